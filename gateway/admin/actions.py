@@ -14,6 +14,7 @@ from aiohttp import web
 
 from gateway.admin.authorization import Authorization, read_object
 from gateway.admin.own_calls import OwnCallError, OwnCalls
+from gateway.admin.pages import run_to_end
 from gateway.admin.source import GatewaySource
 from gateway.errors import escape_for_log
 from gateway.protocol.operations import model_path, quote_name
@@ -58,13 +59,19 @@ class Actions:
             raise web.HTTPBadRequest(
                 text="settings: expected an object of texts and lists of texts"
             )
+        # An operator who leaves does not undo it, so the log must tell of it.
+        return await run_to_end(self._set_trace(request.remote, name, settings))
+
+    async def _set_trace(
+        self, operator: str | None, name: str, settings: dict[str, Any]
+    ) -> web.Response:
         path = f"{model_path(quote_name(name))}/trace/setting"
         try:
             in_use = await self._own_calls.post_document(path, settings)
         except OwnCallError as error:
             raise web.HTTPBadGateway(text=str(error)) from None
         text = escape_for_log(f"{name}: {json.dumps(settings)}")
-        _log.warning("operator at %s changed the trace settings of %s", request.remote, text)
+        _log.warning("operator at %s changed the trace settings of %s", operator, text)
         return _respond({"ok": True, "trace_settings": in_use})
 
     async def _change_endpoint(self, request: web.Request, drained: bool) -> web.Response:

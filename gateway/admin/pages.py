@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
@@ -15,6 +17,12 @@ from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import render_metrics
 
 _JSON = "application/json"
+
+_MAX_WAITING_PAGES = 4
+"""Pages of different forms that wait for their turn; further ones are in the plain text format."""
+
+T = TypeVar("T")
+_Render = Callable[[Sequence[Status], MetricStore], tuple[bytes, str]]
 
 
 class Pages:
@@ -30,6 +38,8 @@ class Pages:
         self._source = source
         # Many at once would hold the statuses of all workers as often, and delay the event loop.
         self._rendering = asyncio.Lock()
+        self._next: dict[str, asyncio.Task[tuple[bytes, str]]] = {}
+        """The pages that wait for their turn: all who want the same page meanwhile share it."""
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the pages."""
@@ -55,19 +65,40 @@ class Pages:
     # In threads: with many series or endpoints they take longer than a time slice.
     async def status(self, _: web.Request) -> web.Response:
         """Respond with the status of all workers."""
-        async with self._rendering:
-            statuses = await self._source.worker_statuses()
-            body = await asyncio.to_thread(_encode_status, statuses, self._source.metric_store)
-        return web.Response(body=body, content_type=_JSON)
+        body, content_type = await self._share("status", _encode_status)
+        return web.Response(body=body, content_type=content_type)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Respond with the metrics of all workers."""
         accept = ",".join(request.headers.getall("Accept", ()))
-        store = self._source.metric_store
-        async with self._rendering:
-            statuses = await self._source.worker_statuses()
-            body, content_type = await asyncio.to_thread(_render_metrics, statuses, store, accept)
+        if len(self._next) >= _MAX_WAITING_PAGES and f"metrics {accept}" not in self._next:
+            accept = ""
+        page = await self._share(f"metrics {accept}", partial(_render_metrics, accept=accept))
+        body, content_type = page
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _share(self, name: str, render: _Render) -> tuple[bytes, str]:
+        if name not in self._next:
+            self._next[name] = asyncio.create_task(self._render(name, render))
+        return await asyncio.shield(self._next[name])
+
+    async def _render(self, name: str, render: _Render) -> tuple[bytes, str]:
+        async with self._rendering:
+            del self._next[name]  # who asks from now on gets the numbers of later
+            statuses = await self._source.worker_statuses()
+            return await asyncio.to_thread(render, statuses, self._source.metric_store)
+
+
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``; a caller that is cancelled waits for its end, too.
+
+    A thread runs on if nobody waits for it any more. So a lock around it would be free too early.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    finally:
+        await asyncio.wait([task])
 
 
 def error_response(status: int, message: str) -> web.Response:
@@ -76,8 +107,8 @@ def error_response(status: int, message: str) -> web.Response:
     return web.Response(status=status, body=body, content_type=_JSON)
 
 
-def _encode_status(statuses: Sequence[Status], store: MetricStore) -> bytes:
-    return orjson.dumps(_merged(statuses, store), option=orjson.OPT_INDENT_2) + b"\n"
+def _encode_status(statuses: Sequence[Status], store: MetricStore) -> tuple[bytes, str]:
+    return orjson.dumps(_merged(statuses, store), option=orjson.OPT_INDENT_2) + b"\n", _JSON
 
 
 def _render_metrics(

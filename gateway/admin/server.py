@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
-from gateway.admin.pages import error_response
 from gateway.listener.accept import AcceptingSockets
+from gateway.listener.client_shares import ClientShares, client_of
 
 MAX_CONNECTIONS = 1000
-"""Connections at a time; further ones are closed at once."""
+"""Connections at a time; each further one takes the place of another: see ClientShares."""
 _IDLE_TIMEOUT = 75.0
 """Seconds for a client's next request."""
 _SEND_TIMEOUT = 60.0
 """Seconds for a client to read a response, other than an event stream."""
 _MAX_UNREAD = 64 * 2**20
-"""Bytes of the responses that clients are still reading; one more is a 503."""
+"""Bytes of the responses that clients are still reading; for one more, others are cut off."""
 _LINGERING_TIME = 1.0
 """Seconds for the rest of a request's body, which is not read, behind its response."""
 _SHUTDOWN_TIMEOUT = 0.5
@@ -37,7 +38,7 @@ class AdminServer:
     def __init__(self, application: web.Application) -> None:
         self.sockets = AcceptingSockets(self.adopt)
         """Where it listens."""
-        application.middlewares.insert(0, _bound_sending())
+        application.middlewares.insert(0, self._bound_sending())
         self._runner = web.AppRunner(
             application,
             access_log=None,
@@ -45,10 +46,14 @@ class AdminServer:
             keepalive_timeout=_IDLE_TIMEOUT,
             shutdown_timeout=_SHUTDOWN_TIMEOUT,
             lingering_time=_LINGERING_TIME,
+            # A request whose client is gone counts no more, so it must not wait for its turn.
+            handler_cancellation=True,
         )
         self._adoptions: set[asyncio.Task[None]] = set()
-        self._adopted: set[web.RequestHandler] = set()
-        """Connections that the runner may not know yet."""
+        self._connections = ClientShares[_Connection](MAX_CONNECTIONS)
+        """Those with a request in progress are in use."""
+        self._unread = ClientShares[_Connection](_MAX_UNREAD)
+        """The connections whose clients are reading a response, with its bytes."""
 
     async def __aenter__(self) -> Self:
         """Start to serve."""
@@ -68,12 +73,16 @@ class AdminServer:
     def adopt(self, sock: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere, and own its socket from now on."""
         server = self._runner.server
-        if server is None or len({*server.connections, *self._adopted}) >= MAX_CONNECTIONS:
+        try:
+            client = client_of(sock.getpeername())
+        except OSError:  # it is gone
+            server = None
+        if server is None:
             sock.close()
             return
-        protocol = server()
-        self._adopted.add(protocol)
-        adoption = self._loop.create_task(self._adopt(sock, protocol))
+        connection = _Connection(server(), client, self._connections)
+        _abort(self._connections.add(connection, client))
+        adoption = self._loop.create_task(self._adopt(sock, connection))
         self._adoptions.add(adoption)
         adoption.add_done_callback(self._adoptions.discard)
 
@@ -89,46 +98,105 @@ class AdminServer:
         await asyncio.sleep(grace)
         await self._runner.cleanup()
 
-    async def _adopt(self, sock: socket.socket, protocol: web.RequestHandler) -> None:
+    async def _adopt(self, sock: socket.socket, connection: _Connection) -> None:
         try:
             if self._runner.server is None:  # it has drained
                 sock.close()
                 return
-            await self._loop.connect_accepted_socket(lambda: protocol, sock)
+            await self._loop.connect_accepted_socket(lambda: connection, sock)
         except OSError:  # the client is gone
             sock.close()
-        finally:
-            self._adopted.discard(protocol)
+            self._connections.discard(connection)
 
+    def _bound_sending(self) -> Middleware:
+        @web.middleware
+        async def bound_sending(request: web.Request, handler: Handler) -> web.StreamResponse:
+            """Send a response, and cut off a client that does not read it."""
+            if request.transport is None:
+                raise ConnectionResetError
+            connection = cast("_Connection", request.transport.get_protocol())
+            self._connections.set_in_use(connection, True)
+            try:
+                response = await handler(request)
+                if isinstance(response, web.Response):
+                    await self._send(response, request, connection)
+                return response
+            finally:
+                self._connections.set_in_use(connection, False)
 
-def _bound_sending() -> Middleware:
-    unread = 0
+        return bound_sending
 
-    @web.middleware
-    async def bound_sending(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Send a response, and cut off a client that does not read it."""
-        nonlocal unread
-        response = await handler(request)
-        if not isinstance(response, web.Response):
-            return response
+    async def _send(
+        self, response: web.Response, request: web.Request, connection: _Connection
+    ) -> None:
         size = int(response.content_length or 0)
-        if unread and unread + size > _MAX_UNREAD:
-            response = error_response(503, "too many clients read slowly")
-            size = 0
-        unread += size
+        _abort(self._unread.add(connection, connection.client, size))
         try:
             async with asyncio.timeout(_SEND_TIMEOUT):
                 await response.prepare(request)
                 await response.write_eof()
         except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
+            connection.abort()
         finally:
-            unread -= size
+            self._unread.discard(connection)
             response.body = None  # a connection holds its last response until the next request
-        return response
 
-    return bound_sending
+
+class _Connection(asyncio.Protocol):
+    """Passes what happens to a connection on to its handler, and counts it until it is closed.
+
+    aiohttp forgets the transport of a connection that it closes, which stays open until the client
+    has read all: perhaps for ever.
+    """
+
+    def __init__(
+        self, handler: web.RequestHandler, client: str, connections: ClientShares[_Connection]
+    ) -> None:
+        self.client = client
+        self._handler = handler
+        self._connections = connections
+        self._transport: asyncio.Transport | None = None
+        self._is_aborted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Serve it, unless another connection has taken its place."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._handler.connection_made(transport)
+        if self._is_aborted:
+            # Event loops do not expect it before they have started to read.
+            asyncio.get_running_loop().call_soon(self._transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count it no more."""
+        self._connections.discard(self)
+        self._transport = None
+        self._handler.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes on."""
+        self._handler.data_received(data)
+
+    def eof_received(self) -> None:
+        """Let the transport close itself."""
+
+    def pause_writing(self) -> None:
+        """Have the handler wait for its client."""
+        self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Have the handler go on."""
+        self._handler.resume_writing()
+
+    def abort(self) -> None:
+        """Close it at once, whatever it still has to send."""
+        self._is_aborted = True
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _abort(connections: Iterable[_Connection]) -> None:
+    for each in connections:
+        each.abort()
 
 
 def _is_own_error(record: logging.LogRecord) -> bool:

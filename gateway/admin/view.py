@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.admin.history import History, Window
 from gateway.admin.own_calls import OwnCallError, OwnCalls
+from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import CallFilter, matching_calls
 from gateway.admin.panels.models import ModelTotals, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview
@@ -137,11 +138,14 @@ class GatewayView:
     async def _current_state(self) -> State:
         async with self._lock:
             if self._state is None or time.monotonic() >= self._expires:
-                statuses = await self._source.worker_statuses()
-                status = await asyncio.to_thread(self._merge, statuses)
-                self._state = State(time.time(), status, self._history.now)
+                self._state = await run_to_end(self._next_state())
                 self._expires = time.monotonic() + _CACHE_SECONDS
             return self._state
+
+    async def _next_state(self) -> State:
+        statuses = await self._source.worker_statuses()
+        status = await asyncio.to_thread(self._merge, statuses)
+        return State(time.time(), status, self._history.now)
 
     def _merge(self, statuses: list[Status]) -> Status:
         return merge_statuses(statuses, self._source.metric_store)

@@ -12,7 +12,7 @@ from gateway.listener.connection import ClientConnection
 from gateway.listener.connection_host import IdleTimeouts, ListenerConnection
 from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
 from gateway.listener.tls import ReloadingTlsContext
-from gateway.listener.tls_transport import TlsTransport
+from gateway.listener.tls_transport import Handshakes, TlsTransport
 from gateway.observe.call_record import CallObserver
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
@@ -64,7 +64,7 @@ class HttpListener(RequestDispatcher):
         )
         self._on_closed = on_closed
         self._tls = tls
-        self._handshaking: set[TlsTransport] = set()
+        self._handshaking = Handshakes()
         self._adoptions: set[asyncio.Task[None]] = set()
         self.sockets = AcceptingSockets(self.adopt)
         """Where it listens."""
@@ -75,6 +75,11 @@ class HttpListener(RequestDispatcher):
     def connections(self) -> int:
         """The number of open connections."""
         return len(self._connections)
+
+    @property
+    def tls_handshakes(self) -> int:
+        """The number of TLS handshakes in progress, whose connections do not count as open yet."""
+        return len(self._handshaking)
 
     @property
     def _idle_check_interval(self) -> float:
@@ -108,7 +113,10 @@ class HttpListener(RequestDispatcher):
         if tls is None or is_unix:
             return ClientConnection(self, is_unix)
         connection = ClientConnection(self, is_tls=True)
-        return TlsTransport(tls.context, connection, self._handshaking, self._on_closed)
+        max_seconds = self.idle_timeouts.request_header_timeout
+        return TlsTransport(
+            tls.context, connection, self._handshaking, max_seconds, self._on_closed
+        )
 
     def adopt(self, sock: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere, and own its socket from now on."""

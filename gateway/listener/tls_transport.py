@@ -17,18 +17,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
 from gateway.http1.connection import Connection
 from gateway.http1.read_buffer import READ_BUFFER
+from gateway.listener.client_shares import ClientShares, client_of
 from gateway.listener.messages import encode_error
 from gateway.proxy.dispatch import error_body
 from gateway.system.buffers import MIN_WINDOW
+from gateway.system.descriptors import descriptor_limit
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds for the handshake."""
+"""Seconds for a handshake at most: some round trips, however slowly a client sends requests."""
+MAX_HANDSHAKES = 4096
+"""Handshakes at a time, each of which takes up to 50 KB; each further one takes the place of
+another: see ClientShares. A burst of as many that do not stall takes a core some four seconds."""
+_LOG_INTERVAL = 10.0
+"""Seconds in which one stalled handshake is logged."""
 
 ALPN_PROTOCOL = "alpn_protocol"
 """The name of the chosen protocol in ``get_extra_info``."""
@@ -39,22 +46,69 @@ _CIPHERTEXT = memoryview(bytearray(256 * 1024))
 _MAX_BIO = 64 * 1024
 """Maximum bytes in the buffers of ssl.SSLObject, which never shrink."""
 
+_RECORD_HEADER = 5
+"""Bytes before a record; the last two are its length: RFC 8446, section 5.1."""
+_MAX_RECORDS = 64
+"""Records that are decrypted by one call. The smallest take some 30 µs each: they update a key."""
+_MAX_EMPTY_RECORDS = 1024
+"""Records of a connection that bring its client's requests nothing. Honest clients send a few, and
+one for each 2^24 records after that (RFC 8446, section 5.5)."""
+
 _log = logging.getLogger("tensorgate.listener")
+
+
+class Handshakes:
+    """The TLS handshakes of a listener that are in progress: bounds them, and logs who stalls."""
+
+    def __init__(self) -> None:
+        # Half of the descriptors stay free for connections that are open, and for servers.
+        limit = min(MAX_HANDSHAKES, descriptor_limit() // 2)
+        self._shares = ClientShares[TlsTransport](limit)
+        self._log_after = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def __iter__(self) -> Iterator[TlsTransport]:
+        return iter(self._shares)
+
+    def begin(self, transport: TlsTransport, client: str) -> None:
+        """Count a handshake; if there are too many, that of another gives way."""
+        for each in self._shares.add(transport, client):
+            self.log(each, "gave way to others")
+            each.abort()
+
+    def end(self, transport: TlsTransport) -> None:
+        """Stop counting a handshake."""
+        self._shares.discard(transport)
+
+    def log(self, transport: TlsTransport, what: str) -> None:
+        """Log what happened to a handshake, and how many there are, at a limited rate."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._log_after:
+            self._log_after = now + _LOG_INTERVAL
+            _log.warning(
+                "the TLS handshake of %s %s; handshakes in progress: %d",
+                transport.client or "a client",
+                what,
+                len(self._shares),
+            )
 
 
 class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     """Decrypts and encrypts between a socket's transport and a client's connection.
 
-    It is the protocol of the one and the transport of the other. During the handshake it is in
-    ``handshaking``; after it, it calls ``connection_made`` of the connection. If the handshake
-    fails, it calls ``on_failed`` once the socket is closed.
+    It is the protocol of the one and the transport of the other. The handshake may take
+    ``max_seconds``; meanwhile it is in ``handshaking``. After it, it calls ``connection_made`` of
+    the connection. If the handshake fails, it calls ``on_failed`` once the socket is closed.
     """
 
     def __init__(
         self,
         context: ssl.SSLContext,
         connection: Connection,
-        handshaking: set[TlsTransport],
+        handshaking: Handshakes,
+        max_seconds: float,
         on_failed: Callable[[], None] | None,
     ) -> None:
         super().__init__()
@@ -62,9 +116,18 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._connection: Connection | None = connection
         self._handshaking = handshaking
+        self._max_handshake = min(HANDSHAKE_TIMEOUT, max_seconds)
         self._on_failed = on_failed
+        self.client = ""
+        """Who is at the other end; see ``client_of``."""
+        self._established = False
+        """Whether the handshake has ended well, so that the connection has this transport."""
         self._received: bytes | memoryview = b""
         """Received bytes that are not in ``_incoming`` yet."""
+        self._record_rest = 0
+        """Bytes from the end of what was moved to ``_incoming`` to the next record."""
+        self._empty_records = 0
+        """Records that have brought no data, or not yet."""
         self._offered_size = 0
         self._reading = True
         self._eof = False
@@ -79,24 +142,23 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the handshake."""
         self._socket = cast("asyncio.Transport", transport)
-        self._handshaking.add(self)
         loop = asyncio.get_running_loop()
-        self._handshake_timer = loop.call_later(
-            HANDSHAKE_TIMEOUT, self._fail, "the handshake timed out"
-        )
+        self._handshake_timer = loop.call_later(self._max_handshake, self._end_slow_handshake)
+        self.client = client_of(transport.get_extra_info("peername"))
+        self._handshaking.begin(self, self.client)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close the connection, or report the failed handshake."""
-        self._input_closed = self._output_closed = True
+        """Give back what this holds; close the connection, or report the failed handshake."""
         self._handshake_timer.cancel()
+        self._handshaking.end(self)
+        self._input_closed = self._output_closed = True
+        self._received = b""
         # Break the reference cycle, so that both are freed without the garbage collector.
         connection, self._connection = self._connection, None
-        if self not in self._handshaking:
+        if self._established:
             assert connection is not None
             connection.connection_lost(exc)
-            return
-        self._handshaking.remove(self)
-        if self._on_failed is not None:
+        elif self._on_failed is not None:
             self._on_failed()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -113,12 +175,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             return
         data = _CIPHERTEXT[:nbytes]
         self._received = b"".join((self._received, data)) if self._received else data
-        if self in self._handshaking:
-            self._do_handshake()
-        else:
-            self._decrypt_received()
-            if nbytes == self._offered_size and self._connection is not None:
-                self._connection.defer_next_read()
+        was_established = self._established
+        self._process_received()
+        if was_established and not self._input_closed and nbytes == self._offered_size:
+            assert self._connection is not None
+            self._connection.defer_next_read()
         # The next read, perhaps of another connection, overwrites the shared buffer.
         self._received = b"" if self._input_closed else bytes(self._received)
 
@@ -168,7 +229,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._reading = True
             self._socket.resume_reading()
             # Not at once, because the caller may not expect data_received during this call.
-            asyncio.get_running_loop().call_soon(self._decrypt_received)
+            asyncio.get_running_loop().call_soon(self._process_received)
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that wait for the client to read."""
@@ -196,7 +257,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def write_eof(self) -> None:
         """Close the sending side once all is sent; ignore what the client still sends."""
         self._send_close_notify()
-        self._socket.write_eof()
+        if not self._socket.is_closing():
+            self._socket.write_eof()
 
     def close(self) -> None:
         """Close the connection once all is sent."""
@@ -207,6 +269,20 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Close the connection at once; without close_notify the client sees a truncation."""
         self._input_closed = self._output_closed = True
         self._socket.abort()
+
+    def _process_received(self) -> None:
+        """Process received bytes. An error, which is the gateway's own, ends this connection.
+
+        The event loop would let it live if this is called for the bytes of before.
+        """
+        try:
+            if self._established:
+                self._decrypt_received()
+            else:
+                self._do_handshake()
+        except Exception:
+            _log.exception("the TLS connection of %s failed", self.client or "a client")
+            self.abort()
 
     def _do_handshake(self) -> None:
         try:
@@ -223,17 +299,24 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._reject_handshake(error)
             return
         self._flush_outgoing()
+        assert self._connection is not None
         self._handshake_timer.cancel()
-        self._handshaking.remove(self)
-        if self._connection is not None:
-            self._connection.connection_made(self)
-            self._decrypt_received()
+        self._handshaking.end(self)
+        self._established = True
+        self._connection.connection_made(self)
+        self._decrypt_received()
+
+    def _end_slow_handshake(self) -> None:
+        if not self._input_closed:  # else it was rejected, and the client has not read why
+            limit = f"{self._max_handshake:g} s (limits.request_header_timeout)"
+            self._handshaking.log(self, f"did not end within {limit}")
+        self.abort()
 
     def _reject_handshake(self, error: ssl.SSLError) -> None:
         """Send the TLS alert for a failed handshake, and close."""
         _log.debug("a handshake failed: %s", _reason(error))
         self._input_closed = self._output_closed = True
-        if error.reason == "HTTP_REQUEST":
+        if _reason(error) == "HTTP_REQUEST":
             self._socket.write(encode_error(400, error_body("this port requires TLS: use https")))
         else:
             self._flush_outgoing()
@@ -257,9 +340,26 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._flush_outgoing()  # such as session tickets
 
     def _feed_incoming(self) -> bool:
-        """Move received bytes to ``_incoming``; return whether there were any."""
-        written = self._incoming.write(self._received[:_MAX_BIO])
-        self._received = self._received[written:]
+        """Move some received records to ``_incoming``; return whether there were any bytes.
+
+        Raises ssl.SSLError if too many have brought no data: such as KeyUpdate, each of which takes
+        the gateway more time than its client, and a response (RFC 8446, section 4.6.3).
+        """
+        received, end, records = self._received, self._record_rest, 0
+        size = min(len(received), _MAX_BIO)
+        while end < size and records < _MAX_RECORDS:
+            if end + _RECORD_HEADER > len(received):
+                size = end  # the rest of the header is yet to come
+                break
+            records += 1
+            length = received[end + 3] << 8 | received[end + 4]
+            end += _RECORD_HEADER + length
+        written = self._incoming.write(received[: min(end, size)])
+        self._received = received[written:]
+        self._record_rest = end - written
+        self._empty_records += records
+        if self._empty_records > _MAX_EMPTY_RECORDS:
+            raise ssl.SSLError("too many records without data")
         return bool(written)
 
     def _decrypt(self, space: memoryview) -> int:
@@ -281,6 +381,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
                 self._eof = True
                 break
             size += read
+            self._empty_records = max(0, self._empty_records - 1)
         return size
 
     def _flush_outgoing(self) -> None:
@@ -300,4 +401,4 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
 
 def _reason(error: ssl.SSLError) -> str:
-    return error.reason or str(error)
+    return getattr(error, "reason", None) or str(error)

@@ -78,6 +78,11 @@ class _StatusCollector(Collector):
         yield from self._settings_metrics()
         status = self._status
         yield _gauge("connections", "Open client connections.", status["connections"])
+        yield _gauge(
+            "tls_handshakes",
+            "TLS handshakes of clients in progress, which are no open connections yet.",
+            status["tls_handshakes"],
+        )
         yield _gauge("requests_in_progress", "Calls in progress.", status["requests_in_progress"])
         yield _gauge("buffered_bytes", "Bytes of buffered bodies.", status["buffered_bytes"])
         yield _gauge("draining", "1 while the gateway drains before shutdown.", status["draining"])

@@ -93,7 +93,9 @@ class Limits(Section):
         " pause.",
     )
     request_header_timeout: Annotated[float, time("1ms", "1h")] = Field(
-        default=60.0, description="How long a client may take to send the head of a request."
+        default=60.0,
+        description="How long a client may take to send the head of a request. It also limits a"
+        " TLS handshake, which may take 10 s at most.",
     )
     keep_alive_timeout: Annotated[float, time("1s", "24h")] = Field(
         default=3600.0, description="How long a client's connection may stay open between requests."

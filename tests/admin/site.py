@@ -68,6 +68,7 @@ def worker_status(upstreams: dict[str, Any] | None = None, **fields: Any) -> dic
         "draining": False,
         "settings": {"number": 1, "loaded_at": time.time(), "last_failure": None},
         "connections": 3,
+        "tls_handshakes": 1,
         "requests_in_progress": 2,
         "tasks": 5,
         "buffered_bytes": 100,
@@ -164,9 +165,9 @@ class RunningSite:
         self.source = source
         self.url = url
 
-    def client(self) -> AbstractAsyncContextManager[RawClient]:
-        """Connect to it."""
-        return connect(self.url)
+    def client(self, own_host: str | None = None) -> AbstractAsyncContextManager[RawClient]:
+        """Connect to it, as a client at an address of its own if one is given."""
+        return connect(self.url, own_host=own_host)
 
     @property
     def connections(self) -> int:

@@ -12,7 +12,7 @@ import pytest
 from gateway.admin import authorization, own_calls
 from gateway.admin.own_calls import OwnCallError, OwnCalls
 from tests.admin.site import KEY, URL, ChosenSource, RunningSite, running_site
-from tests.support.gateway import no_leaks
+from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response, request
 from tests.support.raw_client import RawClient, ReceivedResponse
 
@@ -174,6 +174,28 @@ async def test_trace_settings_that_cannot_be_changed_say_why(client: RawClient) 
     assert (response.status, response.error) == (502, "no worker responds")
     response = await _post(client, "/api/model/trace", {"name": "", "settings": {}})
     assert (response.status, response.error) == (400, "name: expected the name of a model")
+
+
+async def test_action_is_logged_though_its_operator_has_left(
+    site: RunningSite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    theirs.setblocking(False)
+
+    async def connect() -> socket.socket:
+        return ours
+
+    monkeypatch.setattr(site.source, "connect", connect)
+    with theirs:
+        async with site.client() as client:
+            path = "/api/model/trace"
+            await client.send(request("POST", path, json.dumps(PATHS[path]).encode(), HEADERS))
+            assert await loop.sock_recv(theirs, 4) == b"POST"
+        await until(lambda: not len(site.site._connections))
+        await loop.sock_sendall(theirs, http_response(b"{}"))
+        await until(lambda: caplog.messages)
+    assert "changed the trace settings of m" in caplog.text
 
 
 @pytest.mark.parametrize("settings", [[], "a", {"trace_rate": {}}, {"trace_level": [["x"]]}])

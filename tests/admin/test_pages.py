@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.admin.pages import run_to_end
 from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
@@ -204,3 +205,33 @@ async def test_status_and_metrics_show_why_settings_failed(tmp_path: Path, worke
         async with asyncio.timeout(5):
             while not await failures():  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0.02)
+
+
+async def test_cancelled_caller_waits_for_the_end() -> None:
+    may_end, ended = asyncio.Event(), False
+
+    async def work() -> None:
+        nonlocal ended
+        await may_end.wait()
+        ended = True
+
+    caller = asyncio.create_task(run_to_end(work()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.sleep(0)
+    assert not caller.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended
+
+
+async def test_result_and_error_are_those_of_the_work() -> None:
+    async def work(error: Exception | None) -> int:
+        if error is not None:
+            raise error
+        return 3
+
+    assert await run_to_end(work(None)) == 3
+    with pytest.raises(ValueError, match="x"):
+        await run_to_end(work(ValueError("x")))

@@ -18,7 +18,7 @@ from tests.admin.site import RunningSite, running_site
 from tests.support.addresses import HOST
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import request
-from tests.support.raw_client import connect
+from tests.support.raw_client import RawClient, connect
 
 LIVE = request("GET", "/live")
 
@@ -44,33 +44,79 @@ async def test_request_that_comes_byte_by_byte_is_served(site: RunningSite) -> N
         assert (await client.read_response()).status == 200
 
 
-async def test_further_connections_are_closed_at_once(
-    site: RunningSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+async def full_site(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[tuple[RunningSite, list[RawClient]]]:
+    """Run a site with as many connections as it may have, and return them."""
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 5)
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(site.client()) for _ in range(5)]
-        for client in clients:
+    async with no_leaks(), running_site() as site:
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(site.client()) for _ in range(5)]
+            await until(lambda: site.connections == 5)
+            yield site, clients
+        await until(lambda: not site.connections)
+        assert not len(site.site._connections)
+        assert not len(site.site._unread)
+
+
+async def test_further_connection_takes_the_place_of_the_one_that_is_idle_longest(
+    full_site: tuple[RunningSite, list[RawClient]],
+) -> None:
+    site, clients = full_site
+    await clients[1].send(LIVE[:10])  # a part of a request changes nothing
+    assert (await clients[0].ask(LIVE)).status == 200
+    async with site.client() as late, site.client() as later:
+        for gone in clients[1:3]:
+            assert await gone.rest() == b""
+        for client in (late, later, clients[3], clients[4], clients[0]):
             assert (await client.ask(LIVE)).status == 200
-        for _ in range(3):
-            async with site.client() as late:
-                assert await late.rest() == b""
-        for client in clients:
-            assert (await client.ask(LIVE)).status == 200
-    await until(lambda: not site.connections)
-    async with site.client() as client:
-        assert (await client.ask(LIVE)).status == 200
+
+
+async def test_probe_is_answered_beside_the_connections_of_another_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client with the most connections loses one, though another's are older."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 5)
+    async with no_leaks(), running_site() as site, AsyncExitStack() as stack:
+        probe = await stack.enter_async_context(site.client("127.0.0.2"))
+        for _ in range(20):
+            other = await stack.enter_async_context(site.client())
+            await other.send(LIVE[:10])
+        for path in ("/live", "/ready", "/metrics"):
+            async with site.client("127.0.0.3") as another:
+                assert (await another.ask(request("GET", path))).status == 200
+            assert (await probe.ask(request("GET", path))).status == 200
+        assert site.connections <= 5
+
+
+async def test_probe_is_answered_beside_event_streams_and_slow_readers(
+    full_site: tuple[RunningSite, list[RawClient]],
+) -> None:
+    """Even if each other connection has a request in progress."""
+    site, clients = full_site
+    stream, *slow = clients
+    await stream.send(request("GET", "/api/events", headers={"Host": "localhost"}))
+    assert (await stream.head()).status == 200
+    for client in slow:
+        client.send_nowait(request("GET", "/page/style.css", headers={"Host": "localhost"}) * 1000)
+    await until(lambda: len(site.site._unread) == len(slow))
+    for path in ("/live", "/ready", "/metrics"):
+        async with site.client() as probe:
+            assert (await probe.ask(request("GET", path))).status == 200
+    # The longest in progress gave way.
+    assert b"event: overview" in await stream.rest()
 
 
 async def test_connections_that_come_at_once_are_bounded(
-    site: RunningSite, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 5)
-    async with AsyncExitStack() as stack:
+    async with no_leaks(), running_site() as site, AsyncExitStack() as stack:
         clients = await asyncio.gather(
             *(stack.enter_async_context(site.client()) for _ in range(20))
         )
-        await until(lambda: site.connections == 5)
+        await until(lambda: not site.site._adoptions and site.connections == 5)
         for client in clients:
             client.send_nowait(LIVE)
         served = 0
@@ -78,6 +124,60 @@ async def test_connections_that_come_at_once_are_bounded(
             with suppress(asyncio.IncompleteReadError, ConnectionError):
                 served += (await client.read_response()).status == 200
         assert served == 5
+
+
+async def test_request_whose_client_has_left_is_not_waited_for(
+    site: RunningSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else clients that come and go would make others wait, and count as nobody's."""
+    may_render, asked = asyncio.Event(), 0
+
+    async def statuses() -> list[dict[str, object]]:
+        nonlocal asked
+        asked += 1
+        await may_render.wait()
+        return site.source.statuses
+
+    monkeypatch.setattr(site.source, "worker_statuses", statuses)
+    for number in range(10):
+        async with site.client() as client:
+            accept = {"Accept": f"application/openmetrics-text;version=1.{number}"}
+            await client.send(request("GET", "/metrics", headers=accept))
+            await until(lambda: len(site.site._connections) == 1)
+            if not number:
+                await until(lambda: asked)
+        await until(lambda: not len(site.site._connections))
+    async with site.client() as client:
+        await client.send(request("GET", "/status"))
+        may_render.set()
+        assert (await client.read_response()).status == 200
+    assert asked <= 7  # one that was rendered, four that waited, the plain one, this one
+
+
+async def test_page_is_rendered_once_for_all_who_wait_for_it(
+    site: RunningSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_render, asked = asyncio.Event(), 0
+
+    async def statuses() -> list[dict[str, object]]:
+        nonlocal asked
+        asked += 1
+        await may_render.wait()
+        return site.source.statuses
+
+    monkeypatch.setattr(site.source, "worker_statuses", statuses)
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(site.client()) for _ in range(20)]
+        for number, client in enumerate(clients):
+            await client.send(request("GET", "/metrics"))
+            if not number:
+                await until(lambda: asked)
+        in_use = site.site._connections._shares["127.0.0.1"].in_use
+        await until(lambda: len(in_use) == len(clients))
+        may_render.set()
+        for client in clients:
+            assert (await client.read_response()).status == 200
+    assert asked == 2
 
 
 @pytest.mark.parametrize("sent", [b"", LIVE[:10], LIVE + LIVE[:10], LIVE])
@@ -156,7 +256,13 @@ class _Slow:
         self.waiting = 0
         self.body: weakref.ref[_Body] | None = None
         self.application = web.Application()
-        self.application.add_routes([web.get("/slow", self._slow), web.get("/long", self._long)])
+        self.application.add_routes(
+            [
+                web.get("/slow", self._slow),
+                web.get("/short", self._short),
+                web.get("/long", self._long),
+            ]
+        )
 
     async def _slow(self, _: web.Request) -> web.Response:
         self.waiting += 1
@@ -165,6 +271,9 @@ class _Slow:
         finally:
             self.waiting -= 1
         return web.Response(text="done")
+
+    async def _short(self, _: web.Request) -> web.Response:
+        return web.Response(body=bytes(60 * 1024))
 
     async def _long(self, _: web.Request) -> web.Response:
         body = _Body(64 << 20)
@@ -204,22 +313,44 @@ async def test_idle_connection_holds_no_response() -> None:
 
 
 async def test_responses_that_nobody_reads_are_bounded_in_bytes() -> None:
+    """The client that reads slowest is cut off, and the next one is served."""
+    slow = _Slow()
     async with (
         no_leaks(),
         AsyncExitStack() as stack,
-        AdminServer(_Slow().application) as admin,
+        AdminServer(slow.application) as admin,
     ):
         url = _listen(admin)
-        clients = [await stack.enter_async_context(connect(url)) for _ in range(3)]
-        slow, late, other = clients
-        for client in (slow, late):
-            await client.send(request("GET", "/long"))
-            head = await client.head()
-            assert head.status == (200 if client is slow else 503)
-        assert (await other.ask(request("GET", "/none"))).status == 404  # short ones have room
-        await slow.reader.readexactly(64 << 20)
-        await other.send(request("GET", "/long"))
-        assert (await other.head()).status == 200
+        first, second = [await stack.enter_async_context(connect(url)) for _ in range(2)]
+        await first.send(request("GET", "/long"))
+        assert (await first.head()).status == 200
+        first_body = slow.body
+        await second.send(request("GET", "/long"))
+        assert (await second.head()).status == 200
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await first.reader.readexactly(64 << 20)
+        await until(lambda: first_body is not None and first_body() is None)
+        await second.reader.readexactly(64 << 20)
+
+
+async def test_last_response_that_nobody_reads_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """aiohttp closes such a connection, which then stays open for as long as the client does."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
+    slow = _Slow()
+    loop = asyncio.get_running_loop()
+    async with no_leaks(), AdminServer(slow.application) as admin:
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            admin.adopt(theirs)
+            await loop.sock_sendall(ours, request("GET", "/short", headers={"Connection": "close"}))
+            assert await loop.sock_recv(ours, 4) == b"HTTP"
+            await until(lambda: len(admin._connections) == 1 and not admin._unread)
+            async with connect(_listen(admin)) as late:
+                assert (await late.ask(request("GET", "/none"))).status == 404
 
 
 async def test_drain_lets_requests_in_progress_finish() -> None:

@@ -32,6 +32,7 @@ def _status(pid: int, *endpoints: dict[str, Any], **fields: Any) -> dict[str, An
         "draining": False,
         "settings": {"last_failure": None, "number": pid},
         "connections": 3,
+        "tls_handshakes": 4,
         "requests_in_progress": 2,
         "tasks": 5,
         "buffered_bytes": 100,
@@ -54,7 +55,8 @@ def _merged_endpoint(*states: dict[str, Any]) -> dict[str, Any]:
 
 def test_numbers_are_sums() -> None:
     merged = merge_statuses([_status(1, endpoint()), _status(2, endpoint())], _store())
-    assert (merged["connections"], merged["requests_in_progress"]) == (6, 4)
+    assert (merged["connections"], merged["tls_handshakes"]) == (6, 8)
+    assert merged["requests_in_progress"] == 4
     assert (merged["tasks"], merged["buffered_bytes"]) == (10, 200)
     assert merged["concurrency"] is None
     assert merged["process"] == {"process_open_fds": 20, "process_start_time_seconds": 1}

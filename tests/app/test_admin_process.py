@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
+from gateway.admin.server import MAX_CONNECTIONS
 from gateway.admin.status import merge_statuses
 from gateway.admin.try_it.captured_call import make_captured_call
 from gateway.app import admin_process
@@ -21,6 +22,7 @@ from gateway.app.admin_process import AdminProcess
 from gateway.app.loaded_resources import load_resources
 from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
+from gateway.system.descriptors import raise_descriptor_limit
 from gateway.upstream.transport import UpstreamRequest
 from gateway.workers.control import ControlServer, Question, Responder
 from tests.admin.site import make_settings, worker_status
@@ -212,12 +214,12 @@ async def test_captured_call_without_a_worker_leaves_nothing_open(
 
 @asynccontextmanager
 async def _gateway(
-    tmp_path: Path, more: str = "", fast: bool = False
+    tmp_path: Path, more: str = "", fast: bool = False, workers: int = 2
 ) -> AsyncIterator[tuple[Process, str, str, Path]]:
-    """Run a gateway of two workers; yield it, where it listens, its admin address and file."""
+    """Run a gateway of some workers; yield it, where it listens, its admin address and file."""
     admin, file = free_address(), tmp_path / "gateway.yaml"
     async with ScriptedServer(always_respond(http_response())) as server:
-        text = f"workers: 2\nadmin: {admin}\n{more}"
+        text = f"workers: {workers}\nadmin: {admin}\n{more}"
         config = write_settings(file, server.url, more=text)
         command = {"command": FAST_FILE_WATCH} if fast else {}
         async with gateway_process(config, **command) as (process, url):  # type: ignore[arg-type]
@@ -332,6 +334,28 @@ async def test_killed_workers_are_replaced_while_the_pages_are_served(tmp_path: 
         async with connect(url) as caller:
             assert (await caller.ask(CALL)).status == 200
         await operator.until_counted(2)
+
+
+@in_processes
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("sent", [b"", b"GET /live HTTP/1.1\r\nHost: local"])
+async def test_connections_without_a_request_keep_no_probe_out(
+    tmp_path: Path, workers: int, sent: bytes
+) -> None:
+    raise_descriptor_limit()
+    async with _gateway(tmp_path, workers=workers) as (_, url, admin, _):
+        with ExitStack() as stack:
+            host, _, port = admin.rpartition(":")
+            for _ in range(MAX_CONNECTIONS + 100):
+                sock = stack.enter_context(socket.create_connection((host, int(port))))
+                sock.sendall(sent)
+            for own_host in ("127.0.0.1", "127.0.0.2"):
+                for path in ("/live", "/ready", "/metrics", "/status"):
+                    async with connect(f"http://{admin}", own_host=own_host) as probe:
+                        assert (await probe.call("GET", path, headers=LOCAL)).status == 200
+            async with connect(url) as caller:
+                assert (await caller.ask(CALL)).status == 200
+        await _until_served(admin)
 
 
 @in_processes

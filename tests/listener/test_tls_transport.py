@@ -3,11 +3,13 @@
 import asyncio
 import http.client
 import logging
+import re
 import socket
 import ssl
+import struct
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import pytest
 import trustme
 
 from gateway.listener import tls_transport
+from gateway.listener.connection import ClientConnection
+from gateway.listener.server import HttpListener
 from gateway.listener.tls_transport import TlsTransport
 from tests.support.certificates import (
     authority,
@@ -24,6 +28,7 @@ from tests.support.certificates import (
     expired_certificate,
     server_certificate,
 )
+from tests.support.compiled import needs_source
 from tests.support.gateway import (
     RunningGateway,
     http1_connections,
@@ -33,6 +38,7 @@ from tests.support.gateway import (
 )
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import binary_response, infer_json
+from tests.support.openssl_client import OpensslClient
 from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
@@ -372,7 +378,12 @@ async def test_failed_handshake_leaves_no_connection(
             assert (await other.call("GET", "/v2/x")).status == 200
             await until(lambda: not listener._handshaking and len(listener._connections) == 1)
         await _check_service(gateway.url, known)
-    assert _warnings(caplog) == []
+    stalled = (
+        "the TLS handshake of 127.0.0.1 did not end within 1 s (limits.request_header_timeout)"
+    )
+    assert [line.partition(";")[0] for line in _warnings(caplog)] == [
+        stalled for _ in range(misbehave is _nothing)
+    ]
 
 
 async def test_tls_handshake_during_drain_may_complete(tls: dict[str, str]) -> None:
@@ -464,7 +475,7 @@ async def test_client_that_fills_each_read_does_not_starve_others(
     update = TlsTransport.buffer_updated
 
     def updated(transport: TlsTransport, nbytes: int) -> None:
-        if nbytes == size and transport not in transport._handshaking:
+        if nbytes == size and transport._established:
             log.append("read")
             asyncio.get_running_loop().call_soon(log.append, "others")
         update(transport, nbytes)
@@ -495,3 +506,296 @@ async def test_early_response_reaches_a_client_that_still_sends(tls: dict[str, s
         _serving(server, tls, max_request_bytes=1024) as gateway,
     ):
         assert await asyncio.to_thread(ask, *_address(gateway.url)) == 413
+
+
+async def _stall(stack: AsyncExitStack, url: str, count: int) -> list[socket.socket]:
+    """Open connections whose handshake does not go on; each second one has begun it."""
+    stalled = []
+    for number in range(count):
+        sock = stack.enter_context(socket.create_connection(_address(url), timeout=5))
+        if number % 2:
+            _partial_hello(sock)
+        stalled.append(sock)
+    return stalled
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    """Whether the gateway has closed the connection, which it may also have reset."""
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+async def test_stalled_handshakes_end_within_the_time_for_a_head(
+    tls: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        ScriptedServer() as server,
+        _serving(server, tls, request_header_timeout=1) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        listener = gateway.gateway._listener
+        stalled = await _stall(stack, gateway.url, 20)
+        await until(lambda: listener.tls_handshakes == 20)
+        assert listener.connections == 0
+        await _check_service(gateway.url)
+        await until(lambda: not listener.tls_handshakes)
+        await until(lambda: all(map(_is_closed, stalled)))
+        await _check_service(gateway.url)
+    (line,) = _warnings(caplog)
+    assert re.fullmatch(
+        r"the TLS handshake of 127\.0\.0\.1 did not end within 1 s"
+        r" \(limits\.request_header_timeout\); handshakes in progress: \d+",
+        line,
+    )
+
+
+async def test_reload_changes_the_time_for_new_handshakes(tls: dict[str, str]) -> None:
+    async with (
+        ScriptedServer() as server,
+        _serving(server, tls, request_header_timeout=60) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        listener, settings = gateway.gateway._listener, gateway.gateway.settings
+        (before,) = await _stall(stack, gateway.url, 1)
+        await until(lambda: listener.tls_handshakes == 1)
+        limits = settings.limits.model_copy(update={"request_header_timeout": 1.0})
+        await gateway.gateway.reload(settings.model_copy(update={"limits": limits}))
+        (after,) = await _stall(stack, gateway.url, 1)
+        await until(lambda: listener.tls_handshakes == 2)
+        await until(lambda: _is_closed(after))
+        assert not _is_closed(before)
+        assert listener.tls_handshakes == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("MAX_HANDSHAKES", 5), ("descriptor_limit", lambda: 10)]
+)
+async def test_handshakes_are_bounded_and_shared_by_clients(
+    tls: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    value: object,
+) -> None:
+    monkeypatch.setattr(tls_transport, name, value)
+    async with (
+        ScriptedServer() as server,
+        _serving(server, tls) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        listener = gateway.gateway._listener
+        other = stack.enter_context(
+            socket.create_connection(_address(gateway.url), 5, ("127.0.0.2", 0))
+        )
+        await until(lambda: listener.tls_handshakes == 1)
+        stalled = await _stall(stack, gateway.url, 20)
+        await until(lambda: sum(map(_is_closed, stalled)) == 16)
+        assert listener.tls_handshakes == 5
+        assert not _is_closed(other)
+        async with connect(gateway.url) as client:
+            assert (await client.call("GET", "/v2/x")).status == 200
+    assert _warnings(caplog) == [
+        "the TLS handshake of 127.0.0.1 gave way to others; handshakes in progress: 5"
+    ]
+
+
+class _FailingConnection(ClientConnection):
+    """A connection with a defect in one of its methods, which fails at its first call."""
+
+    failing = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._fail_in("connection_made")
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        self._fail_in("data_received")
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._fail_in("connection_lost")
+
+    @classmethod
+    def _fail_in(cls, name: str) -> None:
+        if name == cls.failing:
+            cls.failing = ""
+            raise ZeroDivisionError(name)
+
+
+@needs_source
+@pytest.mark.parametrize("method", ["connection_made", "data_received", "connection_lost"])
+async def test_connection_with_a_defect_leaves_nothing(
+    tls: dict[str, str], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr("gateway.listener.server.ClientConnection", _FailingConnection)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    closed = 0
+
+    def note_closed() -> None:
+        nonlocal closed
+        closed += 1
+
+    async with ScriptedServer() as server, _serving(server, tls) as gateway:
+        listener = gateway.gateway._listener
+        listener._on_closed = note_closed
+        _FailingConnection.failing = method
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            async with connect(gateway.url) as client:
+                await client.call("GET", "/v2/x")
+        await until(lambda: closed == 1)
+        assert (listener.connections, listener.tls_handshakes) == (0, 0)
+        await _check_service(gateway.url)
+        await until(lambda: closed == 2)
+    assert _FailingConnection.failing == ""
+
+
+@needs_source
+async def test_defect_in_bytes_that_waited_ends_the_connection(
+    tls: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are processed when reading resumes, where no event loop closes it."""
+
+    class Pausing(ClientConnection):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.read_flow.pause("test")
+
+        def data_received(self, data: bytes | memoryview) -> None:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr("gateway.listener.server.ClientConnection", Pausing)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    async with ScriptedServer() as server, _serving(server, tls) as gateway:
+        listener = gateway.gateway._listener
+        with await asyncio.to_thread(_send_with_handshake, _address(gateway.url)) as sock:
+            await until(lambda: listener.connections)
+            (connection,) = http1_connections(listener)
+            connection.read_flow.resume("test")
+            await until(lambda: not listener.connections)
+            await until(lambda: _is_closed(sock))
+
+
+def _send_with_handshake(address: tuple[str, int]) -> socket.socket:
+    """Send a request together with the end of the handshake; return the connection."""
+    sock = socket.create_connection(address, timeout=5)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context().wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    sock.sendall(to_server.read())
+    while True:
+        to_client.write(sock.recv(65536))
+        with suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+            break
+    client.write(request("GET", "/v2/x"))
+    sock.sendall(to_server.read())
+    return sock
+
+
+def _transports(listener: HttpListener) -> list[TlsTransport]:
+    return [
+        each.transport for each in listener._connections if isinstance(each.transport, TlsTransport)
+    ]
+
+
+async def test_client_that_is_gone_at_the_end_of_its_handshake_leaves_nothing(
+    tls: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no address any more."""
+
+    def leave(address: tuple[str, int]) -> None:
+        with _send_with_handshake(address) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    async with ScriptedServer() as server, _serving(server, tls) as gateway:
+        listener = gateway.gateway._listener
+        for _ in range(20):
+            await asyncio.to_thread(leave, _address(gateway.url))
+        await _check_service(gateway.url)
+        await until(lambda: not listener.connections and not listener.tls_handshakes)
+    assert _warnings(caplog) == []
+
+
+async def test_transport_that_is_closed_takes_all_calls(tls: dict[str, str]) -> None:
+    """Such as the end of a stream, whose connection was reset meanwhile."""
+    async with (
+        ScriptedServer() as server,
+        _serving(server, tls) as gateway,
+        gateway.client() as client,
+    ):
+        listener = gateway.gateway._listener
+        assert (await client.call("GET", "/v2/x")).status == 200
+        (transport,) = _transports(listener)
+        transport.abort()
+        for closed in (False, True):
+            if closed:
+                await until(lambda: not listener.connections)
+            transport.write(b"x")
+            transport.writelines([b"x"])
+            transport.write_eof()
+            transport.close()
+            transport.abort()
+            assert transport.is_closing()
+            assert not transport.is_reading()
+            assert transport.get_write_buffer_size() == 0
+        with suppress(ConnectionError):
+            await client.rest()
+
+
+@contextmanager
+def _openssl_client(url: str) -> Iterator[tuple[socket.socket, OpensslClient]]:
+    with (
+        socket.create_connection(_address(url), timeout=5) as sock,
+        closing(OpensslClient(sock)) as client,
+    ):
+        client.do_handshake()
+        yield sock, client
+
+
+@pytest.mark.parametrize("requested", [False, True])
+@pytest.mark.parametrize("data", [b"", b"\n"])
+async def test_client_that_only_updates_its_keys_is_cut_off(
+    tls: dict[str, str], requested: bool, data: bytes
+) -> None:
+    """Each update takes 30 µs, and is answered, though the client reads nothing."""
+
+    head = request("POST", "/v2/x", headers={"Content-Length": "999999"})
+
+    def flood(url: str) -> bool:
+        with _openssl_client(url) as (sock, client):
+            sock.sendall(client.encrypt(head))
+            with suppress(ConnectionError):
+                for _ in range(1000):
+                    updates = client.key_updates(20, requested)
+                    sock.sendall(updates + (client.encrypt(data) if data else b""))
+                return False
+        return True
+
+    async with (
+        ScriptedServer() as server,
+        _serving(server, tls) as gateway,
+        gateway.client() as other,
+    ):
+        assert await asyncio.to_thread(flood, gateway.url)
+        assert (await other.call("GET", "/v2/x")).status == 200
+        await until(lambda: gateway.gateway._listener.connections == 1)
+
+
+async def test_client_that_updates_its_keys_now_and_then_is_served(tls: dict[str, str]) -> None:
+    def ask(url: str) -> None:
+        with _openssl_client(url) as (sock, client):
+            for _ in range(500):
+                sock.sendall(client.key_updates(1, True) + client.encrypt(request("GET", "/v2/x")))
+                assert sock.recv(65536)
+
+    async with ScriptedServer() as server, _serving(server, tls) as gateway:
+        await asyncio.to_thread(ask, gateway.url)
+        await gateway.until_idle()
+        await until(lambda: not gateway.gateway._listener.connections)

@@ -112,10 +112,13 @@ class RawClient(Peer):
 
 
 @asynccontextmanager
-async def connect(url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
+async def connect(
+    url: str, tls: ssl.SSLContext | None = None, own_host: str | None = None
+) -> AsyncIterator[RawClient]:
     """Connect to the gateway at http://host:port, https://host:port or unix:/path.
 
-    ``tls`` is for https, instead of trust in the tests' own authority.
+    ``tls`` is for https, instead of trust in the tests' own authority. ``own_host`` is the address
+    of the client.
     """
     if url.startswith("unix:"):
         streams = await asyncio.open_unix_connection(url.removeprefix("unix:"))
@@ -123,7 +126,10 @@ async def connect(url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[
         scheme, _, authority = url.partition("://")
         host, _, port = authority.rpartition(":")
         context = (tls or client_context()) if scheme == "https" else None
-        streams = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+        own = None if own_host is None else (own_host, 0)
+        streams = await asyncio.open_connection(
+            host.strip("[]"), int(port), ssl=context, local_addr=own
+        )
     client = RawClient(*streams)
     try:
         yield client

@@ -14,14 +14,15 @@ def test_soft_limit_is_raised_to_the_hard_limit(soft: int) -> None:
             sys.executable,
             "-c",
             "import resource;"
-            " from gateway.system.descriptors import raise_descriptor_limit as allow;"
-            " allow(); print(*resource.getrlimit(resource.RLIMIT_NOFILE))",
+            " from gateway.system.descriptors import descriptor_limit, raise_descriptor_limit;"
+            " raise_descriptor_limit();"
+            " print(*resource.getrlimit(resource.RLIMIT_NOFILE), descriptor_limit())",
         ],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, HARD)),
         capture_output=True,
         check=True,
     )
-    assert said.stdout == b"256 256\n"
+    assert said.stdout == b"256 256 256\n"
 
 
 def test_closed_standard_descriptors_are_opened() -> None:
