@@ -34,6 +34,7 @@ def _status(pid: int, *endpoints: dict[str, Any], **fields: Any) -> dict[str, An
         "connections": 3,
         "requests_in_progress": 2,
         "tasks": 5,
+        "bodies_in_transit": 1,
         "buffered_bytes": 100,
         "concurrency": None,
         "process": {"process_open_fds": 10.0, "process_start_time_seconds": float(pid)},
@@ -56,6 +57,7 @@ def test_numbers_are_sums() -> None:
     merged = merge_statuses([_status(1, endpoint()), _status(2, endpoint())], _store())
     assert (merged["connections"], merged["requests_in_progress"]) == (6, 4)
     assert (merged["tasks"], merged["buffered_bytes"]) == (10, 200)
+    assert merged["bodies_in_transit"] == 2
     assert merged["concurrency"] is None
     assert merged["process"] == {"process_open_fds": 20, "process_start_time_seconds": 1}
     upstream = merged["upstreams"]["u"]
