@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from gateway.http1.body import LAST_CHUNK, frame_chunk
 from gateway.http1.read_buffer import READ_BUFFER
-from gateway.system.buffers import MAX_WINDOW, BufferAccount
+from gateway.system.buffers import MAX_WINDOW, BufferAccount, BufferShare
 from gateway.system.hangups import HangupWatch
 
 _MIN_PIECE_COST = 64
@@ -100,7 +100,7 @@ class BodyStream:
     It counts in ``buffers`` until it is read to its end, or discarded.
     """
 
-    def __init__(self, read_flow: ReadFlow, buffers: BufferAccount) -> None:
+    def __init__(self, read_flow: ReadFlow, buffers: BufferShare) -> None:
         self._read_flow = read_flow
         self._buffers = buffers
         self._open = True
@@ -205,7 +205,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self, buffers: BufferAccount | None = None, hangups: HangupWatch | None = None
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.buffers = buffers or BufferAccount()
+        self.buffers = BufferShare(buffers or BufferAccount())
         self._hangups = hangups
         self._offered_size = 0
         self._counted_unsent = 0

@@ -648,6 +648,7 @@ class Http2Connection:
         if self._closed:
             return
         self._closed = self.going_away = True
+        self._reader.clear()
         # Section 6.8: not more than in an earlier GOAWAY.
         last_id = min(max(0, self._last_id), self._last_accepted_id)
         self._output.append(encode_goaway(last_id, code, reason.encode()[:_MAX_REASON]))

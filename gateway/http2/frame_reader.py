@@ -114,6 +114,13 @@ class FrameReader:
         """The buffered bytes of incomplete frames and header blocks."""
         return len(self._partial) + self._block_size
 
+    def clear(self) -> None:
+        """Drop what is buffered, as the connection ends."""
+        self._received, self._start = b"", 0
+        self._partial = bytearray()
+        self._fragments = []
+        self._block_size = 0
+
     def feed(self, data: bytes | memoryview) -> None:
         """Add received data."""
         if self._start < len(self._received):

@@ -248,6 +248,8 @@ class Http2Session(Connection):
         self._flushing = False
         self._unflushed = 0
         self._partial_size = 0
+        self._output_closed = False
+        """Whether this end has closed its sending side."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the settings."""
@@ -304,7 +306,7 @@ class Http2Session(Connection):
         """Write what there is to send."""
         self._unflushed = 0
         output = self.http2.take_output()
-        if output and not self.transport.is_closing():
+        if output and not self._output_closed and not self.transport.is_closing():
             self.write(*output)
 
     def _flush_scheduled(self) -> None:

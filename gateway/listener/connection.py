@@ -44,6 +44,7 @@ from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
 from gateway.proxy.interfaces import FieldLines, HeaderLines, ResponseTemplate
+from gateway.system.buffers import NO_ROOM
 
 _MIN_PREFACE = len(b"PRI")
 """Bytes of the preface of HTTP/2 after which no method of HTTP/1.1 begins like it."""
@@ -57,6 +58,7 @@ class ClientConnection(Connection):
 
     def __init__(self, host: ConnectionHost, is_unix: bool = False, is_tls: bool = False) -> None:
         super().__init__(host.buffers, host.hangups)
+        self.buffers.drop_head = self._drop_head
         self._host = host
         self._is_unix = is_unix
         self._is_tls = is_tls
@@ -95,7 +97,9 @@ class ClientConnection(Connection):
             self._hand_over(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the call in progress, since its client is gone."""
+        """Give back what the connection holds; cancel its call, since its client is gone."""
+        self.buffers.release()
+        self._host.remove_connection(self)
         super().connection_lost(exc)
         self.discard_read_ahead()
         if self._body is not None:
@@ -107,7 +111,6 @@ class ClientConnection(Connection):
             self._call.cancel()
             if isinstance(self._call, FastPathCall | DeferredCall):
                 self._end_call()
-        self._host.remove_connection(self)
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Process bytes from the client."""
@@ -257,8 +260,11 @@ class ClientConnection(Connection):
             return
         size = len(found[0])
         is_small = size <= MAX_CACHED_HEAD
-        if self._head_size or not is_small:
-            self._count_head(0 if is_small else HEAD_COPIES * size)
+        if not is_small:
+            if not self._hold_head(HEAD_COPIES * size):
+                return
+        elif self._head_size:
+            self._count_head(0)
         self._head = head
         self._start_call(head, found[1], is_small)
 
@@ -266,7 +272,7 @@ class ClientConnection(Connection):
         """Let the connection be served over HTTP/2."""
         self._closing = True
         self._reader.reset()
-        self._count_head(0)
+        self.buffers.release()
         self.read_flow.close()
         Http2ClientConnection(self._host, self._peer).take_over(self, received)
 
@@ -274,11 +280,29 @@ class ClientConnection(Connection):
         """Count a partial head; empty lines before a head do not extend the idle time."""
         if self._reader.started and not self._head_size:
             self._idle_since = self.loop.time()
-        self._count_head(self._reader.size)
-        if self.buffers.free < 0:
-            message = "the gateway buffers too much already (limits.max_buffered_bytes)"
-            self.buffers.on_refusal()
-            self._reject(GatewayError(ErrorKind.OVERLOADED, message))
+        self._hold_head(self._reader.size)
+
+    def _hold_head(self, size: int) -> bool:
+        """Count a partial head, or the large head of a call; if there is no room, reject it."""
+        if not self.buffers.hold_head(size - self._head_size):
+            self._reject(GatewayError(ErrorKind.OVERLOADED, NO_ROOM))
+            return False
+        self._head_size = size
+        return True
+
+    def _count_head(self, size: int) -> None:
+        self.buffers.change_heads(size - self._head_size)
+        self._head_size = size
+
+    def _drop_head(self) -> None:
+        """Drop the head, and the call that it begins: others need the room."""
+        error = GatewayError(ErrorKind.OVERLOADED, NO_ROOM)
+        if self._call is None:
+            self._reject(error)
+        else:
+            self._count_head(0)
+            self.record.set_error(error)
+            self.drop_call()
 
     def _start_call(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
         started = time.perf_counter()

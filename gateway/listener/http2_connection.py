@@ -44,7 +44,6 @@ from gateway.listener.http2_messages import (
     Http2Response,
     encode_fields,
     encode_request_head,
-    method_and_target,
     response_fields,
 )
 from gateway.listener.messages import ListenerResponse, with_request_id
@@ -60,6 +59,7 @@ from gateway.proxy.interfaces import (
     HeaderLines,
     ResponseTemplate,
 )
+from gateway.system.buffers import NO_ROOM
 
 MAX_STREAMS: Final = 100
 """Requests of one connection that may be in progress: RFC 9113, section 6.5.2, advises as many."""
@@ -75,6 +75,8 @@ _MAX_CACHED_HEADS: Final = 8
 
 _SENT_PIECE: Final = 64 * 1024
 """Bytes of the rest of a buffered response of which the client must read some in time."""
+
+_HEAD: Final[Header] = (b":method", b"HEAD")
 
 _log = logging.getLogger("tensorgate.listener")
 
@@ -99,7 +101,8 @@ class Http2Call(StreamHandler):
         self._started = time.perf_counter()
         self._headers = headers
         self._head: RequestHead | None = None
-        self._head_size = 0
+        self.head_size = 0
+        """Bytes that a large head counts."""
         self._request_bytes = 0
         self._call: Call | None = None
         self._ended = False
@@ -122,8 +125,10 @@ class Http2Call(StreamHandler):
             return
         is_small = size <= MAX_CACHED_HEAD
         if not is_small:
-            self._head_size = HEAD_COPIES * size
-            self.session.buffers.change(self._head_size)
+            if not self.session.buffers.hold_head(HEAD_COPIES * size):
+                self._reject(GatewayError(ErrorKind.OVERLOADED, NO_ROOM))
+                return
+            self.head_size = HEAD_COPIES * size
         self._head = head
         self.added_headers, self.added_lines, request_id = self._connection.add_headers(head)
         record = self.record = CallRecord(head.method, head.target, request_id, self._started)
@@ -219,15 +224,24 @@ class Http2Call(StreamHandler):
             self.reset(ErrorCode.INTERNAL_ERROR)
         self.cancel("")
 
+    def drop_head(self) -> None:
+        """Drop the call because others need the room that its head takes."""
+        self._release_head()
+        self.record.set_error(GatewayError(ErrorKind.OVERLOADED, NO_ROOM))
+        self.drop_call()
+
     def cancel(self, why: str) -> None:
         """Cancel the call, as its client is gone."""
         if self._ended:
             return
         call = self._call
         if call is None:
-            method, target = method_and_target(self._headers)
-            self.record = CallRecord(method, target, "", self._started)
-            self.record.client = self._connection.peer.address or ""
+            # The fields of a list that is too large were not checked.
+            fields = {} if self._headers.too_large else dict(self._headers.fields)
+            self.record = self._make_record(
+                fields.get(b":method", b"-").decode("latin-1"),
+                fields.get(b":path", b"-").decode("latin-1"),
+            )
         self.record.error = self.record.error or why
         if call is not None:
             call.cancel()
@@ -322,30 +336,39 @@ class Http2Call(StreamHandler):
 
     def _reject(self, error: GatewayError) -> None:
         """Respond to a request without a valid head."""
-        record = self.record = CallRecord("-", "-", "", self._started)
-        record.client = self._connection.peer.address or ""
+        record = self.record = self._make_record("-", "-")
         record.set_error(error)
         template = ResponseTemplate(
             error.kind.value.status, "", (("Content-Type", "application/json"),)
         )
-        has_body = method_and_target(self._headers)[0] != "HEAD"
+        has_body = _HEAD not in self._headers.fields
         self.respond(template, b"", error_body(error.message) if has_body else b"")
 
+    def _make_record(self, method: str, target: str) -> CallRecord:
+        """Return the record of a call without a parsed head."""
+        record = CallRecord(method, target, "", self._started)
+        record.client = self._connection.peer.address or ""
+        return record
+
+    def _release_head(self) -> None:
+        if self.head_size:
+            self.session.buffers.change_heads(-self.head_size)
+            self.head_size = 0
+
     def _end_call(self) -> None:
-        record = self.record
-        # The clock of uvloop counts whole milliseconds.
-        record.seconds = time.perf_counter() - record.started
-        self._host.observe_call(record)
+        """Give back what the call holds, then tell of its end."""
+        self._ended = True
         call, self._call = self._call, None
         if isinstance(call, DeferredCall):
             self._host.deferrals.remove(call)
         if isinstance(call, FastPathCall | DeferredCall):
             self._host.remove_call(call)
-        if self._head_size:
-            self.session.buffers.change(-self._head_size)
-            self._head_size = 0
-        self._ended = True
+        self._release_head()
         self.close()
+        record = self.record
+        # The clock of uvloop counts whole milliseconds.
+        record.seconds = time.perf_counter() - record.started
+        self._host.observe_call(record)
         self._connection.on_call_end()
 
 
@@ -361,6 +384,7 @@ class Http2ClientConnection(Http2Session):
             max_frame_size=_MAX_FRAME,
         )
         super().__init__(http2, host.buffers, host.hangups)
+        self.buffers.drop_head = self._drop_head
         self.peer = peer
         self._host = host
         self._forwarded_headers = ForwardedHeaders(host.forwarding, peer, is_http2=True)
@@ -385,12 +409,13 @@ class Http2ClientConnection(Http2Session):
             self.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the calls in progress, since their client is gone."""
+        """Give back what the connection holds; cancel its calls, since their client is gone."""
+        self.buffers.release()
+        self._host.remove_connection(self)
         super().connection_lost(exc)
-        self._cancel_calls(CLIENT_CLOSED)
         if self._linger_timer is not None:
             self._linger_timer.cancel()
-        self._host.remove_connection(self)
+        self._cancel_calls(CLIENT_CLOSED)
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Process frames of the client; requests start when all of them are processed."""
@@ -404,7 +429,16 @@ class Http2ClientConnection(Http2Session):
         while self._begun:
             begun, self._begun = self._begun, []
             for call in begun:
-                call.start()
+                self._start_call(call)
+
+    def _start_call(self, call: Http2Call) -> None:
+        """Start a call; an unexpected error ends no other one."""
+        try:
+            call.start()
+        except Exception:
+            _log.exception("a request over HTTP/2 failed before its call had started")
+            call.reset(ErrorCode.INTERNAL_ERROR)
+            call.cancel("the gateway failed before the call had started")
 
     def fail(self, error: Http2Error) -> None:
         """Close the connection because the client broke the protocol, or a limit."""
@@ -470,9 +504,9 @@ class Http2ClientConnection(Http2Session):
         self._cancel_calls(_protocol_error_text(error))
 
     def on_goaway(self, event: GoAwayReceived) -> None:
-        """Close the connection once its calls have ended."""
+        """Close the connection once its calls have ended, also those that follow in its packet."""
         self._shut_down = True
-        self._close_if_done()
+        self.loop.call_soon(self._close_if_done)
 
     def on_call_end(self) -> None:
         """Note the end of a call."""
@@ -527,7 +561,34 @@ class Http2ClientConnection(Http2Session):
     def _cancel_calls(self, why: str) -> None:
         for handler in tuple(self.handlers):
             assert isinstance(handler, Http2Call)
-            handler.cancel(why)
+            try:
+                handler.cancel(why)
+            except Exception:
+                # The other calls of the connection must end, too.
+                _log.exception("a call over HTTP/2 could not be cancelled")
+
+    def _count_partial(self, size: int) -> None:
+        """Count the bytes of incomplete frames, which may be those of a head."""
+        more = size - self._partial_size
+        if more > 0 and not self.buffers.hold_head(more):
+            self._close_for_room()
+            return
+        if more < 0:
+            self.buffers.change_heads(more)
+        self._partial_size = size
+
+    def _drop_head(self) -> None:
+        """Drop the largest head, and the call that it begins: others need the room."""
+        calls = [handler for handler in self.handlers if isinstance(handler, Http2Call)]
+        largest = max(calls, key=_head_size, default=None)
+        if largest is None or largest.head_size <= self._partial_size:
+            self._close_for_room()
+        else:
+            largest.drop_head()
+
+    def _close_for_room(self) -> None:
+        self.http2.close(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM)
+        self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM))
 
     def _close_if_done(self) -> None:
         if self._shut_down and not self.handlers:
@@ -538,8 +599,9 @@ class Http2ClientConnection(Http2Session):
         if self._closing or self.closed:
             return
         self.flush_output()
-        self._closing = True
+        self._closing = self._output_closed = True
         self._begun = []
+        self._count_partial(self.http2.buffered_bytes)
         self._idle_since = self.loop.time()
         if not self.transport.can_write_eof():
             self.transport.close()
@@ -552,6 +614,10 @@ class Http2ClientConnection(Http2Session):
             return
         if not self._host.draining:
             self._linger_timer = self.loop.call_later(LINGER_TIMEOUT, self.transport.abort)
+
+
+def _head_size(call: Http2Call) -> int:
+    return call.head_size
 
 
 def _protocol_error_text(error: Http2Error) -> str:

@@ -25,8 +25,6 @@ from gateway.proxy.interfaces import ClientRequest, HeaderLines, ResponseTemplat
 
 _CONTINUE: Final[tuple[Header, ...]] = ((b":status", b"100"),)
 
-_COLON: Final = b":"[0]
-
 _ONCE: Final = frozenset((b"host", b"content-length"))
 
 _CONNECTION_SPECIFIC: Final = frozenset(
@@ -46,7 +44,7 @@ def encode_request_head(headers: HeaderList, body_size: int) -> bytes:
     cookies: list[bytes] = []
     lines: list[bytes] = []
     for name, value in headers.fields:
-        if name[0] == _COLON or name in _ONCE:
+        if name.startswith(b":") or name in _ONCE:
             once[name] = value
         elif name == b"cookie":
             cookies.append(value)
@@ -66,12 +64,6 @@ def encode_request_head(headers: HeaderList, body_size: int) -> bytes:
     target = once.get(b":path") or host or b"*"  # CONNECT has no path
     first = b" ".join((once[b":method"], target, b"HTTP/1.1"))
     return b"\r\n".join((first, *lines, b"", b""))
-
-
-def method_and_target(headers: HeaderList) -> tuple[str, str]:
-    """Return the method and the target of a request that was not parsed."""
-    pseudo = {name: value.decode("latin-1") for name, value in headers.fields if name[0] == _COLON}
-    return pseudo.get(b":method", "-"), pseudo.get(b":path", "-")
 
 
 class Http2Request(ClientRequest):

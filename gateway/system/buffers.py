@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 MAX_WINDOW = 640 * 1024
 """Bytes of a body that are buffered before reading is paused: the tensors of an image."""
@@ -17,6 +18,12 @@ _WINDOW_SHARE = 8
 """All windows together take an eighth of the limit. Reads beyond them and unsent bytes take more;
 the rest is for buffered bodies."""
 
+_HEADS_SHARE = 8
+"""The heads of clients take an eighth of the limit at most: calls are admitted beside them."""
+
+NO_ROOM: Final = "the gateway buffers too much already (limits.max_buffered_bytes)"
+"""Why a head is refused, or dropped."""
+
 _UNBOUNDED = 2**62
 
 
@@ -29,14 +36,20 @@ class BufferAccount:
 
     A stream is a body that is still arriving. Its window is what it may buffer before reading is
     paused. Windows shrink as the number of streams grows, down to one small read each.
+
+    Each connection counts in a ``BufferShare`` of its own.
     """
 
     def __init__(self, limit: int = _UNBOUNDED) -> None:
         self.reserved = 0
         """Bytes of buffered bodies, as calls have reserved them."""
         self.buffered = 0
-        """Bytes that connections have read ahead, or could not send yet."""
+        """Bytes that connections have read ahead, or could not send yet, with their heads."""
         self.streams = 0
+        self.heads = 0
+        """Bytes of clients' heads: those that are incomplete, and large ones of calls."""
+        self.holders_of_heads: dict[BufferShare, None] = {}
+        """The shares that have such bytes."""
         self.window = MAX_WINDOW
         """Bytes that a stream may buffer."""
         self._limit = limit
@@ -59,6 +72,11 @@ class BufferAccount:
         return self._limit - self.reserved - max(self.buffered, self.streams * MIN_STREAM_BYTES)
 
     @property
+    def has_room_for_heads(self) -> bool:
+        """Whether the heads are within their share of the limit, and all bytes within the limit."""
+        return self.heads <= self._limit // _HEADS_SHARE and self.free >= 0
+
+    @property
     def read_size(self) -> int:
         """Return the size of the next read."""
         return self.window if self.free > 0 else MIN_WINDOW
@@ -66,22 +84,100 @@ class BufferAccount:
     def set_limit(self, limit: int) -> None:
         """Change the limit."""
         self._limit = limit
-        self._resize_windows()
+        self.resize_windows()
 
-    def open_stream(self) -> None:
-        """Count a body that is still arriving."""
-        self.streams += 1
-        self._resize_windows()
+    def resize_windows(self) -> None:
+        """Divide the windows' part of the limit among the streams."""
+        share = self._limit // (_WINDOW_SHARE * max(1, self.streams))
+        self.window = max(MIN_WINDOW, min(MAX_WINDOW, share))
 
-    def close_stream(self) -> None:
-        """Stop counting such a body."""
-        self.streams -= 1
-        self._resize_windows()
+
+class BufferShare:
+    """What one connection, with all its streams, has counted in an account.
+
+    A client's connection calls ``release`` when it is lost: all that is still counted is given
+    back then, whether calls and streams have ended or not. What a server has sent may be read
+    after its connection is lost, and counts until the call ends.
+    """
+
+    def __init__(self, account: BufferAccount) -> None:
+        self.account = account
+        self.buffered = 0
+        self.streams = 0
+        self.heads = 0
+        """Bytes of heads, which are among the buffered ones."""
+        self.drop_head: Callable[[], None] | None = None
+        """Gives up the connection's largest head, and with it what it is the head of."""
+
+    @property
+    def window(self) -> int:
+        """Return the bytes that a stream may buffer."""
+        return self.account.window
+
+    @property
+    def read_size(self) -> int:
+        """Return the size of the next read."""
+        return self.account.read_size
+
+    @property
+    def free(self) -> int:
+        """Return the bytes that the account has left."""
+        return self.account.free
 
     def change(self, size: int) -> None:
         """Add ``size`` to the buffered bytes; it may be negative."""
         self.buffered += size
+        self.account.buffered += size
 
-    def _resize_windows(self) -> None:
-        share = self._limit // (_WINDOW_SHARE * max(1, self.streams))
-        self.window = max(MIN_WINDOW, min(MAX_WINDOW, share))
+    def open_stream(self) -> None:
+        """Count a body that is still arriving."""
+        self.streams += 1
+        self.account.streams += 1
+        self.account.resize_windows()
+
+    def close_stream(self) -> None:
+        """Stop counting such a body."""
+        self.streams -= 1
+        self.account.streams -= 1
+        self.account.resize_windows()
+
+    def hold_head(self, size: int) -> bool:
+        """Count so many bytes of a head more, if there is room for them; return whether there is.
+
+        If there is none, connections that hold more bytes of heads drop theirs, the largest first.
+        """
+        self.change_heads(size)
+        account = self.account
+        while not account.has_room_for_heads:
+            account.on_refusal()
+            largest = max(account.holders_of_heads, key=_heads)
+            before = largest.heads
+            if before > self.heads and largest.drop_head is not None:
+                largest.drop_head()
+            if largest.heads == before:
+                self.change_heads(-size)
+                return False
+        return True
+
+    def change_heads(self, size: int) -> None:
+        """Add ``size`` to the bytes of heads, whether there is room for them or not."""
+        self.heads += size
+        self.account.heads += size
+        self.change(size)
+        if self.heads:
+            self.account.holders_of_heads[self] = None
+        else:
+            self.account.holders_of_heads.pop(self, None)
+
+    def release(self) -> None:
+        """Give back all that is counted, and count no more in the account."""
+        self.change_heads(-self.heads)
+        self.change(-self.buffered)
+        self.account.streams -= self.streams
+        self.account.resize_windows()
+        self.drop_head = None
+        self.account = BufferAccount()  # of nobody, for what ends later
+
+
+def _heads(share: BufferShare) -> int:
+    return share.heads

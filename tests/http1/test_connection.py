@@ -14,7 +14,7 @@ from gateway.http1.connection import (
     Connection,
     ReadFlow,
 )
-from gateway.system.buffers import MAX_WINDOW, BufferAccount
+from gateway.system.buffers import MAX_WINDOW, BufferAccount, BufferShare
 from tests.http1.fake_transport import FakeTransport
 from tests.support.compiled import needs_source, skip_if_compiled
 from tests.support.gateway import until
@@ -31,7 +31,7 @@ def transport() -> FakeTransport:
 
 @pytest.fixture
 def body(transport: FakeTransport) -> BodyStream:
-    return BodyStream(ReadFlow(transport), BufferAccount())
+    return BodyStream(ReadFlow(transport), BufferShare(BufferAccount()))
 
 
 async def _iterations(count: int = 5) -> None:
