@@ -48,7 +48,11 @@ async def test_nothing_is_left_of_hostile_clients(scheme: str, tmp_path: Path) -
     if scheme == "https":
         certificate, key = certificate_files(tmp_path, server_certificate())
         tls = {"certificate": certificate, "key": key}
-    async with ScriptedServer(_serve) as server, running_gateway(server.url, tls=tls) as gateway:
+    async with (
+        ScriptedServer(_serve) as server,
+        # So small that heads and bodies are refused, too.
+        running_gateway(server.url, tls=tls, max_buffered_bytes="2MiB") as gateway,
+    ):
         for chance in rounds(6):
             clients = [hostile_client(chance) for _ in range(_CLIENTS)]
             await asyncio.gather(*(_run(gateway, each) for each in clients))

@@ -24,7 +24,7 @@ from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamEndpoint
 from tests.support.checks.garbage import name_of_gateway
-from tests.support.raw_client import connect
+from tests.support.checks.nothing_left_in_process import check_alive
 
 PATIENCE = 5.0
 """Seconds in which what the gateway held of its peers must be given back."""
@@ -62,7 +62,7 @@ async def nothing_left(
                 await remains.until_nothing()
                 # What the test counts of its own calls, it may look at later.
                 gateway.listener._observers = ()
-                await _ask_whether_alive(gateway.addresses[0])
+                await check_alive(gateway.addresses[0])
                 await remains.until_nothing()
         await _until_none(lambda: dict.fromkeys(_tasks_of_gateways() - before, 1))
         faults.check()
@@ -70,21 +70,13 @@ async def nothing_left(
 
 def find_left(gateway: Gateway) -> dict[str, int]:
     """Return what a gateway holds of its peers, by name, without what is 0."""
-    found = {**_of_listener(gateway.listener), **_of_config(gateway.active_config)}
+    found = {**find_left_in_listener(gateway.listener), **_of_config(gateway.active_config)}
     found["retired configurations"] = len(gateway._retired._tasks)
     return {name: count for name, count in found.items() if count}
 
 
-def buffers_left(buffers: BufferAccount) -> dict[str, int]:
-    """Return what an account counts."""
-    return {
-        "reserved bytes": buffers.reserved,
-        "buffered bytes": buffers.buffered,
-        "bodies in transit": buffers.streams,
-    }
-
-
-def _of_listener(listener: HttpListener) -> dict[str, int]:
+def find_left_in_listener(listener: HttpListener) -> dict[str, int]:
+    """Return what a listener holds of its clients, by name."""
     records = [client.record for client in listener._active_calls.values()]
     one = f", one is {records[0].method} {records[0].target}" if records else ""
     return {
@@ -94,7 +86,17 @@ def _of_listener(listener: HttpListener) -> dict[str, int]:
         f"active calls{one}": len(records),
         "calls that wait for their body": listener.deferrals.size,
         "connections watched for hangups": len(listener.hangups._watched),
-        **buffers_left(listener.buffers),
+        **_of_buffers(listener.buffers),
+    }
+
+
+def _of_buffers(buffers: BufferAccount) -> dict[str, int]:
+    return {
+        "reserved bytes": buffers.reserved,
+        "buffered bytes": buffers.buffered,
+        "bytes of heads": buffers.heads,
+        "connections with such bytes": len(buffers.holders_of_heads),
+        "bodies in transit": buffers.streams,
     }
 
 
@@ -105,7 +107,7 @@ def _of_config(config: ActiveConfig) -> dict[str, int]:
         "calls on the streaming path": config._calls,
         **_of_concurrency("the gateway", limits.concurrency_limit),
     }
-    for name, count in buffers_left(limits.mirror_memory_budget.buffers).items():
+    for name, count in _of_buffers(limits.mirror_memory_budget.buffers).items():
         found[f"{name} of mirrors"] = count
     for route in config.router.routes:
         if route.mirror is not None:
@@ -167,12 +169,6 @@ async def _until_none(find: Callable[[], dict[Any, int]]) -> None:
         await asyncio.sleep(0.002)
 
 
-async def _ask_whether_alive(address: str) -> None:
-    async with connect(address) as client:
-        response = await client.call("GET", "/v2/health/live", headers={"Connection": "close"})
-    assert response.status < 500, response
-
-
 class FaultsLogged(logging.Handler):
     """Collects tracebacks, and what asyncio's exception handler logs.
 
@@ -193,7 +189,8 @@ class FaultsLogged(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note a record, if it tells of a fault of the gateway's own."""
-        if record.exc_info or (record.name == "asyncio" and record.levelno >= logging.ERROR):
+        is_of_gateway = record.name.startswith("tensorgate") and record.exc_info
+        if is_of_gateway or (record.name == "asyncio" and record.levelno >= logging.ERROR):
             self._found.append(self._formatter.format(record))
 
     def check(self) -> None:
