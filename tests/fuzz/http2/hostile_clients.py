@@ -7,20 +7,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.http2.frame_writer import encode_data_header, encode_rst_stream, encode_settings
-from gateway.http2.frames import PREFACE
+from gateway.http2.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    PRIORITY,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+)
 from tests.fuzz.http2.streams import any_broken, client_bytes
 from tests.http2.frame_bytes import frame
 
-_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS = range(5)
-_PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(6, 10)
-_END_STREAM, _END_HEADERS = 1, 4
-
 _MAX_FRAME = 16_384
-_NEWEST = 0xBE
+NEWEST = 0xBE
 """The newest field of the dynamic table, in one byte: RFC 7541, section 6.1."""
 
 _NAMES = (b"x-a", b"cookie", b"host", b"content-length", b"te", b"connection", b"grpc-timeout")
-_ODD_NAMES = (b"", b":", b":x", b":path", b"X", b" ", b"\0", b"a b", b"\xff", b"-" * 3000)
+ODD_NAMES = (b"", b":", b":x", b":path", b"X", b" ", b"\0", b"a b", b"\xff", b"-" * 3000)
 _ODD_VALUES = (b"", b" ", b"\0", b"a\r\nb: c", b"\xff", b"9" * 5000, b"chunked", b"100-continue")
 _PATHS = (b"/v2/x", b"/v2/models/m/infer", b"/v2/health/live", b"/inference.GRPCInferenceService/x")
 
@@ -78,42 +87,42 @@ class _Attack:
         table = chance.random() < 0.7
         if table:  # a field that each block below repeats, in a byte each time
             size = chance.choice([100, 1000, 3900])
-            self._open(_request(chance) + _literal(_name(chance), b"v" * size, indexed=True))
+            self._open(_request(chance) + literal(_name(chance), b"v" * size, indexed=True))
         for _ in range(chance.choice([1, 2, 10, 99])):
             block = _request(chance)
             for _ in range(chance.randrange(3)):
-                block += _literal(_name(chance), _value(chance))
+                block += literal(_name(chance), _value(chance))
             if table:
-                block += bytes([_NEWEST]) * chance.choice([0, 1, 17, 17, 100, 700])
-            self._open(block, chance.choice([0, _END_STREAM]))
+                block += bytes([NEWEST]) * chance.choice([0, 1, 17, 17, 100, 700])
+            self._open(block, chance.choice([0, END_STREAM]))
 
-    def _open(self, block: bytes, flags: int = _END_STREAM) -> None:
+    def _open(self, block: bytes, flags: int = END_STREAM) -> None:
         """Send a header block, in several frames if it must."""
         first, rest = block[:_MAX_FRAME], block[_MAX_FRAME:]
-        last = 0 if rest else _END_HEADERS
-        self._out.append(frame(_HEADERS, flags | last, self._next_stream, first))
+        last = 0 if rest else END_HEADERS
+        self._out.append(frame(HEADERS, flags | last, self._next_stream, first))
         while rest:
             piece, rest = rest[:_MAX_FRAME], rest[_MAX_FRAME:]
-            last = 0 if rest else _END_HEADERS
-            self._out.append(frame(_CONTINUATION, last, self._next_stream, piece))
+            last = 0 if rest else END_HEADERS
+            self._out.append(frame(CONTINUATION, last, self._next_stream, piece))
         self._next_stream += 2
 
     def _unfinished_head(self) -> None:
         """Begin a header block, and go on with it for a while, without its end."""
         chance = self._chance
         stream = self._next_stream
-        self._out.append(frame(_HEADERS, chance.choice([0, _END_STREAM]), stream, _request(chance)))
+        self._out.append(frame(HEADERS, chance.choice([0, END_STREAM]), stream, _request(chance)))
         size = chance.choice([0, 1, 100, _MAX_FRAME])
         for _ in range(chance.choice([0, 1, 6, 7, 40])):
-            self._out.append(frame(_CONTINUATION, 0, stream, bytes([_NEWEST]) * size))
+            self._out.append(frame(CONTINUATION, 0, stream, bytes([NEWEST]) * size))
         self._next_stream += 2
         if not chance.randrange(3):
-            self._out.append(frame(_CONTINUATION, _END_HEADERS, stream))
+            self._out.append(frame(CONTINUATION, END_HEADERS, stream))
 
     def _go_away(self) -> None:
         """Leave, and send more in the same packet."""
         last, code = (self._chance.choice([0, 1, 2**31 - 1]).to_bytes(4, "big") for _ in range(2))
-        self._out.append(frame(_GOAWAY, 0, 0, last + code + self._chance.randbytes(3)))
+        self._out.append(frame(GOAWAY, 0, 0, last + code + self._chance.randbytes(3)))
         for _ in range(self._chance.randrange(3)):
             self._control()
 
@@ -131,7 +140,7 @@ class _Attack:
         """Open streams, and reset each at once."""
         for _ in range(self._chance.choice([1, 10, 300])):
             stream = self._next_stream
-            self._open(_request(self._chance), self._chance.choice([0, _END_STREAM]))
+            self._open(_request(self._chance), self._chance.choice([0, END_STREAM]))
             self._out.append(encode_rst_stream(stream, self._chance.choice([0, 2, 8])))
 
     def _control(self) -> None:
@@ -141,15 +150,15 @@ class _Attack:
         self._out.append(
             chance.choice(
                 [
-                    frame(_PING, 0, 0, bytes(8)),
-                    frame(_PING, 1, 0, bytes(8)),
-                    frame(_SETTINGS, 0, 0),
+                    frame(PING, 0, 0, bytes(8)),
+                    frame(PING, 1, 0, bytes(8)),
+                    frame(SETTINGS, 0, 0),
                     encode_settings([(4, chance.choice([0, 1, 2**31 - 1]))]),
                     encode_settings([(1, chance.choice([0, 100, 2**20]))]),
-                    frame(_WINDOW_UPDATE, 0, stream, chance.choice([0, 1, 2**31 - 1]).to_bytes(4)),
-                    frame(_PRIORITY, 0, stream or 1, bytes(5)),
-                    frame(_RST_STREAM, 0, stream or 1, bytes(4)),
-                    frame(_DATA, chance.choice([0, _END_STREAM]), stream or 1, b"x"),
+                    frame(WINDOW_UPDATE, 0, stream, chance.choice([0, 1, 2**31 - 1]).to_bytes(4)),
+                    frame(PRIORITY, 0, stream or 1, bytes(5)),
+                    frame(RST_STREAM, 0, stream or 1, bytes(4)),
+                    frame(DATA, chance.choice([0, END_STREAM]), stream or 1, b"x"),
                 ]
             )
         )
@@ -158,15 +167,15 @@ class _Attack:
 def _request(chance: random.Random) -> bytes:
     """Write a request's fields, which may lack one, repeat one, or have an odd one."""
     fields = [
-        _literal(b":method", chance.choice([b"GET", b"POST", b"HEAD"])),
-        _literal(b":scheme", b"http"),
-        _literal(b":path", chance.choice(_PATHS)),
-        _literal(b":authority", b"a.test"),
+        literal(b":method", chance.choice([b"GET", b"POST", b"HEAD"])),
+        literal(b":scheme", b"http"),
+        literal(b":path", chance.choice(_PATHS)),
+        literal(b":authority", b"a.test"),
     ]
     if not chance.randrange(6):
-        fields.append(_literal(b"content-length", chance.choice(_LENGTHS)))
+        fields.append(literal(b"content-length", chance.choice(_LENGTHS)))
     if not chance.randrange(6):
-        fields.append(_literal(b"content-type", b"application/grpc"))
+        fields.append(literal(b"content-type", b"application/grpc"))
     if not chance.randrange(12):
         del fields[chance.randrange(len(fields))]
     if not chance.randrange(12):
@@ -175,14 +184,14 @@ def _request(chance: random.Random) -> bytes:
 
 
 def _name(chance: random.Random) -> bytes:
-    return chance.choice(_NAMES if chance.randrange(2) else _ODD_NAMES)
+    return chance.choice(_NAMES if chance.randrange(2) else ODD_NAMES)
 
 
 def _value(chance: random.Random) -> bytes:
     return chance.choice(_ODD_VALUES) if chance.randrange(2) else b"v" * chance.choice([1, 300])
 
 
-def _literal(name: bytes, value: bytes, *, indexed: bool = False) -> bytes:
+def literal(name: bytes, value: bytes, *, indexed: bool = False) -> bytes:
     """Write a field with its name: RFC 7541, section 6.2.1 if indexed, else section 6.2.2."""
     return b"%c%b%b" % (0x40 if indexed else 0, _string(name), _string(value))
 
