@@ -58,6 +58,9 @@ class StreamHandler:
         """The trailers of the peer's message, if it had any."""
         self.error: Exception | None = None
         """Why nothing more comes."""
+        self.waits_since = 0.0
+        """When the reader began to wait for more of the body; 0 if it does not wait."""
+        self._body_error: Exception | None = None
         self._pieces: deque[bytes | memoryview] = deque()
         self._buffered = 0
         self._counts = not stream.received_end
@@ -88,9 +91,14 @@ class StreamHandler:
                 raise self.error
             if self.stream.received_end:
                 return b""
+            if self._body_error is not None:
+                raise self._body_error
             self.open_window()
-            self._reader = self.session.loop.create_future()
+            loop = self.session.loop
+            self._reader = loop.create_future()
+            self.waits_since = loop.time()
             await self._reader
+        self.waits_since = 0.0
         piece = self._pieces.popleft()
         self._use(piece)
         return piece
@@ -199,6 +207,13 @@ class StreamHandler:
         self._stop_counting()
         self._wake_reader()
         self.wake_writer()
+
+    def fail_body(self, error: Exception) -> None:
+        """End the body: its reader gets this error, and can still send a response."""
+        self._body_error = error
+        self.waits_since = 0.0
+        self._stop_counting()
+        self._wake_reader()
 
     def open_window(self) -> None:
         """Let the peer send more at a time, as the body is being read."""

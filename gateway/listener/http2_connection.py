@@ -78,6 +78,9 @@ _SENT_PIECE: Final = 64 * 1024
 
 _HEAD: Final[Header] = (b":method", b"HEAD")
 
+_STALLED: Final = 1.0
+"""Seconds without a byte after which a body may make room for another call."""
+
 _log = logging.getLogger("tensorgate.listener")
 
 
@@ -116,19 +119,19 @@ class Http2Call(StreamHandler):
             message = f"the headers of the request have more than {MAX_HEADER_LIST} bytes"
             self._reject(GatewayError(ErrorKind.HEAD_TOO_LARGE, message))
             return
-        try:
-            head, size = self._connection.parse_head(
-                headers, self._request_bytes if self.received_end else -1
-            )
-        except MalformedError as error:
-            self._reject(bad_request(f"malformed HTTP request: {error}"))
-            return
-        is_small = size <= MAX_CACHED_HEAD
-        if not is_small:
-            if not self.session.buffers.hold_head(HEAD_COPIES * size):
-                self._reject(GatewayError(ErrorKind.OVERLOADED, NO_ROOM))
+        body_size = self._request_bytes if self.received_end else -1
+        is_small = True
+        head = self._connection.cached_head(headers, body_size)
+        if head is None:
+            encoded = encode_request_head(headers, body_size)
+            is_small = len(encoded) <= MAX_CACHED_HEAD
+            if not is_small and not self._hold_head(HEAD_COPIES * len(encoded)):
                 return
-            self.head_size = HEAD_COPIES * size
+            try:
+                head = self._connection.parse_head(headers, encoded, body_size)
+            except MalformedError as error:
+                self._reject(bad_request(f"malformed HTTP request: {error}"))
+                return
         self._head = head
         self.added_headers, self.added_lines, request_id = self._connection.add_headers(head)
         record = self.record = CallRecord(head.method, head.target, request_id, self._started)
@@ -350,6 +353,14 @@ class Http2Call(StreamHandler):
         record.client = self._connection.peer.address or ""
         return record
 
+    def _hold_head(self, size: int) -> bool:
+        """Count a large head before it is parsed; if there is no room, reject it."""
+        if not self.session.buffers.hold_head(size):
+            self._reject(GatewayError(ErrorKind.OVERLOADED, NO_ROOM))
+            return False
+        self.head_size = size
+        return True
+
     def _release_head(self) -> None:
         if self.head_size:
             self.session.buffers.change_heads(-self.head_size)
@@ -385,6 +396,7 @@ class Http2ClientConnection(Http2Session):
         )
         super().__init__(http2, host.buffers, host.hangups)
         self.buffers.drop_head = self._drop_head
+        self.buffers.end_stalled_stream = self._end_stalled_stream
         self.peer = peer
         self._host = host
         self._forwarded_headers = ForwardedHeaders(host.forwarding, peer, is_http2=True)
@@ -445,23 +457,28 @@ class Http2ClientConnection(Http2Session):
         self.on_failure(error)
         self._close()
 
-    def parse_head(self, headers: HeaderList, body_size: int) -> tuple[RequestHead, int]:
-        """Return the head of a request, and the bytes that it has in HTTP/1.1.
+    def cached_head(self, headers: HeaderList, body_size: int) -> RequestHead | None:
+        """Return the head of a request, if it was parsed before.
 
-        ``body_size`` is that of a complete body, -1 before it is complete. Raises MalformedError.
+        ``body_size`` is that of a complete body, -1 before it is complete.
         """
         head = self._heads.get(headers.fields)
-        parser = self._host.head_parser
         size = None if body_size < 0 else body_size
-        if head is not None and head.parser is parser and head.length == size:
-            return head, 0
-        encoded = encode_request_head(headers, body_size)
-        head = parser.parse_request(encoded)
+        if head is None or head.parser is not self._host.head_parser or head.length != size:
+            return None
+        return head
+
+    def parse_head(self, headers: HeaderList, encoded: bytes, body_size: int) -> RequestHead:
+        """Return the head of a request, which ``encoded`` has in HTTP/1.1; cache a small one.
+
+        Raises MalformedError.
+        """
+        head = self._host.head_parser.parse_request(encoded)
         if len(encoded) <= MAX_CACHED_HEAD and body_size >= 0:
             if len(self._heads) >= _MAX_CACHED_HEADS:
                 self._heads.clear()
             self._heads[headers.fields] = head
-        return head, len(encoded)
+        return head
 
     def make_head(self) -> RequestHead:
         """Return the head for the response to a request that has none."""
@@ -586,6 +603,16 @@ class Http2ClientConnection(Http2Session):
         else:
             largest.drop_head()
 
+    def _end_stalled_stream(self) -> bool:
+        """End the request whose body has stalled for the longest time: others need the room."""
+        waiting = [handler for handler in self.handlers if handler.waits_since]
+        longest = min(waiting, key=_waits_since, default=None)
+        if longest is None or self.loop.time() - longest.waits_since < _STALLED:
+            return False
+        message = f"the body of the request stalled: nothing came for {_STALLED:g} s or more, and "
+        longest.fail_body(GatewayError(ErrorKind.CLIENT_TIMEOUT, message + NO_ROOM))
+        return True
+
     def _close_for_room(self) -> None:
         self.http2.close(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM)
         self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM))
@@ -618,6 +645,10 @@ class Http2ClientConnection(Http2Session):
 
 def _head_size(call: Http2Call) -> int:
     return call.head_size
+
+
+def _waits_since(handler: StreamHandler) -> float:
+    return handler.waits_since
 
 
 def _protocol_error_text(error: Http2Error) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 
@@ -27,6 +28,8 @@ _CLOSE_TIMEOUT = 1.0
 _DRAIN_TIMEOUT = "the gateway stopped before the call ended (limits.drain_timeout)"
 _DRAIN_POLL_INTERVAL = 0.01
 """Seconds between two checks while draining."""
+
+_log = logging.getLogger("tensorgate.listener")
 
 
 class HttpListener(RequestDispatcher):
@@ -119,10 +122,12 @@ class HttpListener(RequestDispatcher):
             await self._loop.connect_accepted_socket(
                 lambda: self._make_protocol(is_unix, tls), sock
             )
-        except OSError:  # the client is gone
+        except BaseException as error:
             sock.close()
             if self._on_closed is not None:
                 self._on_closed()
+            if not isinstance(error, OSError):  # else the client is gone
+                raise
 
     async def drain(self, max_seconds: float, grace: float = 0.0) -> int:
         """Stop accepting, let calls finish, and drop those that take too long.
@@ -135,18 +140,19 @@ class HttpListener(RequestDispatcher):
         until = self._loop.time() + max_seconds
         if self._idle_check is not None:
             self._idle_check.cancel()
-        for connection in tuple(self._connections):
-            connection.announce_drain()
+        self._for_each_connection(lambda connection: connection.announce_drain())
         await self._stop_accepting(max_seconds)
         await self._drain_connections(min(grace, max_seconds), until)
         late = tuple(self._active_calls.values())
         for client in late:
             client.record.error = _DRAIN_TIMEOUT
-            client.drop_call()
+            try:
+                client.drop_call()
+            except Exception:  # its connection is aborted below
+                _log.exception("a call could not be dropped")
         await self._wait_while(lambda: bool(self._active_calls), _CANCEL_TIMEOUT)
         if late:
-            for connection in tuple(self._connections):
-                connection.close_for_drain(_CLOSE_TIMEOUT)
+            self._for_each_connection(lambda each: each.close_for_drain(_CLOSE_TIMEOUT))
             await self._wait_while(lambda: bool(self._connections), _CLOSE_TIMEOUT)
         open_connections = [connection.transport for connection in self._connections]
         for transport in (*self._handshaking, *open_connections):
@@ -179,8 +185,7 @@ class HttpListener(RequestDispatcher):
             if now >= end_of_grace:
                 for transport in tuple(self._handshaking):
                     transport.abort()
-                for connection in tuple(self._connections):
-                    connection.close_for_drain(grace)
+                self._for_each_connection(lambda each: each.close_for_drain(grace))
             await asyncio.sleep(_DRAIN_POLL_INTERVAL)
 
     def add_connection(self, connection: ListenerConnection) -> None:
@@ -203,8 +208,16 @@ class HttpListener(RequestDispatcher):
             self._on_closed()
 
     def _close_idle_connections(self) -> None:
-        for connection in tuple(self._connections):
-            connection.close_if_idle()
+        self._for_each_connection(lambda connection: connection.close_if_idle())
         self._idle_check = self._loop.call_later(
             self._idle_check_interval, self._close_idle_connections
         )
+
+    def _for_each_connection(self, act: Callable[[ListenerConnection], None]) -> None:
+        """Call ``act`` with each connection; one that fails is aborted, and stops no other."""
+        for connection in tuple(self._connections):
+            try:
+                act(connection)
+            except Exception:
+                _log.exception("a connection failed, and is aborted")
+                connection.transport.abort()

@@ -50,6 +50,8 @@ class BufferAccount:
         """Bytes of clients' heads: those that are incomplete, and large ones of calls."""
         self.holders_of_heads: dict[BufferShare, None] = {}
         """The shares that have such bytes."""
+        self.holders_of_streams: dict[BufferShare, None] = {}
+        """The shares that have several streams, and can end one that stalls."""
         self.window = MAX_WINDOW
         """Bytes that a stream may buffer."""
         self._limit = limit
@@ -81,6 +83,18 @@ class BufferAccount:
         """Return the size of the next read."""
         return self.window if self.free > 0 else MIN_WINDOW
 
+    def make_room(self) -> bool:
+        """Have the connection with the most streams end one that stalls; return whether one did.
+
+        It is for a call that finds no room. If not the streams take it, none is ended.
+        """
+        if self.buffered > self.streams * MIN_STREAM_BYTES:
+            return False
+        for holder in sorted(self.holders_of_streams, key=_streams, reverse=True):
+            if holder.end_stalled_stream is not None and holder.end_stalled_stream():
+                return True
+        return False
+
     def set_limit(self, limit: int) -> None:
         """Change the limit."""
         self._limit = limit
@@ -109,6 +123,9 @@ class BufferShare:
         self.drop_head: Callable[[], None] | None = None
         """Gives up the connection's largest head, and with it what it is the head of."""
 
+        self.end_stalled_stream: Callable[[], bool] | None = None
+        """Ends the stream of which nothing has come for the longest time, if that is long."""
+
     @property
     def window(self) -> int:
         """Return the bytes that a stream may buffer."""
@@ -134,12 +151,16 @@ class BufferShare:
         self.streams += 1
         self.account.streams += 1
         self.account.resize_windows()
+        if self.streams == 2 and self.end_stalled_stream is not None:
+            self.account.holders_of_streams[self] = None
 
     def close_stream(self) -> None:
         """Stop counting such a body."""
         self.streams -= 1
         self.account.streams -= 1
         self.account.resize_windows()
+        if self.streams == 1:
+            self.account.holders_of_streams.pop(self, None)
 
     def hold_head(self, size: int) -> bool:
         """Count so many bytes of a head more, if there is room for them; return whether there is.
@@ -175,9 +196,14 @@ class BufferShare:
         self.change(-self.buffered)
         self.account.streams -= self.streams
         self.account.resize_windows()
-        self.drop_head = None
+        self.account.holders_of_streams.pop(self, None)
+        self.drop_head = self.end_stalled_stream = None
         self.account = BufferAccount()  # of nobody, for what ends later
 
 
 def _heads(share: BufferShare) -> int:
     return share.heads
+
+
+def _streams(share: BufferShare) -> int:
+    return share.streams

@@ -21,9 +21,11 @@ from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.http2_connection import Http2Call
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import CallTrace
+from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.filters.forwarded_headers import Peer
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientHead, ClientRequest, ClientResponse
+from gateway.system.buffers import MIN_STREAM_BYTES
 from tests.http2.frame_bytes import frame
 from tests.listener.running_listener import RunningListener, echo, running_listener
 from tests.listener.running_listener import scheme as scheme
@@ -307,3 +309,41 @@ async def test_large_heads_of_calls_have_a_small_share_and_who_has_most_is_refus
             async with connect(running.url) as innocent_of_1:
                 headers = {"X": "x" * 4000}
                 assert (await innocent_of_1.call("GET", "/innocent", None, headers)).status == 200
+
+
+# The room for bodies
+
+
+async def test_stalled_body_of_who_has_most_makes_room(caplog: pytest.LogCaptureFixture) -> None:
+    records: list[CallRecord] = []
+    budget = MemoryBudget(LIMIT)
+
+    async def handle(request: ClientRequest, response: ClientResponse) -> None:
+        budget.check_admission()
+        await echo(request, response)
+
+    async with running_listener(handle, records.append) as running, nothing_left(running, caplog):
+        listener = running.listener
+        budget.buffers = listener.buffers
+        async with AsyncExitStack() as all_:
+            largest = await all_.enter_async_context(connect_http2(running.url))
+            for _ in range(70):
+                largest.send_headers("POST", "/")
+            await until(lambda: listener.requests == 70)
+            smaller = await all_.enter_async_context(connect_http2(running.url))
+            for _ in range(30):
+                smaller.send_headers("POST", "/")
+            await until(lambda: listener.requests == 100)
+            listener.buffers.set_limit(100 * MIN_STREAM_BYTES)
+            async with connect(running.url) as innocent:
+                statuses = []
+                async with asyncio.timeout(5):
+                    while 200 not in statuses:
+                        reply = await innocent.call("POST", "/innocent", b"x")
+                        statuses.append(reply.status)
+                assert set(statuses[:-1]) <= {503}
+                assert listener.buffers.streams == 99
+            await largest.until(lambda: any(each.ended for each in largest.replies.values()))
+            (ended,) = [each for each in largest.replies.values() if each.ended]
+            assert ended.status == 408
+            assert "stalled" in ended.json["error"]

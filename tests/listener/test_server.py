@@ -10,9 +10,11 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import bad_request
+from gateway.listener.connection_host import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets, open_unix_socket
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from tests.http1.fake_transport import FakeTransport
 from tests.listener.running_listener import echo, respond, running_listener
 from tests.listener.running_listener import scheme as scheme
 from tests.support.addresses import HOST
@@ -360,3 +362,66 @@ async def test_drain_does_not_wait_for_unread_bodies() -> None:
         async with asyncio.timeout(5):
             assert await running.listener.drain(0.02, 0.02) == 0
         assert await client.rest() == b""
+
+
+class _FailingConnection:
+    """A connection that can do nothing."""
+
+    def __init__(self) -> None:
+        self.fake = FakeTransport()
+        self.transport: asyncio.Transport = self.fake
+
+    def close_if_idle(self) -> None:
+        raise ZeroDivisionError("it is asked whether it is idle")
+
+    def announce_drain(self) -> None:
+        raise ZeroDivisionError("it is told of the drain")
+
+    def close_for_drain(self, grace: float) -> None:
+        raise ZeroDivisionError("it is told to close")
+
+
+async def test_connection_that_fails_keeps_no_other_from_its_idle_check(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running_listener(echo) as running:
+        running.listener.idle_timeouts = IdleTimeouts(keep_alive_timeout=0.2)
+        failing = _FailingConnection()
+        running.listener.add_connection(failing)
+        for _ in range(2):  # also in the checks that follow the failure
+            async with connect(running.url) as client:
+                assert (await client.call("GET", "/")).status == 200
+                assert await client.rest() == b""
+        assert "abort" in failing.fake.calls
+        assert "it is asked whether it is idle" in caplog.text
+        running.listener.remove_connection(failing)
+        await until(lambda: not running.listener.connections)
+
+
+async def test_connection_that_fails_stops_no_drain(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_listener(echo) as running, connect(running.url) as client:
+        assert (await client.call("GET", "/")).status == 200
+        failing = _FailingConnection()
+        running.listener.add_connection(failing)
+        async with asyncio.timeout(5):
+            assert await running.listener.drain(0.2, 0.0) == 0
+        assert await client.rest() == b""
+        assert "it is told of the drain" in caplog.text
+        assert "it is told to close" in caplog.text
+        assert "abort" in failing.fake.calls
+        running.listener.remove_connection(failing)
+        await until(lambda: not running.listener.connections)
+
+
+async def test_socket_that_cannot_be_served_is_closed_and_counted() -> None:
+    closed: list[None] = []
+    listener = HttpListener(echo, (), lambda: closed.append(None))
+    async with no_leaks():
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        listener.adopt(sock)
+        await until(lambda: closed)
+        assert sock.fileno() == -1
+        assert await listener.drain(0, 0) == 0
+    assert closed == [None]

@@ -42,7 +42,7 @@ class MemoryBudget:
 
     def check_admission(self) -> None:
         """Raise GatewayError (503) if there is no room for one more call."""
-        if self.buffers.free < MIN_STREAM_BYTES:
+        if self.buffers.free < MIN_STREAM_BYTES and not self.buffers.make_room():
             raise self._full()
 
     def set_limit(self, limit: int) -> None:
