@@ -24,7 +24,14 @@ from gateway.proxy.destination import Upstream
 from gateway.upstream.pool.member import MemberState
 
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
-_SUMMED = ("connections", "tls_handshakes", "requests_in_progress", "tasks", "buffered_bytes")
+_SUMMED = (
+    "connections",
+    "tls_handshakes",
+    "requests_in_progress",
+    "bodies_in_transit",
+    "tasks",
+    "buffered_bytes",
+)
 _OF_ONE_WORKER = ("pid", "draining", *_SUMMED)
 """What is shown of each worker."""
 
@@ -71,6 +78,7 @@ def worker_status(gateway: ObservedGateway, with_models: bool = True) -> dict[st
         "connections": listener.connections,
         "tls_handshakes": listener.tls_handshakes,
         "requests_in_progress": listener.requests,
+        "bodies_in_transit": listener.buffers.streams,
         "tasks": len(asyncio.all_tasks()),
         "buffered_bytes": gateway.buffered_bytes,
         "concurrency": _concurrency(gateway.concurrency_limit),

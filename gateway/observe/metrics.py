@@ -84,6 +84,11 @@ class _StatusCollector(Collector):
             status["tls_handshakes"],
         )
         yield _gauge("requests_in_progress", "Calls in progress.", status["requests_in_progress"])
+        yield _gauge(
+            "bodies_in_transit",
+            "Bodies that are still arriving, from clients and from servers.",
+            status["bodies_in_transit"],
+        )
         yield _gauge("buffered_bytes", "Bytes of buffered bodies.", status["buffered_bytes"])
         yield _gauge("draining", "1 while the gateway drains before shutdown.", status["draining"])
         yield _gauge("workers", "Workers that are alive.", len(status["workers"]))

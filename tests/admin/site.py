@@ -71,6 +71,7 @@ def worker_status(upstreams: dict[str, Any] | None = None, **fields: Any) -> dic
         "tls_handshakes": 1,
         "requests_in_progress": 2,
         "tasks": 5,
+        "bodies_in_transit": 1,
         "buffered_bytes": 100,
         "concurrency": None,
         "upstreams": {"u": upstream(endpoint())} if upstreams is None else upstreams,

@@ -35,6 +35,7 @@ def _status(pid: int, *endpoints: dict[str, Any], **fields: Any) -> dict[str, An
         "tls_handshakes": 4,
         "requests_in_progress": 2,
         "tasks": 5,
+        "bodies_in_transit": 1,
         "buffered_bytes": 100,
         "concurrency": None,
         "process": {"process_open_fds": 10.0, "process_start_time_seconds": float(pid)},
@@ -58,6 +59,7 @@ def test_numbers_are_sums() -> None:
     assert (merged["connections"], merged["tls_handshakes"]) == (6, 8)
     assert merged["requests_in_progress"] == 4
     assert (merged["tasks"], merged["buffered_bytes"]) == (10, 200)
+    assert merged["bodies_in_transit"] == 2
     assert merged["concurrency"] is None
     assert merged["process"] == {"process_open_fds": 20, "process_start_time_seconds": 1}
     upstream = merged["upstreams"]["u"]

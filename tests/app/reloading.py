@@ -7,7 +7,7 @@ from typing import Any
 from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.support.addresses import HOST
-from tests.support.gateway import LIMITS, no_leaks
+from tests.support.gateway import LIMITS, checked_gateway, no_leaks
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
     ScriptedServer,
@@ -32,8 +32,8 @@ def settings_for(*urls: str, **more: Any) -> Settings:
 
 @asynccontextmanager
 async def running_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, str]]:
-    async with no_leaks(), Gateway(settings) as gateway:
-        yield gateway, gateway.addresses[0]
+    async with no_leaks(), checked_gateway(settings) as running:
+        yield running.gateway, running.url
 
 
 def server_named(name: str) -> ScriptedServer:

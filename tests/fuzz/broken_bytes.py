@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -12,11 +13,27 @@ MIN_ROUNDS = 50
 """What is tried however short the time is."""
 
 
+ROUND = "TENSORGATE_FUZZ_ROUND"
+"""In the environment, the number of the one round to try: that which failed."""
+
+last_round = -1
+"""The number of the round that began last in this process."""
+
+
 def rounds(full: float) -> Iterator[random.Random]:
-    """Yield a source of chance for each round, for so many seconds of a full run."""
+    """Yield a source of chance for each round, for so many seconds of a full run.
+
+    The number of a round is its seed; a failed test tells it (tests/fuzz/conftest.py).
+    """
+    global last_round  # for the report of a test that fails in the round
+    if ROUND in os.environ:
+        last_round = int(os.environ[ROUND])
+        yield random.Random(last_round)
+        return
     end = time.monotonic() + fuzz_seconds(full)
     number = 0
     while number < MIN_ROUNDS or time.monotonic() < end:
+        last_round = number
         yield random.Random(number)
         number += 1
 

@@ -1,11 +1,26 @@
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 
 import pytest
 
+from tests.fuzz import broken_bytes
 from tests.support.event_loops import both_loops
 from tests.support.gateway import no_errors_logged, no_leaks
 
 pytest_asyncio_loop_factories = both_loops
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tell in which round of ``rounds`` a test has failed."""
+    if call.when == "setup":
+        broken_bytes.last_round = -1
+    report = yield
+    if call.when == "call" and report.failed and broken_bytes.last_round >= 0:
+        again = f"{broken_bytes.ROUND}={broken_bytes.last_round}"
+        report.sections.append(("Fuzz", f"again with {again}: {item.nodeid}"))
+    return report
 
 
 @pytest.fixture

@@ -99,10 +99,13 @@ def _response_to(request: Request) -> bytes:
 
 @asynccontextmanager
 async def recording() -> AsyncIterator[tuple[Recorder, RunningGateway]]:
-    """Run a gateway before a server that records."""
+    """Run a gateway before a server that records; an innocent client calls at the end."""
     recorder = Recorder()
     async with ScriptedServer(recorder.script) as server, running_gateway(server.url) as gateway:
         yield recorder, gateway
+        await gateway.remains.until_nothing()
+        async with gateway.client() as innocent:
+            assert (await innocent.call("GET", "/innocent")).status == 200
 
 
 async def check_streams(
@@ -113,7 +116,7 @@ async def check_streams(
     while batch := list(islice(left, _CONCURRENCY)):
         recorder.seen.clear()
         outcomes = await asyncio.gather(*(_outcome(gateway, stream) for stream in batch))
-        await gateway.until_idle()
+        await gateway.remains.until_nothing()
         served: list[Request] = []
         for stream, outcome in zip(batch, outcomes, strict=True):
             served += _check(stream, outcome)

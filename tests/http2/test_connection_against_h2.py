@@ -394,6 +394,7 @@ def check_released(end: OurEnd) -> None:
     """Check that no stream is left, and that all of the window can be used again."""
     http2: Any = end.http2
     assert http2.streams == {}
+    assert http2.buffered_bytes == 0
     assert http2._receive_window.unused == 0
     assert http2._receive_window.size > http2._receive_window.target / 2
     for stream in end.streams.values():

@@ -40,6 +40,7 @@ def _status() -> dict[str, Any]:
         "connections": 1,
         "tls_handshakes": 2,
         "requests_in_progress": 1,
+        "bodies_in_transit": 1,
         "buffered_bytes": 1,
         "settings": {"last_failure": None, "loaded_at": 1.0},
         "workers": [{}, {}],

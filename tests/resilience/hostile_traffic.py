@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.addresses import HOST, free_port
+from tests.support.checks.nothing_left_in_process import fetch_status, until_nothing_is_left
 from tests.support.gateway_process import TIMEOUT, Process, gateway_process
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, binary_response_header, metadata
-from tests.support.raw_client import RawClient, connect
+from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
 
 MIB = 2**20
@@ -59,9 +60,7 @@ class ProbedGateway:
 
     async def status(self) -> dict[str, Any]:
         """Fetch its status."""
-        async with connect(self.admin) as client:
-            status: dict[str, Any] = (await client.call("GET", "/status")).json
-        return status
+        return await fetch_status(self.admin)
 
     async def until_status(self, condition: Callable[[dict[str, Any]], object]) -> None:
         """Wait until a condition of its status holds."""
@@ -70,9 +69,8 @@ class ProbedGateway:
                 await asyncio.sleep(0.1)
 
     async def until_idle(self) -> None:
-        """Wait until no call and no client is left, and nothing is buffered."""
-        names = ("requests_in_progress", "connections", "buffered_bytes")
-        await self.until_status(lambda status: not any(status[name] for name in names))
+        """Wait until nothing is left of all clients."""
+        await until_nothing_is_left(self.admin)
 
     def memory(self, field: str) -> int:
         """Return bytes of memory: proc(5), /proc/PID/status."""

@@ -96,7 +96,10 @@ class Server:
         if not body:
             return http_response(_METADATA, headers)
         size = int(head.get(HEADER_LENGTH) or len(body))
-        fields = json.dumps(_echo(json.loads(body[:size]))).encode()
+        try:
+            fields = json.dumps(_echo(json.loads(body[:size]))).encode()
+        except (ValueError, KeyError):
+            return http_response(b'{"error":"malformed"}', headers, "400 Bad Request")
         headers[HEADER_LENGTH] = str(len(fields))
         headers["Content-Type"] = "application/octet-stream"
         return http_response(fields + body[size:], headers)

@@ -18,6 +18,7 @@ from gateway.listener.server import HttpListener
 from gateway.settings.limits import Concurrency
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
+from tests.support.checks.nothing_left import Remains, nothing_left
 from tests.support.raw_client import RawClient, connect
 
 # The tests' own patience is 5 s: where a gateway that waits would wait longer, it hangs.
@@ -34,8 +35,9 @@ def split_limits(limits: dict[str, Any]) -> dict[str, dict[str, Any]]:
 class RunningGateway:
     """A running gateway, with access to its internals."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, remains: Remains) -> None:
         self.gateway = gateway
+        self.remains = remains
         self.url = gateway.addresses[0]
 
     @property
@@ -68,6 +70,13 @@ def http1_connections(listener: HttpListener) -> list[ClientConnection]:
     return connections
 
 
+@asynccontextmanager
+async def checked_gateway(settings: Settings, unchecked: str = "") -> AsyncIterator[RunningGateway]:
+    """Run a gateway; at the end it must hold nothing of its peers: see ``nothing_left``."""
+    async with nothing_left(settings, unchecked) as (gateway, remains):
+        yield RunningGateway(gateway, remains)
+
+
 UPSTREAM = "upstream 'servers'"
 """How errors name the upstream of these gateways to clients."""
 
@@ -86,6 +95,7 @@ async def running_gateway(
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway in front of servers; further arguments are settings.
 
+    It is a ``checked_gateway``.
     ``others`` are further upstreams, ``general`` are settings without a section, ``limits`` are
     settings of the sections limits and concurrency. ``urls`` are taken for Tritons, so that they
     are asked nothing but what clients ask, and for such that survive cancellations.
@@ -106,10 +116,8 @@ async def running_gateway(
             **split_limits(limits),
         }
     )
-    async with Gateway(settings) as gateway:
-        running = RunningGateway(gateway)
-        yield running
-        await running.until_idle()
+    async with checked_gateway(settings) as gateway:
+        yield gateway
 
 
 @asynccontextmanager

@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.support.addresses import HOST
+from tests.support.checks.nothing_left_in_process import (
+    admin_url,
+    check_alive,
+    check_log,
+    until_nothing_is_left,
+)
 
 TIMEOUT = 30
 """Seconds after which a test fails that waits for a process."""
@@ -30,6 +37,8 @@ class Process:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.said = ""
+        self.is_stopping = False
+        """It was sent a signal other than SIGHUP."""
 
     async def wait_for_output(self, pattern: str) -> re.Match[str]:
         """Read standard error up to a line that matches."""
@@ -43,6 +52,7 @@ class Process:
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
+        self.is_stopping |= number != signal.SIGHUP
         self.process.send_signal(number)
 
     @property
@@ -79,7 +89,8 @@ async def running_process(*command: str, **environ: str) -> AsyncIterator[Proces
     finally:
         if running.running:
             process.kill()
-        await process.communicate()
+        _, err = await process.communicate()
+        running.said += err.decode()
 
 
 async def run(*command: str, **environ: str) -> tuple[int, str, str]:
@@ -98,9 +109,19 @@ def write_settings(file: Path, url: str, listen: str = f"{HOST}:0", more: str = 
 
 @asynccontextmanager
 async def gateway_process(
-    config: str, command: Sequence[str] = (TENSORGATE,), **environ: str
+    config: str, command: Sequence[str] = (TENSORGATE,), unchecked: str = "", **environ: str
 ) -> AsyncIterator[tuple[Process, str]]:
-    """Run a gateway; return it, and where it listens."""
+    """Run a gateway; return it, and where it listens.
+
+    At the end it must hold nothing of its peers and serve the next client, and have logged no
+    traceback: see ``nothing_left_in_process``. ``unchecked`` says why it may hold something.
+    """
+    admin = admin_url(config)
     async with running_process(*command, "serve", "--config", config, **environ) as process:
         found = await process.wait_for_output(r"listening on (\S+)")
         yield process, found[1]
+        if process.running and not process.is_stopping and not unchecked:
+            if admin is not None:
+                await until_nothing_is_left(admin)
+            await check_alive(found[1])
+    check_log(process.said)

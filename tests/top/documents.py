@@ -78,6 +78,7 @@ def worker(pid: int, **more: Any) -> Json:
         "draining": False,
         "connections": 1,
         "requests_in_progress": 2,
+        "bodies_in_transit": 0,
         "tasks": 10,
         "buffered_bytes": 0,
         "seconds_since_update": 0.001,

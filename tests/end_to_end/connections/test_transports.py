@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.support.certificates import (
     authority,
@@ -18,7 +17,7 @@ from tests.support.certificates import (
     server_certificate,
     server_context,
 )
-from tests.support.gateway import LIMITS, UPSTREAM, gateway_client
+from tests.support.gateway import LIMITS, UPSTREAM, checked_gateway, gateway_client
 from tests.support.http_messages import with_long_head
 from tests.support.inference_messages import (
     FLOATS,
@@ -28,7 +27,7 @@ from tests.support.inference_messages import (
     infer_json,
     json_request,
 )
-from tests.support.raw_client import RawClient, connect
+from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 
@@ -43,7 +42,7 @@ async def _client(url: str, **tls: object) -> AsyncIterator[RawClient]:
             "limits": LIMITS,
         }
     )
-    async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
+    async with checked_gateway(settings) as gateway, gateway.client() as client:
         yield client
 
 

@@ -209,7 +209,7 @@ async def test_replaced_server_is_detected_again(
             assert fast_path_requests[fast_path:] == [INFER]
             assert (await client.ask(infer_json())).status == 200
             assert fast_path_requests[fast_path:] == [INFER] * 2
-        await gateway_.__aexit__(None, None, None)
+    await gateway_.__aexit__(None, None, None)
     told = [message for message in caplog.messages if ": dialect " in message]
     assert [message.split()[3] for message in told] == ["triton:", "kserve:"]
 

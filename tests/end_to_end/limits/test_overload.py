@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from gateway.app.gateway import Gateway
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.settings.schema import Settings
 from gateway.system.buffers import MAX_WINDOW, MIN_WINDOW
-from tests.support.gateway import LIMITS, RunningGateway, http1_connections, running_gateway, until
+from tests.support.gateway import (
+    LIMITS,
+    RunningGateway,
+    checked_gateway,
+    http1_connections,
+    running_gateway,
+    until,
+)
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import (
     INFER,
@@ -256,8 +262,7 @@ async def test_queue_of_one_upstream_takes_no_slots_of_others() -> None:
                 "limits": LIMITS,
             }
         )
-        async with Gateway(settings) as running, AsyncExitStack() as stack:
-            gateway = RunningGateway(running)
+        async with checked_gateway(settings) as gateway, AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(gateway.client()) for _ in range(6)]
             for client in clients[1:]:
                 await client.send(request("GET", "/v2/models/m"))

@@ -10,12 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.app.gateway import Gateway
 from gateway.observe.failure_log import FailureLog
 from gateway.proxy import dispatch
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
-from tests.support.gateway import RunningGateway, split_limits, until
+from tests.support.gateway import RunningGateway, checked_gateway, split_limits, until
 from tests.support.grpc.client import grpc_client
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import INFER, binary_response, infer_json
@@ -68,6 +67,7 @@ async def _gateway(
     *urls: str,
     upstreams: dict[str, Any] | None = None,
     route: dict[str, Any] | None = None,
+    unchecked: str = "",
     **limits: object,
 ) -> AsyncIterator[RunningGateway]:
     servers = {"endpoints": list(urls), "dialect": "triton"}
@@ -81,8 +81,8 @@ async def _gateway(
             **split_limits(limits),
         }
     )
-    async with Gateway(settings) as gateway:
-        yield RunningGateway(gateway)
+    async with checked_gateway(settings, unchecked) as gateway:
+        yield gateway
 
 
 @pytest.fixture
@@ -309,7 +309,7 @@ async def test_line_of_a_call_that_a_drain_cuts(send: Send, log: _Log) -> None:
 
     async with (
         ScriptedServer(script) as server,
-        _gateway(log.path, server.url, drain_timeout="50ms") as gateway,
+        _gateway(log.path, server.url, unchecked="it stops", drain_timeout="50ms") as gateway,
         gateway.client() as client,
     ):
         await send(client, request("POST", "/v2/x", b"x"))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gateway.app.gateway import Gateway
 from gateway.observe.call_metrics import (
     ELEMENTS,
     ERRORS,
@@ -23,7 +22,7 @@ from gateway.observe.metric_store import CounterFamily
 from gateway.settings.schema import Settings
 from tests.end_to_end.observe.conftest import Way
 from tests.support.addresses import free_port
-from tests.support.gateway import RunningGateway
+from tests.support.gateway import RunningGateway, checked_gateway
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -51,9 +50,9 @@ UPLOAD = request("POST", "/v2/models/m/generate", BODY)
 class _Seen:
     """What a gateway has recorded."""
 
-    def __init__(self, gateway: Gateway, log: Path) -> None:
-        self.running = RunningGateway(gateway)
-        self._store = gateway.metric_store
+    def __init__(self, running: RunningGateway, log: Path) -> None:
+        self.running = running
+        self._store = running.gateway.metric_store
         self._log = log
 
     def calls(self, url: str) -> int:
@@ -107,10 +106,8 @@ async def _gateway(log: Path, *urls: str, **settings: Any) -> AsyncIterator[_See
             **settings,
         }
     )
-    async with Gateway(validated) as gateway:
-        seen = _Seen(gateway, log)
-        yield seen
-        await seen.running.until_idle()
+    async with checked_gateway(validated) as running:
+        yield _Seen(running, log)
 
 
 def _late(response: bytes, seconds: float) -> Script:

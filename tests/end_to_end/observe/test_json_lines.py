@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.end_to_end.observe.conftest import Way
-from tests.support.gateway import RunningGateway
+from tests.support.gateway import checked_gateway
 from tests.support.http_messages import chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -58,11 +57,8 @@ async def _line(
                 **settings,
             }
         )
-        async with Gateway(validated) as gateway:
-            running = RunningGateway(gateway)
-            async with running.client() as client:
-                response = await client.ask(data)
-            await running.until_idle()
+        async with checked_gateway(validated) as running, running.client() as client:
+            response = await client.ask(data)
         url = server.url
     return json.loads(_last_line(log)), response, url
 

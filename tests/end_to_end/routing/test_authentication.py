@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.app.build import api_keys as keys_module
-from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
-from tests.support.gateway import LIMITS, RunningGateway, until
+from tests.support.gateway import LIMITS, RunningGateway, checked_gateway, until
 from tests.support.http_messages import http_response, request, with_long_head
 from tests.support.inference_messages import infer_json
 from tests.support.raw_client import RawClient, ReceivedResponse
@@ -75,12 +74,10 @@ async def _gateway(
             "limits": LIMITS,
         }
     )
-    async with Gateway(settings) as gateway:
-        running = RunningGateway(gateway)
+    async with checked_gateway(settings) as running:
         async with running.client() as client:
             assert (await client.call("GET", "/v2/models/x/ready")).status == 200
         yield running
-        await running.until_idle()
 
 
 @asynccontextmanager

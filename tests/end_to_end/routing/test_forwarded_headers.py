@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from gateway.app.gateway import Gateway
 from gateway.observe.call_record import CallRecord
 from gateway.settings.schema import Settings
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import LIMITS, RunningGateway, until
+from tests.support.gateway import LIMITS, RunningGateway, checked_gateway, until
 from tests.support.gateway_process import gateway_process, write_settings
 from tests.support.http_messages import Head, chunk, http_response, message, request
 from tests.support.inference_messages import (
@@ -74,12 +73,10 @@ async def _gateway(
             **settings,
         }
     )
-    async with Gateway(made) as gateway:
-        running = RunningGateway(gateway)
+    async with checked_gateway(made) as running:
         async with running.client() as client:
             assert (await client.call("GET", "/v2/warm")).status == 200
         yield running
-        await running.until_idle()
 
 
 @asynccontextmanager

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from gateway.app.gateway import Gateway
 from gateway.observe.call_record import CallRecord
 from gateway.settings.schema import Settings
 from tests.end_to_end.routing.test_forwarded_headers import EVERY_WAY, _in_one_write, _in_two_writes
 from tests.support.addresses import free_address
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import LIMITS, RunningGateway, until
+from tests.support.gateway import LIMITS, RunningGateway, checked_gateway, until
 from tests.support.gateway_process import gateway_process, write_settings
 from tests.support.http_messages import http_response, request
 from tests.support.raw_client import RawClient, connect
@@ -40,14 +39,22 @@ def _settings(listen: str, server: str, **more: Any) -> Settings:
     )
 
 
+_ITS_OWN_CLIENT = "it keeps an idle connection to itself, or to the gateway after it"
+
+
 @asynccontextmanager
 async def _chain(*addresses: str, **more: Any) -> AsyncIterator[list[RunningGateway]]:
     """Run gateways, each in front of the next address."""
     async with AsyncExitStack() as stack:
-        yield [
-            RunningGateway(await stack.enter_async_context(Gateway(_settings(own, after, **more))))
+        running = [
+            await stack.enter_async_context(
+                checked_gateway(_settings(own, after, **more), unchecked=_ITS_OWN_CLIENT)
+            )
             for own, after in pairwise(addresses)
         ]
+        yield running
+        for gateway in running:
+            await gateway.until_idle()
 
 
 @pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["one write", "two writes"])

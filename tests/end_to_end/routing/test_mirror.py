@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from gateway.app.gateway import Gateway
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import RunningGateway, split_limits, until
+from tests.support.gateway import RunningGateway, checked_gateway, split_limits, until
 from tests.support.http_messages import (
     chunk,
     chunked,
@@ -74,12 +73,16 @@ async def model(connection: Connection) -> None:
             await connection.send(http_response(b'{"text_output":"y"}'))
 
 
+_HANGS = "copies stay at a mirror that hangs until the gateway stops"
+
+
 @asynccontextmanager
 async def mirrored(
     server: str,
     shadow: str | None,
     share: str = "100%",
     own: dict[str, object] | None = None,
+    unchecked: str = "",
     **limits: object,
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway with a mirror or without; closing it waits for no mirror."""
@@ -103,8 +106,8 @@ async def mirrored(
             "forwarded": {"headers": False, "via": False},
         }
     )
-    async with Gateway(settings) as gateway:
-        yield RunningGateway(gateway)
+    async with checked_gateway(settings, unchecked) as gateway:
+        yield gateway
 
 
 def _in_flight(gateway: RunningGateway) -> int:
@@ -310,7 +313,7 @@ async def _everything(shadow: str | None) -> tuple[list[Any], list[Any]]:
     """Return the responses to successive requests, and what the server got."""
     async with (
         ScriptedServer(model) as server,
-        mirrored(server.url, shadow) as gateway,
+        mirrored(server.url, shadow, unchecked=_HANGS if shadow else "") as gateway,
         gateway.client() as client,
     ):
         seen = [_seen(await client.ask(data)) for data in REQUESTS]
@@ -353,7 +356,12 @@ async def test_clients_continue_when_the_mirror_is_at_its_cap(
         ScriptedServer(model) as server,
         ScriptedServer(never_respond) as shadow,
         mirrored(
-            server.url, shadow.url, max_requests=1, max_queue=0, max_buffered_bytes="1MiB"
+            server.url,
+            shadow.url,
+            unchecked=_HANGS,
+            max_requests=1,
+            max_queue=0,
+            max_buffered_bytes="1MiB",
         ) as gateway,
     ):
         async with gateway.client() as client:
@@ -373,7 +381,7 @@ async def test_number_of_mirrored_requests_can_be_set() -> None:
     async with (
         ScriptedServer(model) as server,
         ScriptedServer(never_respond) as shadow,
-        mirrored(server.url, shadow.url, own={"max_concurrent": 2}) as gateway,
+        mirrored(server.url, shadow.url, own={"max_concurrent": 2}, unchecked=_HANGS) as gateway,
     ):
         async with gateway.client() as client:
             for number in range(4):
@@ -386,7 +394,7 @@ async def test_mirrored_requests_may_buffer_a_quarter_of_the_budget() -> None:
     async with (
         ScriptedServer(model) as server,
         ScriptedServer(reads_slowly) as shadow,
-        mirrored(server.url, shadow.url, max_buffered_bytes="1MiB") as gateway,
+        mirrored(server.url, shadow.url, unchecked=_HANGS, max_buffered_bytes="1MiB") as gateway,
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -455,7 +463,9 @@ async def test_hanging_mirror_does_not_delay_a_drain(
 ) -> None:
     async with ScriptedServer(model) as server, ScriptedServer(never_respond) as shadow:
         async with asyncio.timeout(5):
-            async with mirrored(server.url, shadow.url, drain_timeout=30) as gateway:
+            async with mirrored(
+                server.url, shadow.url, unchecked=_HANGS, drain_timeout=30
+            ) as gateway:
                 async with gateway.client() as client:
                     for data in (infer_json(), request("POST", GENERATE, TENSOR)):
                         assert (await client.ask(data)).status == 200
@@ -476,7 +486,7 @@ async def test_call_during_a_drain_is_still_mirrored() -> None:
         await connection.send(http_response(b"{}"))
 
     async with ScriptedServer(waits) as server, ScriptedServer(never_respond) as shadow:
-        serving = mirrored(server.url, shadow.url, drain_timeout=30)
+        serving = mirrored(server.url, shadow.url, unchecked=_HANGS, drain_timeout=30)
         gateway = await serving.__aenter__()
         async with gateway.client() as client, asyncio.timeout(5):
             await client.send(request("POST", GENERATE, b"{}"))

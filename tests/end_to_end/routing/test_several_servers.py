@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.app.gateway import Gateway
 from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
-from tests.support.gateway import LIMITS, RunningGateway, until
+from tests.support.gateway import LIMITS, RunningGateway, checked_gateway, until
 from tests.support.http_messages import http_response, request
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import (
@@ -51,10 +50,8 @@ async def gateway_to(
             "limits": {**LIMITS, **(limits or {})},
         }
     )
-    async with Gateway(settings) as gateway:
-        running = RunningGateway(gateway)
+    async with checked_gateway(settings) as running:
         yield running
-        await running.until_idle()
 
 
 @asynccontextmanager

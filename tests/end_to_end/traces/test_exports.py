@@ -18,7 +18,7 @@ from tests.end_to_end.observe.conftest import Way
 from tests.end_to_end.observe.conftest import way as way
 from tests.end_to_end.traces.conftest import SAMPLED, TRACE, Traced
 from tests.support.addresses import free_address
-from tests.support.gateway import RunningGateway, until
+from tests.support.gateway import checked_gateway, until
 from tests.support.http_messages import http_response, request
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 from tests.support.servers.trace_receiver import TraceReceiver, trace_receiver
@@ -129,13 +129,13 @@ async def test_receiver_that_is_not_there_touches_no_call(
     }
     async with ScriptedServer(GOOD) as server:
         settings["upstreams"] = {"u": {"endpoints": [server.url], "dialect": "triton"}}
-        async with Gateway(Settings.model_validate(settings)) as gateway:
-            running = RunningGateway(gateway)
-            async with running.client() as client:
-                for _ in range(20):
-                    assert (await client.ask(way(GET))).status == 200
-            await running.until_idle()
-    assert _sums(gateway) == (0, {"export_failed": 40})
+        async with (
+            checked_gateway(Settings.model_validate(settings)) as running,
+            running.client() as client,
+        ):
+            for _ in range(20):
+                assert (await client.ask(way(GET))).status == 200
+    assert _sums(running.gateway) == (0, {"export_failed": 40})
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert len([each for each in warnings if "spans were not exported to http://" in each]) == 1
 

@@ -59,7 +59,7 @@ def server_bytes(chance: random.Random, received: bytes, stream_ids: list[int]) 
 def with_broken_frames(chance: random.Random, data: bytes) -> bytes:
     """Drop, repeat, move, change or add whole frames."""
     preface = PREFACE if data.startswith(PREFACE) else b""
-    frames = _split(data[len(preface) :])
+    frames = frames_of(data[len(preface) :])
     for _ in range(chance.randint(1, 3)):
         at = chance.randrange(len(frames))
         frame = frames[at]
@@ -132,7 +132,8 @@ def _send_control(chance: random.Random, h2: H2Connection) -> None:
             h2.prioritize(1, weight=chance.randint(1, 256))
 
 
-def _split(data: bytes) -> list[bytes]:
+def frames_of(data: bytes) -> list[bytes]:
+    """Cut bytes into whole frames, and a last one that may be cut short."""
     frames = []
     while data:
         size = _HEAD_SIZE + int.from_bytes(data[:3], "big")

@@ -39,10 +39,10 @@ def _living() -> Counter[str]:
     The collector does not name all that it frees: a suspended generator is closed before, and
     nothing of its cycle is left then.
     """
-    return Counter(name for name in map(_name, gc.get_objects()) if name)
+    return Counter(name for name in map(name_of_gateway, gc.get_objects()) if name)
 
 
-def _name(thing: object) -> str:
+def name_of_gateway(thing: object) -> str:
     """Name an object of the gateway's, or one that may hold much; nothing for others."""
     kind = type(thing)
     name = f"{kind.__module__}.{kind.__qualname__}"

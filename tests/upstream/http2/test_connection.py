@@ -353,7 +353,7 @@ class _BrokenReceiver:
     def on_headers(self, headers: HeaderList) -> None:
         raise NotImplementedError
 
-    def on_data(self) -> None:
+    def on_data(self, size: int) -> None:
         raise NotImplementedError
 
     def on_end(self) -> None:
