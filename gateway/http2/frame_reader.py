@@ -140,7 +140,7 @@ class FrameReader:
         """
         frame = self._read_frame()
         if frame is None:
-            self.drop()  # a view would pin its slab
+            self._received, self._start = b"", 0  # a view would pin its slab
         return frame
 
     def _read_frame(self) -> Frame | None:

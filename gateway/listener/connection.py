@@ -41,6 +41,7 @@ from gateway.listener.messages import (
 )
 from gateway.listener.tls_transport import ALPN_PROTOCOL
 from gateway.observe.call_record import CallRecord
+from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
@@ -303,7 +304,7 @@ class ClientConnection(Connection):
     def _hold_head(self, size: int) -> bool:
         """Count a partial head, or the large head of a call; if there is no room, reject it."""
         if not self.buffers.hold_head(size - self._head_size):
-            self._reject(GatewayError(ErrorKind.OVERLOADED, NO_ROOM))
+            self._reject(overload_error(NO_ROOM))
             return False
         self._head_size = size
         return True
@@ -314,7 +315,7 @@ class ClientConnection(Connection):
 
     def _drop_head(self) -> None:
         """Drop the head, and the call that it begins: others need the room."""
-        error = GatewayError(ErrorKind.OVERLOADED, NO_ROOM)
+        error = overload_error(NO_ROOM)
         if self._call is None:
             self._reject(error)
         else:
@@ -471,7 +472,7 @@ class ClientConnection(Connection):
             record.status = error.kind.value.status
             body = error_body(error.message)
             record.response_bytes = len(body)
-            self.transport.write(encode_error(record.status, body))
+            self.transport.write(encode_error(error, body))
         self._host.observe_call(record)
         self._framing_lost = True
         self._reader.reset()

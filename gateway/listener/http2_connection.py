@@ -46,8 +46,9 @@ from gateway.listener.http2_messages import (
     encode_request_head,
     response_fields,
 )
-from gateway.listener.messages import ListenerResponse, with_request_id
+from gateway.listener.messages import ListenerResponse, error_template, with_request_id
 from gateway.observe.call_record import CallRecord
+from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.body_io import split
 from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
@@ -230,7 +231,7 @@ class Http2Call(StreamHandler):
     def drop_head(self) -> None:
         """Drop the call because others need the room that its head takes."""
         self._release_head()
-        self.record.set_error(GatewayError(ErrorKind.OVERLOADED, NO_ROOM))
+        self.record.set_error(overload_error(NO_ROOM))
         self.drop_call()
 
     def cancel(self, why: str) -> None:
@@ -341,11 +342,8 @@ class Http2Call(StreamHandler):
         """Respond to a request without a valid head."""
         record = self.record = self._make_record("-", "-")
         record.set_error(error)
-        template = ResponseTemplate(
-            error.kind.value.status, "", (("Content-Type", "application/json"),)
-        )
         has_body = _HEAD not in self._headers.fields
-        self.respond(template, b"", error_body(error.message) if has_body else b"")
+        self.respond(error_template(error), b"", error_body(error.message) if has_body else b"")
 
     def _make_record(self, method: str, target: str) -> CallRecord:
         """Return the record of a call without a parsed head."""
@@ -356,7 +354,7 @@ class Http2Call(StreamHandler):
     def _hold_head(self, size: int) -> bool:
         """Count a large head before it is parsed; if there is no room, reject it."""
         if not self.session.buffers.hold_head(size):
-            self._reject(GatewayError(ErrorKind.OVERLOADED, NO_ROOM))
+            self._reject(overload_error(NO_ROOM))
             return False
         self.head_size = size
         return True

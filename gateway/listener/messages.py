@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 from multidict import CIMultiDict
 
-from gateway.errors import bad_request
+from gateway.errors import GatewayError, bad_request
 from gateway.http1.connection import BodyStream, Connection
 from gateway.http1.head import (
     ABSOLUTE_FORM,
@@ -158,11 +158,17 @@ class HttpResponse(ListenerResponse):
         self._connection.reset()
 
 
-def encode_error(status: int, body: bytes) -> bytes:
-    """Encode the response to an invalid request, after which the connection closes."""
-    headers = (("Content-Type", "application/json"),)
-    template = ResponseTemplate(status, "", headers)
-    return b"".join(encode_response(template, b"", body, last=True))
+def error_template(error: GatewayError) -> ResponseTemplate:
+    """Return status and headers for the error of a request without a valid head."""
+    headers: tuple[tuple[str, str], ...] = (("Content-Type", "application/json"),)
+    if error.retry_after is not None:
+        headers += (("Retry-After", str(error.retry_after)),)
+    return ResponseTemplate(error.kind.value.status, "", headers)
+
+
+def encode_error(error: GatewayError, body: bytes) -> bytes:
+    """Encode the response to such a request, after which the connection closes."""
+    return b"".join(encode_response(error_template(error), b"", body, last=True))
 
 
 def encode_response(

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
+from gateway.errors import bad_request
 from gateway.http1.connection import Connection
 from gateway.http1.read_buffer import READ_BUFFER
 from gateway.listener.client_shares import ClientShares, client_of
@@ -317,7 +318,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         _log.debug("a handshake failed: %s", _reason(error))
         self._input_closed = self._output_closed = True
         if _reason(error) == "HTTP_REQUEST":
-            self._socket.write(encode_error(400, error_body("this port requires TLS: use https")))
+            needs_tls = bad_request("this port requires TLS: use https")
+            self._socket.write(encode_error(needs_tls, error_body(needs_tls.message)))
         else:
             self._flush_outgoing()
         self._socket.close()

@@ -169,7 +169,7 @@ class BufferShare:
         """
         self.change_heads(size)
         account = self.account
-        while not account.has_room_for_heads:
+        while size > 0 and not account.has_room_for_heads:
             account.on_refusal()
             largest = max(account.holders_of_heads, key=_heads)
             before = largest.heads

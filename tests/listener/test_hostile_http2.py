@@ -127,7 +127,7 @@ async def test_large_header_lists_with_odd_fields_leave_nothing_behind(
             if closes == "later":
                 await until(lambda: len(records) == 100)
         await until_nothing_left(running)
-        assert [record.method for record in records] in ([], ["-"] * 100)
+        assert {record.method for record in records} <= {"-"}
 
 
 @pytest.mark.parametrize("odd", ODD_FIELDS.values(), ids=ODD_FIELDS)

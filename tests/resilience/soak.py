@@ -28,13 +28,13 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from tests.fuzz.http2.hostile_clients import hostile_client
 from tests.integration.environment import MissingServerError
 from tests.integration.support.impatient_clients import MODELS as TRITON_MODELS
 from tests.integration.support.impatient_clients import ImpatientClients
 from tests.integration.triton.installation import find
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
-from tests.fuzz.http2.hostile_clients import hostile_client
 from tests.resilience.fleet import FleetServer, fleet
 from tests.resilience.grpc_load import GrpcLoad, grpc_load_on
 from tests.resilience.load import MIXED, Kind, Load, load_on

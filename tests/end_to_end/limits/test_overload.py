@@ -439,7 +439,8 @@ async def test_long_heads_of_active_calls_count() -> None:
     data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
     async with (
         ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, max_buffered_bytes="2400KiB") as gateway,
+        # Heads have an eighth of it.
+        running_gateway(server.url, max_buffered_bytes=f"{8 * 2400}KiB") as gateway,
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway._listener.buffers
