@@ -146,6 +146,7 @@ class Http2Connection:
         self._failure: Http2Error | None = None
         self._closed = False
         self._work_left = _UNLIMITED
+        self._is_too_fast = False
         self._resets: Final = RateLimit(MAX_RESETS, MAX_RESETS_PER_SECOND, clock)
         self._control: Final = RateLimit(MAX_CONTROL_FRAMES, MAX_CONTROL_FRAMES_PER_SECOND, clock)
         self._tiny: Final = RateLimit(MAX_TINY_FRAMES, MAX_TINY_FRAMES_PER_SECOND, clock)
@@ -213,13 +214,20 @@ class Http2Connection:
         self._work_left = work
 
     @property
+    def must_wait(self) -> bool:
+        """Whether nothing must be read before the next turn."""
+        return self._work_left <= 0 or self._is_too_fast
+
+    @property
     def unread_bytes(self) -> int:
         """The received bytes that are left for the next turn."""
         return self._reader.unread
 
     def excess(self) -> float:
         """Return for how many seconds nothing must be read, as too many tiny frames came."""
-        return self._tiny_data.excess()
+        seconds = self._tiny_data.excess()
+        self._is_too_fast = seconds > 0.0
+        return seconds
 
     def ignore_received(self) -> None:
         """Ignore what was received and is not read yet, and what is still to come."""
@@ -315,7 +323,7 @@ class Http2Connection:
                 raise _flood("too many empty DATA frames")
             return
         elif len(data) < TINY_FRAME:
-            self._tiny_data.spend()
+            self._is_too_fast = not self._tiny_data.spend()
         self._events.append(DataReceived(stream, data, size, frame.end_stream))
 
     def _check_data(self, stream: Stream, frame: DataFrame) -> None:

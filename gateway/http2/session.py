@@ -304,10 +304,11 @@ class Http2Session(Connection):
                 self._handle(event)
         except Http2Error as error:
             self.fail(error)
-            self._wait_for_next_turn()
+            self._end_turn()
             return
         self._count_partial(http2.buffered_bytes)
-        self._wait_for_next_turn()
+        if http2.must_wait or self.read_flow.paused:
+            self._end_turn()
         self.flush_output()
         if self.transport.get_write_buffer_size() > _MAX_UNSENT:
             reason = "the peer does not read"
@@ -355,7 +356,7 @@ class Http2Session(Connection):
         self._flushing = False
         self.flush_output()
 
-    def _wait_for_next_turn(self) -> None:
+    def _end_turn(self) -> None:
         """Let others have their turn if this one had too much to read; read nothing meanwhile."""
         unread, delay = self.http2.unread_bytes, self.http2.excess()
         self._count_unread(unread)

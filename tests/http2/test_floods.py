@@ -301,7 +301,7 @@ ALL_FIELDS = b"\x82" * (MAX_FIELDS - 1)
     [
         pytest.param(lambda peer, i: encode_headers(i, ALL_FIELDS, True), 1, id="fields"),
         pytest.param(lambda peer, i: encode_headers(1, ALL_FIELDS, True), 1, id="late fields"),
-        pytest.param(lambda peer, i: peer.headers(i, end=True), 16, id="requests"),
+        pytest.param(lambda peer, i: peer.headers(i, end=True), 45, id="requests"),
         pytest.param(
             lambda peer, i: encode_settings([(INITIAL_WINDOW_SIZE, i)] * 2500), 3, id="settings"
         ),
@@ -314,7 +314,7 @@ ALL_FIELDS = b"\x82" * (MAX_FIELDS - 1)
 def test_turn_has_fewer_frames_that_cost_more(
     flood: Callable[[Peer, int], bytes], most: int
 ) -> None:
-    """TURN_WORK: one header block of MAX_FIELDS, heads of 16 calls."""
+    """TURN_WORK: one header block of MAX_FIELDS, heads of 45 calls."""
     peer = Peer(clock=Clock(), max_streams=200)
     peer.http2.reset(peer.request(1), CODE.CANCEL)
     for stream_id in range(3, 181, 2):
