@@ -652,6 +652,7 @@ async def test_connection_with_a_defect_leaves_nothing(
         assert (listener.connections, listener.tls_handshakes) == (0, 0)
         await _check_service(gateway.url)
         await until(lambda: closed == 2)
+        gateway.remains.forget_faults()
     assert _FailingConnection.failing == ""
 
 
@@ -679,6 +680,8 @@ async def test_defect_in_bytes_that_waited_ends_the_connection(
             connection.read_flow.resume("test")
             await until(lambda: not listener.connections)
             await until(lambda: _is_closed(sock))
+        monkeypatch.setattr("gateway.listener.server.ClientConnection", ClientConnection)
+        gateway.remains.forget_faults()
 
 
 def _send_with_handshake(address: tuple[str, int]) -> socket.socket:
