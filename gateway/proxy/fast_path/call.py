@@ -348,11 +348,12 @@ class FastPathCall:
         record = self._record
         if record.sent_at and not record.server_seconds:
             record.server_seconds = time.perf_counter() - record.sent_at
-        self._lease.release(outcome, why)
         try:
+            # Before the lease: what timed out is known by the calls given up on a connection.
             connection.close()
         except Exception as error:  # of the next request, which is sent over it
             self._log_error(error)
+        self._lease.release(outcome, why)
         return spent
 
     def _stop_timers(self) -> float:

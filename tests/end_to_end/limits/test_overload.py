@@ -453,6 +453,7 @@ async def test_long_heads_of_active_calls_count() -> None:
             reply = await client.ask(data)
             assert reply.status == 503
             assert reply.head.get("Retry-After") == "1"
+        async with gateway.client() as client:
             assert (await client.call("GET", "/v2/health/live")).status == 200
         free.set()
         for client in clients:
