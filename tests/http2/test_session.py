@@ -23,6 +23,8 @@ from tests.http2.test_flood_limits import Clock
 from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
 
+pytestmark = pytest.mark.needs_source  # its sessions have a class of their own
+
 OPENING = PREFACE + encode_settings([]) + SETTINGS_ACK
 
 

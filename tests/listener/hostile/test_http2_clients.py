@@ -182,6 +182,7 @@ async def test_connection_gives_all_back_even_if_a_call_cannot_be_cancelled(
     assert caplog.text.count("could not be cancelled") == 100
 
 
+@pytest.mark.needs_source
 async def test_request_that_cannot_be_started_ends_no_other_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
