@@ -126,18 +126,25 @@ async def test_connections_that_come_at_once_are_bounded(
         assert served == 5
 
 
+class HeldStatuses:
+    """The statuses of workers, which come only when a test lets them; counts who asks."""
+
+    def __init__(self, site: RunningSite) -> None:
+        self.may_come = asyncio.Event()
+        self.asked = 0
+        self._site = site
+
+    async def __call__(self) -> list[dict[str, object]]:
+        self.asked += 1
+        await self.may_come.wait()
+        return self._site.source.statuses
+
+
 async def test_request_whose_client_has_left_is_not_waited_for(
     site: RunningSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else clients that come and go would make others wait, and count as nobody's."""
-    may_render, asked = asyncio.Event(), 0
-
-    async def statuses() -> list[dict[str, object]]:
-        nonlocal asked
-        asked += 1
-        await may_render.wait()
-        return site.source.statuses
-
+    statuses = HeldStatuses(site)
     monkeypatch.setattr(site.source, "worker_statuses", statuses)
     for number in range(10):
         async with site.client() as client:
@@ -145,39 +152,32 @@ async def test_request_whose_client_has_left_is_not_waited_for(
             await client.send(request("GET", "/metrics", headers=accept))
             await until(lambda: len(site.site._connections) == 1)
             if not number:
-                await until(lambda: asked)
+                await until(lambda: statuses.asked)
         await until(lambda: not len(site.site._connections))
     async with site.client() as client:
         await client.send(request("GET", "/status"))
-        may_render.set()
+        statuses.may_come.set()
         assert (await client.read_response()).status == 200
-    assert asked <= 7  # one that was rendered, four that waited, the plain one, this one
+    assert statuses.asked <= 7  # one that was rendered, four that waited, the plain one, this one
 
 
 async def test_page_is_rendered_once_for_all_who_wait_for_it(
     site: RunningSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_render, asked = asyncio.Event(), 0
-
-    async def statuses() -> list[dict[str, object]]:
-        nonlocal asked
-        asked += 1
-        await may_render.wait()
-        return site.source.statuses
-
+    statuses = HeldStatuses(site)
     monkeypatch.setattr(site.source, "worker_statuses", statuses)
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(site.client()) for _ in range(20)]
         for number, client in enumerate(clients):
             await client.send(request("GET", "/metrics"))
             if not number:
-                await until(lambda: asked)
+                await until(lambda: statuses.asked)
         in_use = site.site._connections._shares["127.0.0.1"].in_use
         await until(lambda: len(in_use) == len(clients))
-        may_render.set()
+        statuses.may_come.set()
         for client in clients:
             assert (await client.read_response()).status == 200
-    assert asked == 2
+    assert statuses.asked == 2
 
 
 @pytest.mark.parametrize("sent", [b"", LIVE[:10], LIVE + LIVE[:10], LIVE])

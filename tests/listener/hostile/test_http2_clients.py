@@ -26,6 +26,7 @@ from gateway.proxy.filters.forwarded_headers import Peer
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientHead, ClientRequest, ClientResponse
 from gateway.system.buffers import MIN_STREAM_BYTES
+from tests.fuzz.http2.hostile_clients import NEWEST, literal
 from tests.http2.frame_bytes import frame
 from tests.listener.running_listener import RunningListener, echo, running_listener
 from tests.listener.running_listener import scheme as scheme
@@ -36,34 +37,17 @@ from tests.support.raw_client import RawClient, connect
 
 START = PREFACE + frame(SETTINGS, 0, 0)
 
-INDEXED = b"\xbe"
-"""The newest field of the dynamic table: RFC 7541, section 2.3.3."""
-
-
-def literal(name: bytes, value: bytes, pattern: int = 0x40) -> bytes:
-    """Encode a field as a literal, which is added to the table by default."""
-    return bytes([pattern, len(name)]) + name + integer(len(value)) + value
-
-
-def integer(value: int) -> bytes:
-    """Encode the length of a string: RFC 7541, section 5.1."""
-    if value < 127:
-        return bytes([value])
-    encoded, value = b"\x7f", value - 127
-    while value >= 128:
-        encoded, value = encoded + bytes([value & 127 | 128]), value >> 7
-    return encoded + bytes([value])
-
+INDEXED = bytes([NEWEST])
 
 REQUEST = (
-    literal(b":method", b"POST", 0)
-    + literal(b":scheme", b"http", 0)
-    + literal(b":authority", b"gateway", 0)
-    + literal(b":path", b"/", 0)
+    literal(b":method", b"POST")
+    + literal(b":scheme", b"http")
+    + literal(b":authority", b"gateway")
+    + literal(b":path", b"/")
 )
 
 
-LARGE_FIELD = literal(b"x", b"x" * 3900)
+LARGE_FIELD = literal(b"x", b"x" * 3900, indexed=True)
 """With 17 indexes of it, a header block of 4 KB stands for more than 64 KiB."""
 
 
@@ -106,11 +90,11 @@ async def wait_forever(_: ClientRequest, __: ClientResponse) -> None:
 # What a connection holds
 
 ODD_FIELDS = {
-    "a field without a name": literal(b"", b"x", 0),
-    "an empty field": literal(b"", b"", 0),
-    "white space": literal(b" ", b" ", 0),
-    "a method of any bytes": literal(b":method", b"\xff\x00\r\n", 0),
-    "a name of any bytes": literal(b"\xff\x00\r\n:", b"x", 0),
+    "a field without a name": literal(b"", b"x"),
+    "an empty field": literal(b"", b""),
+    "white space": literal(b" ", b" "),
+    "a method of any bytes": literal(b":method", b"\xff\x00\r\n"),
+    "a name of any bytes": literal(b"\xff\x00\r\n:", b"x"),
 }
 
 
