@@ -630,7 +630,7 @@ class Http2ClientConnection(Http2Session):
         self._closing = self._output_closed = True
         self.http2.ignore_received()
         self._begun = []
-        self._count_partial(self.http2.buffered_bytes)
+        self._count_partial(0)
         self._idle_since = self.loop.time()
         if not self.transport.can_write_eof():
             self.transport.close()
