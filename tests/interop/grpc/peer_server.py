@@ -1,8 +1,13 @@
-"""The server that clients and proxies of gRPC reach through the gateway."""
+"""The server that clients and proxies of gRPC reach through the gateway.
+
+It is a process of its own: grpcio's server can end its process by a segmentation fault when calls
+are cancelled, and the tests go on without it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,55 +17,31 @@ from urllib.parse import urlsplit
 import grpc
 
 from tests.interop.grpc.calls import EXPECTED, MISSING, PATIENCE, report
+from tests.support.gateway_process import Process, running_process
 from tests.support.grpc.proto_file import ModelInferRequest, message_class
 from tests.support.servers.grpc_server import SERVICE, GrpcServer, infer_identity
 
 
-class PeerServer(GrpcServer):
+class PeerServer:
     """Has the models identity, missing and slow, of which no call ends before its client leaves."""
 
-    def __init__(self) -> None:
-        super().__init__(unary={"ModelInfer": self._infer})
-        self._left: set[str] = set()
-        self._changed = threading.Condition()
-
-    def _infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        request = ModelInferRequest.FromString(data)
-        if request.model_name == "missing":
-            context.set_trailing_metadata((("found-by", "by name"),))
-            context.abort(grpc.StatusCode.NOT_FOUND, MISSING)
-        if request.model_name == "slow":
-            context.send_initial_metadata(())
-            over = threading.Event()
-            if context.add_callback(over.set):
-                over.wait(PATIENCE)
-            with self._changed:
-                self._left.add(request.id)
-                self._changed.notify_all()
-        return infer_identity(data, context)
-
-    def has_been_left(self) -> bool:
-        """Wait until clients have left both calls to the model slow; return whether they have."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._left == {"deadline", "cancel"}, PATIENCE / 2
-            )
+    def __init__(self, process: Process, url: str) -> None:
+        self.url = url
+        self._process = process
 
     async def check(self, reported: dict[str, Any]) -> None:
         """Assert that a client has seen what it should, and that the server saw it leave."""
         assert reported == EXPECTED
-        assert await asyncio.to_thread(self.has_been_left)
+        for call in ("deadline", "cancel"):
+            await self._process.wait_for_output(f"left: {call}\n")
 
 
 @asynccontextmanager
 async def peer_server() -> AsyncIterator[PeerServer]:
     """Run the server."""
-    server = PeerServer()
-    server.start()
-    try:
-        yield server
-    finally:
-        await asyncio.to_thread(server.stop)
+    async with running_process(sys.executable, "-m", __name__) as process:
+        found = await process.wait_for_output(r"listening on (\S+)")
+        yield PeerServer(process, found[1])
 
 
 async def calls_by_grpcio(url: str) -> dict[str, Any]:
@@ -83,3 +64,33 @@ async def calls_by_grpcio(url: str) -> dict[str, Any]:
             return report(infer, stream, ModelInferRequest)
 
     return await asyncio.to_thread(call)
+
+
+def _infer(data: bytes, context: grpc.ServicerContext) -> bytes:
+    request = ModelInferRequest.FromString(data)
+    if request.model_name == "missing":
+        context.set_trailing_metadata((("found-by", "by name"),))
+        context.abort(grpc.StatusCode.NOT_FOUND, MISSING)
+    if request.model_name == "slow":
+        context.send_initial_metadata(())
+        over = threading.Event()
+        if context.add_callback(over.set):
+            over.wait(PATIENCE)
+        _say(f"left: {request.id}")
+    return infer_identity(data, context)
+
+
+def _say(line: str) -> None:
+    # In one write: several threads do so.
+    sys.stderr.write(f"{line}\n")
+
+
+def _main() -> None:
+    server = GrpcServer(unary={"ModelInfer": _infer})
+    server.start()
+    _say(f"listening on {server.url}")
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    _main()
