@@ -13,7 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError, ServerName, strip_tracebacks
 from gateway.http1.head import parse_lines
-from gateway.observe.call_record import NO_LABELS, CallLabels
+from gateway.observe.call_record import NO_LABELS, CallLabels, CallRecord
 from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.headers import GRPC_TYPE
