@@ -3,18 +3,25 @@
 import asyncio
 import os
 import re
+import resource
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.addresses import HOST
+from tests.support.addresses import HOST, free_address
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import until
-from tests.support.gateway_process import FAST_FILE_WATCH, Process, gateway_process
+from tests.support.gateway_process import (
+    FAST_FILE_WATCH,
+    TENSORGATE,
+    Process,
+    gateway_process,
+    running_process,
+)
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import binary_response, infer_json
 from tests.support.raw_client import connect
@@ -22,6 +29,8 @@ from tests.support.scale import scaled
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 RELOADS = scaled(50)
+_LESS_THAN_A_STACK = 4 * 2**20
+"""Bytes; a thread's stack takes 8 MiB."""
 CLIENTS = 8
 NOWHERE = "http://127.0.0.1:1"
 
@@ -340,3 +349,54 @@ async def test_reload_moves_the_access_log(file: Path, workers: int) -> None:
             await client.call("GET", "/v2/two")
         await _ended(process)
     assert (_targets(one), _targets(two)) == (["/v2/one"], ["/v2/two"])
+
+
+@contextmanager
+def _no_room_for_threads(pids: list[int]) -> Iterator[None]:
+    """Let processes have no more memory than they have, so that no thread gets a stack."""
+    before = {}
+    try:
+        for pid in pids:
+            used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+            limit = resource.prlimit(pid, resource.RLIMIT_AS)
+            resource.prlimit(pid, resource.RLIMIT_AS, (used + _LESS_THAN_A_STACK, limit[1]))
+            before[pid] = limit
+        yield
+    finally:
+        for pid, limit in before.items():
+            resource.prlimit(pid, resource.RLIMIT_AS, limit)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_reload_at_the_limit_of_threads_changes_nothing(file: Path, workers: int) -> None:
+    old, new = free_address(), free_address()
+    async with _Server("one") as one, _Server("two") as two:
+        log = f"log: {{access: {{path: {file.with_name('access.log')}}}}}\n"
+        _write(file, _settings(workers, one.url, listen=old, more="log: {access: false}\n"))
+        async with running_process(TENSORGATE, "serve", "--config", str(file)) as process:
+            await process.wait_for_output("listening on")
+            said = await _reload(process)  # has the threads started that are kept
+            _write(file, _settings(workers, two.url, listen=new, more=log))
+            with _no_room_for_threads(_processes(process.pid)):
+                for _ in range(2):
+                    said = await _reload(process, "keeping the previous settings")
+                    assert "can't start new thread" in said
+                # Where there are several processes, the supervisor has left the old address.
+                kept = old if workers == 1 else new
+                async with connect(f"http://{kept}") as client:
+                    assert (await client.call("GET", "/v2/x")).body == b"one"
+                if workers == 1:
+                    with pytest.raises(ConnectionRefusedError):
+                        async with connect(f"http://{new}"):
+                            pass
+            await _reload(process)
+            async with connect(f"http://{new}") as client:
+                assert (await client.call("GET", "/v2/x")).body == b"two"
+            process.signal(signal.SIGTERM)
+            assert (await process.end())[0] == 0
+
+
+def _processes(pid: int) -> list[int]:
+    """Return the workers of a gateway, or its one process."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children] or [pid]

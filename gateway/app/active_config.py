@@ -27,13 +27,13 @@ class ActiveConfig:
         limits: SharedLimits,
     ) -> None:
         self.shared_upstreams = shared_upstreams
-        for each in shared_upstreams.values():
-            each.acquire()
-        limits.apply()
         self.router = router
         self.limits = limits
         self.fast_path = FastPath(router)
         self._calls = 0
+        for each in shared_upstreams.values():
+            each.acquire()
+        limits.apply()
 
     @property
     def upstreams(self) -> dict[str, Upstream]:

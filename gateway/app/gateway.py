@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -69,6 +71,28 @@ if TYPE_CHECKING:
 _ADMIN_DRAIN_GRACE = 0.1
 """Seconds at the end for operators with an open connection to request a page."""
 
+_log = logging.getLogger("tensorgate")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What is made from one version of the settings, and replaced by a reload."""
+
+    resources: LoadedResources
+    bound: tuple[BoundAddress, ...]
+    active_config: ActiveConfig
+    offload: OffloadThreads | None
+    access_log_writer: LogWriter | None
+    tracing: Tracing | None
+    admin: AdminSite | None
+    watches: tuple[asyncio.Task[None], ...]
+    observers: tuple[CallObserver, ...]
+    addresses: list[str]
+
+    def listener_at(self, each: BoundAddress, clients: AcceptingSockets) -> AcceptingSockets:
+        """Return what accepts at an address: that of operators, or else that of ``clients``."""
+        return _listener_at(each, self.resources.settings, self.admin, clients)
+
 
 class Gateway:
     """A gateway that serves while its context is open; leaving the context drains it.
@@ -125,7 +149,8 @@ class Gateway:
         self._access_log_writer: LogWriter | None = None
         self._tracing: Tracing | None = None
         self._bound: tuple[BoundAddress, ...] = ()
-        self._watches: list[asyncio.Task[None]] = []
+        self._watches: tuple[asyncio.Task[None], ...] = ()
+        self._observers: tuple[CallObserver, ...] = ()
         self._retired = RetiredConfigs()
         self.revision = revision or Revision(time.time())
         """Which settings are in use; the reloader keeps it up to date."""
@@ -195,7 +220,7 @@ class Gateway:
     async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
         """Drain an endpoint, or restore it. Raises ValueError."""
         self._shared.drained.change(upstream, url, drained)
-        self._drain_endpoints()
+        self._drain_endpoints(self.upstreams)
 
     async def connect(self) -> socket.socket:
         """Return a connection that is served as that of a client over a Unix socket."""
@@ -241,24 +266,26 @@ class Gateway:
             raise
         router = _build_router(resources, upstreams, limits, self._offload, self._metrics)
         self.active_config = ActiveConfig(upstreams, router, limits)
-        self._drain_endpoints()
+        self._drain_endpoints(self.upstreams)
         self._access_log_writer = self._log_writer(settings)
         self._tracing = build_tracing(settings, self._metrics)
+        self._observers = self._make_observers(settings, self._access_log_writer, self._tracing)
         self._listener = HttpListener(
             self._handle_request,
-            self._observers(settings),
+            self._observers,
             self._note_closed,
             self.active_config.fast_path,
             resources.tls,
             _idle_timeouts(settings),
             resources.forwarding,
             buffers,
-            self._trace_sampler,
+            _sampler(self._tracing),
         )
         self._captured = CapturedCalls(self._capturing_listener, self._handle_request)
-        self._watch_files(resources)
-        await self._open_admin(settings)
-        self._listen(self._bound)
+        self._watches = self._watch_files(resources)
+        self._admin = await self._admin_site(settings)
+        self.addresses = describe_addresses(self._bound, settings)
+        self._listen(self._bound, settings, self._admin)
         if self._shared.control is not None:
             self._control = ControlServer(self._shared.control, self._slot, self._reply)
             self._control.__enter__()
@@ -283,12 +310,26 @@ class Gateway:
     async def reload(self, settings: Settings) -> str:
         """Apply other settings, but for the number of workers; return what has changed.
 
-        Running calls end as they began. Only one reload runs at a time. Raises ListenError,
-        UpstreamTlsError and ApiKeysError; then nothing has changed.
+        Running calls end as they began. Only one reload runs at a time. Whatever it raises,
+        nothing has changed: ListenError, UpstreamTlsError and ApiKeysError for settings that
+        cannot be used, and RuntimeError or OSError where the system has no room for a new part.
         """
         settings = keep_startup_settings(settings, self._settings)
-        before = self._resources
-        resources = await asyncio.to_thread(load_resources, settings, before)
+        resources = await asyncio.to_thread(load_resources, settings, self._resources)
+        changes = describe_changes(resources, self._resources)
+        async with AsyncExitStack() as undo:
+            parts = await self._make_parts(resources, undo)
+            undo.pop_all()
+            replaced = self._swap(parts)
+        await self._close_replaced(replaced)
+        return changes
+
+    async def _make_parts(self, resources: LoadedResources, undo: AsyncExitStack) -> _Parts:
+        """Make all that the settings ask for, and that there is not; ``undo`` closes it again.
+
+        It has accepted no connection yet when this returns.
+        """
+        settings = resources.settings
         offload = self._offload_for(settings)
         limits = build_shared_limits(settings, self._metrics, self.active_config.limits)
         upstreams = build_upstreams(
@@ -298,62 +339,97 @@ class Gateway:
             limits.memory_budget.buffers,
             self._ejection_sync,
         )
-        try:
-            await _start(upstreams)
-            router = await asyncio.to_thread(
-                _build_router, resources, upstreams, limits, offload, self._metrics
-            )
-            bound = self._bind(settings)
-        except BaseException:
-            await _close_unused(upstreams)
-            raise
-        await self._open_admin(settings)
-        await self._swap(resources, bound, ActiveConfig(upstreams, router, limits), offload)
-        return describe_changes(resources, before)
-
-    async def _swap(
-        self,
-        resources: LoadedResources,
-        bound: tuple[BoundAddress, ...],
-        active_config: ActiveConfig,
-        offload: OffloadThreads | None,
-    ) -> None:
-        """Switch to the new parts without awaiting anything, then close the old ones."""
-        opened = difference(bound, self._bound)
-        closed = [(self._sockets_at(each), each) for each in difference(self._bound, bound)]
-        self._settings, self._bound = resources.settings, bound
-        self._watch_files(resources)
-        self._resources = resources
-        old_writer = self._access_log_writer
-        self._access_log_writer = self._log_writer(resources.settings)
-        old_tracing = self._tracing
-        self._tracing = build_tracing(resources.settings, self._metrics, old_tracing)
-        self._listener.reconfigure(
-            active_config.fast_path,
-            self._observers(resources.settings),
-            resources.tls,
-            _idle_timeouts(resources.settings),
-            resources.forwarding,
-            self._trace_sampler,
+        undo.push_async_callback(_close_unused, upstreams)
+        await _start(upstreams)
+        router = await asyncio.to_thread(
+            _build_router, resources, upstreams, limits, offload, self._metrics
         )
-        self._retired.add(self.active_config)
-        self.active_config = active_config
-        self._drain_endpoints()
-        old_offload, self._offload = self._offload, offload
-        self._listen(opened)
-        kept_addresses = {each.address for each in bound}
-        for sockets, each in closed:
-            if each.address in kept_addresses:
-                sockets.close_sockets(each.sockets)
-            else:
-                await sockets.stop_listening(each.sockets)
-        if resources.settings.admin is None:
-            await self._close_admin(0.0)
-        if old_offload is not None and old_offload is not offload:
-            old_offload.close()
-        if old_writer is not None and old_writer is not self._access_log_writer:
-            await asyncio.to_thread(old_writer.close)
-        await _close_tracing(old_tracing, self._tracing)
+        bound = self._bind(settings)
+        opened = difference(bound, self._bound)
+        undo.callback(close, opened)
+        writer = self._log_writer(settings)
+        undo.push_async_callback(_close_writer, writer, self._access_log_writer)
+        tracing = build_tracing(settings, self._metrics, self._tracing)
+        undo.push_async_callback(_close_tracing, tracing, self._tracing)
+        admin = await self._admin_site(settings)
+        undo.push_async_callback(_close_admin, admin, self._admin)
+        watches = self._watch_files(resources)
+        undo.callback(_cancel, watches)
+        self._drain_endpoints(upstreams_by_name(upstreams))
+        observers = self._make_observers(settings, writer, tracing)
+        addresses = describe_addresses(bound, settings)
+        # Nothing is awaited from here on, so that nobody connects in between.
+        undo.callback(self._stop_listening, opened, settings, admin)
+        self._listen(opened, settings, admin)
+        return _Parts(
+            resources,
+            bound,
+            ActiveConfig(upstreams, router, limits),  # last, as it applies the limits
+            offload,
+            writer,
+            tracing,
+            admin,
+            watches,
+            observers,
+            addresses,
+        )
+
+    def _swap(self, parts: _Parts) -> _Parts:
+        """Use other parts from now on, by assignments that cannot fail; return those of before."""
+        replaced = _Parts(
+            self._resources,
+            self._bound,
+            self.active_config,
+            self._offload,
+            self._access_log_writer,
+            self._tracing,
+            self._admin,
+            self._watches,
+            self._observers,
+            self.addresses,
+        )
+        settings = parts.resources.settings
+        self._settings, self._resources = settings, parts.resources
+        self._bound, self.addresses = parts.bound, parts.addresses
+        self.active_config = parts.active_config
+        self._offload = parts.offload
+        self._access_log_writer = parts.access_log_writer
+        self._tracing = parts.tracing
+        self._admin = parts.admin
+        self._watches = parts.watches
+        self._observers = parts.observers
+        self._listener.reconfigure(
+            parts.active_config.fast_path,
+            parts.observers,
+            parts.resources.tls,
+            _idle_timeouts(settings),
+            parts.resources.forwarding,
+            _sampler(parts.tracing),
+        )
+        self._retired.add(replaced.active_config)
+        return replaced
+
+    async def _close_replaced(self, replaced: _Parts) -> None:
+        """Close what is not used any more; what fails is logged, as the reload has happened."""
+        _cancel(replaced.watches)
+        kept_addresses = {each.address for each in self._bound}
+        for each in difference(replaced.bound, self._bound):
+            sockets = replaced.listener_at(each, self._listener.sockets)
+            with _logged(f"the address {each.address}"):
+                try:
+                    if each.address not in kept_addresses:
+                        await sockets.stop_listening(each.sockets)
+                finally:
+                    sockets.close_sockets(each.sockets)
+        with _logged("the admin address"):
+            await _close_admin(replaced.admin, self._admin)
+        if replaced.offload is not None and replaced.offload is not self._offload:
+            with _logged("the threads for large tensors"):
+                replaced.offload.close()
+        with _logged("the access log"):
+            await _close_writer(replaced.access_log_writer, self._access_log_writer)
+        with _logged("the export of traces"):
+            await _close_tracing(replaced.tracing, self._tracing)
 
     async def __aexit__(
         self,
@@ -365,36 +441,40 @@ class Gateway:
         self.begin_draining()
         self.dropped = await self._listener.drain(limits.drain_timeout, limits.drain_grace)
         await self._captured.close()
-        await self._close_admin(_ADMIN_DRAIN_GRACE)
+        admin, self._admin = self._admin, None
+        await _close_admin(admin, grace=_ADMIN_DRAIN_GRACE)
         if self._control is not None:
             self._control.__exit__(None, None, None)
         await self._status_publisher.__aexit__(None, None, None)
         close(self._bound)
-        self._stop_watching()
+        _cancel(self._watches)
         if self._ejection_sync is not None:
             await self._ejection_sync.close()
         await self._retired.close()
         await self.active_config.close()
         if self._offload is not None:
             self._offload.close()
-        if self._access_log_writer is not None:
-            await asyncio.to_thread(self._access_log_writer.close)
+        await _close_writer(self._access_log_writer)
         await _close_tracing(self._tracing)
 
-    async def _open_admin(self, settings: Settings) -> None:
-        """Serve the admin address if there is one; the admin process does it for workers."""
-        if settings.admin is None or self._admin is not None or self._on_closed is not None:
-            return
+    async def _admin_site(self, settings: Settings) -> AdminSite | None:
+        """Return what serves the admin address, if there is one: the current one, or a new one.
+
+        The admin process does it for workers.
+        """
+        if settings.admin is None or self._on_closed is not None:
+            return None
+        if self._admin is not None:
+            return self._admin
         from gateway.app.admin_site import AdminSite  # imports aiohttp, which takes time
 
-        self._admin = AdminSite(self)
-        await self._admin.__aenter__()
-
-    async def _close_admin(self, grace: float) -> None:
-        if self._admin is not None:
-            await self._admin.drain(grace)
-            await self._admin.__aexit__(None, None, None)
-            self._admin = None
+        admin = AdminSite(self)
+        try:
+            await admin.__aenter__()
+        except BaseException:
+            await admin.drain(0.0)
+            raise
+        return admin
 
     async def _reply(self, question: Question, connection: socket.socket | None) -> str:
         """Reply to a question of the admin process."""
@@ -416,35 +496,33 @@ class Gateway:
         elif self._on_closed is not None:
             self._on_closed()
 
-    def _drain_endpoints(self) -> None:
+    def _drain_endpoints(self, upstreams: Mapping[str, Upstream]) -> None:
         """Apply what operators have drained or restored."""
         urls: defaultdict[str, set[str]] = defaultdict(set)
         self._drained_version = self._shared.drained.version
         for upstream, url in self._shared.drained.read():
             urls[upstream].add(url)
-        for name, each in self.upstreams.items():
+        for name, each in upstreams.items():
             each.pool.set_drained(urls[name])
 
     def _tick(self) -> None:
         self._shared.heartbeats[self._slot][0] = int(time.monotonic() * 1000)
         if self._drained_version != self._shared.drained.version:
-            self._drain_endpoints()
+            self._drain_endpoints(self.upstreams)
         self._shared.calls_in_progress[self._slot][0] = self._listener.requests
 
-    def _observers(self, settings: Settings) -> tuple[CallObserver, ...]:
+    def _make_observers(
+        self, settings: Settings, writer: LogWriter | None, tracing: Tracing | None
+    ) -> tuple[CallObserver, ...]:
         """Return what gets the record of each call."""
         observers: list[CallObserver] = [self.call_metrics.observe]
-        if self._access_log_writer is not None:
-            observers.append(_access_log(settings, self._access_log_writer).write)
+        if writer is not None:
+            observers.append(_access_log(settings, writer).write)
         if settings.admin is not None:
             observers.append(self._recent_calls.observe)
-        if self._tracing is not None:
-            observers.append(self._tracing.exporter.observe)
+        if tracing is not None:
+            observers.append(tracing.exporter.observe)
         return tuple(observers)
-
-    @property
-    def _trace_sampler(self) -> TraceSampler | None:
-        return None if self._tracing is None else self._tracing.sampler
 
     def _log_writer(self, settings: Settings) -> LogWriter | None:
         """Return what writes the access log: the current one if it writes to the right place."""
@@ -485,41 +563,44 @@ class Gateway:
     ) -> HttpListener:
         """Return a listener for captured calls, with the settings in use."""
         settings, resources = self.settings, self._resources
+        observers = self._make_observers(settings, self._access_log_writer, self._tracing)
         return HttpListener(
             handler,
-            (*self._observers(settings), observer),
+            (*observers, observer),
             on_closed,
             None,
             None,
             _idle_timeouts(settings),
             resources.forwarding,
             self.active_config.limits.memory_budget.buffers,
-            self._trace_sampler,
+            _sampler(self._tracing),
         )
 
-    def _listen(self, opened: Iterable[BoundAddress]) -> None:
-        self.addresses = describe_addresses(self._bound, self._settings)
+    def _listen(
+        self, opened: Iterable[BoundAddress], settings: Settings, admin: AdminSite | None
+    ) -> None:
+        """Accept connections at addresses, for clients or for operators."""
         for each in opened:
             for sock in each.sockets:
-                self._sockets_at(each).listen(sock)
+                _listener_at(each, settings, admin, self._listener.sockets).listen(sock)
 
-    def _sockets_at(self, each: BoundAddress) -> AcceptingSockets:
-        if self._admin is not None and each.address == self._settings.admin:
-            return self._admin.sockets
-        return self._listener.sockets
+    def _stop_listening(
+        self, opened: Iterable[BoundAddress], settings: Settings, admin: AdminSite | None
+    ) -> None:
+        """Undo ``_listen``, also if it has failed half-way."""
+        for each in opened:
+            sockets = _listener_at(each, settings, admin, self._listener.sockets)
+            sockets.close_sockets(each.sockets)
 
-    def _watch_files(self, resources: LoadedResources) -> None:
-        self._stop_watching()
+    def _watch_files(self, resources: LoadedResources) -> tuple[asyncio.Task[None], ...]:
+        """Start to follow the certificate and the API keys; return the tasks that do it."""
+        watches = []
         if resources.tls is not None:
-            self._watches.append(asyncio.create_task(resources.tls.watch()))
+            watches.append(asyncio.create_task(resources.tls.watch()))
         if resources.api_keys.groups:
             watch = resources.api_keys.watch(self._listener.clear_plans)
-            self._watches.append(asyncio.create_task(watch))
-
-    def _stop_watching(self) -> None:
-        for watch in self._watches:
-            watch.cancel()
-        self._watches.clear()
+            watches.append(asyncio.create_task(watch))
+        return tuple(watches)
 
     async def _handle_request(self, request: ClientRequest, response: ClientResponse) -> None:
         await self.active_config.handle_request(request, response)
@@ -551,10 +632,58 @@ def _access_log(settings: Settings, writer: LogWriter) -> AccessLog:
     return AccessLog(writer, line_format, log.sample / 100, log.slow)
 
 
-async def _close_tracing(old: Tracing | None, new: Tracing | None = None) -> None:
-    """Export what is queued, within a bounded time, unless the exporter goes on."""
-    if old is not None and (new is None or new.exporter is not old.exporter):
-        await asyncio.to_thread(old.exporter.close)
+def _listener_at(
+    each: BoundAddress, settings: Settings, admin: AdminSite | None, clients: AcceptingSockets
+) -> AcceptingSockets:
+    """Return what accepts at an address: that of operators, or else that of ``clients``."""
+    return admin.sockets if admin is not None and each.address == settings.admin else clients
+
+
+def _sampler(tracing: Tracing | None) -> TraceSampler | None:
+    return None if tracing is None else tracing.sampler
+
+
+def _cancel(watches: Iterable[asyncio.Task[None]]) -> None:
+    for watch in watches:
+        watch.cancel()
+
+
+async def _close_admin(
+    admin: AdminSite | None, kept: AdminSite | None = None, grace: float = 0.0
+) -> None:
+    """Close what serves the admin address, unless it is kept."""
+    if admin is not None and admin is not kept:
+        await admin.drain(grace)
+        await admin.__aexit__(None, None, None)
+
+
+async def _close_writer(writer: LogWriter | None, kept: LogWriter | None = None) -> None:
+    """Write the lines that wait, within a bounded time, unless the writer is kept."""
+    if writer is not None and writer is not kept:
+        await _in_thread(writer.close)
+
+
+async def _close_tracing(tracing: Tracing | None, kept: Tracing | None = None) -> None:
+    """Export what is queued, within a bounded time, unless the exporter is kept."""
+    if tracing is not None and (kept is None or kept.exporter is not tracing.exporter):
+        await _in_thread(tracing.exporter.close)
+
+
+async def _in_thread(close: Callable[[], None]) -> None:
+    """Close what waits for its own thread to end, without blocking the event loop if possible."""
+    try:
+        await asyncio.to_thread(close)
+    except RuntimeError:  # no thread can be started; closing twice does no harm
+        close()
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Log an error inside, instead of raising it."""
+    try:
+        yield
+    except Exception:
+        _log.exception("%s of the previous settings could not be closed", what)
 
 
 def _idle_timeouts(settings: Settings) -> IdleTimeouts:

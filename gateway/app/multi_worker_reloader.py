@@ -214,15 +214,15 @@ class WorkerReloader(BackgroundTask):
 
     async def _apply(self, pickled: bytes) -> str:
         """Apply a reload; return why it failed, or an empty text."""
-        # The supervisor wrote it, from which this process was forked.
-        reload: _Reload = await asyncio.to_thread(pickle.loads, pickled)
         gateway = self._gateway
-        gateway.reopen_logs()
-        if reload.settings is None:
-            why, failed_at = reload.revision.last_failure, reload.revision.failed_at
-            gateway.revision = gateway.revision.after_failure(why or "", failed_at or time.time())
-            return ""
         try:
+            # The supervisor wrote it, from which this process was forked.
+            reload: _Reload = await asyncio.to_thread(pickle.loads, pickled)
+            gateway.reopen_logs()
+            if reload.settings is None:
+                why, failed_at = reload.revision.last_failure or "", reload.revision.failed_at
+                gateway.revision = gateway.revision.after_failure(why, failed_at or time.time())
+                return ""
             await gateway.reload(reload.settings)
         except (ListenError, UpstreamTlsError, ApiKeysError) as error:
             why = str(error)

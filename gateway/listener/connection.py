@@ -337,10 +337,10 @@ class ClientConnection(Connection):
             record.trace = sampler.sample(head, self._peer, "1.1")
         may_be_fast = is_small and not head.http_1_0 and not self.write_blocked
         if may_be_fast and len(data) == head.length:
-            self._call = self._host.start_fast_path(self, head, data)
-            if self._call is not None:
-                record.request_bytes = len(data)
+            record.request_bytes = len(data)
+            if self._start_fast_path(head, data):
                 return
+            record.request_bytes = 0  # its body is read anew
             may_be_fast = False
         body = self._body = BodyStream(self.read_flow, self.buffers)
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
@@ -354,6 +354,15 @@ class ClientConnection(Connection):
         else:
             self._start_task(head, body)
         self._receive_body(body, data)
+
+    def _start_fast_path(self, head: RequestHead, data: bytes | memoryview) -> bool:
+        """Start a call on the fast path; False if it must be streamed."""
+        call = self._call = self._host.prepare_fast_path(self, head, data)
+        if call is None:
+            return False
+        self._host.add_call(call, self)
+        call.start()
+        return True
 
     def start_deferred_task(self) -> None:
         """Start the deferred call on the streaming path."""
@@ -371,8 +380,7 @@ class ClientConnection(Connection):
             return
         data = body.take()
         self._body = None
-        self._call = self._host.start_fast_path(self, self._head, data)
-        if self._call is None:
+        if not self._start_fast_path(self._head, data):
             body = self._body = BodyStream(self.read_flow, self.buffers)
             body.feed(data, last=True)
             body.end()
@@ -401,19 +409,20 @@ class ClientConnection(Connection):
             self._end_call()
 
     def _end_call(self) -> None:
+        """Give back what the call holds, then tell of its end."""
+        call, self._call = self._call, None
+        if isinstance(call, FastPathCall | DeferredCall):
+            self._host.remove_call(call)
+        if isinstance(call, DeferredCall):
+            self._host.deferrals.remove(call)
         record = self.record
         # The clock of uvloop counts whole milliseconds.
         record.seconds = time.perf_counter() - record.started
-        call, self._call = self._call, None
         if self._head_size:
             # The next request may not come for a long time.
             self._head, self.added_headers, self.record = None, (), NO_CALL
             self._count_head(0)
         self._unread.reset()
-        if isinstance(call, DeferredCall):
-            self._host.deferrals.remove(call)
-        if isinstance(call, FastPathCall | DeferredCall):
-            self._host.remove_call(call)
         self._host.observe_call(record)
 
     def _closes_after_response(self, head: RequestHead, body: BodyStream) -> bool:

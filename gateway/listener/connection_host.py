@@ -118,15 +118,17 @@ class ConnectionHost(ABC):
 
     @abstractmethod
     def add_call(self, call: Call, client: CallClient) -> None:
-        """Register a call that starts later."""
+        """Register a call, before it starts."""
 
     @abstractmethod
-    def start_fast_path(
+    def prepare_fast_path(
         self, client: CallClient, head: RequestHead, body: bytes | memoryview
     ) -> FastPathCall | None:
-        """Start a fully buffered request on the fast path; None if it must be streamed.
+        """Prepare a fully buffered request for the fast path; None if it must be streamed.
 
-        The call ends with ``respond`` or ``continue_in_task`` of the client.
+        Nothing is sent yet. The client owns the call: it registers it with ``add_call``, and then
+        starts it, or cancels it. The call ends with ``respond`` or ``continue_in_task`` of the
+        client.
         """
 
     @abstractmethod

@@ -81,21 +81,18 @@ class RequestDispatcher(ConnectionHost):
             return plan.labels if isinstance(plan, GrpcPlan) else None
         return plan.labels if head.length <= plan.max_size else None
 
-    def start_fast_path(
+    def prepare_fast_path(
         self, client: CallClient, head: RequestHead, body: bytes | memoryview
     ) -> FastPathCall | None:
-        """Start a fully buffered request on the fast path; None if it must be streamed."""
+        """Prepare a fully buffered request for the fast path; None if it must be streamed."""
         plan = self._plan(head)
         if plan is None or self._fast_path is None or len(body) > plan.max_size:
             return None
         try:
-            call = self._fast_path.start(plan, head, bytes(body), client)
+            return self._fast_path.prepare(plan, head, bytes(body), client)
         except Exception:
             self._log_failure(client.record.request_id, head)
             return None  # nothing was sent; the streaming path responds
-        if call is not None:
-            self._active_calls[call] = client
-        return call
 
     def _plan(self, head: RequestHead) -> Plan | None:
         if self._fast_path is None or head.parser is not self.head_parser:
@@ -138,7 +135,7 @@ class RequestDispatcher(ConnectionHost):
         return task
 
     def add_call(self, call: Call, client: CallClient) -> None:
-        """Register a call that starts later."""
+        """Register a call, before it starts."""
         self._active_calls[call] = client
 
     def remove_call(self, call: Call) -> None:

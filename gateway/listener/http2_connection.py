@@ -264,11 +264,13 @@ class Http2Call(StreamHandler):
 
     def _start_buffered(self, head: RequestHead) -> None:
         """Start a call whose body is complete: on the fast path if it can."""
-        self._call = self._host.start_fast_path(self, head, self.peek())
-        if self._call is None:
+        call = self._call = self._host.prepare_fast_path(self, head, self.peek())
+        if call is None:
             self._start_task(head)
-        else:
-            self.discard()
+            return
+        self._host.add_call(call, self)
+        self.discard()
+        call.start()
 
     def _defer(self, head: RequestHead) -> None:
         """Wait for the rest of a small body if the call can take the fast path with it."""

@@ -196,9 +196,15 @@ class WorkerChannel:
             _log.error("the new settings were not received: too many open files")
             self.send_reloaded("too many open files")
             return
-        # All workers share the position in this file, so none of them may use it.
-        settings = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        os.close(descriptor)
+        try:
+            # All workers share the position in this file, so none of them may use it.
+            settings = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        except (OSError, MemoryError) as error:
+            _log.error("the new settings could not be read: %s", error)
+            self.send_reloaded(f"the new settings could not be read: {error}")
+            return
+        finally:
+            os.close(descriptor)
         if not self._draining.is_set():
             on_reload(settings)
 

@@ -13,6 +13,7 @@ from gateway.app.gateway import Gateway
 from gateway.app.loaded_resources import LoadedResources
 from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.app.reload.source import SettingsSource
+from gateway.errors import INTERNAL_ERROR_TEXT
 from gateway.settings.schema import Settings
 from gateway.workers.reload_broadcast import ConfigUpdate
 from tests.support.certificates import authority, certificate_files
@@ -255,3 +256,11 @@ def test_error_while_refreshing_files_does_not_end_the_supervisor(
     assert reloads.poll() is None
     assert reloads.request()
     assert caplog.text.count("RuntimeError: no luck") == 2
+
+
+async def test_worker_goes_on_after_a_reload_that_it_cannot_even_read(reloads: _Reloads) -> None:
+    async with _worker(reloads) as worker:
+        assert await worker.reload(b"no pickle") == INTERNAL_ERROR_TEXT
+        assert worker.gateway.revision.last_failure == INTERNAL_ERROR_TEXT
+        assert await worker.reload(reloads.request()) == ""
+        assert worker.gateway.revision.last_failure is None

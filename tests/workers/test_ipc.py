@@ -209,3 +209,19 @@ async def test_worker_handles_waiting_messages_in_bounded_batches(
     look()
     await ends.receive()
     assert [count for count in dict.fromkeys(seen) if count] == [5, 10, 12]
+
+
+async def test_settings_that_cannot_be_read_are_replied_to_and_kept_nowhere(ends: _Ends) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    reading, writing = os.pipe()  # it has no position to read at
+    send(ends.supervisor, ToWorker.RELOAD, descriptor=reading)
+    os.close(reading)
+    os.close(writing)
+    ends.send_settings(b"good")
+    ends.drain()
+    await ends.receive()
+    ((kind, why),) = ends.replies()
+    assert kind == FromWorker.RELOADED
+    assert why == "the new settings could not be read: [Errno 29] Illegal seek"
+    assert ends.reloads == [b"good"]
+    assert len(os.listdir("/proc/self/fd")) <= len(before)

@@ -13,7 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError, ServerName, strip_tracebacks
 from gateway.http1.head import parse_lines
-from gateway.observe.call_record import NO_LABELS, CallLabels
+from gateway.observe.call_record import NO_LABELS, CallLabels, CallRecord
 from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.headers import GRPC_TYPE
@@ -134,6 +134,7 @@ class FastPathCall:
         lease: Lease,
         connection: ReservedConnection,
         client: FastPathClient,
+        began: float = 0.0,
     ) -> None:
         self._plan = plan
         self._destination = destination
@@ -143,8 +144,12 @@ class FastPathCall:
         passed = plan.passed_lines(head, record.trace)
         self._lines = b"".join((client.added_lines, request.lines, passed))
         self._size = sum(map(len, request.body))
-        self._reserved = BODY_COPIES * self._size
+        self._began = began
+        self._holds_slots = True
+        self._reserved = 0
         self._lease = lease
+        self._is_leased = False
+        self._is_client_told = False
         self._timeouts = plan.timeouts
         self._client = client
         self._connection: ReservedConnection | None = connection
@@ -152,44 +157,73 @@ class FastPathCall:
         self.waits_for_chunks = plan.converts
 
     def start(self) -> None:
-        """Send the request; from here on, only a retry policy may have it sent again.
+        """Send the request: the commit point of the call.
 
-        It takes what ``_end`` gives back, and raises nothing.
+        Until here another path may serve it. From here on nobody else may, and only a retry policy
+        may have it sent again. It raises nothing: what fails is the call's own failure, of which
+        its client learns.
         """
-        connection = self._connection
-        assert connection is not None
-        self._lease.acquire()
-        self._timeouts.add(self)
-        self._destination.memory_budget.buffers.reserved += self._reserved
         try:
+            connection = self._connection
+            assert connection is not None
+            self._hold()
+            self._timeouts.add(self)
             request = self._request
             client_timeout = request.client_timeout
             if client_timeout is not None:
                 loop = asyncio.get_running_loop()
                 self._client_timer = loop.call_later(client_timeout, self._on_client_timeout)
-            record = self._record
-            record.set_endpoint(self._destination.upstream.name, self._lease.endpoint.url)
-            record.begin_attempt(time.perf_counter())
-            record.labels = self._plan.labels
-            record.server_form = request.form
-            record.request_elements = request.elements
-            record.sent_bytes = self._size
-            if record.trace is not None:
-                self._begin_trace(record.trace)
+            self._record_start(self._record)
             connection.send(request.template, self._lines, request.body, self)
         except Exception as error:
-            # The client can be told only when the listener knows of the call.
-            asyncio.get_running_loop().call_soon(self._fail, error)
+            # Not at once: the client may have sent many such requests, each of which would begin
+            # within the end of the one before.
+            asyncio.get_running_loop().call_soon(self._fail_start, error)
+
+    def _hold(self) -> None:
+        """Count what ``_end`` gives back, beside the slots and the connection."""
+        self._lease.acquire()
+        self._is_leased = True
+        self._reserved = BODY_COPIES * self._size
+        self._destination.memory_budget.buffers.reserved += self._reserved
+
+    def _record_start(self, record: CallRecord) -> None:
+        """Record all that is known before the request is sent."""
+        request, began = self._request, self._began
+        record.set_endpoint(self._destination.upstream.name, self._lease.endpoint.url)
+        record.begin_attempt(time.perf_counter())
+        record.labels = self._plan.labels
+        record.server_form = request.form
+        record.request_elements = request.elements
+        record.sent_bytes = self._size
+        if began:
+            record.prepare_seconds = record.sent_at - began
+        if record.trace is not None:
+            record.trace.set_prepared(began, record.sent_at)
+            self._begin_trace(record.trace)
 
     def _begin_trace(self, trace: CallTrace) -> None:
         template, is_grpc = self._request.template, self._plan.handler.is_grpc
         parent = trace.begin_attempt(self._record, template.method, template.target, is_grpc)
         self._lines += f"{TRACEPARENT}: {parent}\r\n".encode()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail_start(self, error: Exception) -> None:
         if self._connection is not None:  # else the client is gone
-            self._end(Outcome.UNKNOWN)
-            self._send_failure(error)
+            self._fail(error)
+
+    def _fail(self, error: Exception, outcome: Outcome = Outcome.UNKNOWN) -> None:
+        """End the call with an error; ``outcome`` is the endpoint's if the error does not say it.
+
+        The client gets one response, or sees that there is no whole one.
+        """
+        try:
+            from_error, why = outcome_of(error)
+            self._end(outcome if from_error is Outcome.UNKNOWN else from_error, why)
+        finally:
+            if self._is_client_told:
+                self._drop_client(error)
+            else:
+                self._send_failure(error)
 
     def passes_untouched(self, head: UpstreamResponseHead) -> bool:
         """Tell whether the client gets the response as it is."""
@@ -199,13 +233,12 @@ class FastPathCall:
         self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
     ) -> bool:
         """Send a complete response to the client; False if it takes several time slices."""
-        record = self._record
-        assert self._connection is not None
-        record.server_seconds = time.perf_counter() - record.sent_at
-        record.first_byte_seconds = record.server_seconds - self._connection.head_delay
-        handler = self._plan.handler
-        server = self._server
         try:
+            record, connection = self._record, self._connection
+            assert connection is not None
+            record.server_seconds = time.perf_counter() - record.sent_at
+            record.first_byte_seconds = record.server_seconds - connection.head_delay
+            handler = self._plan.handler
             status = handler.outcome(head, trailers)
             if record.trace is not None:
                 record.trace.set_status(head.status)
@@ -213,60 +246,56 @@ class FastPathCall:
                 return True
             record.received_bytes = len(body)
             message = handler.to_client(
-                self._request, head, body, self._destination, server, self._plan.header_policy
+                self._request, head, body, self._destination, self._server, self._plan.header_policy
             )
             ending = handler.end(record, head, trailers)
-        except Exception as error:
-            outcome, why = outcome_of(error)
-            # If the response does not fit the client's encoding, the server has succeeded.
-            self._end(Outcome.SUCCEEDED if outcome is Outcome.UNKNOWN else outcome, why)
-            self._send_failure(error)
-            return True
-        if message is None or ending is None:
-            return False
-        if status < FIRST_ERROR_STATUS:
-            self._end(Outcome.SUCCEEDED)
-        else:
-            self._end(*self._lease.classify_status(status))
-        record.response_elements = self._request.response_elements
-        template, lines, content = message
-        try:
+            if message is None or ending is None:
+                return False
+            if status < FIRST_ERROR_STATUS:
+                self._end(Outcome.SUCCEEDED)
+            else:
+                self._end(*self._lease.classify_status(status))
+            record.response_elements = self._request.response_elements
+            template, lines, content = message
             if self._plan.adds_server_timing:
                 spent = time.perf_counter() - record.sent_at - record.server_seconds
                 lines += self._timing_line(spent)
+            self._is_client_told = True
             self._client.respond(template, lines, content, trailers=ending)
         except Exception as error:
-            self._drop_client(error)
+            # If the response does not fit the client's encoding, the server has succeeded.
+            self._fail(error, Outcome.SUCCEEDED)
         return True
 
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
-        record = self._record
         try:
+            record = self._record
             record.first_byte_seconds = time.perf_counter() - record.sent_at - response.head_delay
             if record.trace is not None:
                 record.trace.set_status(response.status)
             if self._retry_status(response.outcome):
                 return
             on_done = partial(self._end, *self._lease.classify_status(response.outcome))
+            self._continue(partial(self._relay, response, self._stop_timers()), on_done)
         except Exception as error:
             self._fail(error)
-            return
-        self._continue(partial(self._relay, response, self._stop_timers()), on_done)
 
     def on_error(self, error: Exception) -> None:
         """Continue in a task at another endpoint if a retry is allowed, else send the error."""
-        outcome, why = outcome_of(error)
-        if self._record.trace is not None:
-            self._record.trace.fail_attempt(error)
-        if outcome is Outcome.UNREACHABLE:
-            self._record.forget_attempt()
-        if self._retry_state.should_retry_error(error, self._lease.endpoint):
-            strip_tracebacks(error)
-            self._continue_elsewhere(outcome, why)
-        else:
-            self._end(outcome, why)
-            self._send_failure(error)
+        try:
+            outcome, why = outcome_of(error)
+            if self._record.trace is not None:
+                self._record.trace.fail_attempt(error)
+            if outcome is Outcome.UNREACHABLE:
+                self._record.forget_attempt()
+            if self._retry_state.should_retry_error(error, self._lease.endpoint):
+                strip_tracebacks(error)
+                self._continue_elsewhere(outcome, why)
+            else:
+                self._fail(error)
+        except Exception as failure:
+            self._fail(failure)
 
     def _retry_status(self, status: int) -> bool:
         """Retry at another endpoint in a task if the status demands it; tell whether it does."""
@@ -288,6 +317,7 @@ class FastPathCall:
         self, rest: Callable[[ClientResponse], Awaitable[None]], on_done: Callable[[], None]
     ) -> None:
         """Run the rest of the call in a task; ``on_done`` releases what it still holds."""
+        self._is_client_told = True
         try:
             self._client.continue_in_task(rest, on_done)
         except Exception as error:
@@ -307,54 +337,62 @@ class FastPathCall:
 
     def on_timeout(self) -> None:
         """Tell the client that the server did not respond in time."""
-        limits = self._destination.limits
-        is_idle_timeout = limits.idle_timeout < limits.request_timeout
-        expired = (
-            idle_timeout_text(limits.idle_timeout)
-            if is_idle_timeout
-            else request_timeout_text(limits.request_timeout)
-        )
-        error = server_timeout(self._server, expired)
-        if self._record.trace is not None:
-            self._record.trace.fail_attempt(error)
-        self._end(Outcome.TIMED_OUT, str(error))
-        self._send_failure(error)
+        try:
+            limits = self._destination.limits
+            is_idle_timeout = limits.idle_timeout < limits.request_timeout
+            expired = (
+                idle_timeout_text(limits.idle_timeout)
+                if is_idle_timeout
+                else request_timeout_text(limits.request_timeout)
+            )
+            error = server_timeout(self._server, expired)
+            if self._record.trace is not None:
+                self._record.trace.fail_attempt(error)
+        except Exception as failure:
+            self._fail(failure, Outcome.TIMED_OUT)
+        else:
+            self._fail(error)
 
     def _on_client_timeout(self) -> None:
         """Tell the client of a gRPC call that its deadline is over; the server is told, too."""
-        error = client_deadline_error(self._request.client_timeout or 0.0, self._server)
-        self._end(*outcome_of(error))
-        self._send_failure(error)
+        self._fail(client_deadline_error(self._request.client_timeout or 0.0, self._server))
 
     def cancel(self) -> None:
         """End the call, as its client has disconnected."""
         self._end(Outcome.UNKNOWN)
 
     def _end(self, outcome: Outcome, why: str = "") -> None:
-        if self._connection is not None:
+        """Give back all that the call still holds: its slots, its memory and the endpoint."""
+        try:
             self._release()
-            self._release_endpoint(outcome, why)
+        finally:
+            if self._connection is not None:
+                self._release_endpoint(outcome, why)
 
     def _release(self) -> None:
-        """Release the slots and the memory."""
-        release_all(self._destination.concurrency_limits)
-        self._destination.memory_budget.buffers.reserved -= self._reserved
+        """Give back the slots and the memory, once."""
+        if self._holds_slots:
+            self._holds_slots = False
+            release_all(self._destination.concurrency_limits)
+            self._destination.memory_budget.buffers.reserved -= self._reserved
 
     def _release_endpoint(self, outcome: Outcome, why: str) -> float:
         """Release the endpoint; return the seconds that it has taken."""
         assert self._connection is not None
         connection, self._connection = self._connection, None
-        spent = self._stop_timers()
-        record = self._record
-        if record.sent_at and not record.server_seconds:
-            record.server_seconds = time.perf_counter() - record.sent_at
         try:
-            # Before the lease: what timed out is known by the calls given up on a connection.
-            connection.close()
-        except Exception as error:  # of the next request, which is sent over it
-            self._log_error(error)
-        self._lease.release(outcome, why)
-        return spent
+            record = self._record
+            if record.sent_at and not record.server_seconds:
+                record.server_seconds = time.perf_counter() - record.sent_at
+            return self._stop_timers()
+        finally:
+            try:
+                # Before the lease: what timed out is known by the calls given up on a connection.
+                connection.close()
+            except Exception as error:  # of the next request, which is sent over it
+                self._log_error(error)
+            if self._is_leased:
+                self._lease.release(outcome, why)
 
     def _stop_timers(self) -> float:
         """Stop the timers until the response; return the seconds that the call has taken."""
@@ -364,6 +402,7 @@ class FastPathCall:
         return self._timeouts.remove(self)
 
     def _send_failure(self, error: Exception) -> None:
+        self._is_client_told = True
         try:
             self._respond_with(error)
         except Exception as failure:

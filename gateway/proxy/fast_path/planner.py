@@ -207,12 +207,13 @@ class FastPath:
             method, target, headers, operation, header_size, max_size, self._response_plans
         )
 
-    def start(
+    def prepare(
         self, plan: Plan, head: ClientHead, body: bytes, client: FastPathClient
     ) -> FastPathCall | None:
-        """Send a request to a server; None if it takes the streaming path.
+        """Make a call that is ready to start; None if the request takes the streaming path.
 
-        Nothing is converted before there are slots, memory and an endpoint.
+        Nothing is converted before there are slots, memory and an endpoint. The call holds them
+        until it has ended, or is cancelled. Nothing is sent before it starts.
         """
         if isinstance(plan, GrpcPlan):
             found = self._plan_grpc(plan, head, body) if client.carries_trailers else None
@@ -224,10 +225,6 @@ class FastPath:
             return None
         if not _try_admit(destination, BODY_COPIES * len(body)):
             return None
-        # A pipelined call may follow before this one was started to its end.
-        record = client.record
-        is_timed = plan.adds_server_timing or record.trace is not None
-        began = time.perf_counter() if is_timed else 0.0
         try:
             call = _make_call(plan, destination, head, body, client)
         except GatewayError:
@@ -237,13 +234,6 @@ class FastPath:
             raise
         if call is None:
             release_all(destination.concurrency_limits)
-            return None
-        plan.choice.take()
-        call.start()
-        if is_timed:
-            record.prepare_seconds = record.sent_at - began
-            if record.trace is not None:
-                record.trace.set_prepared(began, record.sent_at or began)
         return call
 
     def clear_plans(self) -> None:
@@ -270,6 +260,9 @@ def _make_call(
     client: FastPathClient,
 ) -> FastPathCall | None:
     """Choose an endpoint, and convert the request; None for the streaming path."""
+    record = client.record
+    is_timed = plan.adds_server_timing or record.trace is not None
+    began = time.perf_counter() if is_timed else 0.0
     pool = destination.upstream.pool
     hash_key = pool.hash_key_of(plan.headers, client.added_headers)
     lease = pool.lease((), plan.model, hash_key)
@@ -279,11 +272,13 @@ def _make_call(
     if connection is None:
         return None
     try:
-        request = plan.handler.to_server(head, body, destination, client.record.request_id)
+        request = plan.handler.to_server(head, body, destination, record.request_id)
         if request is not None:
+            call = FastPathCall(plan, destination, request, head, lease, connection, client, began)
+            plan.choice.take()
             if plan.mirror is not None:
-                plan.mirror(head, body, client)
-            return FastPathCall(plan, destination, request, head, lease, connection, client)
+                plan.mirror(head, body, client)  # last: the streaming path would mirror it again
+            return call
     except BaseException:
         connection.close()
         raise

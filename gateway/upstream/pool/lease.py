@@ -54,10 +54,10 @@ class Lease:
     def acquire(self) -> UpstreamEndpoint:
         """Count the call as in flight and return the endpoint."""
         pool, member = self._pool, self._member
-        member.outstanding += 1
-        pool.leases_total += 1
         if self._is_trial and member.ejection.ejections:
             pool.outlier_detector.start_trial(member)
+        pool.leases_total += 1
+        member.outstanding += 1
         return self.endpoint
 
     async def may_have_model(self, model: str) -> bool:

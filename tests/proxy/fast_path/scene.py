@@ -94,7 +94,10 @@ def start(
     head = client_head(method, target, lines, fast_path.keyed_headers)
     plan = fast_path.plan(head, target)
     assert plan is not None
-    return fast_path.start(plan, head, body, client)
+    call = fast_path.prepare(plan, head, body, client)
+    if call is not None:
+        call.start()
+    return call
 
 
 class Scene:

@@ -476,7 +476,7 @@ async def test_nothing_is_converted_before_a_connection_is_reserved() -> None:
     assert isinstance(plan, CallPlan)
     handler = mock.Mock(is_grpc=False)
     plan = replace(plan, handler=handler)
-    assert scene.fast_path.start(plan, head, JSON, scene.client) is None
+    assert scene.fast_path.prepare(plan, head, JSON, scene.client) is None
     handler.to_server.assert_not_called()
     assert scene.outstanding == 0
 

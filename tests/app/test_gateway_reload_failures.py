@@ -1,0 +1,185 @@
+"""A reload is whole or not at all, whichever part of it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from gateway.app.build.listen import ListenError
+from gateway.settings.schema import Settings
+from tests.app.reloading import server_named, settings_for
+from tests.support.addresses import free_address
+from tests.support.gateway import checked_gateway, no_leaks
+from tests.support.raw_client import connect
+
+_THREADS = {"access log", "traces"}
+
+Cause = Callable[[pytest.MonkeyPatch], None]
+"""Makes a part of each reload fail until the patches are undone."""
+
+
+def _no_thread(name: str) -> Cause:
+    """Make threads of that name fail as at the limit of processes."""
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    return lambda patch: patch.setattr(threading.Thread, "start", fail)
+
+
+def _no_admin_server(patch: pytest.MonkeyPatch) -> None:
+    async def fail(runner: web.AppRunner) -> None:
+        raise OSError("no room")
+
+    patch.setattr(web.AppRunner, "setup", fail)
+
+
+def _no_reader_of(number: int) -> Cause:
+    """Make the event loop refuse to watch one of the sockets that start to listen."""
+
+    def patch_loop(patch: pytest.MonkeyPatch) -> None:
+        loop, added = asyncio.get_running_loop(), 0
+        add_reader = loop.add_reader
+
+        def fail(descriptor: object, *arguments: object) -> None:
+            nonlocal added
+            if isinstance(descriptor, socket.socket):
+                added += 1
+                if added == number:
+                    raise OSError("no space left on device")
+            add_reader(descriptor, *arguments)  # type: ignore[arg-type]
+
+        patch.setattr(loop, "add_reader", fail)
+
+    return patch_loop
+
+
+_CAUSES: dict[str, Cause] = {
+    "access log": _no_thread("access log"),
+    "traces": _no_thread("traces"),
+    "admin site": _no_admin_server,
+    "first socket": _no_reader_of(1),
+    "second socket": _no_reader_of(2),
+    "socket of the admin address": _no_reader_of(3),
+}
+
+
+def _all_is_new(url: str, tmp_path: Path, *addresses: str) -> Settings:
+    """Return settings that need a new part of each kind."""
+    return settings_for(
+        url,
+        listen=list(addresses),
+        admin=free_address(),
+        log={"access": {"path": str(tmp_path / "access.log")}},
+        tracing={"endpoint": "http://127.0.0.1:1", "sample": 0},
+        limits={"connect_timeout": 1},
+    )
+
+
+async def _is_served(address: str) -> bytes:
+    async with connect(address) as client:
+        return (await client.call("GET", "/v2/x")).body
+
+
+async def _refuses(address: str) -> bool:
+    try:
+        async with connect(f"http://{address}"):
+            return False
+    except ConnectionRefusedError:
+        return True
+
+
+def _threads() -> list[str]:
+    return sorted(each.name for each in threading.enumerate() if each.name in _THREADS)
+
+
+@pytest.mark.parametrize("part", _CAUSES)
+async def test_reload_of_which_a_part_fails_changes_nothing(part: str, tmp_path: Path) -> None:
+    first, second = free_address(), free_address()
+    async with (
+        no_leaks(),
+        server_named("one") as one,
+        server_named("two") as two,
+        checked_gateway(settings_for(one.url, log={"access": False})) as running,
+    ):
+        gateway, old_url = running.gateway, running.url
+        settings = _all_is_new(two.url, tmp_path, first, second)
+        before = gateway.settings, gateway.active_config, gateway.addresses, _threads()
+        for _ in range(2):
+            with pytest.MonkeyPatch.context() as patch:
+                _CAUSES[part](patch)
+                with pytest.raises((RuntimeError, OSError)):
+                    await gateway.reload(settings)
+            after = gateway.settings, gateway.active_config, gateway.addresses, _threads()
+            assert after == before
+            for address in (first, second, str(settings.admin)):
+                assert await _refuses(address)
+            assert await _is_served(old_url) == b"one"
+        await gateway.reload(settings)
+        assert gateway.settings == settings
+        assert _threads() == ["access log", "traces"]
+        for address in (first, second):
+            assert await _is_served(f"http://{address}") == b"two"
+        async with connect(f"http://{settings.admin}") as operator:
+            assert (await operator.call("GET", "/live")).status == 200
+        assert await _refuses(old_url.removeprefix("http://"))
+
+
+async def test_address_in_use_undoes_a_reload_of_everything(tmp_path: Path) -> None:
+    free = free_address()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = "{}:{}".format(*taken.getsockname())
+        async with (
+            no_leaks(),
+            server_named("one") as one,
+            checked_gateway(settings_for(one.url, log={"access": False})) as running,
+        ):
+            settings = _all_is_new("http://127.0.0.1:1", tmp_path, free, address)
+            with pytest.raises(ListenError, match="Address already in use"):
+                await running.gateway.reload(settings)
+            assert await _refuses(free)
+            assert not _threads()
+            assert await _is_served(running.url) == b"one"
+
+
+async def test_reload_holds_although_an_old_part_cannot_be_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = {"access": {"path": str(tmp_path / "access.log")}}
+    address = free_address()
+    join = threading.Thread.join
+
+    def fail(thread: threading.Thread, timeout: float | None = None) -> None:
+        join(thread, timeout)
+        if thread.name == "access log":
+            raise OSError("it does not end")
+
+    async with (
+        no_leaks(),
+        server_named("one") as one,
+        server_named("two") as two,
+        checked_gateway(settings_for(one.url, log=log, admin=free_address())) as running,
+    ):
+        settings = settings_for(two.url, listen=address, log={"access": False})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading.Thread, "join", fail)
+            changes = await running.gateway.reload(settings)
+        assert "upstreams ~u" in changes
+        errors = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+        assert errors == ["the access log of the previous settings could not be closed"]
+        running.remains.forget_faults()
+        assert running.gateway.settings == settings
+        assert await _is_served(f"http://{address}") == b"two"
+        assert await _refuses(running.url.removeprefix("http://"))
