@@ -66,7 +66,7 @@ class HttpEndpoint(UpstreamEndpoint):
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
-        connection = self.idle.take()
+        connection = self.idle.take_open()
         if connection is not None:
             try:
                 return await self._call(connection, request)
@@ -273,6 +273,8 @@ class _ReservedConnection(_Pending, ReservedConnection):
         self.waits_for_chunks = receiver.waits_for_chunks
         self._method = template.method
         self._parts = self._endpoint.encode(template, lines, body)
+        # Only now: the conversion of the request may have taken a while.
+        self.connection = self._endpoint.idle.take_open(self.connection)
         if self.connection is None:
             self._endpoint.connections.wait(self)
         else:

@@ -19,13 +19,27 @@ class IdleConnections:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self) -> ServerConnection | None:
-        """Return the connection that was used last; None if none is usable."""
+        """Return the connection that was used last; None if none is usable.
+
+        Its server may have closed it: see ``take_open``.
+        """
         while self._waiting:
             expires, connection = self._waiting.pop()
             if expires > self._loop.time() and connection.reusable:
                 return connection
             connection.drop()
         return None
+
+    def take_open(self, taken: ServerConnection | None = None) -> ServerConnection | None:
+        """Return a connection that the server has not closed: the one taken before, or another.
+
+        To be called right before a request is written.
+        """
+        connection = self.take() if taken is None else taken
+        while connection is not None and connection.is_stale():
+            connection.drop()
+            connection = self.take()
+        return connection
 
     def put(self, connection: ServerConnection) -> None:
         """Keep a connection for the next request."""
