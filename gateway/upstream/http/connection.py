@@ -33,6 +33,11 @@ MAX_INTERIM_RESPONSES = 100
 _STALE_WINDOW = 1.0
 """Seconds after a request in which a close is taken for one that crossed the request."""
 
+_CLOSED_AFTER_REQUEST = (
+    "closed the connection after the request was sent, without a response; it may have executed "
+    "the request, which is not sent again"
+)
+
 
 _FRAME_HEADER = 9
 _SETTINGS = 4
@@ -44,11 +49,15 @@ _HEAD_PARSER = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 
 
 class StaleConnectionError(GatewayError):
-    """The server closed an idle connection just as it was used again, without a byte of response.
+    """The server closed a reused connection soon after a request, without a byte of response.
 
-    The server closed it for being idle and never saw the request, so it can be sent again:
-    RFC 9112, section 9.3.1.
+    Most servers did so because it was idle, and never saw the request: RFC 9112, section 9.3.1.
+    One that fails may have executed it.
     """
+
+    def __init__(self, server: ServerName) -> None:
+        message = f"{server.url} {_CLOSED_AFTER_REQUEST}"
+        super().__init__(ErrorKind.NO_RESPONSE, message, server=server)
 
 
 class HeadReceiver(Protocol):
@@ -382,8 +391,7 @@ class ServerConnection(Connection):
         if self._speaks_http2:
             return self._no_http1()
         if self._silent and self._is_reused and self.loop.time() - self._started_at < _STALE_WINDOW:
-            message = f"{self._server.url} closed an idle connection as it was used again"
-            return StaleConnectionError(ErrorKind.BAD_RESPONSE, message, server=self._server)
+            return StaleConnectionError(self._server)
         when = "before it responded" if self.body is None else "before the end of its response"
         kind = ErrorKind.NO_RESPONSE if self._silent else ErrorKind.BAD_RESPONSE
         message = f"{self._server.url} closed the connection {when}"

@@ -146,7 +146,8 @@ async def test_freed_connection_that_is_stale_is_replaced(endpoint_at: EndpointA
         await connection.request()
 
     async with ScriptedServer(closes_at_the_second, YES) as server:
-        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        endpoint = endpoint_at(server.url)
+        first, second = RecordingReceiver(), RecordingReceiver(idempotent=True)
         sent = _send(endpoint, first, "/first")
         await first.wait()
         waiting = _send(endpoint, second, "/second")
@@ -267,7 +268,8 @@ async def test_spare_connection_that_the_server_closes_is_replaced(endpoint_at: 
 
     let_go = asyncio.Event()
     async with ScriptedServer(YES, closes, YES) as server:
-        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        endpoint = endpoint_at(server.url)
+        first, second = RecordingReceiver(idempotent=True), RecordingReceiver()
         sent = _send(endpoint, first)
         await first.wait()
         waiting = _send(endpoint, second)
