@@ -38,6 +38,10 @@ _CLOSED_AFTER_REQUEST = (
     "the request, which is not sent again"
 )
 
+_KEEP_ALIVE_MARGIN = 1.0
+"""Seconds by which an idle connection closes before the server's own time: its clock started
+earlier, and the next request takes its way."""
+
 
 _FRAME_HEADER = 9
 _SETTINGS = 4
@@ -110,6 +114,8 @@ class ServerConnection(Connection):
         self._ended = False
         self._is_reused = False
         self._readiness: select.poll | None = None
+        self.max_idle: float | None = None
+        """Seconds for which the server keeps the connection idle, less a margin, if it says so."""
         self._started_at = 0.0
         self._silent = True
         self._interim = 0
@@ -305,6 +311,10 @@ class ServerConnection(Connection):
     ) -> None:
         # Some servers send a body after HEAD; it may arrive when the next response is expected.
         self._keep = head.keep_alive and self._method != "HEAD"
+        timeout = head.keep_alive_timeout
+        if timeout is not None:
+            timeout -= min(_KEEP_ALIVE_MARGIN, timeout / 2)
+        self.max_idle = timeout
         if is_small and _may_be_complete(head, receiver):
             if len(data) == head.length:
                 self._complete(head, receiver, data)

@@ -9,7 +9,10 @@ from gateway.upstream.http.connection import ServerConnection
 
 
 class IdleConnections:
-    """Keeps connections for their next request, each for ``idle_timeout`` seconds."""
+    """Keeps connections for their next request, each for ``idle_timeout`` seconds.
+
+    One whose server says that it closes earlier is kept for less.
+    """
 
     def __init__(self, idle_timeout: float) -> None:
         self._idle_timeout = idle_timeout
@@ -46,7 +49,10 @@ class IdleConnections:
         if self._closed:
             connection.drop()
             return
-        expires = self._loop.time() + self._idle_timeout
+        lifetime = self._idle_timeout
+        if connection.max_idle is not None:
+            lifetime = min(lifetime, connection.max_idle)
+        expires = self._loop.time() + lifetime
         self._waiting.append((expires, connection))
         if self._timer is None:
             self._timer = self._loop.call_at(expires, self._drop_expired)
