@@ -183,6 +183,34 @@ async def test_request_over_http1_is_executed_again_only_if_it_has_no_effect(
 
 @pytest.mark.parametrize("streams", [False, True], ids=["fast path", "streaming path"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+async def test_close_before_the_request_is_not_noticed_by_clients(
+    case: Case, streams: bool
+) -> None:
+    """The event loop gets the request before the close: that stands behind it in the kernel."""
+    data, warm_up = (
+        request(method, case.target, case.body, case.headers)
+        for method in (case.method, case.warm_up_method)
+    )
+    if streams:
+        data = with_long_head(data)
+    server = Server()
+    async with (
+        ScriptedServer(server) as scripted,
+        running_gateway(scripted.url) as gateway,
+        gateway.client() as client,
+    ):
+        assert (await client.ask(warm_up)).status == 200
+        server.received.clear()
+        (*_, kept) = scripted.connections
+        client.send_nowait(data)
+        kept.shutdown_write_below_tls()
+        assert (await client.head()).status == 200
+        called = f"{case.method} {INFER if case.target == PREDICT else case.target}"
+        assert server.received == [called]
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["fast path", "streaming path"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_request_over_http2_is_executed_again_only_if_it_has_no_effect(
     case: Case, streams: bool
 ) -> None:
