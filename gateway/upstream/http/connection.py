@@ -261,8 +261,9 @@ class ServerConnection(Connection):
         super().connection_lost(exc)
         while self._read_ahead:
             self.process_read_ahead()
-        # In TLS 1.3 the server checks the gateway's certificate after the handshake.
-        if refused := describe_certificate_refusal(exc):
+        # In TLS 1.3 the server checks the gateway's certificate after the handshake, and before the
+        # first request. Of a later one it may have seen all, whatever its alert says.
+        if not self._is_reused and (refused := describe_certificate_refusal(exc)):
             message = f"cannot connect to {self._server.url}: {refused}"
             self.fail(GatewayError(ErrorKind.UNREACHABLE, message, server=self._server))
         else:
