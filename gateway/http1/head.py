@@ -67,7 +67,7 @@ _PASSED: Final = 0
 _KEYED: Final = 1
 _NOTED: Final = 2  # together with _KEYED: both
 
-# What a header line means for the framing of its message.
+# What a header line means for the framing of its message, and for the connection.
 _NOTHING: Final = 0
 _HOST: Final = 1
 _INVALID_HOST: Final = 2  # only requests are rejected for it
@@ -75,11 +75,15 @@ _LENGTH: Final = 3
 _CHUNKED: Final = 4
 _CLOSE: Final = 5
 _KEEP_ALIVE: Final = 6
+_KEEP_ALIVE_TIMEOUT: Final = 7
 
 _NO_CRLF = "a line that does not end with CRLF"
 _TWO_FRAMINGS = "Content-Length beside Transfer-Encoding"
 
-_FRAMING_NAMES = ("host", "content-length", "transfer-encoding", "connection")
+_FRAMING_NAMES = ("host", "content-length", "transfer-encoding", "connection", "keep-alive")
+
+# Not of an RFC, but Node.js, Apache and nginx send it: "timeout=5, max=100".
+_TIMEOUT_PARAMETER = re.compile(r"(?:^|[,;\s])timeout\s*=\s*\"?([0-9]{1,9})", re.IGNORECASE)
 
 
 class MalformedError(ValueError):
@@ -162,6 +166,8 @@ class MessageHead:
         self._hosts = 0
         self._close = False
         self._asks_keep_alive = False
+        self.keep_alive_timeout: float | None = None
+        """Seconds after which the sender closes the idle connection; None if it does not say."""
         self._headers: CIMultiDictProxy[str] | None = None
         key = [first_line]
         noted: list[HeaderField] = []
@@ -215,6 +221,8 @@ class MessageHead:
             self._close = True
         elif meaning == _KEEP_ALIVE:
             self._asks_keep_alive = True
+        elif meaning == _KEEP_ALIVE_TIMEOUT:
+            self.keep_alive_timeout = _timeout_parameter(field.value)
         else:
             self._hosts += 1
 
@@ -478,10 +486,18 @@ def _meaning_of(lower: str, value: str) -> int:
         if value.lower() != "chunked":
             raise MalformedError("a Transfer-Encoding other than chunked")
         return _CHUNKED
+    if lower == "keep-alive":
+        return _KEEP_ALIVE_TIMEOUT
     options = [option.strip() for option in value.lower().split(",")]
     if "close" in options:
         return _CLOSE
     return _KEEP_ALIVE if "keep-alive" in options else _NOTHING
+
+
+def _timeout_parameter(value: str) -> float | None:
+    """Return the seconds in a Keep-Alive header; None without a timeout."""
+    match = _TIMEOUT_PARAMETER.search(value)
+    return None if match is None else float(match[1])
 
 
 def _is_another_protocol(line: bytes) -> bool:

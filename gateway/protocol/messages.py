@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from gateway.protocol.datatypes import Datatype
 from gateway.protocol.tensors import element_count
 
 Fields = dict[str, Any]
+
+SEQUENCE_PREFIX: Final = "sequence_"
+"""How the names of parameters begin that make requests parts of a sequence."""
 
 TensorData = Sequence[bytes | memoryview] | int
 """Little-endian bytes: buffered chunks, or the number of bytes that are still to come."""
@@ -125,6 +129,15 @@ class InferRequestHead:
         default_factory=dict, compare=False, repr=False
     )
     unknown_fields: bytes = b""
+
+    @property
+    def is_in_sequence(self) -> bool:
+        """Whether the request may belong to a sequence, whose state it changes.
+
+        Triton has parameters for that, OpenVINO Model Server inputs with names of the same kind.
+        """
+        names = chain(self.parameters, self.extra, (each.name for each in self.inputs))
+        return any(name.startswith(SEQUENCE_PREFIX) for name in names)
 
     @property
     def element_count(self) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from gateway.codec.json.nesting import NestingCheck
 from gateway.errors import ServerName
-from gateway.protocol.operations import ModelName
+from gateway.protocol.messages import SEQUENCE_PREFIX
+from gateway.protocol.operations import ModelName, OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import (
@@ -25,6 +26,9 @@ from gateway.proxy.retry import UpstreamCall
 from gateway.proxy.server_dialect import headers_with_type
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
+
+_SEQUENCE_MARKS = (SEQUENCE_PREFIX.encode(), b"\\u00")
+"""What JSON with a sequence parameter has in it: its name, or an escape of an ASCII letter."""
 
 
 async def passthrough(
@@ -45,7 +49,11 @@ async def passthrough(
             request, body, max_depth, reservation, limits_chunks=limits_chunks
         )
         upstream_request = UpstreamRequest(
-            request.method, target or request.target, headers, checked
+            request.method,
+            target or request.target,
+            headers,
+            checked,
+            is_idempotent=_is_idempotent(call, checked),
         )
         async with UpstreamCall(
             destination, upstream_request, deadline, call.response.record, model=model
@@ -53,6 +61,18 @@ async def passthrough(
             await relay_response(
                 upstream_call.response, call.response, upstream_call.server, deadline
             )
+
+
+def _is_idempotent(call: Call, body: Body) -> bool:
+    """Tell whether a server may execute a request twice; see UpstreamRequest.
+
+    A V1 prediction for a V1 server is not parsed. If in doubt, it is not idempotent: its body is
+    streamed or compressed, or may write the name of a sequence parameter with escapes.
+    """
+    is_predict = call.operation.kind is OperationKind.PREDICT
+    if not is_predict or not isinstance(body, tuple) or "Content-Encoding" in call.request.headers:
+        return False
+    return not any(mark in bytes(piece) for piece in body for mark in _SEQUENCE_MARKS)
 
 
 async def checked_body(

@@ -252,6 +252,14 @@ class Upstream(Section):
         description="How long a connection to a server stays open for its next call. With 0, each"
         " call takes a new one. Without it, that is 4s, and 3m for gRPC.",
     )
+    retry_stale: Literal["safe", "infer", "all"] = Field(
+        default="infer",
+        description="Which requests are sent again if the server closes a reused HTTP/1.1"
+        " connection without a response, within a second. It may have executed them. With safe,"
+        " that is GET, HEAD and OPTIONS. With infer, also infer requests without sequence"
+        " parameters. With all, every request: then a server may execute a load or a generate"
+        " twice.",
+    )
     dns_refresh: Annotated[float, time("10ms", "24h")] | None = Field(
         default=None,
         description="How often host names are looked up, where each of their addresses is an"

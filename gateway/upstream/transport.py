@@ -71,6 +71,11 @@ class UpstreamRequest:
     """Whether to wait a moment for the rest of a small chunked response: see ResponseReceiver."""
     is_grpc: bool = False
     """Whether it is a gRPC call, whose route was found by what it calls; no header says so."""
+    is_idempotent: bool = False
+    """Whether it is an infer request of no sequence: a server that executes it twice does no harm.
+
+    Whether the method alone says so is not told here; see ``upstream/http/stale_retry.py``.
+    """
 
 
 class UpstreamResponse(ABC):
@@ -188,6 +193,9 @@ class ResponseReceiver(Protocol):
 
     waits_for_chunks: bool
     """Whether to wait a moment for the rest of a small chunked body; events must not be delayed."""
+
+    def is_idempotent(self) -> bool:
+        """Tell whether a server may execute the request twice; see UpstreamRequest."""
 
     def passes_untouched(self, head: UpstreamResponseHead) -> bool:
         """Tell whether the body is not converted: then even a large one may be handled at once."""

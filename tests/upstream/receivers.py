@@ -18,7 +18,14 @@ from gateway.upstream.transport import (
 class RecordingReceiver:
     """Records its calls; each of them sets ``done``, and ``on_complete`` calls ``then``."""
 
-    def __init__(self, *, waits_for_chunks: bool = False, untouched: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        waits_for_chunks: bool = False,
+        untouched: bool = False,
+        idempotent: bool = False,
+    ) -> None:
+        self.idempotent = idempotent
         self.waits_for_chunks = waits_for_chunks
         self.untouched = untouched
         self.complete: list[tuple[UpstreamResponseHead, bytes]] = []
@@ -26,6 +33,9 @@ class RecordingReceiver:
         self.errors: list[Exception] = []
         self.done = asyncio.Event()
         self.then: Callable[[], object] = lambda: None
+
+    def is_idempotent(self) -> bool:
+        return self.idempotent
 
     def passes_untouched(self, head: UpstreamResponseHead) -> bool:
         return self.untouched

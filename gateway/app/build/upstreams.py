@@ -195,7 +195,7 @@ def build_pool(
             public_name,
         )
         if not is_http2:
-            return HttpEndpoint(*common)
+            return HttpEndpoint(*common, retry_stale=declared.retry_stale)
         endpoint = Http2Endpoint(*common, drained=DrainedStreams(drains))
         if concurrency_limit is not None:
             endpoint.count_drained_in(concurrency_limit)

@@ -225,6 +225,10 @@ class FastPathCall:
             else:
                 self._send_failure(error)
 
+    def is_idempotent(self) -> bool:
+        """Tell whether a server may execute the request twice; see UpstreamRequest."""
+        return self._request.is_idempotent
+
     def passes_untouched(self, head: UpstreamResponseHead) -> bool:
         """Tell whether the client gets the response as it is."""
         return self._plan.handler.passes_untouched(self._request, head, self._destination)
@@ -478,6 +482,7 @@ class FastPathCall:
             body if has_body else None,
             self.waits_for_chunks,
             self._plan.handler.is_grpc,
+            self._request.is_idempotent,
         )
         # The call has its slots already.
         destination = replace(self._destination, concurrency_limits=())

@@ -86,6 +86,11 @@ class ServerRequest:
         self.response_elements = 0
         """Elements that were converted for the client."""
 
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether a server may execute the request twice; see UpstreamRequest."""
+        return self.received is not None and self.received.is_idempotent
+
 
 class FastPathHandler(ABC):
     """Serves fully buffered calls with the same head."""

@@ -45,6 +45,11 @@ class ReceivedRequest:
         self.is_raw_binary: Final = is_raw_binary
 
     @property
+    def is_idempotent(self) -> bool:
+        """Whether a server may execute the request twice; see UpstreamRequest."""
+        return not self.request.head.is_in_sequence
+
+    @property
     def buffered_size(self) -> int:
         """Return the bytes that are buffered."""
         head = self.request.head.memory

@@ -65,7 +65,12 @@ async def send_request(
     if form.reads_response or layout is not None:
         headers.popall("Accept-Encoding", None)
     upstream_request = UpstreamRequest(
-        call.request.method, target, headers, body, waits_for_chunks=True
+        call.request.method,
+        target,
+        headers,
+        body,
+        waits_for_chunks=True,
+        is_idempotent=received.is_idempotent,
     )
     model = model_name_of(call.operation)
     async with UpstreamCall(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import time
 from http import HTTPStatus
 from typing import Protocol
@@ -32,6 +33,15 @@ MAX_INTERIM_RESPONSES = 100
 _STALE_WINDOW = 1.0
 """Seconds after a request in which a close is taken for one that crossed the request."""
 
+_CLOSED_AFTER_REQUEST = (
+    "closed the connection after the request was sent, without a response; it may have executed "
+    "the request, which is not sent again"
+)
+
+_KEEP_ALIVE_MARGIN = 1.0
+"""Seconds by which an idle connection closes before the server's own time: its clock started
+earlier, and the next request takes its way."""
+
 
 _FRAME_HEADER = 9
 _SETTINGS = 4
@@ -43,11 +53,15 @@ _HEAD_PARSER = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 
 
 class StaleConnectionError(GatewayError):
-    """The server closed an idle connection just as it was used again, without a byte of response.
+    """The server closed a reused connection soon after a request, without a byte of response.
 
-    The server closed it for being idle and never saw the request, so it can be sent again:
-    RFC 9112, section 9.3.1.
+    Most servers did so because it was idle, and never saw the request: RFC 9112, section 9.3.1.
+    One that fails may have executed it.
     """
+
+    def __init__(self, server: ServerName) -> None:
+        message = f"{server.url} {_CLOSED_AFTER_REQUEST}"
+        super().__init__(ErrorKind.NO_RESPONSE, message, server=server)
 
 
 class HeadReceiver(Protocol):
@@ -99,6 +113,9 @@ class ServerConnection(Connection):
         self._keep = False
         self._ended = False
         self._is_reused = False
+        self._readiness: select.poll | None = None
+        self.max_idle: float | None = None
+        """Seconds for which the server keeps the connection idle, less a margin, if it says so."""
         self._started_at = 0.0
         self._silent = True
         self._interim = 0
@@ -116,6 +133,22 @@ class ServerConnection(Connection):
         A server may respond before it has read the whole request.
         """
         return self._keep and self._ended and not self.write_blocked
+
+    def is_stale(self) -> bool:
+        """Tell whether the server has closed an idle connection, or sent something over it.
+
+        Ask right before a request is written. The event loop learns of a close only in its next
+        iteration, however long the connection was idle: the close may have come with the same
+        events as the call, or during this iteration. The system call takes less than 1 µs.
+        """
+        if self.transport.is_closing():
+            return True
+        readiness = self._readiness
+        if readiness is None:
+            readiness = self._readiness = select.poll()
+            # An end of input and a reset count as readable. uvloop's sockets cannot be peeked at.
+            readiness.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(readiness.poll(0))
 
     def set_unused(self) -> None:
         """Let a new connection be kept idle: it is reusable although it had no request."""
@@ -228,8 +261,9 @@ class ServerConnection(Connection):
         super().connection_lost(exc)
         while self._read_ahead:
             self.process_read_ahead()
-        # In TLS 1.3 the server checks the gateway's certificate after the handshake.
-        if refused := describe_certificate_refusal(exc):
+        # In TLS 1.3 the server checks the gateway's certificate after the handshake, and before the
+        # first request. Of a later one it may have seen all, whatever its alert says.
+        if not self._is_reused and (refused := describe_certificate_refusal(exc)):
             message = f"cannot connect to {self._server.url}: {refused}"
             self.fail(GatewayError(ErrorKind.UNREACHABLE, message, server=self._server))
         else:
@@ -278,6 +312,10 @@ class ServerConnection(Connection):
     ) -> None:
         # Some servers send a body after HEAD; it may arrive when the next response is expected.
         self._keep = head.keep_alive and self._method != "HEAD"
+        timeout = head.keep_alive_timeout
+        if timeout is not None:
+            timeout -= min(_KEEP_ALIVE_MARGIN, timeout / 2)
+        self.max_idle = timeout
         if is_small and _may_be_complete(head, receiver):
             if len(data) == head.length:
                 self._complete(head, receiver, data)
@@ -364,8 +402,7 @@ class ServerConnection(Connection):
         if self._speaks_http2:
             return self._no_http1()
         if self._silent and self._is_reused and self.loop.time() - self._started_at < _STALE_WINDOW:
-            message = f"{self._server.url} closed an idle connection as it was used again"
-            return StaleConnectionError(ErrorKind.BAD_RESPONSE, message, server=self._server)
+            return StaleConnectionError(self._server)
         when = "before it responded" if self.body is None else "before the end of its response"
         kind = ErrorKind.NO_RESPONSE if self._silent else ErrorKind.BAD_RESPONSE
         message = f"{self._server.url} closed the connection {when}"

@@ -63,9 +63,11 @@ class ConnectionQueue:
 
     def release(self, connection: ServerConnection) -> None:
         """Give a reusable connection to the next request, or keep it idle."""
-        if (request := self._take_next()) is None:
+        if not self._waiting:
             self._idle.put(connection)
-        else:
+        elif connection.is_stale():
+            connection.drop()  # each request that waits has a connection on the way
+        elif (request := self._take_next()) is not None:
             request.send_over(connection)
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from gateway.upstream.connect_errors import connect_error
 from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
 from gateway.upstream.http.connection_queue import ConnectionQueue
 from gateway.upstream.http.idle_connections import IdleConnections
+from gateway.upstream.http.stale_retry import StaleRetry, may_send_again
 from gateway.upstream.transport import (
     HeaderLines,
     RequestTemplate,
@@ -40,7 +41,8 @@ class HttpEndpoint(UpstreamEndpoint):
 
     ``connect_timeout`` covers DNS, TCP and TLS; ``idle_timeout`` is how long a connection waits for
     its next request; both in seconds. ``buffers`` counts what the connections buffer. Errors for
-    clients name the endpoint by its ``public_name``, or by its URL.
+    clients name the endpoint by its ``public_name``, or by its URL. ``retry_stale`` says which
+    requests are sent again after a close of a reused connection.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class HttpEndpoint(UpstreamEndpoint):
         buffers: BufferAccount | None = None,
         own_request_headers: HeaderLines = (),
         public_name: str | None = None,
+        retry_stale: StaleRetry = "infer",
     ) -> None:
         self.url = address.url
         self.name = ServerName(address.url, public_name or address.url)
@@ -58,6 +61,7 @@ class HttpEndpoint(UpstreamEndpoint):
         self._address = address
         self._connect_timeout = connect_timeout
         self._buffers = buffers
+        self._retry_stale: StaleRetry = retry_stale
         self.idle = IdleConnections(idle_timeout)
         self._deferrals = TimeoutQueue(DEFER_TIMEOUT)
         self._senders: set[asyncio.Task[None]] = set()
@@ -66,13 +70,15 @@ class HttpEndpoint(UpstreamEndpoint):
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
-        connection = self.idle.take()
+        connection = self.idle.take_open()
         if connection is not None:
             try:
                 return await self._call(connection, request)
             except StaleConnectionError as error:
-                if isinstance(request.body, AsyncIterator):
-                    raise  # its first chunks are gone
+                # A body that is an iterator cannot be sent again: its first chunks are gone.
+                is_gone = isinstance(request.body, AsyncIterator)
+                if is_gone or not self.may_resend(request.method, request.is_idempotent):
+                    raise
                 strip_tracebacks(error)
         return await self._call(await self._connect(), request)
 
@@ -87,6 +93,10 @@ class HttpEndpoint(UpstreamEndpoint):
         except BaseException:
             pending.close()
             raise
+
+    def may_resend(self, method: str, is_idempotent: bool) -> bool:
+        """Tell whether a request may be sent again after a StaleConnectionError."""
+        return may_send_again(self._retry_stale, method, is_idempotent=is_idempotent)
 
     def try_reserve(self) -> ReservedConnection:
         """Take a connection, an idle one if there is one; see UpstreamEndpoint."""
@@ -249,8 +259,8 @@ class _Pending:
 class _ReservedConnection(_Pending, ReservedConnection):
     """A connection that was idle, or is made for the request.
 
-    It is the HeadReceiver of its response. The endpoint sends the request again, over a new
-    connection, after a StaleConnectionError.
+    It is the HeadReceiver of its response. After a StaleConnectionError, the endpoint sends the
+    request again over a new connection, if that may be.
     """
 
     def __init__(self, connection: ServerConnection | None, endpoint: HttpEndpoint) -> None:
@@ -273,6 +283,8 @@ class _ReservedConnection(_Pending, ReservedConnection):
         self.waits_for_chunks = receiver.waits_for_chunks
         self._method = template.method
         self._parts = self._endpoint.encode(template, lines, body)
+        # Only now: the conversion of the request may have taken a while.
+        self.connection = self._endpoint.idle.take_open(self.connection)
         if self.connection is None:
             self._endpoint.connections.wait(self)
         else:
@@ -317,12 +329,15 @@ class _ReservedConnection(_Pending, ReservedConnection):
         self._receiver.on_headers(_HttpResponse(head, self.connection, self))
 
     def on_error(self, error: Exception) -> None:
-        if isinstance(error, StaleConnectionError):
+        receiver = self._receiver
+        assert receiver is not None
+        if isinstance(error, StaleConnectionError) and self._endpoint.may_resend(
+            self._method, receiver.is_idempotent()
+        ):
             self.sender = self._endpoint.resend(self)
             return
-        assert self._receiver is not None
         self.sender = None
-        self._receiver.on_error(error)
+        receiver.on_error(error)
 
 
 class _HttpResponse(UpstreamResponse):

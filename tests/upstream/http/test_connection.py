@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 import pytest
@@ -301,6 +302,23 @@ async def test_close_before_the_response_is_an_error(data: bytes, eof: bool) -> 
     assert await _message(head, kind) == f"{URL} closed the connection before it responded"
     assert connection.closed
     assert not connection.reusable
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+async def test_certificate_can_be_refused_before_the_first_request_only(is_reused: bool) -> None:
+    connection, _ = _connected()
+    if is_reused:
+        first = connection.expect_response("POST")
+        connection.data_received(http_response())
+        await first
+    head = connection.expect_response("POST")
+    alert = ssl.SSLError()
+    alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    connection.connection_lost(alert)
+    # The one error lets the gateway try another endpoint, the other does not.
+    kind = ErrorKind.NO_RESPONSE if is_reused else ErrorKind.UNREACHABLE
+    says = "may have executed" if is_reused else "asks for a client certificate"
+    assert says in await _message(head, kind)
 
 
 async def test_close_before_the_request_is_an_error() -> None:

@@ -21,6 +21,7 @@ from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
     always_respond,
+    never_respond,
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.receivers import RecordingReceiver, try_send
@@ -145,7 +146,8 @@ async def test_freed_connection_that_is_stale_is_replaced(endpoint_at: EndpointA
         await connection.request()
 
     async with ScriptedServer(closes_at_the_second, YES) as server:
-        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        endpoint = endpoint_at(server.url)
+        first, second = RecordingReceiver(), RecordingReceiver(idempotent=True)
         sent = _send(endpoint, first, "/first")
         await first.wait()
         waiting = _send(endpoint, second, "/second")
@@ -266,7 +268,8 @@ async def test_spare_connection_that_the_server_closes_is_replaced(endpoint_at: 
 
     let_go = asyncio.Event()
     async with ScriptedServer(YES, closes, YES) as server:
-        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        endpoint = endpoint_at(server.url)
+        first, second = RecordingReceiver(idempotent=True), RecordingReceiver()
         sent = _send(endpoint, first)
         await first.wait()
         waiting = _send(endpoint, second)
@@ -394,16 +397,19 @@ async def test_connect_that_began_before_a_request_does_not_fail_it() -> None:
     queue = ConnectionQueue(IdleConnections(60), connect)
     first, late = _Waiting(), _Waiting()
     released = ServerConnection(ServerName("http://h:1", "upstream 'u'"))
-    queue.wait(first)
-    await _settle()
-    queue.release(released)
-    assert first.got == [released]
-    queue.wait(late)
-    old, new = TimeoutError("old"), TimeoutError("new")
-    connects[0].set_exception(old)
-    await _settle()
-    assert (late.got, len(connects)) == ([], 2)
-    connects[1].set_exception(new)
-    await _settle()
-    assert (late.got, queue.waiting, queue.connecting) == ([new], 0, 0)
-    await queue.close()
+    async with ScriptedServer(never_respond) as server:
+        await parse_server_url(server.url).connect(released, 5)
+        queue.wait(first)
+        await _settle()
+        queue.release(released)
+        assert first.got == [released]
+        queue.wait(late)
+        old, new = TimeoutError("old"), TimeoutError("new")
+        connects[0].set_exception(old)
+        await _settle()
+        assert (late.got, len(connects)) == ([], 2)
+        connects[1].set_exception(new)
+        await _settle()
+        assert (late.got, queue.waiting, queue.connecting) == ([new], 0, 0)
+        await queue.close()
+        released.drop()

@@ -34,12 +34,12 @@ def idle(clock: Clock) -> IdleConnections:
         return IdleConnections(KEEP_ALIVE)
 
 
-async def _used() -> ServerConnection:
-    """Make a connection that has carried a complete call."""
+async def _used(keep_alive: str = "") -> ServerConnection:
+    """Make a connection that has carried a complete call, whose response had this Keep-Alive."""
     connection = ServerConnection(ServerName("http://server:8000", "upstream 'servers'"))
     connection.connection_made(FakeTransport())
     head = connection.expect_response("POST")
-    connection.data_received(http_response(b""))
+    connection.data_received(http_response(b"", {"Keep-Alive": keep_alive} if keep_alive else None))
     await head
     assert connection.reusable
     return connection
@@ -115,6 +115,66 @@ async def test_connection_is_usable_until_its_idle_timeout(
     clock.now += 0.25  # the timer is late
     assert idle.take() is None
     assert _is_dropped(connection)
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "seconds"),
+    [
+        ("timeout=3", 2),
+        ("timeout=3, max=100", 2),
+        ('max=5; Timeout = "3"', 2),
+        ("timeout=1", 0.5),
+        ("timeout=5", KEEP_ALIVE),
+        ("timeout=65", KEEP_ALIVE),
+        ("timeout=", KEEP_ALIVE),
+        ("max=2", KEEP_ALIVE),
+        ("xtimeout=3", KEEP_ALIVE),
+        ("300", KEEP_ALIVE),
+    ],
+)
+async def test_connection_is_dropped_before_the_server_closes_it(
+    idle: IdleConnections, clock: Clock, keep_alive: str, seconds: float
+) -> None:
+    connection = await _used(keep_alive)
+    idle.put(connection)
+    clock.advance(seconds - 0.01)
+    assert idle.take() is connection
+    idle.put(connection)
+    clock.advance(seconds)
+    assert _is_dropped(connection)
+    assert idle.take() is None
+
+
+async def test_connection_is_not_kept_if_the_server_closes_it_at_once(
+    idle: IdleConnections,
+) -> None:
+    connection = await _used("timeout=0")
+    idle.put(connection)
+    assert idle.take() is None
+    assert _is_dropped(connection)
+
+
+async def test_time_of_a_connection_is_that_of_its_last_response(
+    idle: IdleConnections, clock: Clock
+) -> None:
+    connection = await _used("timeout=2")
+    head = connection.expect_response("POST")
+    connection.data_received(http_response(b""))
+    await head
+    idle.put(connection)
+    clock.advance(KEEP_ALIVE - 0.01)
+    assert idle.take() is connection
+
+
+async def test_connection_of_a_shorter_time_is_not_taken_after_it(
+    idle: IdleConnections, clock: Clock
+) -> None:
+    long, short = await _used(), await _used("timeout=2")
+    idle.put(long)
+    idle.put(short)
+    clock.advance(1)
+    assert idle.take() is long
+    assert _is_dropped(short)
 
 
 async def test_a_timer_without_connections_does_nothing(

@@ -24,14 +24,19 @@ from tests.upstream.endpoints import EndpointAt
 from tests.upstream.receivers import RecordingReceiver, try_send
 
 LARGE = (b"a" * 200_000, b"b" * 200_000)
-CROSSED = "closed an idle connection as it was used again"
+SENT = (
+    "closed the connection after the request was sent, without a response; it may have executed "
+    "the request, which is not sent again"
+)
 closing = respond_in_turn(http_response(), b"")
 """Responds to one request, and closes the connection at the next."""
 
 
 async def _ask(endpoint: HttpEndpoint, body: Body = None) -> bytes:
     sized = {"Content-Length": str(sum(map(len, body)))} if isinstance(body, tuple) else {}
-    response = await endpoint.send(UpstreamRequest("POST", "/x", CIMultiDict(sized), body))
+    response = await endpoint.send(
+        UpstreamRequest("POST", "/x", CIMultiDict(sized), body, is_idempotent=True)
+    )
     try:
         return bytes(await response.read())
     finally:
@@ -73,7 +78,7 @@ async def test_request_over_a_stale_connection_is_sent_again(
 
 async def test_request_of_reserved_connection_is_sent_again(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
         await _ask(endpoint)
         sent = _at_once(endpoint, receiver)
         await receiver.wait()
@@ -94,7 +99,7 @@ async def test_resent_request_may_get_a_response_in_parts(endpoint_at: EndpointA
 
     begun = asyncio.Event()
     async with ScriptedServer(closing, script) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
         await _ask(endpoint)
         sent = _at_once(endpoint, receiver)
         await receiver.wait()
@@ -110,8 +115,8 @@ async def test_partly_read_body_is_not_sent_again(endpoint_at: EndpointAt) -> No
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
         error = await _error(endpoint, _pieces())
-        assert error.kind is ErrorKind.BAD_RESPONSE
-        assert error.message == f"{server.url} {CROSSED}"
+        assert error.kind is ErrorKind.NO_RESPONSE
+        assert error.message == f"{server.url} {SENT}"
         assert len(server.connections) == 1
 
 
@@ -146,9 +151,9 @@ async def test_partly_responded_request_is_not_sent_again(
     async with ScriptedServer(
         respond_in_turn(http_response(), data), always_respond(http_response())
     ) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
         await _ask(endpoint)
-        assert CROSSED not in (await _error(endpoint)).message
+        assert SENT not in (await _error(endpoint)).message
         assert len(server.requests) == 2
     async with ScriptedServer(
         respond_in_turn(http_response(), data), always_respond(http_response())
@@ -166,9 +171,9 @@ async def test_late_close_means_that_the_server_has_seen_the_request(
 ) -> None:
     monkeypatch.setattr(connection, "_STALE_WINDOW", 0.0)
     async with ScriptedServer(closing, always_respond(http_response())) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
         await _ask(endpoint)
-        assert CROSSED not in (await _error(endpoint)).message
+        assert SENT not in (await _error(endpoint)).message
         await _ask(endpoint)
         assert len(server.connections) == 2
     async with ScriptedServer(closing, always_respond(http_response())) as server:
@@ -183,7 +188,7 @@ async def test_late_close_means_that_the_server_has_seen_the_request(
 
 async def test_request_is_sent_again_only_once(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, respond_in_turn(b"")) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
         await _ask(endpoint)
         error = await _error(endpoint)
         assert error.message == f"{server.url} closed the connection before it responded"
@@ -211,7 +216,7 @@ async def test_server_that_refuses_the_second_connection_is_unreachable(
 
     for at_once in (False, True):
         async with ScriptedServer(script, host=HOST) as server:
-            endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+            endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
             await _ask(endpoint)
             if at_once:
                 sent = _at_once(endpoint, receiver)
@@ -235,7 +240,7 @@ async def test_close_while_a_request_is_sent_again(
 
     connecting = asyncio.Event()
     async with ScriptedServer(closing) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
         await _ask(endpoint)
         monkeypatch.setattr(endpoint, "_connect", never)
         sent = _at_once(endpoint, receiver)

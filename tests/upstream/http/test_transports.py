@@ -355,7 +355,7 @@ async def test_request_is_sent_again_after_a_stale_connection(
     async with serve(script, respond_in_turn(http_response(b"second"))) as server:
         endpoint = endpoint_at(server.url)
         assert await _call(endpoint) == b"first"
-        assert await _call(endpoint) == b"second"
+        assert await _call(endpoint, _request(method="GET")) == b"second"
         assert len(server.connections) == 2
 
 

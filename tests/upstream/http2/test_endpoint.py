@@ -392,6 +392,29 @@ async def test_refused_request_with_a_consumed_body_fails_as_unseen(
     )
 
 
+@pytest.mark.parametrize("end", ["close", "CANCEL", "INTERNAL_ERROR", "goaway that takes it"])
+async def test_request_that_the_server_may_have_executed_is_not_sent_again(
+    http2_at: Http2EndpointAt, end: str
+) -> None:
+    async def executes(peer: Http2Peer) -> None:
+        stream = await peer.request()
+        executed.append(stream.path)
+        if end == "goaway that takes it":
+            await peer.go_away(stream.id)
+        elif end != "close":
+            await peer.reset(stream, ErrorCodes[end])
+            await peer.serve_to_end()
+
+    executed: list[str] = []
+    async with ScriptedServer(http2_script(executes)) as server:
+        endpoint = http2_at(server.url)
+        with pytest.raises(GatewayError) as raised:
+            await call(endpoint, [b"a"])
+        assert raised.value.kind is ErrorKind.NO_RESPONSE
+        assert executed == ["/x"]
+        assert len(server.connections) == 1
+
+
 async def test_request_that_is_always_refused_fails_in_the_end(http2_at: Http2EndpointAt) -> None:
     async def refuse(peer: Http2Peer) -> None:
         for number in range(100):

@@ -1,0 +1,147 @@
+"""A connection that the server has closed before the request carries none."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.transport import RequestTemplate, UpstreamRequest
+from tests.support.addresses import HOST
+from tests.support.certificates import server_context
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    always_respond,
+)
+from tests.upstream.endpoints import EndpointAt
+from tests.upstream.receivers import RecordingReceiver, try_send
+
+Serve = Callable[..., ScriptedServer]
+YES = always_respond(http_response(b"yes"))
+WRITE = RequestTemplate("DELETE", "/x", ())
+"""A request that must not be sent again once a byte of it was written."""
+
+
+@pytest.fixture(params=["http", "https", "https 1.2", "unix"])
+def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
+    """Make servers for each transport."""
+
+    def serve(*scripts: Script) -> ScriptedServer:
+        match request.param:
+            case "http":
+                return ScriptedServer(*scripts)
+            case "unix":
+                return ScriptedServer(*scripts, path=str(tmp_path / "server"))
+            case _:
+                context = server_context()
+                if request.param == "https 1.2":
+                    context.maximum_version = ssl.TLSVersion.TLSv1_2
+                return ScriptedServer(*scripts, ssl=context)
+
+    return serve
+
+
+async def _call(endpoint: HttpEndpoint, method: str = "DELETE") -> bytes:
+    response = await endpoint.send(UpstreamRequest(method, "/x", CIMultiDict()))
+    try:
+        return bytes(await response.read())
+    finally:
+        response.close()
+
+
+async def test_close_that_the_event_loop_has_not_seen_is_noticed_by_send(
+    serve: Serve, endpoint_at: EndpointAt
+) -> None:
+    async with serve(YES, YES) as server:
+        endpoint = endpoint_at(server.url)
+        assert await _call(endpoint) == b"yes"
+        server.connections[0].shutdown_write_below_tls()
+        assert await _call(endpoint) == b"yes"
+        assert [len(each.requests) for each in server.connections] == [1, 1]
+
+
+async def test_close_that_the_event_loop_has_not_seen_is_noticed_by_a_reserved_connection(
+    serve: Serve, endpoint_at: EndpointAt
+) -> None:
+    async with serve(YES, YES) as server:
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        await _call(endpoint)
+        reserved = endpoint.try_reserve()
+        assert reserved is not None
+        # As while the gateway converts the request.
+        server.connections[0].shutdown_write_below_tls()
+        reserved.send(WRITE, b"", (), receiver)
+        await receiver.wait()
+        assert (receiver.body, receiver.errors) == (b"yes", [])
+        assert [len(each.requests) for each in server.connections] == [1, 1]
+        reserved.close()
+
+
+async def test_reset_that_the_event_loop_has_not_seen_is_noticed(endpoint_at: EndpointAt) -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server((HOST, 0)) as listening:
+        listening.setblocking(False)
+        endpoint = endpoint_at("http://{}:{}".format(*listening.getsockname()))
+        for _ in range(2):
+            calling = asyncio.create_task(_call(endpoint))
+            async with asyncio.timeout(5):
+                sock, _ = await loop.sock_accept(listening)
+            assert await loop.sock_recv(sock, 4096)
+            await loop.sock_sendall(sock, http_response(b"yes"))
+            assert await calling == b"yes"
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+
+
+async def test_all_stale_connections_are_passed_over(endpoint_at: EndpointAt) -> None:
+    async def responds_to_all_at_once(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await together.wait()
+            await connection.send(http_response(b"yes"))
+
+    together = asyncio.Barrier(3)
+    async with ScriptedServer(*[responds_to_all_at_once] * 3, YES) as server:
+        endpoint = endpoint_at(server.url)
+        await asyncio.gather(*(_call(endpoint) for _ in range(3)))
+        for connection in server.connections:
+            connection.shutdown_write_below_tls()
+        assert await _call(endpoint) == b"yes"
+        assert [len(each.requests) for each in server.connections] == [1, 1, 1, 1]
+
+
+async def test_connection_that_is_freed_after_its_close_goes_to_no_waiting_request(
+    endpoint_at: EndpointAt,
+) -> None:
+    async with ScriptedServer(YES, YES) as server:
+        endpoint = endpoint_at(server.url)
+        first, second = RecordingReceiver(), RecordingReceiver()
+        sent = try_send(endpoint, WRITE, (), b"", first)
+        assert sent is not None
+        await first.wait()
+        waiting = try_send(endpoint, WRITE, (), b"", second)
+        assert waiting is not None
+        server.connections[0].shutdown_write_below_tls()
+        sent.close()
+        await second.wait()
+        assert (second.body, second.errors) == (b"yes", [])
+        assert [len(each.requests) for each in server.connections] == [1, 1]
+        waiting.close()
+
+
+async def test_open_connection_is_reused_each_time(serve: Serve, endpoint_at: EndpointAt) -> None:
+    async with serve(YES) as server:
+        endpoint = endpoint_at(server.url)
+        for _ in range(20):
+            assert await _call(endpoint) == b"yes"
+        assert len(server.connections) == 1
