@@ -50,6 +50,8 @@ _MAX_BIO = 64 * 1024
 
 _RECORD_HEADER = 5
 """Bytes before a record; the last two are its length: RFC 8446, section 5.1."""
+_MAX_RECORD = _RECORD_HEADER + 2**14 + 256
+"""Bytes of a record: RFC 8446, section 5.2. So many may wait for the rest of one."""
 _MAX_RECORDS = 64
 """Records that are decrypted by one call. The smallest take some 30 µs each: they update a key."""
 _TURN_RECORDS = 128
@@ -133,6 +135,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Received bytes that are not in ``_incoming`` yet."""
         self._pinned = 0
         """Bytes of the memory that ``_received`` is a part of."""
+        self._counted = 0
+        """Bytes that are counted in the buffers of the connection."""
         self._records_left = 0
         """Records that may be decrypted in this turn."""
         self._waits_for_turn = False
@@ -221,7 +225,9 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Let another connection get what is received from now on."""
         assert isinstance(protocol, Connection)
+        self._count(0)
         self._connection = protocol
+        self._count_received()
 
     def is_closing(self) -> bool:
         """Whether the connection is closed or closing."""
@@ -289,6 +295,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Ignore what was received and is still to come."""
         self._input_closed = True
         self._received = _NOTHING
+        self._count(0)
 
     def _process_received(self) -> None:
         """Process received bytes of a turn. An error, the gateway's own, ends this connection.
@@ -314,6 +321,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._process_received()
         if len(self._received) * 2 <= self._pinned:
             self._copy_received()
+        else:
+            self._count_received()
 
     def _wait_for_turn(self) -> None:
         """Go on in the next turn, and read nothing meanwhile."""
@@ -332,6 +341,17 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Keep what waits in memory of its own."""
         self._received = memoryview(bytes(self._received))
         self._pinned = len(self._received)
+        self._count_received()
+
+    def _count_received(self) -> None:
+        """Count what waits to be decrypted, but for a record whose rest is yet to come."""
+        waiting = self._incoming.pending + (self._pinned if self._received else 0)
+        self._count(0 if self._input_closed else max(0, waiting - _MAX_RECORD))
+
+    def _count(self, size: int) -> None:
+        if size != self._counted and self._connection is not None:
+            self._connection.buffers.change(size - self._counted)
+            self._counted = size
 
     def _do_handshake(self) -> None:
         try:

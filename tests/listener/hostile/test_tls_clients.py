@@ -1,4 +1,4 @@
-"""Hostile TLS clients take a turn's work at a time."""
+"""Hostile TLS clients take a turn's work at a time, and what is held for them is counted."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 pytestmark = needs_source
 
+MAX_RECORD = 5 + 2**14 + 256
+"""Bytes of a record on the wire: RFC 8446, section 5.2."""
 TURN_BYTES = 200
 """In a turn, at most so many records are decrypted."""
 
@@ -161,6 +163,45 @@ async def test_connection_that_ends_between_its_turns_leaves_nothing(files: TlsF
     await _iterations(20)
     assert sum(map(len, peer.connection.received)) == before
     assert peer.socket.calls[-1] == "abort"
+
+
+# What is held
+
+
+async def test_bytes_that_wait_to_be_decrypted_are_counted(files: TlsFiles) -> None:
+    peer = _Peer(files)
+    peer.do_handshake()
+    peer.connection.pauses = True
+    sent = peer.encrypt(*[b"x"] * 10_000)
+    peer.send(sent)
+    assert len(sent) - MAX_RECORD - TURN_BYTES * 23 < peer.account.buffered < len(sent)
+    peer.connection.pauses = False
+    peer.connection.read_flow.resume("test")
+    counted = []
+    while sum(map(len, peer.connection.received)) < 10_000:
+        counted.append(peer.account.buffered)
+        await _iterations(1)
+        assert len(counted) < 1000
+    assert counted == sorted(counted, reverse=True)
+    assert peer.account.buffered == 0
+    peer.close()
+
+
+async def test_record_whose_rest_is_yet_to_come_is_held_alone(files: TlsFiles) -> None:
+    """One for each connection is not counted, like the state of its TLS."""
+    peer = _Peer(files)
+    peer.do_handshake()
+    record = peer.encrypt(bytes(2**14))
+    assert len(record) <= MAX_RECORD
+    for _ in range(3):
+        peer.send(record[:-1])
+        assert peer.connection.received == []
+        assert peer.account.buffered == 0
+        peer.send(record[-1:])
+        assert b"".join(peer.connection.received) == bytes(2**14)
+        peer.connection.received.clear()
+        record = peer.encrypt(bytes(2**14))
+    peer.close()
 
 
 async def test_failed_handshake_leaves_no_counted_bytes(files: TlsFiles) -> None:
