@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import struct
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, cast
@@ -115,7 +116,9 @@ class BodyStream:
         self._error: Exception | None = None
         self.ended = False
         """Whether all of the body was received."""
-        buffers.open_stream()
+        self.waits_since = 0.0
+        """When its reader began to wait for more; see ``Body``."""
+        buffers.open_stream(self)
 
     def feed(self, data: bytes | memoryview, last: bool = False) -> None:
         """Add the next bytes; ``last`` says that they are the last, and that ``end`` follows."""
@@ -134,7 +137,7 @@ class BodyStream:
             self._close_stream()
             self._wake()
 
-    def fail(self, error: Exception) -> None:
+    def fail_body(self, error: Exception) -> None:
         """Raise this error in ``read``, after the bytes received before it."""
         if self._error is None and not self.ended:
             self._error = error
@@ -159,6 +162,7 @@ class BodyStream:
             if self._error is not None:
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
+            self.waits_since = time.monotonic()
             await self._waiter
         piece = self._pieces.popleft()
         self._count(-max(len(piece), _MIN_PIECE_COST))
@@ -188,9 +192,10 @@ class BodyStream:
         """Stop counting this body as a stream: no more bytes come."""
         if self._open:
             self._open = False
-            self._buffers.close_stream()
+            self._buffers.close_stream(self)
 
     def _wake(self) -> None:
+        self.waits_since = 0.0
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -28,6 +28,7 @@ from gateway.listener.connection_host import (
     Continuation,
     DeferredCall,
     UnreadCheck,
+    stalled_body_error,
 )
 from gateway.listener.http2_connection import Http2ClientConnection
 from gateway.listener.messages import (
@@ -63,6 +64,7 @@ class ClientConnection(Connection):
     def __init__(self, host: ConnectionHost, is_unix: bool = False, is_tls: bool = False) -> None:
         super().__init__(host.buffers, host.hangups)
         self.buffers.drop_head = self._drop_head
+        self.buffers.stall_error = stalled_body_error
         self._host = host
         self._is_unix = is_unix
         self._is_tls = is_tls
@@ -429,7 +431,7 @@ class ClientConnection(Connection):
             piece = decoder.feed(data)
         except MalformedError as error:
             self._framing_lost = True
-            body.fail(bad_request(f"the request body is malformed: {error}"))
+            body.fail_body(bad_request(f"the request body is malformed: {error}"))
             return
         if piece:
             self.record.request_bytes += len(piece)

@@ -41,9 +41,10 @@ class MemoryBudget:
         self.buffers.reserved += size
 
     def check_admission(self) -> None:
-        """Raise GatewayError (503) if there is no room for one more call."""
-        if self.buffers.free < MIN_STREAM_BYTES and not self.buffers.make_room():
-            raise self._full()
+        """Raise GatewayError (503) if there is no room for one more call, and none can be made."""
+        while self.buffers.free < MIN_STREAM_BYTES:
+            if not self.buffers.make_room():
+                raise self._full()
 
     def set_limit(self, limit: int) -> None:
         """Set another limit; existing reservations stay, even above it."""
