@@ -297,7 +297,7 @@ async def test_calls_leave_a_connection_whose_server_allows_no_more_streams(
         peers.append(peer)
         first = await peer.request()
         if len(peers) == 1:
-            peer.h2.update_settings(NO_STREAMS)
+            peer.h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 0})
             await peer.flush()
             await peer.until(lambda: any(isinstance(e, SettingsAcknowledged) for e in peer.events))
             changed.set()
