@@ -25,6 +25,8 @@ MAX_READ_AHEAD = 64 * 1024
 
 _DEFERRED = "deferred"
 """The pauser of ``defer_next_read``."""
+_DROPPING = "dropping"
+"""The pauser of ``defer_next_drop``."""
 
 _SMALL_PIECE = 4 * 1024
 """A piece of a body of at most so many bytes is written together with the next one."""
@@ -269,6 +271,29 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """
         self.read_flow.pause(_DEFERRED, is_short=True)
         self.loop.call_soon(self.read_flow.resume, _DEFERRED)
+
+    def defer_next_drop(self) -> None:
+        """Read what the peer still sends, and nobody wants, in turns.
+
+        All such connections together read once in an iteration of the event loop.
+        """
+        self.read_flow.pause(_DROPPING, is_short=True)
+        self.turns.add(self._resume_dropping)
+
+    def _resume_dropping(self) -> None:
+        self.read_flow.resume(_DROPPING)
+
+    def close_output(self) -> bool:
+        """Close the sending side alone once all is sent; False if the connection is gone."""
+        try:
+            self.transport.write_eof()
+        except Exception as error:
+            self.transport.abort()
+            # uvloop raises RuntimeError if its handle is closed.
+            if not isinstance(error, (OSError, RuntimeError)):
+                raise
+            return False
+        return True
 
     def buffer_read_ahead(self, data: bytes | memoryview) -> None:
         """Buffer data that cannot be processed yet; pause reading if it is too much."""

@@ -129,12 +129,15 @@ class ClientConnection(Connection):
         the call before.
         """
         if self._closing or self._framing_lost:
+            self.defer_next_drop()
             return
         try:
             if self._read_ahead:
                 self.buffer_read_ahead(data)
             elif self._body is not None and not self._body.ended:
                 self._receive_body(self._body, data)
+                if self._call is None and self._body is not None:
+                    self.defer_next_drop()  # the client has its response already
             elif self._body is None and self._call is None:
                 self._receive_head(data)
             else:
@@ -248,10 +251,7 @@ class ClientConnection(Connection):
             return
         # Closing with unread bytes resets the connection, and the client may lose the response
         # (RFC 9112, section 9.6). So close only the sending side first.
-        try:
-            self.transport.write_eof()
-        except OSError:
-            self.transport.abort()  # the client is gone
+        if not self.close_output():
             return
         self.discard_read_ahead()
         if self._body is not None:

@@ -427,7 +427,9 @@ class Http2ClientConnection(Http2Session):
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Process frames of the client, unless the connection is closing."""
-        if not self._closing:
+        if self._closing:
+            self.defer_next_drop()
+        else:
             super().data_received(data)
 
     def process_received(self) -> None:
@@ -624,10 +626,7 @@ class Http2ClientConnection(Http2Session):
             self.transport.close()
             return
         # Closing with unread bytes resets the connection, and the client may lose what was sent.
-        try:
-            self.transport.write_eof()
-        except OSError:
-            self.transport.abort()  # the client is gone
+        if not self.close_output():
             return
         if not self._host.draining:
             self._linger_timer = self.loop.call_later(LINGER_TIMEOUT, self.transport.abort)

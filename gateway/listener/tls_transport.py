@@ -188,6 +188,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def buffer_updated(self, nbytes: int) -> None:
         """Process the bytes that were read."""
         if self._input_closed:
+            self._wait_for_turn()  # what nobody wants is read in turns, too
             return
         data = _CIPHERTEXT[:nbytes]
         rest = self._received
