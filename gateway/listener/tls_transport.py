@@ -340,7 +340,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _copy_received(self) -> None:
         """Keep what waits in memory of its own."""
-        self._received = memoryview(bytes(self._received))
+        self._received = memoryview(bytes(self._received)) if self._received else _NOTHING
         self._pinned = len(self._received)
         self._count_received()
 

@@ -88,6 +88,12 @@ def test_as_many_streams_that_stall_end_as_a_call_needs() -> None:
         budget.set_limit(9 * MIN_STREAM_BYTES)
         budget.check_admission()
         assert len(ended(bodies)) == 3
+        one.resize(2 * MIN_STREAM_BYTES + 1)
+        budget.buffers.reserved += 6 * MIN_STREAM_BYTES
+        with pytest.raises(GatewayError):
+            budget.check_admission()
+        assert len(ended(bodies)) == 7
+        budget.buffers.reserved -= 6 * MIN_STREAM_BYTES
 
 
 def test_call_is_refused_where_no_stream_stalls() -> None:
