@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import struct
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, cast
@@ -24,6 +25,8 @@ MAX_READ_AHEAD = 64 * 1024
 
 _DEFERRED = "deferred"
 """The pauser of ``defer_next_read``."""
+_DROPPING = "dropping"
+"""The pauser of ``defer_next_drop``."""
 
 _SMALL_PIECE = 4 * 1024
 """A piece of a body of at most so many bytes is written together with the next one."""
@@ -115,7 +118,9 @@ class BodyStream:
         self._error: Exception | None = None
         self.ended = False
         """Whether all of the body was received."""
-        buffers.open_stream()
+        self.waits_since = 0.0
+        """When its reader began to wait for more; see ``Body``."""
+        buffers.open_stream(self)
 
     def feed(self, data: bytes | memoryview, last: bool = False) -> None:
         """Add the next bytes; ``last`` says that they are the last, and that ``end`` follows."""
@@ -134,7 +139,7 @@ class BodyStream:
             self._close_stream()
             self._wake()
 
-    def fail(self, error: Exception) -> None:
+    def fail_body(self, error: Exception) -> None:
         """Raise this error in ``read``, after the bytes received before it."""
         if self._error is None and not self.ended:
             self._error = error
@@ -159,6 +164,7 @@ class BodyStream:
             if self._error is not None:
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
+            self.waits_since = time.monotonic()
             await self._waiter
         piece = self._pieces.popleft()
         self._count(-max(len(piece), _MIN_PIECE_COST))
@@ -188,9 +194,10 @@ class BodyStream:
         """Stop counting this body as a stream: no more bytes come."""
         if self._open:
             self._open = False
-            self._buffers.close_stream()
+            self._buffers.close_stream(self)
 
     def _wake(self) -> None:
+        self.waits_since = 0.0
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -264,6 +271,29 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """
         self.read_flow.pause(_DEFERRED, is_short=True)
         self.loop.call_soon(self.read_flow.resume, _DEFERRED)
+
+    def defer_next_drop(self) -> None:
+        """Read what the peer still sends, and nobody wants, in turns.
+
+        All such connections together read once in an iteration of the event loop.
+        """
+        self.read_flow.pause(_DROPPING, is_short=True)
+        self.turns.add(self._resume_dropping)
+
+    def _resume_dropping(self) -> None:
+        self.read_flow.resume(_DROPPING)
+
+    def close_output(self) -> bool:
+        """Close the sending side alone once all is sent; False if the connection is gone."""
+        try:
+            self.transport.write_eof()
+        except Exception as error:
+            self.transport.abort()
+            # uvloop raises RuntimeError if its handle is closed.
+            if not isinstance(error, (OSError, RuntimeError)):
+                raise
+            return False
+        return True
 
     def buffer_read_ahead(self, data: bytes | memoryview) -> None:
         """Buffer data that cannot be processed yet; pause reading if it is too much."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import abstractmethod
 from collections import deque
 
@@ -66,7 +67,7 @@ class StreamHandler:
         self.error: Exception | None = None
         """Why nothing more comes."""
         self.waits_since = 0.0
-        """When the reader began to wait for more of the body; 0 if it does not wait."""
+        """When the reader began to wait for more of the body; see ``Body``."""
         self._body_error: Exception | None = None
         self._pieces: deque[bytes | memoryview | bytearray] = deque()
         self._buffered = 0
@@ -75,7 +76,7 @@ class StreamHandler:
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         if self._counts:
-            session.buffers.open_stream()
+            session.buffers.open_stream(self)
         session.handlers[self] = None
 
     @property
@@ -101,11 +102,9 @@ class StreamHandler:
             if self._body_error is not None:
                 raise self._body_error
             self.open_window()
-            loop = self.session.loop
-            self._reader = loop.create_future()
-            self.waits_since = loop.time()
+            self._reader = self.session.loop.create_future()
+            self.waits_since = time.monotonic()
             await self._reader
-        self.waits_since = 0.0
         piece = self._pieces.popleft()
         self._use(piece)
         return bytes(piece) if isinstance(piece, bytearray) else piece
@@ -217,7 +216,6 @@ class StreamHandler:
     def fail_body(self, error: Exception) -> None:
         """End the body: its reader gets this error, and can still send a response."""
         self._body_error = error
-        self.waits_since = 0.0
         self._stop_counting()
         self._wake_reader()
 
@@ -256,9 +254,10 @@ class StreamHandler:
     def _stop_counting(self) -> None:
         if self._counts:
             self._counts = False
-            self.session.buffers.close_stream()
+            self.session.buffers.close_stream(self)
 
     def _wake_reader(self) -> None:
+        self.waits_since = 0.0
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

@@ -28,6 +28,7 @@ from gateway.listener.connection_host import (
     Continuation,
     DeferredCall,
     UnreadCheck,
+    stalled_body_error,
 )
 from gateway.listener.http2_connection import Http2ClientConnection
 from gateway.listener.messages import (
@@ -63,6 +64,7 @@ class ClientConnection(Connection):
     def __init__(self, host: ConnectionHost, is_unix: bool = False, is_tls: bool = False) -> None:
         super().__init__(host.buffers, host.hangups)
         self.buffers.drop_head = self._drop_head
+        self.buffers.stall_error = stalled_body_error
         self._host = host
         self._is_unix = is_unix
         self._is_tls = is_tls
@@ -127,12 +129,15 @@ class ClientConnection(Connection):
         the call before.
         """
         if self._closing or self._framing_lost:
+            self.defer_next_drop()
             return
         try:
             if self._read_ahead:
                 self.buffer_read_ahead(data)
             elif self._body is not None and not self._body.ended:
                 self._receive_body(self._body, data)
+                if self._call is None and self._body is not None:
+                    self.defer_next_drop()  # the client has its response already
             elif self._body is None and self._call is None:
                 self._receive_head(data)
             else:
@@ -246,10 +251,7 @@ class ClientConnection(Connection):
             return
         # Closing with unread bytes resets the connection, and the client may lose the response
         # (RFC 9112, section 9.6). So close only the sending side first.
-        try:
-            self.transport.write_eof()
-        except OSError:
-            self.transport.abort()  # the client is gone
+        if not self.close_output():
             return
         self.discard_read_ahead()
         if self._body is not None:
@@ -438,7 +440,7 @@ class ClientConnection(Connection):
             piece = decoder.feed(data)
         except MalformedError as error:
             self._framing_lost = True
-            body.fail(bad_request(f"the request body is malformed: {error}"))
+            body.fail_body(bad_request(f"the request body is malformed: {error}"))
             return
         if piece:
             self.record.request_bytes += len(piece)

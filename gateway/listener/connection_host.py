@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError
 from gateway.http1.deferrals import BodyDeferrals
 from gateway.http1.head import HeadParser, RequestHead
 from gateway.listener.messages import ListenerResponse
@@ -16,7 +17,7 @@ from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, FastPathClient
-from gateway.system.buffers import BufferAccount
+from gateway.system.buffers import NO_ROOM, STALLED, BufferAccount
 from gateway.system.hangups import HangupWatch
 
 LINGER_TIMEOUT = 10.0
@@ -27,6 +28,12 @@ NO_CALL = CallRecord("", "")
 
 Continuation = Callable[[ClientResponse], Awaitable[None]]
 """The rest of a call that started on the fast path."""
+
+
+def stalled_body_error() -> GatewayError:
+    """Return the error of a request whose body makes room for others."""
+    message = f"the body of the request stalled: nothing came for {STALLED:g} s or more, and "
+    return GatewayError(ErrorKind.CLIENT_TIMEOUT, message + NO_ROOM, RETRY_AFTER)
 
 
 @dataclass(frozen=True, slots=True)

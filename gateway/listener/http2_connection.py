@@ -38,6 +38,7 @@ from gateway.listener.connection_host import (
     DeferredCall,
     ListenerConnection,
     UnreadCheck,
+    stalled_body_error,
 )
 from gateway.listener.http2_messages import (
     Http2Request,
@@ -78,9 +79,6 @@ _SENT_PIECE: Final = 64 * 1024
 """Bytes of the rest of a buffered response of which the client must read some in time."""
 
 _HEAD: Final[Header] = (b":method", b"HEAD")
-
-_STALLED: Final = 1.0
-"""Seconds without a byte after which a body may make room for another call."""
 
 _log = logging.getLogger("tensorgate.listener")
 
@@ -396,7 +394,7 @@ class Http2ClientConnection(Http2Session):
         )
         super().__init__(http2, host.buffers, host.hangups)
         self.buffers.drop_head = self._drop_head
-        self.buffers.end_stalled_stream = self._end_stalled_stream
+        self.buffers.stall_error = stalled_body_error
         self.peer = peer
         self._host = host
         self._forwarded_headers = ForwardedHeaders(host.forwarding, peer, is_http2=True)
@@ -431,7 +429,9 @@ class Http2ClientConnection(Http2Session):
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Process frames of the client, unless the connection is closing."""
-        if not self._closing:
+        if self._closing:
+            self.defer_next_drop()
+        else:
             super().data_received(data)
 
     def process_received(self) -> None:
@@ -606,16 +606,6 @@ class Http2ClientConnection(Http2Session):
         else:
             largest.drop_head()
 
-    def _end_stalled_stream(self) -> bool:
-        """End the request whose body has stalled for the longest time: others need the room."""
-        waiting = [handler for handler in self.handlers if handler.waits_since]
-        longest = min(waiting, key=_waits_since, default=None)
-        if longest is None or self.loop.time() - longest.waits_since < _STALLED:
-            return False
-        message = f"the body of the request stalled: nothing came for {_STALLED:g} s or more, and "
-        longest.fail_body(GatewayError(ErrorKind.CLIENT_TIMEOUT, message + NO_ROOM))
-        return True
-
     def _close_for_room(self) -> None:
         self.http2.close(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM)
         self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM))
@@ -638,10 +628,7 @@ class Http2ClientConnection(Http2Session):
             self.transport.close()
             return
         # Closing with unread bytes resets the connection, and the client may lose what was sent.
-        try:
-            self.transport.write_eof()
-        except OSError:
-            self.transport.abort()  # the client is gone
+        if not self.close_output():
             return
         if not self._host.draining:
             self._linger_timer = self.loop.call_later(LINGER_TIMEOUT, self.transport.abort)
@@ -649,10 +636,6 @@ class Http2ClientConnection(Http2Session):
 
 def _head_size(call: Http2Call) -> int:
     return call.head_size
-
-
-def _waits_since(handler: StreamHandler) -> float:
-    return handler.waits_since
 
 
 def _protocol_error_text(error: Http2Error) -> str:

@@ -29,6 +29,7 @@ from gateway.listener.messages import encode_error
 from gateway.proxy.dispatch import error_body
 from gateway.system.buffers import MIN_WINDOW
 from gateway.system.descriptors import descriptor_limit
+from gateway.system.turns import turn_queue
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for a handshake at most: some round trips, however slowly a client sends requests."""
@@ -49,11 +50,18 @@ _MAX_BIO = 64 * 1024
 
 _RECORD_HEADER = 5
 """Bytes before a record; the last two are its length: RFC 8446, section 5.1."""
+_MAX_RECORD = _RECORD_HEADER + 2**14 + 256
+"""Bytes of a record: RFC 8446, section 5.2. So many may wait for the rest of one."""
 _MAX_RECORDS = 64
 """Records that are decrypted by one call. The smallest take some 30 µs each: they update a key."""
+_TURN_RECORDS = 128
+"""Records of a connection that are decrypted in one turn of the event loop. A read may bring 11,000
+of one byte, which take 50 ms; records of 1,400 bytes, as some servers and clients send, fit."""
 _MAX_EMPTY_RECORDS = 1024
 """Records of a connection that bring its client's requests nothing. Honest clients send a few, and
 one for each 2^24 records after that (RFC 8446, section 5.5)."""
+
+_NOTHING = memoryview(b"")
 
 _log = logging.getLogger("tensorgate.listener")
 
@@ -123,8 +131,15 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Who is at the other end; see ``client_of``."""
         self._established = False
         """Whether the handshake has ended well, so that the connection has this transport."""
-        self._received: bytes | memoryview = b""
+        self._received = _NOTHING
         """Received bytes that are not in ``_incoming`` yet."""
+        self._pinned = 0
+        """Bytes of the memory that ``_received`` is a part of."""
+        self._counted = 0
+        """Bytes that are counted in the buffers of the connection."""
+        self._records_left = 0
+        """Records that may be decrypted in this turn."""
+        self._waits_for_turn = False
         self._record_rest = 0
         """Bytes from the end of what was moved to ``_incoming`` to the next record."""
         self._empty_records = 0
@@ -152,8 +167,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Give back what this holds; close the connection, or report the failed handshake."""
         self._handshake_timer.cancel()
         self._handshaking.end(self)
-        self._input_closed = self._output_closed = True
-        self._received = b""
+        self._output_closed = True
+        self._close_input()
         # Break the reference cycle, so that both are freed without the garbage collector.
         connection, self._connection = self._connection, None
         if self._established:
@@ -173,16 +188,18 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def buffer_updated(self, nbytes: int) -> None:
         """Process the bytes that were read."""
         if self._input_closed:
+            self._wait_for_turn()  # what nobody wants is read in turns, too
             return
         data = _CIPHERTEXT[:nbytes]
-        self._received = b"".join((self._received, data)) if self._received else data
+        rest = self._received
+        self._received = memoryview(b"".join((rest, data))) if rest else data
         was_established = self._established
         self._process_received()
         if was_established and not self._input_closed and nbytes == self._offered_size:
             assert self._connection is not None
             self._connection.defer_next_read()
         # The next read, perhaps of another connection, overwrites the shared buffer.
-        self._received = b"" if self._input_closed else bytes(self._received)
+        self._copy_received()
 
     def eof_received(self) -> None:
         """Note the end of input; the socket's transport then closes itself."""
@@ -209,7 +226,9 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Let another connection get what is received from now on."""
         assert isinstance(protocol, Connection)
+        self._count(0)
         self._connection = protocol
+        self._count_received()
 
     def is_closing(self) -> bool:
         """Whether the connection is closed or closing."""
@@ -228,9 +247,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Resume reading, first with the bytes that were received before."""
         if not self._reading:
             self._reading = True
-            self._socket.resume_reading()
+            if not self._waits_for_turn:
+                self._socket.resume_reading()
             # Not at once, because the caller may not expect data_received during this call.
-            asyncio.get_running_loop().call_soon(self._process_received)
+            asyncio.get_running_loop().call_soon(self._process_rest)
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that wait for the client to read."""
@@ -268,14 +288,22 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def abort(self) -> None:
         """Close the connection at once; without close_notify the client sees a truncation."""
-        self._input_closed = self._output_closed = True
+        self._output_closed = True
+        self._close_input()
         self._socket.abort()
 
+    def _close_input(self) -> None:
+        """Ignore what was received and is still to come."""
+        self._input_closed = True
+        self._received = _NOTHING
+        self._count(0)
+
     def _process_received(self) -> None:
-        """Process received bytes. An error, which is the gateway's own, ends this connection.
+        """Process received bytes of a turn. An error, the gateway's own, ends this connection.
 
         The event loop would let it live if this is called for the bytes of before.
         """
+        self._records_left = _TURN_RECORDS
         try:
             if self._established:
                 self._decrypt_received()
@@ -284,6 +312,47 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         except Exception:
             _log.exception("the TLS connection of %s failed", self.client or "a client")
             self.abort()
+        if self._reading and self._received and self._records_left <= 0:
+            self._wait_for_turn()
+
+    def _process_rest(self) -> None:
+        """Process the bytes that were received before, unless their turn comes later."""
+        if self._waits_for_turn or self._input_closed:
+            return
+        self._process_received()
+        if len(self._received) * 2 <= self._pinned:
+            self._copy_received()
+        else:
+            self._count_received()
+
+    def _wait_for_turn(self) -> None:
+        """Go on in the next turn, and read nothing meanwhile."""
+        if not self._waits_for_turn:
+            self._waits_for_turn = True
+            self._socket.pause_reading()
+            turn_queue().add(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._waits_for_turn = False
+        if self._reading and not self._socket.is_closing():
+            self._socket.resume_reading()
+            self._process_rest()
+
+    def _copy_received(self) -> None:
+        """Keep what waits in memory of its own."""
+        self._received = memoryview(bytes(self._received)) if self._received else _NOTHING
+        self._pinned = len(self._received)
+        self._count_received()
+
+    def _count_received(self) -> None:
+        """Count what waits to be decrypted, but for a record whose rest is yet to come."""
+        waiting = self._incoming.pending + (self._pinned if self._received else 0)
+        self._count(0 if self._input_closed else max(0, waiting - _MAX_RECORD))
+
+    def _count(self, size: int) -> None:
+        if size != self._counted and self._connection is not None:
+            self._connection.buffers.change(size - self._counted)
+            self._counted = size
 
     def _do_handshake(self) -> None:
         try:
@@ -316,7 +385,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def _reject_handshake(self, error: ssl.SSLError) -> None:
         """Send the TLS alert for a failed handshake, and close."""
         _log.debug("a handshake failed: %s", _reason(error))
-        self._input_closed = self._output_closed = True
+        self._output_closed = True
+        self._close_input()
         if _reason(error) == "HTTP_REQUEST":
             needs_tls = bad_request("this port requires TLS: use https")
             self._socket.write(encode_error(needs_tls, error_body(needs_tls.message)))
@@ -342,11 +412,13 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._flush_outgoing()  # such as session tickets
 
     def _feed_incoming(self) -> bool:
-        """Move some received records to ``_incoming``; return whether there were any bytes.
+        """Move some received records to ``_incoming``; return whether there were any in this turn.
 
         Raises ssl.SSLError if too many have brought no data: such as KeyUpdate, each of which takes
         the gateway more time than its client, and a response (RFC 8446, section 4.6.3).
         """
+        if self._records_left <= 0:
+            return False
         received, end, records = self._received, self._record_rest, 0
         size = min(len(received), _MAX_BIO)
         while end < size and records < _MAX_RECORDS:
@@ -359,6 +431,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         written = self._incoming.write(received[: min(end, size)])
         self._received = received[written:]
         self._record_rest = end - written
+        self._records_left -= records
         self._empty_records += records
         if self._empty_records > _MAX_EMPTY_RECORDS:
             raise ssl.SSLError("too many records without data")
@@ -392,7 +465,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _send_close_notify(self) -> None:
         if not self._output_closed:
-            self._input_closed = self._output_closed = True
+            self._output_closed = True
+            self._close_input()
             with suppress(ssl.SSLError):  # unwrap wants the client's close_notify, too
                 self._tls.unwrap()
             self._flush_outgoing()

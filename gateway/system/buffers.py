@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import time
 from collections.abc import Callable
-from typing import Final
+from itertools import count
+from typing import Final, Protocol
 
 MAX_WINDOW = 640 * 1024
 """Bytes of a body that are buffered before reading is paused: the tensors of an image."""
@@ -24,11 +27,26 @@ _HEADS_SHARE = 8
 NO_ROOM: Final = "the gateway buffers too much already (limits.max_buffered_bytes)"
 """Why a head is refused, or dropped."""
 
+STALLED: Final = 1.0
+"""Seconds without a byte after which a body may make room for another call."""
+_SEARCH_INTERVAL: Final = 0.2
+"""Seconds between two searches for bodies that stall: each looks at all that are in transit."""
+
 _UNBOUNDED = 2**62
 
 
 def _ignore() -> None:
     """Ignore a refusal."""
+
+
+class Body(Protocol):
+    """A body that is still arriving."""
+
+    waits_since: float
+    """When its reader began to wait for more, by ``time.monotonic``; 0 if it does not wait."""
+
+    def fail_body(self, error: Exception) -> None:
+        """End the body: its reader gets this error, after what was received."""
 
 
 class BufferAccount:
@@ -51,7 +69,11 @@ class BufferAccount:
         self.holders_of_heads: dict[BufferShare, None] = {}
         """The shares that have such bytes."""
         self.holders_of_streams: dict[BufferShare, None] = {}
-        """The shares that have several streams, and can end one that stalls."""
+        """The shares that have streams which end if they stall and others need the room."""
+        self._stalled: list[tuple[int, float, int, BufferShare]] = []
+        """A heap of those whose stream had stalled at the last search."""
+        self._next_search = 0.0
+        self._numbers = count()
         self.window = MAX_WINDOW
         """Bytes that a stream may buffer."""
         self._limit = limit
@@ -84,16 +106,33 @@ class BufferAccount:
         return self.window if self.free > 0 else MIN_WINDOW
 
     def make_room(self) -> bool:
-        """Have the connection with the most streams end one that stalls; return whether one did.
+        """End a stream that stalls, for a call that finds no room; return whether there was one.
 
-        It is for a call that finds no room. If not the streams take it, none is ended.
+        The connections with the most streams come first, then those that stall for the longest
+        time. If not the streams take the room, none is ended.
         """
         if self.buffered > self.streams * MIN_STREAM_BYTES:
             return False
-        for holder in sorted(self.holders_of_streams, key=_streams, reverse=True):
-            if holder.end_stalled_stream is not None and holder.end_stalled_stream():
+        now = time.monotonic()
+        if now >= self._next_search:
+            self._next_search = now + _SEARCH_INTERVAL
+            self._stalled.clear()
+            for share in self.holders_of_streams:
+                self._note_stalled(share, now)
+        while self._stalled:
+            share = heapq.heappop(self._stalled)[-1]
+            ended = share.end_stalled_stream(now)
+            self._note_stalled(share, now)
+            if ended:
                 return True
         return False
+
+    def _note_stalled(self, share: BufferShare, now: float) -> None:
+        """Have a share end a stream for a next call, if one has stalled."""
+        body = share.stalled_body(now)
+        if body is not None:
+            entry = (-share.streams, body.waits_since, next(self._numbers), share)
+            heapq.heappush(self._stalled, entry)
 
     def set_limit(self, limit: int) -> None:
         """Change the limit."""
@@ -117,14 +156,19 @@ class BufferShare:
     def __init__(self, account: BufferAccount) -> None:
         self.account = account
         self.buffered = 0
-        self.streams = 0
         self.heads = 0
         """Bytes of heads, which are among the buffered ones."""
+        self._bodies: dict[Body, None] = {}
         self.drop_head: Callable[[], None] | None = None
         """Gives up the connection's largest head, and with it what it is the head of."""
 
-        self.end_stalled_stream: Callable[[], bool] | None = None
-        """Ends the stream of which nothing has come for the longest time, if that is long."""
+        self.stall_error: Callable[[], Exception] | None = None
+        """Makes the error of a body that stalls while others need the room; None if none ends."""
+
+    @property
+    def streams(self) -> int:
+        """Return the number of bodies that are still arriving."""
+        return len(self._bodies)
 
     @property
     def window(self) -> int:
@@ -146,21 +190,37 @@ class BufferShare:
         self.buffered += size
         self.account.buffered += size
 
-    def open_stream(self) -> None:
+    def open_stream(self, body: Body) -> None:
         """Count a body that is still arriving."""
-        self.streams += 1
+        self._bodies[body] = None
         self.account.streams += 1
         self.account.resize_windows()
-        if self.streams == 2 and self.end_stalled_stream is not None:
+        if self.stall_error is not None:
             self.account.holders_of_streams[self] = None
 
-    def close_stream(self) -> None:
+    def close_stream(self, body: Body) -> None:
         """Stop counting such a body."""
-        self.streams -= 1
+        del self._bodies[body]
         self.account.streams -= 1
         self.account.resize_windows()
-        if self.streams == 1:
+        if not self._bodies:
             self.account.holders_of_streams.pop(self, None)
+
+    def stalled_body(self, now: float) -> Body | None:
+        """Return the body that may end, as nothing has come for the longest time, or None."""
+        if self.stall_error is None:
+            return None
+        waiting = [body for body in self._bodies if body.waits_since]
+        longest = min(waiting, key=_waits_since, default=None)
+        return None if longest is None or now - longest.waits_since < STALLED else longest
+
+    def end_stalled_stream(self, now: float) -> bool:
+        """End the stream of that body; return whether there was one."""
+        body = self.stalled_body(now)
+        if body is None or self.stall_error is None:
+            return False
+        body.fail_body(self.stall_error())
+        return True
 
     def hold_head(self, size: int) -> bool:
         """Count so many bytes of a head more, if there is room for them; return whether there is.
@@ -197,7 +257,7 @@ class BufferShare:
         self.account.streams -= self.streams
         self.account.resize_windows()
         self.account.holders_of_streams.pop(self, None)
-        self.drop_head = self.end_stalled_stream = None
+        self.drop_head = self.stall_error = None
         self.account = BufferAccount()  # of nobody, for what ends later
 
 
@@ -205,5 +265,5 @@ def _heads(share: BufferShare) -> int:
     return share.heads
 
 
-def _streams(share: BufferShare) -> int:
-    return share.streams
+def _waits_since(body: Body) -> float:
+    return body.waits_since

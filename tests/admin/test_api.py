@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from gateway.app import status_publisher
-from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
-from tests.support.gateway import LIMITS
+from tests.support.gateway import LIMITS, gateway_of
 from tests.support.http_messages import request
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import ScriptedServer, never_respond
@@ -50,7 +49,7 @@ async def _only_call(operator: RawClient) -> dict[str, Any]:
 async def test_call_whose_client_leaves_shows_the_wait_for_the_server() -> None:
     async with ScriptedServer(never_respond) as server:
         settings = _settings(server.url)
-        async with Gateway(settings) as gateway, connect(f"http://{settings.admin}") as operator:
+        async with gateway_of(settings) as gateway, connect(f"http://{settings.admin}") as operator:
             async with connect(gateway.addresses[0]) as client:
                 await client.send(request("GET", "/v2/models/m/ready"))
                 await server.connection()
@@ -65,7 +64,7 @@ async def test_call_whose_client_leaves_shows_the_wait_for_the_server() -> None:
 
 async def test_connections_that_are_refused_are_failures_of_their_endpoint() -> None:
     settings = _settings(NOWHERE)
-    async with Gateway(settings) as gateway, connect(f"http://{settings.admin}") as operator:
+    async with gateway_of(settings) as gateway, connect(f"http://{settings.admin}") as operator:
         async with connect(gateway.addresses[0]) as client:
             await asyncio.sleep(0.1)  # the first samples
             assert (await client.call("GET", "/v2/models/m/ready")).status in (502, 503)

@@ -14,7 +14,7 @@ from gateway.admin.pages import run_to_end
 from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
-from tests.support.gateway import LIMITS, no_leaks, until
+from tests.support.gateway import LIMITS, gateway_of, no_leaks, until
 from tests.support.gateway_process import FAST_FILE_WATCH, gateway_process, write_settings
 from tests.support.http_messages import http_response, request
 from tests.support.raw_client import RawClient, connect
@@ -38,7 +38,7 @@ def _settings(url: str, **more: Any) -> Settings:
 @asynccontextmanager
 async def _admin(url: str, **more: Any) -> AsyncIterator[tuple[Gateway, RawClient]]:
     settings = _settings(url, **more)
-    async with Gateway(settings) as gateway, connect(f"http://{settings.admin}") as client:
+    async with gateway_of(settings) as gateway, connect(f"http://{settings.admin}") as client:
         yield gateway, client
 
 
@@ -167,7 +167,7 @@ async def test_metrics_show_calls_and_endpoints() -> None:
 async def test_reload_moves_and_removes_the_admin_address() -> None:
     async with no_leaks():
         settings = _settings(NOWHERE)
-        async with Gateway(settings) as gateway:
+        async with gateway_of(settings) as gateway:
             first = settings.admin
             moved = settings.model_copy(update={"admin": _settings(NOWHERE).admin})
             await gateway.reload(moved)

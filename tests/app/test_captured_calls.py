@@ -21,6 +21,7 @@ from gateway.settings.schema import Settings
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import (
     RunningGateway,
+    gateway_of,
     no_errors_logged,
     no_leaks,
     running_gateway,
@@ -350,7 +351,8 @@ def _settings(url: str, path: Path) -> Settings:
 
 async def test_stopping_gateway_drops_a_call_that_hangs(tmp_path: Path) -> None:
     async with no_leaks(), ScriptedServer(never_respond) as server:
-        async with Gateway(_settings(server.url, tmp_path / "s")) as gateway:
+        settings = _settings(server.url, tmp_path / "s")
+        async with gateway_of(settings, unchecked="its stop ends the call") as gateway:
             connection, sink = await gateway.connect_captured(skips_conversion=False)
             client = RawClient(*await asyncio.open_connection(sock=connection))
             idle, other = await gateway.connect_captured(skips_conversion=False)

@@ -13,7 +13,7 @@ from gateway.routing.endpoint_health import EjectionState
 from gateway.settings.schema import Settings
 from gateway.settings.upstreams import HealthCheck as HealthSettings
 from gateway.upstream.pool import reachability
-from tests.support.gateway import no_leaks, until
+from tests.support.gateway import gateway_of, no_leaks, until
 from tests.support.http_messages import http_response
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer
@@ -77,8 +77,8 @@ async def test_ejection_reaches_the_other_worker_also_after_a_reload() -> None:
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="1500ms")
-        one = await stack.enter_async_context(Gateway(settings, shared=shared))
-        other = await stack.enter_async_context(Gateway(settings, shared=shared))
+        one = await stack.enter_async_context(gateway_of(settings, shared=shared))
+        other = await stack.enter_async_context(gateway_of(settings, shared=shared))
         assert (await _ask(await _client(stack, one), 15)).count(502) == 5
         await until(lambda: _first(other).ejections == 1)
         assert _first(other).failures == 0
@@ -100,9 +100,12 @@ async def test_worker_that_starts_later_knows_the_ejections() -> None:
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="60s")
-        async with Gateway(settings, shared=shared) as one:
-            await _ask(await _client(stack, one), 15)
-        late = await stack.enter_async_context(Gateway(settings, shared=shared))
+        async with (
+            gateway_of(settings, shared=shared) as one,
+            connect(one.addresses[0]) as client,
+        ):
+            await _ask(client, 15)
+        late = await stack.enter_async_context(gateway_of(settings, shared=shared))
         await until(lambda: _first(late).ejections == 1)
         assert set(await _ask(await _client(stack, late), 9)) == {200}
         assert len(bad.requests) == 5
@@ -126,7 +129,8 @@ async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
             )
             settings = settings.model_copy(update={"upstreams": {"u": checked}})
             one, other = [
-                await stack.enter_async_context(Gateway(settings, shared=shared)) for _ in range(2)
+                await stack.enter_async_context(gateway_of(settings, shared=shared))
+                for _ in range(2)
             ]
             pools = [each.active_config.upstreams["u"].pool for each in (one, other)]
             await until(lambda: all(pool.any_healthy for pool in pools))
@@ -144,7 +148,7 @@ async def test_gateways_without_shared_ejections_eject_on_their_own() -> None:
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="60s")
         for _ in range(2):
-            gateway = await stack.enter_async_context(Gateway(settings))
+            gateway = await stack.enter_async_context(gateway_of(settings))
             assert (await _ask(await _client(stack, gateway), 15)).count(502) == 5
 
 

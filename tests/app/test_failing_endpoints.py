@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.app.gateway import Gateway
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.settings.schema import Settings
 from gateway.upstream.pool import reachability
 from tests.support.addresses import free_address, free_port
-from tests.support.gateway import LIMITS, no_leaks
+from tests.support.gateway import LIMITS, gateway_of, no_leaks
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import HEADER_LENGTH, binary_response_header, infer_json
 from tests.support.raw_client import RawClient, connect
@@ -35,7 +34,7 @@ async def _serving(*urls: str, **upstream: Any) -> AsyncIterator[tuple[RawClient
     )
     async with (
         no_leaks(),
-        Gateway(settings) as gateway,
+        gateway_of(settings) as gateway,
         connect(gateway.addresses[0]) as client,
         connect(f"http://{settings.admin}") as operator,
     ):

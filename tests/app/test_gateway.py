@@ -20,7 +20,7 @@ from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import no_leaks, until
+from tests.support.gateway import gateway_of, no_leaks, until
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
 from tests.support.raw_client import connect
@@ -49,7 +49,7 @@ def _settings(*listen: str, endpoints: tuple[str, ...] = (NOWHERE,), **more: obj
 async def test_gateway_shows_its_addresses(tmp_path: Path) -> None:
     path = tmp_path / "s"
     async with no_leaks():
-        async with Gateway(_settings("127.0.0.1:0", f"unix:{path}", "127.0.0.1:0")) as gateway:
+        async with gateway_of(_settings("127.0.0.1:0", f"unix:{path}", "127.0.0.1:0")) as gateway:
             first, second, third = gateway.addresses
             assert first.startswith("http://127.0.0.1:")
             assert second == f"unix:{path}"
@@ -64,7 +64,7 @@ async def test_gateway_shows_its_addresses(tmp_path: Path) -> None:
 
 async def test_ipv6_addresses_are_shown_as_urls() -> None:
     try:
-        async with Gateway(_settings("[::1]:0")) as gateway:
+        async with gateway_of(_settings("[::1]:0")) as gateway:
             assert gateway.addresses[0].startswith("http://[::1]:")
             async with connect(gateway.addresses[0]) as client:
                 assert (await client.call("GET", "/")).status == 503
@@ -75,7 +75,7 @@ async def test_ipv6_addresses_are_shown_as_urls() -> None:
 async def _refused(settings: Settings) -> str:
     async with no_leaks():
         with pytest.raises(ListenError) as caught:
-            async with Gateway(settings):
+            async with gateway_of(settings):
                 pass
         gc.collect()
     return str(caught.value)
@@ -112,13 +112,13 @@ async def test_unix_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
 async def test_unix_socket_left_behind_is_replaced(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 's'}"
     for _ in range(2):
-        async with Gateway(_settings(address)), connect(address) as client:
+        async with gateway_of(_settings(address)), connect(address) as client:
             assert (await client.call("GET", "/")).status == 503
 
 
 async def test_unix_socket_in_use_is_refused(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 's'}"
-    async with Gateway(_settings(address)):
+    async with gateway_of(_settings(address)):
         assert "in use by another process" in await _refused(_settings(address))
         async with connect(address) as client:
             assert (await client.call("GET", "/")).status == 503
@@ -132,12 +132,12 @@ async def test_route_applies_its_nonfinite_policy() -> None:
             settings = _settings(
                 endpoints=(server.url,), routes=[{"upstream": "u", "nonfinite": policy}]
             )
-            async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
+            async with gateway_of(settings) as gateway, connect(gateway.addresses[0]) as client:
                 assert b'"data":[%s]' % text in (await client.ask(infer_json())).body
         settings = _settings(
             endpoints=(server.url,), routes=[{"upstream": "u", "nonfinite": "error"}]
         )
-        async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
+        async with gateway_of(settings) as gateway, connect(gateway.addresses[0]) as client:
             reply = await client.ask(infer_json())
             assert reply.status == 406
             assert "OUT0" in reply.error
@@ -145,7 +145,7 @@ async def test_route_applies_its_nonfinite_policy() -> None:
 
 async def test_routes_share_a_conversion_scheduler() -> None:
     routes = [{"upstream": "u", "match": {"model": "m"}}, {"upstream": "u"}]
-    async with Gateway(_settings(routes=routes)) as gateway:
+    async with gateway_of(_settings(routes=routes)) as gateway:
         first, second = gateway.active_config.fast_path._router.routes
         assert first.destinations[0].scheduler is second.destinations[0].scheduler
 
@@ -160,7 +160,7 @@ async def test_route_without_limits_has_those_of_all_routes() -> None:
         {"upstream": "u"},
     ]
     settings = _settings(routes=routes, limits={"max_json_depth": 9, "request_timeout": 7})
-    async with Gateway(settings) as gateway:
+    async with gateway_of(settings) as gateway:
         first, second = gateway.active_config.fast_path._router.routes
     assert (
         second.limits.max_json_depth,
@@ -193,7 +193,7 @@ async def test_mirror_has_the_policies_of_its_route_and_limits_of_its_own() -> N
             "workers": 2,
         }
     )
-    async with Gateway(settings) as gateway:
+    async with gateway_of(settings) as gateway:
         first, second, third = gateway.active_config.router.routes
         assert third.mirror is None
         assert first.mirror is not None
@@ -213,6 +213,7 @@ async def test_mirror_has_the_policies_of_its_route_and_limits_of_its_own() -> N
         copied.memory_budget.adjust(2**19)
         with pytest.raises(GatewayError, match="at most 524288 bytes may be buffered"):
             copied.memory_budget.adjust(1)
+        copied.memory_budget.adjust(-(2**19))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,7 @@ async def test_example_settings_route_several_models(
     method: str, target: str, headers: dict[str, str], found: str
 ) -> None:
     settings = load(CONFIG / "models.yaml", {"LISTEN": "127.0.0.1:0"})
-    async with Gateway(settings) as gateway:
+    async with gateway_of(settings) as gateway:
         routes = gateway.active_config.fast_path._router
         try:
             way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
@@ -253,7 +254,7 @@ async def test_example_settings_route_several_models(
 async def test_limits_of_the_settings_apply() -> None:
     async with ScriptedServer() as server:
         settings = _settings(endpoints=(server.url,), limits={"max_request_bytes": "1KiB"})
-        async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
+        async with gateway_of(settings) as gateway, connect(gateway.addresses[0]) as client:
             assert (await client.ask(infer_json(bytes(1025)))).status == 413
 
 
@@ -273,7 +274,7 @@ async def _models(connection: Connection) -> None:
 
 async def test_concurrent_raw_requests_fetch_metadata_once() -> None:
     async with no_leaks(), ScriptedServer(_models) as server:
-        async with Gateway(_settings(endpoints=(server.url,))) as gateway:
+        async with gateway_of(_settings(endpoints=(server.url,))) as gateway:
 
             async def one() -> int:
                 async with connect(gateway.addresses[0]) as client:
@@ -289,7 +290,7 @@ async def test_concurrent_raw_requests_fetch_metadata_once() -> None:
 async def test_metadata_is_fetched_again_after_its_ttl() -> None:
     async with ScriptedServer(_models) as server:
         settings = _settings(endpoints=(server.url,), limits={"metadata_ttl": "1ms"})
-        async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
+        async with gateway_of(settings) as gateway, connect(gateway.addresses[0]) as client:
             for _ in range(2):
                 assert (await client.ask(infer_raw(bytes(8)))).status == 200
                 await asyncio.sleep(0.005)
@@ -301,7 +302,7 @@ async def test_drain_timeout_cuts_running_calls_and_counts_them() -> None:
     async with no_leaks(), ScriptedServer(never_respond) as server:
         settings = _settings(endpoints=(server.url,), limits={"drain_timeout": "20ms"})
         async with AsyncExitStack() as clients:
-            async with Gateway(settings) as gateway:
+            async with gateway_of(settings, unchecked="its stop ends the calls") as gateway:
                 for data in (request("GET", "/v2"), infer_json(), infer_raw(bytes(8))):
                     client = await clients.enter_async_context(connect(gateway.addresses[0]))
                     await client.send(data)
@@ -316,7 +317,7 @@ async def test_gateway_serves_connections_accepted_elsewhere() -> None:
     closed: list[None] = []
     async with no_leaks():
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            async with Gateway(_settings(), lambda: closed.append(None)) as gateway:
+            async with gateway_of(_settings(), on_closed=lambda: closed.append(None)) as gateway:
                 assert gateway.addresses == []
                 async with connect("http://{}:{}".format(*listening.getsockname())) as client:
                     gateway.take(listening.accept()[0])
@@ -337,7 +338,7 @@ async def test_tls_is_spoken_on_tcp_addresses_alone(tmp_path: Path) -> None:
     certificate, key = certificate_files(tmp_path, server_certificate())
     unix = f"unix:{tmp_path / 's'}"
     settings = _settings("127.0.0.1:0", unix, tls={"certificate": certificate, "key": key})
-    async with no_leaks(), Gateway(settings) as gateway:
+    async with no_leaks(), gateway_of(settings) as gateway:
         first, second = gateway.addresses
         assert first.startswith("https://127.0.0.1:")
         assert second == unix
@@ -352,7 +353,7 @@ async def test_gateway_speaks_tls_on_connections_accepted_elsewhere(tmp_path: Pa
     async with no_leaks():
         with socket.create_server(("127.0.0.1", 0)) as listening:
             address = listening.getsockname()
-            async with Gateway(settings, lambda: closed.append(None)) as gateway:
+            async with gateway_of(settings, on_closed=lambda: closed.append(None)) as gateway:
                 with socket.create_connection(address):
                     gateway.take(listening.accept()[0])
                 await until(lambda: len(closed) == 1)  # it closed without a handshake
@@ -384,14 +385,14 @@ async def test_tls_files_that_cannot_be_used_are_refused(
     for mode, warnings in ((0o640, []), (0o644, [f"every user of this machine can read {key}"])):
         os.chmod(key, mode)
         caplog.clear()
-        async with Gateway(_settings(tls=tls)):
+        async with gateway_of(_settings(tls=tls)):
             assert caplog.messages == [f"tls.key: {warning}" for warning in warnings]
 
 
 @pytest.mark.parametrize("required", [True, False])
 async def test_upstream_may_be_required(required: bool) -> None:
     upstreams = {"u": {"endpoints": [NOWHERE], "required": required}}
-    async with Gateway(_settings(upstreams=upstreams)) as gateway:
+    async with gateway_of(_settings(upstreams=upstreams)) as gateway:
         assert gateway.active_config.upstreams["u"].required is required
 
 
@@ -410,7 +411,7 @@ async def test_cancelled_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -
             await start
         assert not names.under_way
         names.ready.set()
-        async with Gateway(settings) as gateway:
+        async with gateway_of(settings) as gateway:
             assert gateway.addresses == [f"http://{address}"]
 
 
@@ -418,7 +419,7 @@ async def test_access_log_can_be_turned_off(call_records: list[CallRecord]) -> N
     for wanted in (True, False):
         call_records.clear()
         async with (
-            Gateway(_settings(log={"access": wanted})) as gateway,
+            gateway_of(_settings(log={"access": wanted})) as gateway,
             connect(gateway.addresses[0]) as client,
         ):
             await client.call("GET", "/v2")

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from gateway.app.build.listen import ListenError
-from gateway.app.gateway import Gateway
 from gateway.observe.call_record import CallRecord
 from gateway.settings.schema import Settings
 from tests.app.reloading import running_gateway, server_named, settings_for
 from tests.support.addresses import free_address
 from tests.support.certificates import ca_file
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import no_leaks, until
+from tests.support.gateway import gateway_of, no_leaks, until
 from tests.support.http_messages import chunk, http_response, message, request, with_long_head
 from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
 from tests.support.raw_client import connect
@@ -321,7 +320,7 @@ async def test_drain_cuts_calls_on_old_and_new_runtimes() -> None:
         ScriptedServer(never_respond) as two,
     ):
         settings = [settings_for(each.url, limits={"drain_timeout": 0.05}) for each in (one, two)]
-        async with Gateway(settings[0]) as gateway:
+        async with gateway_of(settings[0], unchecked="its stop ends the calls") as gateway:
             url = gateway.addresses[0]
             clients = []
             for server, next_settings in ((one, settings[1]), (two, settings[0])):
@@ -411,7 +410,7 @@ async def test_worker_gateway_does_not_listen() -> None:
     async with (
         server_named("x") as server,
         no_leaks(),
-        Gateway(settings_for(server.url), lambda: closed.append(None)) as gateway,
+        gateway_of(settings_for(server.url), on_closed=lambda: closed.append(None)) as gateway,
     ):
         await gateway.reload(settings_for(server.url, listen=free_address(), workers=3))
         assert gateway.addresses == []

@@ -16,7 +16,7 @@ from gateway.app.reload.source import SettingsSource
 from gateway.app.single_process_reloader import SingleProcessReloader
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file
-from tests.support.gateway import no_leaks, until
+from tests.support.gateway import RunningGateway, checked_gateway, no_leaks, until
 from tests.support.http_messages import http_response
 from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
@@ -40,16 +40,26 @@ def _write_settings(file: Path, url: str, more: str = "") -> None:
 
 
 @asynccontextmanager
-async def _reloading(file: Path) -> AsyncIterator[tuple[Gateway, SingleProcessReloader, list[str]]]:
+async def _checked_reloading(
+    file: Path,
+) -> AsyncIterator[tuple[RunningGateway, SingleProcessReloader, list[str]]]:
     source = SettingsSource(file, {})
     levels: list[str] = []
     revision = Revision(0.0, str(file))
     async with (
         no_leaks(),
-        Gateway(source.read(), revision=revision) as gateway,
-        SingleProcessReloader(gateway, source, lambda s: levels.append(s.log.level)) as reloader,
+        checked_gateway(source.read(), revision=revision) as running,
+        SingleProcessReloader(
+            running.gateway, source, lambda s: levels.append(s.log.level)
+        ) as reloader,
     ):
-        yield gateway, reloader, levels
+        yield running, reloader, levels
+
+
+@asynccontextmanager
+async def _reloading(file: Path) -> AsyncIterator[tuple[Gateway, SingleProcessReloader, list[str]]]:
+    async with _checked_reloading(file) as (running, reloader, levels):
+        yield running.gateway, reloader, levels
 
 
 @pytest.fixture
@@ -150,7 +160,8 @@ async def test_unexpected_error_does_not_end_reloads(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _write_settings(file, NOWHERE)
-    async with _reloading(file) as (gateway, reloader, _):
+    async with _checked_reloading(file) as (running, reloader, _):
+        gateway = running.gateway
         with monkeypatch.context() as patch:
 
             async def fail(_: Settings) -> str:
@@ -160,6 +171,7 @@ async def test_unexpected_error_does_not_end_reloads(
             reloader.request_reload()
             await until(lambda: gateway.revision.reload_failures == 1)
             assert "no luck" in caplog.text
+        running.remains.forget_faults()
         reloader.request_reload()
         await until(lambda: gateway.revision.number == 2)
 

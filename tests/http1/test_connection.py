@@ -85,7 +85,7 @@ async def test_body_reader_waits_for_data(body: BodyStream) -> None:
 
 async def test_body_error_comes_after_buffered_data(body: BodyStream) -> None:
     body.feed(b"a")
-    body.fail(_Broken("broken"))
+    body.fail_body(_Broken("broken"))
     assert await body.read() == b"a"
     for _ in range(2):
         with pytest.raises(_Broken, match="broken"):
@@ -96,14 +96,14 @@ async def test_body_error_comes_after_buffered_data(body: BodyStream) -> None:
 async def test_body_error_reaches_a_waiting_reader(body: BodyStream) -> None:
     reading = asyncio.create_task(body.read())
     await _iterations()
-    body.fail(_Broken())
+    body.fail_body(_Broken())
     with pytest.raises(_Broken):
         await reading
 
 
 async def test_first_body_error_counts(body: BodyStream) -> None:
-    body.fail(_Broken("first"))
-    body.fail(_Broken("second"))
+    body.fail_body(_Broken("first"))
+    body.fail_body(_Broken("second"))
     with pytest.raises(_Broken, match="first"):
         await body.read()
 
@@ -111,13 +111,13 @@ async def test_first_body_error_counts(body: BodyStream) -> None:
 async def test_body_error_after_the_end_is_ignored(body: BodyStream) -> None:
     body.feed(b"a")
     body.end()
-    body.fail(_Broken())
+    body.fail_body(_Broken())
     assert await _read_all(body) == [b"a"]
 
 
 async def test_body_end_after_an_error_is_ignored(body: BodyStream) -> None:
     body.feed(b"a")
-    body.fail(_Broken())
+    body.fail_body(_Broken())
     body.end()
     assert await body.read() == b"a"
     with pytest.raises(_Broken):
@@ -250,7 +250,7 @@ async def test_read_cancelled_after_its_data_came_loses_nothing(body: BodyStream
 async def test_cancelled_read_does_not_hide_the_error(body: BodyStream) -> None:
     reading = asyncio.create_task(body.read())
     await _iterations()
-    body.fail(_Broken())
+    body.fail_body(_Broken())
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading

@@ -16,7 +16,8 @@ from gateway.observe.call_record import CallObserver
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.support.addresses import HOST
 from tests.support.certificates import certificate_files, server_certificate
-from tests.support.gateway import no_leaks
+from tests.support.checks.nothing_left import find_left_in_listener
+from tests.support.gateway import no_leaks, until
 
 
 class RunningListener:
@@ -56,6 +57,8 @@ async def running_listener(
         url = "{}://{}:{}".format(scheme, *sock.getsockname())
         listener.sockets.listen(sock)
         yield RunningListener(listener, sock, url)
+        if not listener.draining:
+            await until(lambda: not any(find_left_in_listener(listener).values()))
         await listener.drain(0.05, 0.05)
 
 

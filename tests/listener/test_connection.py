@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from gateway.errors import GatewayError, bad_request
+from gateway.http1.connection import BodyStream, ReadFlow
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.system.buffers import BufferShare
+from tests.http1.fake_transport import FakeTransport
 from tests.listener.running_listener import echo, read_body, respond, running_listener
 from tests.listener.running_listener import scheme as scheme
 from tests.support.gateway import http1_connections, until
@@ -178,11 +180,11 @@ async def test_empty_line_is_no_head_that_could_be_refused(
     async with running_listener(echo) as running, connect(running.url) as client:
         running.listener.buffers.set_limit(1)
         other = BufferShare(running.listener.buffers)
-        other.open_stream()  # so that too much is buffered
+        body = BodyStream(ReadFlow(FakeTransport()), other)  # so that too much is buffered
         await client.send(b"\r\n")
         await until(lambda: running.listener.connections)
         await asyncio.sleep(0.01)
         await client.send(b"\r\n")
         assert (await client.call("GET", "/")).status == 200
-        other.close_stream()
+        body.discard()
     assert caplog.messages == []

@@ -38,7 +38,7 @@ class RunningGateway:
     def __init__(self, gateway: Gateway, remains: Remains) -> None:
         self.gateway = gateway
         self.remains = remains
-        self.url = gateway.addresses[0]
+        self.url = next(iter(gateway.addresses), "")
 
     @property
     def outstanding(self) -> int:
@@ -71,10 +71,21 @@ def http1_connections(listener: HttpListener) -> list[ClientConnection]:
 
 
 @asynccontextmanager
-async def checked_gateway(settings: Settings, unchecked: str = "") -> AsyncIterator[RunningGateway]:
+async def checked_gateway(
+    settings: Settings, unchecked: str = "", **options: Any
+) -> AsyncIterator[RunningGateway]:
     """Run a gateway; at the end it must hold nothing of its peers: see ``nothing_left``."""
-    async with nothing_left(settings, unchecked) as (gateway, remains):
+    async with nothing_left(settings, unchecked, **options) as (gateway, remains):
         yield RunningGateway(gateway, remains)
+
+
+@asynccontextmanager
+async def gateway_of(
+    settings: Settings, unchecked: str = "", **options: Any
+) -> AsyncIterator[Gateway]:
+    """Run a ``checked_gateway`` for tests that need no more than the gateway itself."""
+    async with checked_gateway(settings, unchecked, **options) as running:
+        yield running.gateway
 
 
 UPSTREAM = "upstream 'servers'"

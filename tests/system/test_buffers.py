@@ -1,9 +1,12 @@
+import time
+
 import pytest
 
 from gateway.system.buffers import (
     MAX_WINDOW,
     MIN_STREAM_BYTES,
     MIN_WINDOW,
+    STALLED,
     BufferAccount,
     BufferShare,
 )
@@ -11,11 +14,27 @@ from gateway.system.buffers import (
 MIB = 2**20
 
 
+class ArrivingBody:
+    """A body whose reader waits since some moment."""
+
+    def __init__(self, share: BufferShare | None = None, stalls_for: float = 0.0) -> None:
+        self.waits_since = time.monotonic() - stalls_for if stalls_for else 0.0
+        self.error: Exception | None = None
+        self._share = share
+        if share is not None:
+            share.open_stream(self)
+
+    def fail_body(self, error: Exception) -> None:
+        self.error = error
+        assert self._share is not None
+        self._share.close_stream(self)
+
+
 def test_few_streams_have_the_largest_window() -> None:
     account = BufferAccount(1024 * MIB)
     share = BufferShare(account)
     for _ in range(200):
-        share.open_stream()
+        share.open_stream(ArrivingBody())
     assert account.window == MAX_WINDOW
 
 
@@ -25,7 +44,7 @@ def test_windows_of_many_streams_take_an_eighth_together(limit: int) -> None:
     share = BufferShare(account)
     windows = []
     while account.free >= MIN_STREAM_BYTES:
-        share.open_stream()
+        share.open_stream(ArrivingBody())
         windows.append(account.window)
         assert account.window * account.streams <= max(limit // 8, MIN_WINDOW * account.streams)
     assert windows == sorted(windows, reverse=True)
@@ -37,11 +56,12 @@ def test_window_grows_again_as_streams_end() -> None:
     account = BufferAccount(64 * MIB)
     share = BufferShare(account)
     windows = [account.window]
-    for _ in range(300):
-        share.open_stream()
+    bodies = [ArrivingBody() for _ in range(300)]
+    for body in bodies:
+        share.open_stream(body)
         windows.append(account.window)
-    for window in reversed(windows[:-1]):
-        share.close_stream()
+    for body, window in zip(bodies, reversed(windows[:-1]), strict=True):
+        share.close_stream(body)
         assert account.window == window
 
 
@@ -49,7 +69,7 @@ def test_free_bytes_exclude_the_minimum_of_each_stream() -> None:
     account = BufferAccount(10 * MIN_STREAM_BYTES)
     share = BufferShare(account)
     account.reserved = MIN_STREAM_BYTES
-    share.open_stream()
+    share.open_stream(ArrivingBody())
     assert account.free == 8 * MIN_STREAM_BYTES
     share.change(MIN_STREAM_BYTES - 1)  # within the stream's minimum
     assert account.free == 8 * MIN_STREAM_BYTES
@@ -80,15 +100,16 @@ class Holder:
 def test_release_gives_all_back_and_what_ends_later_counts_nowhere() -> None:
     account = BufferAccount(MIB)
     other, share = BufferShare(account), BufferShare(account)
-    other.open_stream()
+    other.open_stream(ArrivingBody())
     other.change(10)
-    for _ in range(3):
-        share.open_stream()
+    bodies = [ArrivingBody() for _ in range(3)]
+    for body in bodies:
+        share.open_stream(body)
     share.change(1000)
     assert share.hold_head(500)
     assert (account.streams, account.buffered, account.heads) == (4, 1510, 500)
     share.release()
-    share.close_stream()
+    share.close_stream(bodies[0])
     share.change(-1000)
     share.change_heads(-500)
     share.release()
@@ -137,3 +158,104 @@ def test_heads_give_way_where_bodies_take_all_room() -> None:
     assert small.share.hold_head(100)
     assert large.dropped == 1
     assert account.free == 400
+
+
+# Room for a call
+
+
+def client_share(account: BufferAccount) -> BufferShare:
+    share = BufferShare(account)
+    share.stall_error = lambda: TimeoutError("stalled")
+    return share
+
+
+def ended(bodies: list[ArrivingBody]) -> list[int]:
+    return [number for number, body in enumerate(bodies) if body.error is not None]
+
+
+def test_room_is_made_by_whoever_has_most_streams_that_stall() -> None:
+    account = BufferAccount(100 * MIN_STREAM_BYTES)
+    one, two, three = (client_share(account) for _ in range(3))
+    long, longer = 2 * STALLED, 3 * STALLED
+    bodies = [
+        ArrivingBody(one, longer),
+        *[ArrivingBody(two, long) for _ in range(3)],
+        ArrivingBody(three, long),
+        ArrivingBody(three),
+    ]
+    left = []
+    while account.make_room():
+        left.append((one.streams, two.streams, three.streams))
+    # The other stream of the third connection moves.
+    assert left == [(1, 2, 2), (1, 1, 2), (1, 1, 1), (0, 1, 1), (0, 0, 1)]
+    assert ended(bodies) == [0, 1, 2, 3, 4]
+
+
+def test_single_streams_that_stall_make_room_in_order_of_their_time() -> None:
+    """Such as those of HTTP/1.1, of which each connection has one."""
+    account = BufferAccount(100 * MIN_STREAM_BYTES)
+    times = [3 * STALLED, 5 * STALLED, STALLED / 2, 4 * STALLED, 0.0]
+    bodies = [ArrivingBody(client_share(account), seconds) for seconds in times]
+    found = []
+    while account.make_room():
+        found.append(ended(bodies))
+    assert found == [[1], [1, 3], [0, 1, 3]]
+
+
+def test_stream_that_moves_again_makes_no_room() -> None:
+    account = BufferAccount(100 * MIN_STREAM_BYTES)
+    bodies = [ArrivingBody(client_share(account), 2 * STALLED) for _ in range(3)]
+    assert account.make_room()
+    for body in bodies[1:]:
+        body.waits_since = 0.0
+    assert not account.make_room()
+    assert len(ended(bodies)) == 1
+
+
+def test_stream_of_a_server_makes_no_room() -> None:
+    account = BufferAccount(100 * MIN_STREAM_BYTES)
+    body = ArrivingBody(BufferShare(account), 2 * STALLED)
+    assert not account.make_room()
+    assert body.error is None
+
+
+def test_stream_of_a_released_share_makes_no_room() -> None:
+    account = BufferAccount(100 * MIN_STREAM_BYTES)
+    shares = [client_share(account) for _ in range(2)]
+    bodies = [ArrivingBody(share, 2 * STALLED) for share in shares]
+    assert account.make_room()
+    for share in shares:
+        share.release()
+    assert not account.make_room()
+    assert len(ended(bodies)) == 1
+    assert account.streams == 0
+
+
+def test_streams_stay_where_others_take_the_room() -> None:
+    account = BufferAccount(100 * MIN_STREAM_BYTES)
+    share = client_share(account)
+    body = ArrivingBody(share, 2 * STALLED)
+    share.change(2 * MIN_STREAM_BYTES)
+    assert not account.make_room()
+    assert body.error is None
+
+
+def test_search_for_streams_that_stall_looks_at_them_once_for_many_calls() -> None:
+    looks = 0
+
+    class Watched(ArrivingBody):
+        @property
+        def waits_since(self) -> float:
+            nonlocal looks
+            looks += 1
+            return 0.0
+
+        @waits_since.setter
+        def waits_since(self, value: float) -> None:
+            pass
+
+    account = BufferAccount(100 * MIN_STREAM_BYTES)
+    bodies = [Watched(client_share(account)) for _ in range(100)]
+    for _ in range(100):
+        assert not account.make_room()
+    assert looks < 10 * len(bodies)

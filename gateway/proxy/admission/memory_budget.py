@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from gateway.errors import GatewayError
 from gateway.observe.metric_cells import Counter
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.system.buffers import MIN_STREAM_BYTES, BufferAccount
+
+_MAX_ENDED: Final = 4
+"""Bodies that stall and end for one call. What their calls have reserved comes back a little later:
+if the call needs more, it is refused, and the next one is not."""
 
 
 class MemoryBudget:
@@ -41,9 +45,12 @@ class MemoryBudget:
         self.buffers.reserved += size
 
     def check_admission(self) -> None:
-        """Raise GatewayError (503) if there is no room for one more call."""
-        if self.buffers.free < MIN_STREAM_BYTES and not self.buffers.make_room():
-            raise self._full()
+        """Raise GatewayError (503) if there is no room for one more call, and none can be made."""
+        ended = 0
+        while self.buffers.free < MIN_STREAM_BYTES:
+            if ended == _MAX_ENDED or not self.buffers.make_room():
+                raise self._full()
+            ended += 1
 
     def set_limit(self, limit: int) -> None:
         """Set another limit; existing reservations stay, even above it."""

@@ -194,7 +194,7 @@ class ServerConnection(Connection):
         if receiver is not None:
             self.discard_body()  # it has no reader
         elif self.body is not None:
-            self.body.fail(error)
+            self.body.fail_body(error)
         self._abort()
         if receiver is not None:
             receiver.on_error(error)

@@ -61,6 +61,7 @@ _HTTP_1: Final = b"HTTP/1."
 _ONLY_HTTP_1: Final = "it responded in HTTP/1.1, so this is not the address of its gRPC server"
 _NO_SETTINGS: Final = "it closed the connection before it sent its HTTP/2 settings"
 _NO_REQUEST: Final = "it closed the connection before it took a request"
+_NO_STREAMS: Final = "it allows no requests (its SETTINGS_MAX_CONCURRENT_STREAMS is 0)"
 
 _ERROR_NAMES: Final = {int(code): code.name for code in ErrorCode}
 
@@ -226,7 +227,7 @@ class ServerSession(Http2Session):
         self._is_retired = False
         self._timer: asyncio.TimerHandle | None = None
         self.ready: asyncio.Future[None] = self.loop.create_future()
-        """Done once the settings of the server are there; only then its limits are known."""
+        """Done once the settings of the server are there, and allow a stream."""
 
     @property
     def stream_count(self) -> int:
@@ -251,6 +252,8 @@ class ServerSession(Http2Session):
     @property
     def refusal(self) -> GatewayError | None:
         """Why a connection that is ready takes no requests and never will; None if it may."""
+        if self.max_streams <= 0:
+            return self._error(ErrorKind.UNREACHABLE, "cannot connect to", _NO_STREAMS)
         if not (self.closed or self.http2.going_away):
             return None
         return self._error(ErrorKind.UNREACHABLE, "cannot connect to", _NO_REQUEST)
@@ -448,8 +451,15 @@ class ServerSession(Http2Session):
             self.loop.call_soon(self.after_stream)
 
     def on_settings(self) -> None:
-        """Take in the limits of the server."""
-        if self.ready.done():
+        """Take in the limits of the server.
+
+        RFC 9113, section 6.5.2: a server should allow no streams for a short time only. Until it
+        allows some, it has the time of a connect; new calls on an older connection go elsewhere.
+        """
+        if self.max_streams <= 0:
+            if self.ready.done():
+                self.retire()
+        elif self.ready.done():
             self._owner.on_capacity()
         else:
             self.ready.set_result(None)

@@ -162,6 +162,9 @@ class Http2Endpoint(UpstreamEndpoint):
                 await session.ready
         except BaseException as error:
             session.drop()
+            if isinstance(error, TimeoutError) and session.max_streams <= 0:
+                assert session.refusal is not None
+                raise session.refusal from error
             # A TimeoutError is an OSError; an invalid host name is a UnicodeError.
             if isinstance(error, (OSError, UnicodeError)):
                 raise connect_error(error, self.name, self._address) from error

@@ -5,11 +5,10 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.app.gateway import Gateway
 from gateway.demo.server.server import DemoServer
 from gateway.demo.walkthrough import traffic
 from gateway.settings.schema import Settings
-from tests.support.gateway import no_leaks, until
+from tests.support.gateway import gateway_of, no_leaks, until
 
 
 async def test_traffic_has_every_form_and_some_failures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +17,7 @@ async def test_traffic_has_every_form_and_some_failures(monkeypatch: pytest.Monk
         settings = Settings.model_validate(
             {"listen": "127.0.0.1:0", "upstreams": {"demo": {"endpoints": [server.url]}}}
         )
-        async with Gateway(settings) as gateway:
+        async with gateway_of(settings) as gateway:
             task = asyncio.create_task(traffic.make_traffic(gateway.addresses[0]))
             seen: set[tuple[str, str, int]] = set()
             wanted = {

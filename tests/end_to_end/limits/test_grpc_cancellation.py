@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 from h2.errors import ErrorCodes
 
-from gateway.app.gateway import Gateway
 from gateway.protocol.grpc.framing import frame
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.settings.schema import Settings
-from tests.support.gateway import RunningGateway, no_leaks, running_gateway, until
+from tests.support.gateway import RunningGateway, gateway_of, no_leaks, running_gateway, until
 from tests.support.grpc.client import SERVICE
 from tests.support.grpc.wire_bytes import field as message_field
 from tests.support.http2_client import Http2Client, connect_http2
@@ -230,7 +229,7 @@ async def test_gateway_that_stops_waits_for_no_drained_call() -> None:
                 "routes": [{"upstream": "servers"}],
             }
         )
-        async with Gateway(settings) as gateway:
+        async with gateway_of(settings, unchecked="its stop ends the call") as gateway:
             async with connect_http2(gateway.addresses[0]) as client:
                 stream = await client.start("POST", INFER, MESSAGE, HEADERS)
                 await until(lambda: served.calls)

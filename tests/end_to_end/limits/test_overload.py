@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
 
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.settings.schema import Settings
-from gateway.system.buffers import MAX_WINDOW, MIN_WINDOW
+from gateway.system.buffers import MAX_WINDOW, MIN_STREAM_BYTES, MIN_WINDOW
 from tests.support.gateway import (
     LIMITS,
     RunningGateway,
@@ -18,6 +18,7 @@ from tests.support.gateway import (
     running_gateway,
     until,
 )
+from tests.support.http2_client import Http2Client, connect_http2
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import (
     INFER,
@@ -350,6 +351,49 @@ async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
         await gateway.until_idle()
         assert budget.total == 0
         assert (await other.ask(infer_json(body))).status == 200
+
+
+@pytest.mark.parametrize("target", ["/v2/x", INFER])
+@pytest.mark.parametrize("newcomer", ["HTTP/1.1", "HTTP/2"])
+async def test_silent_body_over_http1_makes_room(target: str, newcomer: str) -> None:
+    async def read(connection: Connection) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await connection.request()
+            await connection.send(http_response(b"ok"))
+
+    most = 16
+    start = request("POST", target, bytes(20_000))[:-10_000]
+    async with (
+        ScriptedServer(read) as server,
+        running_gateway(server.url) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(most)]
+        for client in clients:
+            await client.send(start)
+        buffers = gateway.gateway.listener.buffers
+        # All were admitted: they have read what came.
+        await until(lambda: buffers.streams == most and not buffers.buffered)
+        buffers.set_limit(most * MIN_STREAM_BYTES)
+        innocent: RawClient | Http2Client
+        if newcomer == "HTTP/1.1":
+            innocent = await stack.enter_async_context(gateway.client())
+        else:
+            innocent = await stack.enter_async_context(connect_http2(gateway.url))
+        statuses = []
+        async with asyncio.timeout(5):
+            while 200 not in statuses:
+                reply = await innocent.call("POST", "/v2/innocent", bytes(100))
+                statuses.append(reply.status)
+        assert set(statuses[:-1]) <= {503}
+        # Those of which nothing has come for the longest time are the first ones.
+        gone = most - buffers.streams
+        assert 1 <= gone <= 4
+        for client in clients[:gone]:
+            refused = await client.read_response()
+            assert refused.status == 408
+            assert "the body of the request stalled" in refused.error
+            assert refused.head.get("Retry-After") == "1"
 
 
 async def test_bytes_buffered_before_the_datatype_is_known_count() -> None:

@@ -49,17 +49,17 @@ class Remains:
 
 @asynccontextmanager
 async def nothing_left(
-    settings: Settings, unchecked: str = ""
+    settings: Settings, unchecked: str = "", **options: Any
 ) -> AsyncIterator[tuple[Gateway, Remains]]:
     """Run a gateway in this process; check that it keeps nothing of its peers, and still serves.
 
     All clients and calls must be gone at the end. Which server could serve the next client is not
     known here, so that one asks whether the gateway is alive. ``unchecked`` says why a gateway may
-    keep something while it runs.
+    keep something while it runs. ``options`` are those of ``Gateway``.
     """
     before = asyncio.all_tasks()
     with FaultsLogged() as faults:
-        async with Gateway(settings) as gateway:
+        async with Gateway(settings, **options) as gateway:
             remains = Remains(gateway, faults)
             yield gateway, remains
             if not unchecked:
@@ -74,9 +74,12 @@ async def nothing_left(
 
 
 def _serves_anybody(gateway: Gateway, settings: Settings) -> bool:
-    """Whether a client without a certificate is served: not after a stop that the test wanted."""
+    """Whether a client without a certificate is served: not after a stop that the test wanted.
+
+    A worker's gateway has no address: it is given its connections.
+    """
     wants_certificates = settings.tls is not None and settings.tls.client_ca is not None
-    return not gateway.listener.draining and not wants_certificates
+    return bool(gateway.addresses) and not (gateway.listener.draining or wants_certificates)
 
 
 def find_left(gateway: Gateway) -> dict[str, int]:

@@ -29,7 +29,7 @@ async def http2_at() -> AsyncIterator[Http2EndpointAt]:
 
     def http2_at(url: str, **options: object) -> Http2Endpoint:
         address = parse_server_url(url.replace("http", "grpc"), http2_context())
-        endpoints.append(Http2Endpoint(address, connect_timeout=5, **options))  # type: ignore[arg-type]
+        endpoints.append(Http2Endpoint(address, **{"connect_timeout": 5, **options}))  # type: ignore[arg-type]
         return endpoints[-1]
 
     async with no_leaks():

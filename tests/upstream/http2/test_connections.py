@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from h2.events import SettingsAcknowledged
 from h2.settings import SettingCodes
 
 from gateway.errors import ErrorKind, GatewayError
@@ -245,3 +246,70 @@ async def test_server_that_says_goodbye_as_it_begins_is_connected_to_once(
         assert len(server.connections) == 1
         await server.connections[0].left.wait()
         assert endpoint.connections.open_count == 0
+
+
+NO_STREAMS = {SettingCodes.MAX_CONCURRENT_STREAMS: 0}
+
+
+async def test_server_that_allows_no_streams_gets_one_connection_and_calls_an_error(
+    http2_at: Http2EndpointAt,
+) -> None:
+    async with ScriptedServer(http2_script(Http2Peer.serve_to_end, NO_STREAMS)) as server:
+        endpoint = http2_at(server.url, connect_timeout=0.2)
+        async with asyncio.timeout(5):
+            errors = await asyncio.gather(
+                *[call(endpoint) for _ in range(5)], return_exceptions=True
+            )
+        assert {str(error).partition(": ")[2] for error in errors} == {
+            "it allows no requests (its SETTINGS_MAX_CONCURRENT_STREAMS is 0)"
+        }
+        kinds = Counter(error.kind for error in errors if isinstance(error, GatewayError))
+        assert kinds == {ErrorKind.UNREACHABLE: 5}
+        assert len(server.connections) == 1
+        await server.connections[0].left.wait()
+
+
+async def test_server_that_allows_streams_a_little_later_gets_calls(
+    http2_at: Http2EndpointAt,
+) -> None:
+    async def play(peer: Http2Peer) -> None:
+        await peer.until(lambda: bool(peer.events))
+        peer.h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+        await peer.flush()
+        for number in range(3):
+            await peer.respond(await peer.request(number), b"ok")
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(play, NO_STREAMS)) as server:
+        endpoint = http2_at(server.url, max_connections=1)
+        replies = await asyncio.gather(*[call(endpoint) for _ in range(3)])
+        assert [reply.body for reply in replies] == [b"ok"] * 3
+        assert len(server.connections) == 1
+
+
+async def test_calls_leave_a_connection_whose_server_allows_no_more_streams(
+    http2_at: Http2EndpointAt,
+) -> None:
+    peers: list[Http2Peer] = []
+    changed = asyncio.Event()
+
+    async def play(peer: Http2Peer) -> None:
+        peers.append(peer)
+        first = await peer.request()
+        if len(peers) == 1:
+            peer.h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 0})
+            await peer.flush()
+            await peer.until(lambda: any(isinstance(e, SettingsAcknowledged) for e in peer.events))
+            changed.set()
+        await peer.respond(first, b"ok")
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(play)) as server:
+        endpoint = http2_at(server.url)
+        early = asyncio.create_task(call(endpoint))
+        await changed.wait()
+        assert (await call(endpoint)).body == b"ok"
+        assert (await early).body == b"ok"
+        assert _streams(peers) == [1, 1]
+        await server.connections[0].left.wait()
+        assert len(server.connections) == 2
