@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.header_length_check import check_header_end
-from gateway.codec.json.text_search import contains, split_id
+from gateway.codec.json.text_search import contains, has_data_key, split_id
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.v2.json_reader import JsonMessageReader
 from gateway.errors import GatewayError
@@ -113,7 +113,7 @@ def read_without_data(
     GatewayError (400).
     """
     # Escapes could hide the key.
-    if contains(text, b'"data"') or contains(text, b"\\"):
+    if has_data_key(text) or contains(text, b"\\"):
         return None
     common, request_id = split_id(text)
     if request_id:

@@ -19,7 +19,7 @@ from gateway.codec.elements.fast_decode import PARSE_ERRORS, simd_parse
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import Event
 from gateway.codec.json.parsed_size import estimate_parsed_size
-from gateway.codec.json.text_search import contains, split_id
+from gateway.codec.json.text_search import contains, has_data_key, split_id
 from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_reader import ElementSink, JsonMessageReader
 from gateway.codec.v2.json_writer import TensorPiece, TensorSplitter
@@ -163,7 +163,7 @@ def read_without_data(header: bytes) -> InferResponse | None:
     GatewayError (502).
     """
     # Escapes could hide the key.
-    if contains(header, b'"data"') or contains(header, b"\\"):
+    if has_data_key(header) or contains(header, b"\\"):
         return None
     common, response_id = split_id(header)
     if response_id:

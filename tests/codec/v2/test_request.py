@@ -429,7 +429,17 @@ def test_header_cache_distinguishes_caps() -> None:
     assert isinstance(_in_words(text, depth_cap=2), Failed)
 
 
-@pytest.mark.parametrize("key", [b'"data"', b'"\\u0064ata"', b'"d\\u0061ta"'])
+@pytest.mark.parametrize("name", ["x", "data", "id"])
+def test_header_of_a_tensor_with_the_name_of_a_key_is_cached(name: str) -> None:
+    tensor = json.loads(_BINARY_INPUT) | {"name": name}
+    texts = [json.dumps({"id": f"{number}", "inputs": [tensor]}).encode() for number in range(9)]
+    read = [read_without_data(text, DEPTH_CAP) for text in texts]
+    assert len({id(each.head) for each in read if each is not None}) == 1
+    for text in texts:
+        assert _in_words(text) == _by_the_codec(text)
+
+
+@pytest.mark.parametrize("key", [b'"data"', b'"data" \n', b'"\\u0064ata"', b'"d\\u0061ta"'])
 def test_header_that_may_contain_data_is_not_cached(key: bytes) -> None:
     text = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8",%b:[1]}]}' % key
     assert read_without_data(text, DEPTH_CAP) is None
