@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -32,6 +31,7 @@ from gateway.protocol.messages import InferRequest, InferRequestHead, InputTenso
 from gateway.protocol.request_header import parse_request_header, read_head, read_inputs
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
+from gateway.system.bounded_cache import cached
 
 MAX_FAST_REQUEST = 256 * 1024
 """The most bytes of a request on the fast path: its numbers take half a millisecond in C."""
@@ -68,11 +68,11 @@ def read_buffered_request(
     if len(surroundings) > MAX_CACHED_DOCUMENT or contains(surroundings, b"\\"):
         return None  # escapes could hide a key, and with it data that would be cached
     common, request_id = split_id(surroundings)
-    plan = _make_plan(common, len(arrays), depth_cap, tensor_cap)
-    if request_id is not None and (plan is None or plan.id is None):
+    plan = _cached_plan(common, len(arrays), depth_cap, tensor_cap)
+    if request_id is not None and (not plan or plan.id is None):
         # The id is not that of the request.
-        plan, request_id = _make_plan(surroundings, len(arrays), depth_cap, tensor_cap), None
-    if plan is None:
+        plan, request_id = _cached_plan(surroundings, len(arrays), depth_cap, tensor_cap), None
+    if not plan:
         return None
     tensors: list[TensorData] = []
     try:
@@ -205,7 +205,13 @@ class _Plan:
     size_is_known: bool
 
 
-@lru_cache(maxsize=CACHED_DOCUMENTS)
+@cached(CACHED_DOCUMENTS)
+def _cached_plan(
+    surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
+) -> _Plan | Literal[False]:
+    return _make_plan(surroundings, arrays, depth_cap, tensor_cap) or False
+
+
 def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
     try:
         fields = parse_request_header(surroundings, depth_cap)

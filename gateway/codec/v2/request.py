@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.header_length_check import check_header_end
@@ -27,6 +26,7 @@ from gateway.protocol.request_header import (
 )
 from gateway.protocol.tensors import MAX_TENSORS
 from gateway.sizes import CACHED_DOCUMENTS
+from gateway.system.bounded_cache import cached
 
 
 class InferRequestReader(JsonMessageReader):
@@ -125,7 +125,7 @@ def read_without_data(
     return _read_without_data(text, depth_cap, tensor_cap)
 
 
-@lru_cache(maxsize=CACHED_DOCUMENTS)
+@cached(CACHED_DOCUMENTS)
 def _read_without_data(text: bytes, depth_cap: int, tensor_cap: int) -> InferRequest:
     reader = InferRequestReader(len(text), depth_cap, tensor_cap=tensor_cap)
     reader.feed(text, last=True)

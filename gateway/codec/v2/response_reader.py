@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 import orjson
 
@@ -43,6 +43,7 @@ from gateway.protocol.response_header import (
     read_response_head,
 )
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
+from gateway.system.bounded_cache import cached
 
 _DEFAULT_POLICIES = JsonPolicies()
 _BASE64_POLICIES = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
@@ -174,7 +175,7 @@ def read_without_data(header: bytes) -> InferResponse | None:
     return _read_without_data(header)
 
 
-@lru_cache(maxsize=CACHED_DOCUMENTS)
+@cached(CACHED_DOCUMENTS)
 def _read_without_data(header: bytes) -> InferResponse:
     fields = parse_response_header(header)
     return _response(fields, read_outputs(fields))
