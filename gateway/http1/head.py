@@ -299,10 +299,12 @@ class HeadParser:
         return ResponseHead(first, method, self._parse_fields(lines))
 
     def _parse_fields(self, lines: list[bytes]) -> list[HeaderField]:
-        known = self._known
+        known = self._known.recent
         return [known.get(line) or self._parse_field(line) for line in lines[1:-2]]
 
     def _parse_field(self, line: bytes) -> HeaderField:
+        if (known := self._known.get(line)) is not None:
+            return known
         raw_name, colon, raw_value = line.partition(b":")
         if not colon:
             raise _invalid_name(line.removesuffix(b"\r"))

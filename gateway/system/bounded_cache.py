@@ -31,18 +31,19 @@ class BoundedCache(Generic[_Key, _Value]):
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
-        self._recent: dict[_Key, _Value] = {}
+        self.recent: dict[_Key, _Value] = {}
+        """Entries that were used lately; a loop may look here first, which saves a call."""
         self._older: dict[_Key, _Value] = {}
         """What was recent before; an entry that is used moves back."""
         self._missed = array("q")
         """Hashes of keys missed lately, each in the place that its hash gives."""
 
     def __len__(self) -> int:
-        return len(self._recent) + len(self._older)
+        return len(self.recent) + len(self._older)
 
     def get(self, key: _Key) -> _Value | None:
         """Return the value of a key; None if it is not cached."""
-        value = self._recent.get(key)
+        value = self.recent.get(key)
         return value if value is not None else self._take_older(key)
 
     def put(self, key: _Key, value: _Value, mark: object = None) -> _Value:
@@ -59,7 +60,7 @@ class BoundedCache(Generic[_Key, _Value]):
 
     def clear(self) -> None:
         """Drop all entries."""
-        self._recent, self._older = {}, {}
+        self.recent, self._older = {}, {}
 
     def _take_older(self, key: _Key) -> _Value | None:
         value = self._older.pop(key, None)
@@ -68,9 +69,9 @@ class BoundedCache(Generic[_Key, _Value]):
         return value
 
     def _keep(self, key: _Key, value: _Value) -> None:
-        if len(self._recent) >= self._max_entries:
-            self._older, self._recent = self._recent, {}
-        self._recent[key] = value
+        if len(self.recent) >= self._max_entries:
+            self._older, self.recent = self.recent, {}
+        self.recent[key] = value
 
     def _was_missed(self, mark: object) -> bool:
         """Tell whether a mark was missed before, and remember it."""
