@@ -14,6 +14,7 @@ from benchmarks.harness.client import BenchmarkError, NotInstalledError
 from benchmarks.harness.environment import Environment
 from benchmarks.harness.machine_speed import MachineSpeed
 from benchmarks.measurements import (
+    cache_floods,
     clients,
     event_loop,
     fairness,
@@ -67,6 +68,7 @@ MEASUREMENTS: dict[str, Callable[[Environment], list[report.Row]]] = {
     "clients": clients.rows,
     "clients-image": clients.image,
     "fairness": fairness.waiting,
+    "cache-floods": cache_floods.rows,
     "flat": cost_per_number.cost,
     "many-connections": many_connections.rows,
     "idle": idle_connections.connections,

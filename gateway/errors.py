@@ -157,6 +157,16 @@ def bad_request(message: str) -> GatewayError:
     return GatewayError(ErrorKind.BAD_REQUEST, message)
 
 
+class ModelMismatchError(GatewayError):
+    """The error of a request that is well-formed, but not for its model or datatype.
+
+    If the gateway knows these from the model's metadata, the metadata may be outdated.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorKind.BAD_REQUEST, message)
+
+
 def bad_response(message: str, server: ServerName | None = None) -> GatewayError:
     """Make the error of a server's response that is invalid or was cut short.
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-# Caches of what repeats from call to call; entries of each LRU cache.
+# Caches of what repeats from call to call; entries of each BoundedCache.
 CACHED_HEADS: Final = 512
 """Heads of requests and responses, and what was made of them."""
 CACHED_LINES: Final = 2048

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from functools import lru_cache
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.sizes import CACHED_LINES, QUOTED_NAME
+from gateway.system.bounded_cache import BoundedCache, cached
 
 MAX_HEAD = 64 * 1024
 """Maximum bytes of a head."""
@@ -277,8 +277,8 @@ class HeadParser:
         self._handling = dict.fromkeys(keyed, _KEYED)
         for name in noted:
             self._handling[name] = self._handling.get(name, _PASSED) | _NOTED
-        self._known: dict[bytes, HeaderField] = {}
-        self._names: dict[bytes, _HeaderName] = {}
+        self._known: BoundedCache[bytes, HeaderField] = BoundedCache(CACHED_LINES)
+        self._names: BoundedCache[bytes, _HeaderName] = BoundedCache(CACHED_LINES)
 
     def parse_request(self, head: bytes) -> RequestHead:
         """Parse the head of a request, including the empty line at its end.
@@ -307,10 +307,12 @@ class HeadParser:
         return ResponseHead(first, method, self._parse_fields(lines))
 
     def _parse_fields(self, lines: list[bytes]) -> list[HeaderField]:
-        known = self._known
+        known = self._known.recent
         return [known.get(line) or self._parse_field(line) for line in lines[1:-2]]
 
     def _parse_field(self, line: bytes) -> HeaderField:
+        if (known := self._known.get(line)) is not None:
+            return known
         raw_name, colon, raw_value = line.partition(b":")
         if not colon:
             raise _invalid_name(line.removesuffix(b"\r"))
@@ -319,18 +321,14 @@ class HeadParser:
         meaning = _meaning_of(name.lower, value) if name.frames else _NOTHING
         field = HeaderField(name.text, name.lower, value, line + b"\n", name.handling, meaning)
         if name.handling != _NOTED and len(line) <= _MAX_CACHED_LINE:
-            if len(self._known) >= CACHED_LINES:
-                self._known.clear()  # 0.1 ms; finding the oldest would cost more for each line
-            self._known[line] = field
+            self._known.put(line, field)
         return field
 
     def _parse_name(self, raw_name: bytes) -> _HeaderName:
         text, lower = _parse_name(raw_name)
         name = _HeaderName(text, lower, self._handling.get(lower, _PASSED))
         if len(raw_name) <= _MAX_CACHED_NAME:
-            if len(self._names) >= CACHED_LINES:
-                self._names.clear()
-            self._names[raw_name] = name
+            self._names.put(raw_name, name)
         return name
 
     def _replace_host(self, fields: list[HeaderField], first: RequestLine) -> None:
@@ -373,8 +371,8 @@ def parse_status_line(line: bytes) -> StatusLine:
     return StatusLine(line, match[1] == b"0", int(match[2]), (match[3] or b"").decode("latin-1"))
 
 
-_cached_request_line = lru_cache(maxsize=CACHED_LINES)(parse_request_line)
-_cached_status_line = lru_cache(maxsize=CACHED_LINES)(parse_status_line)
+_cached_request_line = cached(CACHED_LINES)(parse_request_line)
+_cached_status_line = cached(CACHED_LINES)(parse_status_line)
 
 
 def check_field_line(line: bytes) -> None:

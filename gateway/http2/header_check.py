@@ -8,6 +8,7 @@ from typing import Final
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.header_table import Header
 from gateway.sizes import CACHED_LINES, QUOTED_NAME
+from gateway.system.bounded_cache import BoundedCache
 
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _UPPERCASE = re.compile(rb"[A-Z]")
@@ -37,7 +38,7 @@ _NONE: Final[dict[bytes, re.Pattern[bytes]]] = {}
 
 _MAX_CACHED_FIELD: Final = 256
 
-_known: dict[Header, bool] = {}
+_known: BoundedCache[Header, bool] = BoundedCache(CACHED_LINES)
 """Fields with valid names and values; a cache, shared as what is valid is the same for all."""
 
 
@@ -106,7 +107,7 @@ def _check(
         only_pseudo = False
         if name == b"content-length":
             length = _read_length(value, length, stream_id)
-        elif field not in _known:
+        elif _known.get(field) is None:
             _check_field(field, stream_id)
         if name == b"host" and found.setdefault(name, value) != value:
             raise _malformed("more than one host", stream_id)
@@ -122,7 +123,7 @@ def _check_pseudo(
         raise _malformed(f"{_quoted(name)} has no place here", stream_id)
     if found:
         raise _malformed(f"more than one {_quoted(name)}", stream_id)
-    if field in _known:
+    if _known.get(field) is not None:
         return
     if not pattern.fullmatch(value):
         raise _malformed(f"invalid {_quoted(name)}", stream_id)
@@ -148,9 +149,7 @@ def _check_field(field: Header, stream_id: int) -> None:
 
 def _remember(field: Header) -> None:
     if len(field[0]) + len(field[1]) <= _MAX_CACHED_FIELD:
-        if len(_known) >= CACHED_LINES:
-            _known.clear()
-        _known[field] = True
+        _known.put(field, True)
 
 
 def _check_value(name: bytes, value: bytes, stream_id: int) -> None:

@@ -6,7 +6,6 @@ table indexes only: while the table does not change, equal blocks mean equal lis
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
 from gateway.http2.errors import ErrorCode, Http2Error, compression_error
@@ -22,6 +21,7 @@ from gateway.http2.header_table import (
 )
 from gateway.http2.huffman import huffman_decode, huffman_encode
 from gateway.sizes import CACHED_LINES
+from gateway.system.bounded_cache import cached
 
 MAX_HEADER_LIST: Final = 64 * 1024
 """Maximum size of a header list, as SETTINGS_MAX_HEADER_LIST_SIZE counts it."""
@@ -378,7 +378,7 @@ def _indexed_literal(index: int, name: bytes, value: bytes) -> bytes:
     return start + _string(value) if index else start + _string(name) + _string(value)
 
 
-_cached_indexed_literal = lru_cache(maxsize=CACHED_LINES)(_indexed_literal)
+_cached_indexed_literal = cached(CACHED_LINES)(_indexed_literal)
 
 
 def _string(text: bytes) -> bytes:

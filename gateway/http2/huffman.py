@@ -6,11 +6,11 @@ last symbol were. A row has, for each next byte, the symbols that it completes a
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
 from gateway.http2.errors import compression_error
 from gateway.sizes import CACHED_LINES
+from gateway.system.bounded_cache import cached
 
 _MAX_CACHED: Final = 64
 """Maximum bytes of a cached string, encoded. With ``CACHED_LINES`` of them: 0.7 MB at most."""
@@ -146,4 +146,4 @@ def _decode(encoded: bytes) -> bytes:
     return b"".join(symbols)
 
 
-_cached_decode = lru_cache(maxsize=CACHED_LINES)(_decode)
+_cached_decode = cached(CACHED_LINES)(_decode)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, ModelMismatchError
 from gateway.protocol.datatypes import Datatype
 
 
@@ -60,6 +60,11 @@ class ErrorVocabulary:
     def malformed(self, what: str) -> GatewayError:
         """Make the error of a malformed message; ``what`` names the invalid element."""
         return GatewayError(self.malformed_kind, what)
+
+    def wrong_datatype(self, what: str) -> GatewayError:
+        """Make the error of a JSON value that its tensor's datatype does not take."""
+        is_request = self.malformed_kind is ErrorKind.BAD_REQUEST
+        return ModelMismatchError(what) if is_request else self.malformed(what)
 
     def invalid_protobuf(self, reason: object) -> GatewayError:
         """Make the error of bytes that are not valid protobuf."""

@@ -67,6 +67,11 @@ class OutputEncoding:
     binary_by_output: Mapping[str, bool]
     as_base64: frozenset[str] = frozenset()
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Return what is equal for equal encodings, and can be a key."""
+        return self.binary_by_default, tuple(self.binary_by_output.items()), self.as_base64
+
     def wants_binary(self, output: str) -> bool:
         """Tell whether the client requests this output in binary."""
         return self.binary_by_output.get(output, self.binary_by_default)

@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from types import MappingProxyType
 from urllib.parse import quote, unquote
 
 from gateway.errors import bad_request
 from gateway.protocol.json_errors import quote_value
 from gateway.sizes import CACHED_HEADS
+from gateway.system.bounded_cache import cached
 
 
 class OperationKind(Enum):
@@ -186,7 +186,7 @@ _METHODS = {
 }
 
 
-@lru_cache(maxsize=CACHED_HEADS)
+@cached(CACHED_HEADS)
 def parse_operation(method: str, target: str) -> Operation:
     """Parse the operation of a request line; an unknown one is OTHER.
 
@@ -196,7 +196,7 @@ def parse_operation(method: str, target: str) -> Operation:
     return _parse_path(method, target.partition("?")[0])
 
 
-@lru_cache(maxsize=CACHED_HEADS)
+@cached(CACHED_HEADS)
 def parse_operation_variants(method: str, target: str) -> tuple[Operation, ...]:
     """Parse a request line in each way in which servers read a path; names are decoded.
 

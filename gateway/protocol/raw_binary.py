@@ -5,7 +5,7 @@ Binary tensor data extension, "Raw Binary Request".
 
 from __future__ import annotations
 
-from gateway.errors import bad_request
+from gateway.errors import ModelMismatchError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor, TensorData
 from gateway.protocol.tensors import ModelMetadata, TensorSpec, element_count
@@ -14,17 +14,17 @@ from gateway.protocol.tensors import ModelMetadata, TensorSpec, element_count
 def read_raw_binary(model: ModelMetadata, body: TensorData) -> InferRequest:
     """Read a request whose body is the data of its only input.
 
-    It asks for all outputs in binary. Raises GatewayError (400) unless the model has exactly one
-    input with at most one variable dimension that fits the bytes; BYTES needs the shape [1].
+    It asks for all outputs in binary. Raises ModelMismatchError unless the model has exactly
+    one input with at most one variable dimension that fits the bytes; BYTES needs the shape [1].
     """
     body_size = body if isinstance(body, int) else sum(map(len, body))
     if not model.inputs:
-        raise bad_request(
+        raise ModelMismatchError(
             f"the server's metadata of model '{model.name}' lists no inputs, which a raw binary "
             "request (Inference-Header-Content-Length: 0) needs; declare the model in the settings"
         )
     if len(model.inputs) != 1:
-        raise bad_request(
+        raise ModelMismatchError(
             f"model '{model.name}' takes {len(model.inputs)} inputs; "
             "a raw binary request (Inference-Header-Content-Length: 0) needs exactly 1"
         )
@@ -57,7 +57,7 @@ def _with_batch(model: ModelMetadata, shape: tuple[int, ...]) -> tuple[int, ...]
 def _bytes_shape(model: ModelMetadata, tensor: TensorSpec) -> tuple[int, ...]:
     own = _own_shape(model, tensor)
     if own != (1,):
-        raise bad_request(
+        raise ModelMismatchError(
             f"input '{tensor.name}' of model '{model.name}' is BYTES of shape {list(own)}; "
             "a raw binary request needs shape [1]"
         )
@@ -67,21 +67,21 @@ def _bytes_shape(model: ModelMetadata, tensor: TensorSpec) -> tuple[int, ...]:
 def _deduced_shape(model: ModelMetadata, tensor: TensorSpec, body_size: int) -> tuple[int, ...]:
     own = _own_shape(model, tensor)
     if own.count(-1) > 1:
-        raise bad_request(
+        raise ModelMismatchError(
             f"input '{tensor.name}' of model '{model.name}' has shape {list(own)}; "
             "a raw binary request allows at most 1 variable dimension"
         )
     fixed = element_count([size for size in own if size != -1]) * (tensor.datatype.size or 1)
     if -1 not in own:
         if fixed != body_size:
-            raise bad_request(
+            raise ModelMismatchError(
                 f"input '{tensor.name}' of shape {list(own)} and datatype {tensor.datatype.name} "
                 f"takes {fixed} bytes, got {body_size}"
             )
         return _with_batch(model, own)
     variable, rest = divmod(body_size, fixed) if fixed else (0, body_size)
     if rest:
-        raise bad_request(
+        raise ModelMismatchError(
             f"input '{tensor.name}' of shape {list(own)} and datatype {tensor.datatype.name} "
             f"takes a multiple of {fixed} bytes, got {body_size}"
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import bad_request
+from gateway.errors import ModelMismatchError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE, Tensor
 from gateway.protocol.json_errors import describe_value, quote_value
@@ -96,7 +96,7 @@ def check_shape(
     """Check the shape that a tensor's nesting has against the model's.
 
     A model without a batch dimension takes one instance. The layout is then ``single``, and the
-    tensor's shape is ``shape`` without its first 1. Raises GatewayError (400) that names both.
+    tensor's shape is ``shape`` without its first 1. Raises ModelMismatchError that names both.
     """
     if _fits(tensor.shape, shape):
         return V1ResponseLayout(form)
@@ -107,7 +107,7 @@ def check_shape(
     takes = f"input '{tensor.name}' of model '{model.name}' takes shape {list(tensor.shape)}"
     if alone:
         takes += ", one instance at a time"
-    raise bad_request(f"{takes}; the {form.value} have shape {list(shape)}")
+    raise ModelMismatchError(f"{takes}; the {form.value} have shape {list(shape)}")
 
 
 def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -17,6 +17,9 @@ from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.transport import UpstreamEndpoint
+
+MIN_AGE: Final = 5.0
+"""Seconds for which fetched metadata stays, whatever requests do not fit it."""
 
 _Key = tuple[str, str | None, bool]
 """Model, version, and whether the config counts."""
@@ -35,7 +38,7 @@ class UpstreamResponseError(Exception):
 @dataclass(frozen=True, slots=True)
 class _Entry:
     metadata: ModelMetadata
-    expires: float
+    fetched: float
 
 
 class MetadataCache:
@@ -86,17 +89,29 @@ class MetadataCache:
         """Return a model's metadata if the cache has it; parameters as in ``get``."""
         key = (model, version, has_config)
         entry = self._entries.get(key)
-        if entry is None or entry.expires <= self._clock():
+        if entry is None or entry.fetched + self._ttl <= self._clock():
             return None
         self._entries.move_to_end(key)
         return entry.metadata
 
     def invalidate(self, model: str) -> None:
-        """Drop all versions of a model, also the result of a fetch in flight."""
+        """Drop all versions of a model that was loaded, also the result of a fetch in flight."""
         for key in [key for key in self._entries if key[0] == model]:
             del self._entries[key]
         for key in [key for key in self._fetches if key[0] == model]:
             del self._fetches[key]
+
+    def recheck(self, model: str, version: str | None) -> None:
+        """Have the next call fetch metadata again, as a request or its server disagrees with it.
+
+        Clients cause this, so metadata younger than ``MIN_AGE`` stays, and a fetch in flight too.
+        """
+        latest = self._clock() - MIN_AGE
+        for has_config in (False, True):
+            key = (model, version, has_config)
+            entry = self._entries.get(key)
+            if entry is not None and entry.fetched <= latest:
+                del self._entries[key]
 
     async def close(self) -> None:
         """Cancel the fetches in flight."""
@@ -118,7 +133,7 @@ class MetadataCache:
                 server=endpoint.name,
             ) from None
         if self._fetches.get(key) is asyncio.current_task():
-            self._entries[key] = _Entry(metadata, self._clock() + self._ttl)
+            self._entries[key] = _Entry(metadata, self._clock())
             self._entries.move_to_end(key)
             while len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)

@@ -155,6 +155,11 @@ class RequestTemplate:
     target: str
     headers: HeaderLines
 
+    @property
+    def content(self) -> tuple[object, ...]:
+        """Return what is compared by value."""
+        return self.method, self.target, self.headers
+
 
 class KeyedHead(Protocol):
     """A head with its headers by what the gateway does with them."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from gateway.protocol.operations import (
@@ -350,3 +352,14 @@ def test_model_in_a_path_is_replaced(target: str, renamed: str, with_version: st
 )
 def test_version_is_removed_from_a_path(target: str, path: str) -> None:
     assert strip_version(target) == path
+
+
+@pytest.mark.parametrize("parse", [parse_operation, parse_operation_variants])
+def test_operation_is_still_cached_after_a_flood_of_other_models(
+    parse: Callable[[str, str], object],
+) -> None:
+    target = "/v2/models/an%20innocent/infer"
+    before = [parse("POST", target) for _ in range(2)][1]  # a full cache takes it at its second use
+    for number in range(5000):
+        parse("POST", f"/v2/models/a{number}/infer")
+    assert parse("POST", target) is before

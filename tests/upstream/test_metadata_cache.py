@@ -8,6 +8,7 @@ from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.upstream.metadata_cache import (
+    MIN_AGE,
     MetadataCache,
     UpstreamResponseError,
     fetch_max_batch_size,
@@ -251,6 +252,44 @@ async def test_invalidation_discards_a_fetch_in_flight(
     kept = await after
     assert await cache.get("m", None, server) is kept
     assert server.fetches() == 2
+
+
+async def test_recheck_keeps_metadata_up_to_its_minimum_age(
+    cache: MetadataCache, server: _Server, clock: _Clock
+) -> None:
+    await cache.get("m", None, server)
+    await cache.get("n", None, server)
+    for _ in range(100):
+        clock.now += MIN_AGE / 101
+        cache.recheck("m", None)
+        await cache.get("m", None, server)
+    assert server.fetches() == 1
+    clock.now += MIN_AGE / 50
+    cache.recheck("m", "1")
+    await cache.get("m", None, server)
+    assert server.fetches() == 1
+    for _ in range(100):
+        cache.recheck("m", None)
+        await cache.get("m", None, server)
+    assert server.fetches() == 2
+    await cache.get("n", None, server)
+    assert server.fetches("/v2/models/n") == 1
+
+
+async def test_recheck_keeps_a_fetch_in_flight(
+    cache: MetadataCache, server: _Server, clock: _Clock
+) -> None:
+    server.ready.clear()
+    gets = []
+    for _ in range(10):
+        gets.append(asyncio.create_task(cache.get("m", None, server)))
+        await _let_them_run()
+        clock.now += MIN_AGE
+        cache.recheck("m", None)
+    server.ready.set()
+    await asyncio.gather(*gets)
+    await cache.get("m", None, server)
+    assert server.fetches() == 1
 
 
 async def test_client_that_leaves_does_not_cancel_a_shared_fetch(

@@ -23,6 +23,12 @@ _SPACE = " \t\n\r"
 _PART_SIZE = 1024
 """The size of the parts of a run that are examined element by element."""
 
+_NOT_JSON = "is not a JSON value"
+_NOT_UTF8 = "is not UTF-8"
+_HALF_SURROGATE = "holds half of a surrogate pair"
+_MALFORMED = (_NOT_JSON, _NOT_UTF8, _HALF_SURROGATE)
+"""What is wrong with a token that no datatype takes."""
+
 _STEPS = np.zeros(256, np.int8)
 _STEPS[ord("[")], _STEPS[ord("]")] = 1, -1
 
@@ -50,9 +56,10 @@ def diagnose_run(
             return message.malformed(f"{label}: data {reason}, behind element {max(0, last)}")
         if token.startswith("{"):
             needed = f"{datatype.name} needs {datatype.family.value}"
-            return message.malformed(f"{label}: element {index} is an object, {needed}")
+            return message.wrong_datatype(f"{label}: element {index} is an object, {needed}")
         if error := _describe_token_error(token, datatype, message.null_is_nan):
-            return message.malformed(f"{label}: element {index} ({_quote(token)}) {error}")
+            make_error = message.malformed if error in _MALFORMED else message.wrong_datatype
+            return make_error(f"{label}: element {index} ({_quote(token)}) {error}")
         if index > first_index and not between.strip("]" + _SPACE):
             break  # a comma is missing
         index += 1
@@ -97,17 +104,13 @@ def _describe_token_error(token: str, datatype: Datatype, null_is_nan: bool) -> 
     try:
         value = _decode_json(token)
     except ValueError:
-        return "is not a JSON value"
+        return _NOT_JSON
     if value is None and null_is_nan and datatype.family is Family.FLOAT:
         return None
     if type(value) not in _TYPES[datatype.family]:
         return f"is not {datatype.family.value}, as {datatype.name} needs"
     if isinstance(value, str):
-        return (
-            _describe_string_error(value)
-            if _escape_invalid_utf8(token) == token
-            else "is not UTF-8"
-        )
+        return _describe_string_error(value) if _escape_invalid_utf8(token) == token else _NOT_UTF8
     if _fits(value, token, datatype):
         return None
     return f"does not fit {datatype.name}"
@@ -125,7 +128,7 @@ def _describe_string_error(value: str) -> str | None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        return "holds half of a surrogate pair"
+        return _HALF_SURROGATE
     return None
 
 

@@ -13,7 +13,14 @@ import numpy as np
 
 from gateway.codec.json.nesting import NestingCheck
 from gateway.codec.json.structure_scan import mask_strings
-from gateway.errors import ErrorKind, GatewayError, bad_request, replace_surrogates, shorten
+from gateway.errors import (
+    ErrorKind,
+    GatewayError,
+    ModelMismatchError,
+    bad_request,
+    replace_surrogates,
+    shorten,
+)
 from gateway.protocol.json_errors import describe_value, quote_value
 from gateway.protocol.messages import Fields
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
@@ -192,7 +199,7 @@ def _with_parameters(
         if member.name != _PARAMETERS:
             yield member
         elif member.name in inputs:
-            raise bad_request(
+            raise ModelMismatchError(
                 f"the model has an input '{member.name}', which no request to generate can name"
             )
         elif isinstance(member.value, dict):
@@ -206,7 +213,7 @@ def _check_parameter(name: str, value: object) -> bool | int | float | str:
     if isinstance(value, int) and not -_INT64_END <= value < _INT64_END:
         value = _to_float(value)  # as Triton does
     if not isinstance(value, bool | int | float | str):
-        raise bad_request(
+        raise ModelMismatchError(
             f"'{shorten(name, QUOTED_NAME)}' is no input of the model, so it is a parameter: "
             f"it must be true, false, a string or a number, got {describe_value(value)}"
         )
@@ -250,7 +257,7 @@ def _fill_shape(spec: TensorSpec, count: int) -> list[int]:
     else:
         fits = count == fixed
     if not fits:
-        raise bad_request(
+        raise ModelMismatchError(
             f"input '{spec.name}' has {count} elements, which do not fit its shape "
             f"{list(spec.shape)}"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gateway.codec.grpc.contents import Chunks
@@ -32,6 +31,7 @@ from gateway.protocol.messages import (
 from gateway.protocol.request_features import read_features
 from gateway.protocol.tensors import MAX_TENSORS
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
+from gateway.system.bounded_cache import cached
 
 
 class ReadRequest(NamedTuple):
@@ -83,7 +83,7 @@ def _read_raw(message: SplitMessage, header_cap: int, tensor_cap: int) -> _Targe
     return parts.finish(check_raw(parts.tensors, sizes, REQUEST))
 
 
-@lru_cache(maxsize=CACHED_DOCUMENTS)
+@cached(CACHED_DOCUMENTS)
 def _read_cached(rest: bytes, sizes: tuple[int, ...], tensor_cap: int) -> _Target:
     """Read all but the id and the raw contents: most requests for a model have it in common."""
     parts = _RequestParts(rest, (0, len(rest)), len(rest), tensor_cap)

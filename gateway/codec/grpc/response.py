@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.codec.grpc.contents import Chunks
@@ -24,6 +23,7 @@ from gateway.protocol.grpc.wire import Buffer, WireError, bytes_field
 from gateway.protocol.messages import InferResponse, InferResponseHead, OutputTensor
 from gateway.protocol.response_header import MAX_OUTPUTS
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
+from gateway.system.bounded_cache import cached
 
 
 class ReadResponse(NamedTuple):
@@ -62,7 +62,7 @@ def _read_raw(message: SplitMessage, header_cap: int) -> InferResponseHead:
     return parts.finish(check_raw(parts.tensors, sizes, RESPONSE))
 
 
-@lru_cache(maxsize=CACHED_DOCUMENTS)
+@cached(CACHED_DOCUMENTS)
 def _read_cached(rest: bytes, sizes: tuple[int, ...]) -> InferResponseHead:
     """Read all but the id and the raw contents: most responses of a model have it in common."""
     parts = _ResponseParts(rest, (0, len(rest)), len(rest))

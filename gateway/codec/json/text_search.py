@@ -6,11 +6,18 @@ import re
 
 _ID = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([ !#-\[\]-~]*)"')
 """An id of ASCII characters without escapes."""
+_ID_KEY = re.compile(rb'"id"[ \t\r\n]*+:')
+_DATA_KEY = re.compile(rb'"data"[ \t\r\n]*+:')
 
 
 def contains(text: bytes, part: bytes) -> bool:
     """Tell whether a text contains a part; four times as fast as ``in``, which raises inside."""
     return text.find(part) >= 0
+
+
+def has_data_key(text: bytes) -> bool:
+    """Tell whether a JSON text without escapes has a key ``data``; a string "data" is none."""
+    return contains(text, b'"data"') and _DATA_KEY.search(text) is not None
 
 
 def end_of_numbers(text: bytes, start: int, end: int) -> int:
@@ -31,10 +38,9 @@ def split_id(text: bytes) -> tuple[bytes, str | None]:
     Clients send a new id with each request: without it, the texts of many are the same.
     """
     at = text.find(b'"id"')
-    if at < 0:
-        return text, None
-    found = _ID.match(text, at)
-    if found is None or text.find(b'"id"', at + 1) > 0:
+    key = _ID_KEY.search(text, at) if at >= 0 else None
+    found = None if key is None else _ID.match(text, key.start())
+    if found is None or _ID_KEY.search(text, found.end()) is not None:
         return text, None
     start, end = found.span(1)
     return text[:start] + text[end:], text[start:end].decode()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import struct
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -25,6 +24,7 @@ from gateway.protocol.messages import InferRequest, InferRequestHead, InputTenso
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1Format, V1ResponseLayout, check_shape
 from gateway.sizes import CACHED_DOCUMENTS, ENCODE_CHUNK
+from gateway.system.bounded_cache import cached
 
 _START = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"(instances|inputs)"[ \t\r\n]*:[ \t\r\n]*\[')
 _END = re.compile(rb"\][ \t\r\n]*\}[ \t\r\n]*\Z")
@@ -99,6 +99,6 @@ def _flatten(numbers: list[Any]) -> tuple[tuple[int, ...], list[Any]]:
     return tuple(shape), numbers
 
 
-@lru_cache(maxsize=CACHED_DOCUMENTS)
+@cached(CACHED_DOCUMENTS)
 def _make_head(name: str, datatype: str, shape: tuple[int, ...], size: int) -> InferRequestHead:
     return InferRequestHead((InputTensor(name, DATATYPES[datatype], shape, size),))

@@ -15,7 +15,7 @@ from gateway.codec.json.array_scanner import (
 from gateway.codec.json.structure_scan import scan_array_values
 from gateway.codec.json.text_reader import WINDOW, JsonTextReader, PauseReason, Steps
 from gateway.codec.v1.nested_tensor import NestedTensorBuilder
-from gateway.errors import bad_request
+from gateway.errors import ModelMismatchError, bad_request
 from gateway.protocol.json_errors import quote_bytes
 from gateway.protocol.v1 import BASE64_KEY
 from gateway.sizes import LISTED_NAMES, QUOTED_NAME
@@ -51,7 +51,7 @@ def read_members(
     while mark != b"}":
         name = yield from text.take_key()
         if name not in tensors:
-            raise bad_request(
+            raise ModelMismatchError(
                 f"{where} names '{name[:QUOTED_NAME]}', but the model takes {input_names(tensors)}"
             )
         if name in named:
@@ -65,7 +65,9 @@ def read_members(
         mark = yield from text.expect(b",}", "a comma or the end of the object")
     missing = [name for name in tensors if name not in named]
     if missing:
-        raise bad_request(f"{where} lacks '{missing[0]}'; the model takes {input_names(tensors)}")
+        raise ModelMismatchError(
+            f"{where} lacks '{missing[0]}'; the model takes {input_names(tensors)}"
+        )
 
 
 def input_names(tensors: Mapping[str, NestedTensorBuilder]) -> str:
@@ -91,7 +93,7 @@ def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]
     elif tensor.is_text and mark in b'"{':
         yield from _read_element(text, tensor)
     elif mark == b"{":
-        raise bad_request(
+        raise ModelMismatchError(
             f"{tensor.label}: element {tensor.count} is an object, "
             f"{tensor.declared.datatype.name} needs {tensor.declared.datatype.family.value}"
         )

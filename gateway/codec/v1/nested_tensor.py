@@ -19,7 +19,7 @@ from gateway.codec.elements.fast_strings import fast_decode_elements
 from gateway.codec.elements.rounding import has_ties
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.structure_scan import count_objects_and_members, mask_strings
-from gateway.errors import GatewayError, bad_request
+from gateway.errors import GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.json_errors import parse_json
 from gateway.protocol.tensors import MAX_RANK, TensorSpec, element_count
@@ -248,7 +248,7 @@ class NestedTensorBuilder:
 
     def not_bytes_error(self) -> GatewayError:
         """Make the error for an element that is not valid as BYTES."""
-        return bad_request(
+        return ModelMismatchError(
             f"{self.label}: element {self.count} must be a string or "
             f'{{"{BASE64_KEY}": "..."}}, as BYTES needs'
         )

@@ -16,7 +16,7 @@ from gateway.codec.json.structure_scan import count_objects_and_members, scan_va
 from gateway.codec.json.text_reader import JsonTextReader, PauseReason, Steps
 from gateway.codec.v1.nested_reader import input_names, is_base64_object, read_members, read_value
 from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
-from gateway.errors import GatewayError, bad_request
+from gateway.errors import GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import describe_json_kind
 from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor
@@ -63,7 +63,7 @@ class PredictRequestReader:
         tensor_cap: int = MAX_TENSORS,
     ) -> None:
         if len(model.inputs) > tensor_cap:
-            raise REQUEST.too_many_tensors(tensor_cap)
+            raise ModelMismatchError(REQUEST.too_many_tensors(tensor_cap).message)
         self._model = model
         self._text = JsonTextReader(header_cap, depth_cap)
         self._memory = MemoryCounter()
@@ -216,7 +216,7 @@ class PredictRequestReader:
 
     def _single_tensor(self, what: str) -> NestedTensorBuilder:
         if len(self._tensors) > 1:
-            raise bad_request(
+            raise ModelMismatchError(
                 f"{what} must be an object that names the inputs: model '{self._model.name}' "
                 f"takes {input_names(self._tensors)}"
             )

@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -23,7 +22,7 @@ from gateway.codec.elements.rounding import may_decide_ties, needs_rounding
 from gateway.codec.elements.run_job import run_job
 from gateway.codec.json.array_scanner import max_depth
 from gateway.codec.json.data_extractor import placeholder
-from gateway.codec.json.text_search import end_of_numbers, split_id
+from gateway.codec.json.text_search import contains, end_of_numbers, split_id
 from gateway.codec.native import decode_numbers
 from gateway.codec.offload_interface import ConversionJob
 from gateway.errors import GatewayError
@@ -32,6 +31,7 @@ from gateway.protocol.messages import InferRequest, InferRequestHead, InputTenso
 from gateway.protocol.request_header import parse_request_header, read_head, read_inputs
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
+from gateway.system.bounded_cache import cached
 
 MAX_FAST_REQUEST = 256 * 1024
 """The most bytes of a request on the fast path: its numbers take half a millisecond in C."""
@@ -41,16 +41,16 @@ _STRUCT_MAX_BYTES = 2 * 1024
 """Without C: from this size of an array on, simdjson and numpy are faster than struct."""
 
 _MAX_ARRAYS = 256
-_KEY = b'"data"'
 
-_PLACEHOLDERS = [
-    _KEY + b":" + orjson.dumps(placeholder(number)) for number in range(_MAX_ARRAYS + 1)
-]
+_DATA_ARRAY = re.compile(rb'"data"[ \t\r\n]*+:[ \t\r\n]*+\[')
+_KEYS = {name: re.compile(rb'"%b"[ \t\r\n]*+:' % name.encode()) for name in ("data", "datatype")}
+"""Keys in a text without escapes, where no string contains a quote."""
+
+_PLACEHOLDERS = [b'"data":' + orjson.dumps(placeholder(number)) for number in range(_MAX_ARRAYS)]
 
 _STRINGS = re.compile(rb'[\[ \t\r\n]++"')
 """How an array of strings begins."""
 
-_SPACE = b" \t\r\n"
 _NUMERIC_BYTES = b"0123456789+-.eE, \t\r\n[]"
 
 
@@ -61,15 +61,18 @@ def read_buffered_request(
 
     Returns None if InferRequestReader is needed.
     """
-    surroundings, arrays = _extract_arrays(text)
-    if len(surroundings) > MAX_CACHED_DOCUMENT or len(arrays) > _MAX_ARRAYS:
+    extracted = _extract_arrays(text)
+    if extracted is None:
         return None
+    surroundings, arrays = extracted
+    if len(surroundings) > MAX_CACHED_DOCUMENT or contains(surroundings, b"\\"):
+        return None  # escapes could hide a key, and with it data that would be cached
     common, request_id = split_id(surroundings)
-    plan = _make_plan(common, len(arrays), depth_cap, tensor_cap)
-    if request_id is not None and (plan is None or plan.id is None):
+    plan = _cached_plan(common, len(arrays), depth_cap, tensor_cap)
+    if request_id is not None and (not plan or plan.id is None):
         # The id is not that of the request.
-        plan, request_id = _make_plan(surroundings, len(arrays), depth_cap, tensor_cap), None
-    if plan is None:
+        plan, request_id = _cached_plan(surroundings, len(arrays), depth_cap, tensor_cap), None
+    if not plan:
         return None
     tensors: list[TensorData] = []
     try:
@@ -84,20 +87,20 @@ def read_buffered_request(
     return InferRequest(head, plan.id if request_id is None else request_id, tuple(tensors))
 
 
-def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
-    """Return the request with placeholders, and the arrays that they replace."""
+def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]] | None:
+    """Return the request with placeholders, and the arrays that they replace.
+
+    None if they are too many, or if it is not clear where one ends.
+    """
     surroundings: list[bytes] = []
     arrays: list[bytes] = []
     position = 0
-    while len(arrays) <= _MAX_ARRAYS and (at := text.find(_KEY, position)) >= 0:
-        opening = text.find(b"[", at)
-        between = text[at + len(_KEY) : opening]
-        if opening < 0 or (between != b":" and between.strip(_SPACE) != b":"):
-            break
+    while (key := _DATA_ARRAY.search(text, position)) is not None:
+        opening = key.end() - 1
         close = _end_of_array(text, opening)
-        if not close:
-            break
-        surroundings += text[position:at], _PLACEHOLDERS[len(arrays)]
+        if not close or len(arrays) == _MAX_ARRAYS:
+            return None
+        surroundings += text[position : key.start()], _PLACEHOLDERS[len(arrays)]
         arrays.append(text[opening:close])
         position = close
     surroundings.append(text[position:])
@@ -202,11 +205,14 @@ class _Plan:
     size_is_known: bool
 
 
-@lru_cache(maxsize=CACHED_DOCUMENTS)
+@cached(CACHED_DOCUMENTS)
+def _cached_plan(
+    surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
+) -> _Plan | Literal[False]:
+    return _make_plan(surroundings, arrays, depth_cap, tensor_cap) or False
+
+
 def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
-    # Escapes could hide a second key of the same name. Arrays hold numbers or strings, so no keys.
-    if b"\\" in surroundings or surroundings.count(_KEY) != arrays:
-        return None
     try:
         fields = parse_request_header(surroundings, depth_cap)
         inputs = read_inputs(fields, tensor_cap)
@@ -218,8 +224,9 @@ def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
     data = [entry["data"] for entry in fields["inputs"] if "data" in entry]
     if data != [placeholder(number) for number in range(arrays)]:
         return None
-    if surroundings.count(b'"datatype"') != len(inputs):
-        return None
+    # Arrays hold numbers or strings, so no keys.
+    if any(len(key.findall(surroundings)) != _count(fields, name) for name, key in _KEYS.items()):
+        return None  # a key is a duplicate
     tensors: list[_Tensor | _StringTensor] = []
     sized: list[InputTensor] = []
     for index, tensor in enumerate(inputs):
@@ -235,6 +242,15 @@ def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
     size_is_known = all(tensor.size is not None for tensor in tensors)
     head = replace(head, inputs=tuple(sized))
     return _Plan(head, fields.get("id"), tuple(tensors), size_is_known)
+
+
+def _count(value: object, name: str) -> int:
+    """Count the members with a name in a parsed JSON value; its depth is limited."""
+    if isinstance(value, list):
+        return sum(_count(each, name) for each in value)
+    if not isinstance(value, dict):
+        return 0
+    return (name in value) + sum(_count(each, name) for each in value.values())
 
 
 def _plan_tensor(index: int, declared: InputTensor) -> _Tensor | _StringTensor | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.header_length_check import check_header_end
-from gateway.codec.json.text_search import contains, split_id
+from gateway.codec.json.text_search import contains, has_data_key, split_id
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.v2.json_reader import JsonMessageReader
 from gateway.errors import GatewayError
@@ -27,6 +26,7 @@ from gateway.protocol.request_header import (
 )
 from gateway.protocol.tensors import MAX_TENSORS
 from gateway.sizes import CACHED_DOCUMENTS
+from gateway.system.bounded_cache import cached
 
 
 class InferRequestReader(JsonMessageReader):
@@ -113,7 +113,7 @@ def read_without_data(
     GatewayError (400).
     """
     # Escapes could hide the key.
-    if contains(text, b'"data"') or contains(text, b"\\"):
+    if has_data_key(text) or contains(text, b"\\"):
         return None
     common, request_id = split_id(text)
     if request_id:
@@ -125,7 +125,7 @@ def read_without_data(
     return _read_without_data(text, depth_cap, tensor_cap)
 
 
-@lru_cache(maxsize=CACHED_DOCUMENTS)
+@cached(CACHED_DOCUMENTS)
 def _read_without_data(text: bytes, depth_cap: int, tensor_cap: int) -> InferRequest:
     reader = InferRequestReader(len(text), depth_cap, tensor_cap=tensor_cap)
     reader.feed(text, last=True)

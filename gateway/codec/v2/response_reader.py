@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 import orjson
 
@@ -19,7 +19,7 @@ from gateway.codec.elements.fast_decode import PARSE_ERRORS, simd_parse
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import Event
 from gateway.codec.json.parsed_size import estimate_parsed_size
-from gateway.codec.json.text_search import contains, split_id
+from gateway.codec.json.text_search import contains, has_data_key, split_id
 from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_reader import ElementSink, JsonMessageReader
 from gateway.codec.v2.json_writer import TensorPiece, TensorSplitter
@@ -43,6 +43,7 @@ from gateway.protocol.response_header import (
     read_response_head,
 )
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
+from gateway.system.bounded_cache import cached
 
 _DEFAULT_POLICIES = JsonPolicies()
 _BASE64_POLICIES = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
@@ -163,7 +164,7 @@ def read_without_data(header: bytes) -> InferResponse | None:
     GatewayError (502).
     """
     # Escapes could hide the key.
-    if contains(header, b'"data"') or contains(header, b"\\"):
+    if has_data_key(header) or contains(header, b"\\"):
         return None
     common, response_id = split_id(header)
     if response_id:
@@ -174,7 +175,7 @@ def read_without_data(header: bytes) -> InferResponse | None:
     return _read_without_data(header)
 
 
-@lru_cache(maxsize=CACHED_DOCUMENTS)
+@cached(CACHED_DOCUMENTS)
 def _read_without_data(header: bytes) -> InferResponse:
     fields = parse_response_header(header)
     return _response(fields, read_outputs(fields))

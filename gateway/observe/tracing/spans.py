@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +20,7 @@ from gateway.errors import replace_surrogates, shorten
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import ABORTED, AttemptTrace, CallTrace, new_span_id
 from gateway.protocol.grpc.status import GrpcStatus
+from gateway.system.bounded_cache import cached
 
 Value = str | int | float
 Attributes = dict[str, Value]
@@ -257,7 +257,7 @@ def _add_shared(span: Any, attributes: Mapping[str, Value]) -> None:
     span.MergeFromString(_encode_attributes(tuple(attributes.items())))
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def _encode_attributes(attributes: tuple[tuple[str, Value], ...]) -> bytes:
     span = Span()
     _add(span, dict(attributes))
@@ -339,7 +339,7 @@ def http_route(path: str, operation: str) -> str:
     return _find_route(path, operation) if len(path) <= _MAX_PATH else ""
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def _find_route(path: str, operation: str) -> str:
     if path == _STATISTICS:
         return path
@@ -379,7 +379,7 @@ def _url(endpoint: str) -> str:
     return endpoint.partition(" ")[0]
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def _authority(host: str) -> Mapping[str, Value]:
     found = _AUTHORITY.fullmatch(host)
     if found is None or not found["host"]:
@@ -390,7 +390,7 @@ def _authority(host: str) -> Mapping[str, Value]:
     return attributes
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def _server_of(endpoint: str) -> Mapping[str, Value]:
     url, _, address = endpoint.partition(" ")
     if url.startswith("unix:"):

@@ -20,7 +20,7 @@ from gateway.errors import GatewayError, ServerName
 from gateway.http1.head import STATUSES_WITHOUT_BODY
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import Dialect
-from gateway.protocol.messages import InferRequestHead, OutputEncoding
+from gateway.protocol.messages import InferRequestHead
 from gateway.protocol.operations import Operation
 from gateway.protocol.response_header import ResponseAction
 from gateway.protocol.v1 import V1ResponseLayout, infer_path
@@ -47,9 +47,9 @@ ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview]
 """A response for a client: its template, the lines of further headers, and its body."""
 
 ResponsePlans = BoundedCache[
-    tuple[tuple[bytes, ...], int, int], tuple[Dialect, ResponsePlan, OutputEncoding, Destination]
+    tuple[tuple[bytes, ...], tuple[object, ...], int], tuple[Dialect, ResponsePlan, Destination]
 ]
-"""What becomes of responses, by their key and the identity of what decides about them."""
+"""What becomes of responses, by their key, the encoding and the destination's identity."""
 
 _MAX_CACHED_OUTPUTS = 32
 """Outputs that a request may list if what becomes of its responses is cached."""
@@ -310,15 +310,15 @@ class InferHandler(FastPathHandler):
         assert request.received is not None
         encoding = request.received.request.head.output_encoding
         dialect = destination.upstream.dialect
-        key = head.key, id(encoding), id(destination)
+        if len(encoding.binary_by_output) > _MAX_CACHED_OUTPUTS:
+            return plan_response(head.status, head.headers, encoding, destination)
+        key = head.key, encoding.key, id(destination)
         cached = self._plans.get(key)
         if cached is not None and cached[0] is dialect:
             return cached[1]
         plan = plan_response(head.status, head.headers, encoding, destination)
-        if len(encoding.binary_by_output) > _MAX_CACHED_OUTPUTS:
-            return plan
-        # It keeps both objects, so that no others can get their ids.
-        self._plans.put(key, (dialect, plan, encoding, destination))
+        # It keeps the destination, so that no other can get its id.
+        self._plans.put(key, (dialect, plan, destination))
         return plan
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:

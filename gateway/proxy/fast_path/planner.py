@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -79,10 +79,13 @@ class FastPath:
         """Headers, in lower case, that decide how requests are served: the key of their heads."""
         timeouts = {_server_timeout(route.limits) for route in router.routes}
         self._timeouts = {timeout: TimeoutQueue(timeout) for timeout in timeouts}
-        self._plans: BoundedCache[tuple[bytes, ...], Plan | None] = BoundedCache(CACHED_HEADS)
-        self._grpc_plans: BoundedCache[tuple[object, ...], CallPlan | None] = BoundedCache(
+        self._plans: BoundedCache[tuple[bytes, ...], Plan | Literal[False]] = BoundedCache(
             CACHED_HEADS
         )
+        self._grpc_plans: BoundedCache[tuple[object, ...], CallPlan | Literal[False]] = (
+            BoundedCache(CACHED_HEADS)
+        )
+        """False stands for the streaming path."""
         self._response_plans: ResponsePlans = BoundedCache(CACHED_HEADS)
 
     def plan(self, head: ClientHead, target: str) -> Plan | None:
@@ -90,10 +93,10 @@ class FastPath:
 
         ``target`` is the request target in origin form.
         """
-        key = head.key
-        if key in self._plans:
-            return self._plans[key]
-        return self._plans.put(key, self._make_plan(head, target))
+        plan = self._plans.get(head.key)
+        if plan is None:
+            plan = self._plans.put(head.key, self._make_plan(head, target) or False)
+        return plan or None
 
     def _make_plan(self, head: ClientHead, target: str) -> Plan | None:
         method, headers = head.method, head.headers
@@ -144,11 +147,10 @@ class FastPath:
         if found is None:
             return None
         key = (head.key, *found)
-        if key in self._grpc_plans:
-            made = self._grpc_plans[key]
-        else:
-            made = self._grpc_plans.put(key, self._make_grpc_plan(plan, head, *found))
-        return None if made is None or len(body) > made.max_size else made
+        made = self._grpc_plans.get(key)
+        if made is None:
+            made = self._grpc_plans.put(key, self._make_grpc_plan(plan, head, *found) or False)
+        return made if made and len(body) <= made.max_size else None
 
     def _make_grpc_plan(
         self, plan: GrpcPlan, head: ClientHead, model: ScannedModel, names: tuple[str, ...]

@@ -8,7 +8,6 @@ error. For all other requests both give the same result.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from functools import lru_cache
 from typing import Final
 
 from gateway.codec.v1.buffered_request import read_prediction
@@ -23,6 +22,7 @@ from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.body_io import Chunks
 from gateway.proxy.destination import Destination
 from gateway.sizes import CACHED_DOCUMENTS, MAX_UNSCHEDULED
+from gateway.system.bounded_cache import cached
 
 
 class ReceivedRequest:
@@ -121,7 +121,7 @@ def cached_outputs_to_list(
     return None if model is None else tuple(output.name for output in model.outputs)
 
 
-_read_raw_binary_head = lru_cache(maxsize=CACHED_DOCUMENTS)(read_raw_binary)
+_read_raw_binary_head = cached(CACHED_DOCUMENTS)(read_raw_binary)
 
 
 def _read_raw_binary(

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
-from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.errors import ErrorKind, GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.messages import InferRequest, TensorData
 from gateway.protocol.operations import model_name_of
@@ -196,9 +196,11 @@ async def _receive_raw_binary(
         data = await buffer_chunks(body.read_rest(), reservation, cap, _raw_binary_too_large)
     try:
         request = read_raw_binary(model, data)
-    except GatewayError:
+    except ModelMismatchError:
         # The model may have changed: only its current metadata is a reason to refuse.
-        call.destination.upstream.metadata.invalidate(call.operation.model or "")
+        call.destination.upstream.metadata.recheck(
+            call.operation.model or "", call.operation.version
+        )
         request = read_raw_binary(await model_metadata(call), data)
     return ReceivedRequest(
         request, await _data(request, body), uses_metadata=True, is_raw_binary=True

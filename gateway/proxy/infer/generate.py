@@ -26,13 +26,20 @@ from gateway.codec.grpc.response import ReadResponse
 from gateway.codec.grpc.stream_response import FINAL_RESPONSE, read_stream_response
 from gateway.codec.v2.buffered_request import read_buffered_json
 from gateway.codec.v2.request import InferRequestReader
-from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request
+from gateway.errors import (
+    ErrorKind,
+    GatewayError,
+    ModelMismatchError,
+    ServerName,
+    bad_request,
+)
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.messages import InferRequest, InferRequestHead
 from gateway.protocol.operations import decode_utf8_name, model_name_of
+from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_chunks, split, write
 from gateway.proxy.headers import with_body
@@ -130,15 +137,21 @@ async def _receive(call: Call, reservation: Reservation) -> ReceivedRequest:
         raise bad_request("the request has no body")
     reservation.resize((1 + _PARSED_FACTOR) * len(text))
     try:
-        read = read_generate_request(text, model)
-    except GatewayError:
+        request = await _read(call, text, model)
+    except ModelMismatchError:
         # The model may have changed: only its current metadata is a reason to refuse.
-        call.destination.upstream.metadata.invalidate(call.operation.model or "")
-        read = read_generate_request(text, await model_metadata(call))
+        call.destination.upstream.metadata.recheck(
+            call.operation.model or "", call.operation.version
+        )
+        request = await _read(call, text, await model_metadata(call))
+    return ReceivedRequest(request, request.chunks, uses_metadata=True)
+
+
+async def _read(call: Call, text: bytes, model: ModelMetadata) -> InferRequest:
+    read = read_generate_request(text, model)
     inputs = await _read_inputs(call, read.infer_json)
     head = InferRequestHead(inputs.head.inputs, parameters=read.parameters)
-    request = InferRequest(head, read.id, inputs.tensors)
-    return ReceivedRequest(request, request.chunks, uses_metadata=True)
+    return InferRequest(head, read.id, inputs.tensors)
 
 
 async def _check(body: ClientBody, check: GenerateBodyCheck) -> Chunks:

@@ -15,6 +15,9 @@ from gateway.proxy.infer.json_upstream import json_body
 from gateway.proxy.infer.response_plan import policies_for
 from gateway.upstream.transport import Body
 
+_UNRELATED_STATUSES: Final = frozenset((401, 403, 408, 413, 429, 502, 503, 504))
+"""Errors whose reason is not the model's metadata."""
+
 
 class ServerForm:
     """What the headers of a request say that a server gets.
@@ -62,7 +65,12 @@ def write_for_server(
 def check_metadata(
     status: int, operation: Operation, destination: Destination, received: ReceivedRequest
 ) -> None:
-    """Drop cached metadata after an error: the request may have been made from what is outdated."""
+    """Recheck cached metadata after an error: the request may have been made from outdated ones.
+
+    Statuses of overload, of a proxy and of a client too slow or a body too large say nothing of it.
+    """
     upstream = destination.upstream
-    if status != 200 and (received.uses_metadata or upstream.dialect.binary_only_if_listed):
-        upstream.metadata.invalidate(operation.model or "")
+    if status < 400 or status in _UNRELATED_STATUSES:
+        return
+    if received.uses_metadata or upstream.dialect.binary_only_if_listed:
+        upstream.metadata.recheck(operation.model or "", operation.version)

@@ -6,7 +6,7 @@ from contextlib import closing
 
 from gateway.codec.v1.buffered_request import read_prediction
 from gateway.codec.v1.request import PredictRequestReader
-from gateway.errors import GatewayError, bad_request
+from gateway.errors import ModelMismatchError, bad_request
 from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import model_name_of
 from gateway.protocol.tensors import ModelMetadata
@@ -39,9 +39,9 @@ async def predict(call: Call) -> None:
     with destination.memory_budget.reserve() as reservation:
         try:
             request, layout = await _read(call, body, model, reservation)
-        except GatewayError:
+        except ModelMismatchError:
             # The model may have changed: the next request is checked against its new metadata.
-            destination.upstream.metadata.invalidate(operation.model or "")
+            destination.upstream.metadata.recheck(operation.model or "", operation.version)
             raise
         received = ReceivedRequest(request, request.chunks, uses_metadata=True)
         reservation.resize(received.buffered_size)

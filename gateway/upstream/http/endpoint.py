@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Sequence
-from functools import lru_cache
 
 from gateway.errors import ServerName, strip_tracebacks
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http1.head import ResponseHead, encode_head_lines
 from gateway.sizes import CACHED_HEADS
+from gateway.system.bounded_cache import BoundedCache
 from gateway.system.buffers import BufferAccount
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.address import ServerAddress
@@ -66,7 +66,7 @@ class HttpEndpoint(UpstreamEndpoint):
         self._deferrals = TimeoutQueue(DEFER_TIMEOUT)
         self._senders: set[asyncio.Task[None]] = set()
         self.connections = ConnectionQueue(self.idle, self._connect)
-        self._encode_cached = lru_cache(maxsize=CACHED_HEADS)(self._encode_template)
+        self._encoded: BoundedCache[RequestTemplate, bytes] = BoundedCache(CACHED_HEADS)
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
@@ -106,7 +106,10 @@ class HttpEndpoint(UpstreamEndpoint):
         self, template: RequestTemplate, lines: bytes, body: Sequence[bytes | memoryview]
     ) -> Sequence[bytes | memoryview]:
         """Return the parts of a request: its template, the lines of further headers, its body."""
-        return (self._encode_cached(template), lines, b"\r\n", *body)
+        encoded = self._encoded.get(template)
+        if encoded is None:
+            encoded = self._encoded.put(template, self._encode_template(template), template.content)
+        return (encoded, lines, b"\r\n", *body)
 
     def resend(self, pending: _ReservedConnection) -> asyncio.Task[None]:
         """Start a task that sends a request again, over a new connection."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from functools import lru_cache
 from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError, ServerName, strip_tracebacks
@@ -12,7 +11,7 @@ from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http2.header_table import Header
 from gateway.http2.hpack import HeaderList
 from gateway.sizes import CACHED_HEADS, CACHED_LINES
-from gateway.system.bounded_cache import BoundedCache
+from gateway.system.bounded_cache import BoundedCache, cached
 from gateway.system.buffers import BufferAccount
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.address import ServerAddress
@@ -115,7 +114,7 @@ class Http2Endpoint(UpstreamEndpoint):
         first = self._encoded.get(template)
         if first is None:
             first = self._fields(template.method, template.target, template.headers)
-            self._encoded.put(template, first)
+            self._encoded.put(template, first, template.content)
         more = [_encode_line(line) for line in lines.split(b"\r\n") if line]
         return (*first, *[field for field in more if field is not None])
 
@@ -276,7 +275,7 @@ async def _send_body(stream: ServerStream, body: SentBody) -> None:
         stream.fail(error)  # whoever closes the stream tells the server
 
 
-@lru_cache(maxsize=CACHED_LINES)
+@cached(CACHED_LINES)
 def _encode_field(name: str, value: str) -> Header | None:
     """Encode a header; None if it has no meaning in HTTP/2: RFC 9113, section 8.2.2."""
     lower = name.lower()
@@ -285,7 +284,7 @@ def _encode_field(name: str, value: str) -> Header | None:
     return lower.encode("latin-1"), value.strip(" \t").encode("latin-1")
 
 
-@lru_cache(maxsize=CACHED_LINES)
+@cached(CACHED_LINES)
 def _encode_line(line: bytes) -> Header | None:
     """Encode a header line as ``_encode_field`` does; the authority is that of the template."""
     name, _, value = line.decode("latin-1").partition(":")

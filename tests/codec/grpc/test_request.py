@@ -284,3 +284,15 @@ def test_message_beyond_the_limit_of_protobuf_is_refused() -> None:
     with pytest.raises(GatewayError, match="larger than protobuf allows: 2147483647") as caught:
         write_infer_request(request, "m")
     assert caught.value.kind is ErrorKind.TOO_LARGE
+
+
+def test_request_is_still_cached_after_a_flood_of_other_requests() -> None:
+    def head(name: str) -> object:
+        message = ModelInferRequest(model_name="m", raw_input_contents=[b"1"])
+        message.inputs.add(name=name, datatype="INT8", shape=[1])
+        return read_request(serialized(message)).request.head
+
+    before = [head("innocent") for _ in range(2)][1]  # a full cache takes it at its second use
+    for number in range(5000):
+        head(f"n{number}")
+    assert head("innocent") is before

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.json.text_search import contains, end_of_numbers, split_id
+from gateway.codec.json.text_search import contains, end_of_numbers, has_data_key, split_id
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,19 @@ def test_plain_id_is_taken_out(value: str) -> None:
     assert split_id(text) == (b'{"id": "", "inputs": []}', value)
 
 
+@given(st.sampled_from(("data", "id", "x")), st.sampled_from(("data", "id", "x")))
+def test_keys_are_told_from_strings(key: str, value: str) -> None:
+    for text in (orjson.dumps({key: value}), b'{"%b" \n: "%b"}' % (key.encode(), value.encode())):
+        assert has_data_key(text) == (key == "data")
+        assert (split_id(text)[1] is not None) == (key == "id")
+    assert split_id(b'{"name":"id","id":"id"}') == (b'{"name":"id","id":""}', "id")
+
+
 @pytest.mark.parametrize(
     "text",
     [
         b'{"inputs":[]}',
+        b'{"name":"id"}',
         b'{"id":7}',
         b'{"id":"a\\n"}',
         '{"id":"é"}'.encode(),

@@ -111,7 +111,6 @@ def test_fast_path_converts_plain_requests(body: bytes) -> None:
         b"",
         b"{}",
         b"[1]",
-        request(entry("FP32", [1.0]), outputs=[{"name": "data"}]),
         request(entry("BYTES", ["YQ=="]) | {"parameters": {"content_type": "base64"}}),
         request(entry("FP32", [1]) | {"parameters": {"content_type": "base64"}}),
         request(entry("BOOL", [True])),
@@ -235,6 +234,100 @@ def test_fast_path_never_misreads_a_broken_request(seed: int) -> None:
     rng = random.Random(seed)
     body = strategies.mutated(PLAIN.replace(b" ", b"") if rng.random() < 0.5 else PLAIN, seed)
     assert fast_path_agrees(body)
+
+
+NAMES = st.sampled_from(("data", "id", "datatype", "inputs", "x", ""))
+
+
+@given(
+    st.lists(NAMES, min_size=1, max_size=3, unique=True),
+    NAMES,
+    NAMES,
+    NAMES,
+    NAMES,
+    st.sampled_from(((",", ":"), (", ", ": "), (" ,\t", " :\n"))),
+    st.booleans(),
+)
+def test_names_that_are_also_keys_take_the_fast_path(
+    inputs: list[str],
+    request_id: str,
+    output: str,
+    key: str,
+    value: str,
+    separators: tuple[str, str],
+    is_first: bool,
+) -> None:
+    data = [1.5, 2, 3]
+    entries = []
+    for name in inputs:
+        fields = {"name": name, "parameters": {key: value}}
+        rest = entry("FP32", data)
+        entries.append({**rest, **fields} if is_first else {**fields, **rest, "name": name})
+    message: dict[str, Any] = {"id": request_id, "parameters": {"p": key}}
+    message |= {"outputs": [{"name": output}], "inputs": entries}
+    body = json.dumps(message, separators=separators).encode()
+    assert fast_result(body) == streaming_result(body) is not None
+
+
+@given(NAMES, st.sampled_from(("data", "id", "datatype", "x")), st.sampled_from((5, "a", [1], {})))
+def test_keys_elsewhere_are_read_as_on_the_streaming_path(name: str, key: str, value: Any) -> None:
+    tensor = entry("INT8", [1, 2]) | {"name": name}
+    member = json.dumps({key: value})[1:-1].encode()
+    body = request(tensor)
+    for place in (b'"name"', b'"inputs"', b'"data"'):
+        assert fast_path_agrees(body.replace(place, member + b"," + place, 1))
+    assert fast_path_agrees(request(tensor | {"parameters": {key: value}}))
+    assert fast_path_agrees(request(tensor, parameters={key: value}))
+    assert fast_path_agrees(request(tensor, more=[{key: value}]))
+
+
+@pytest.mark.parametrize("name", ["x", "data", "id", "datatype"])
+def test_requests_with_other_numbers_and_ids_share_one_plan(name: str) -> None:
+    tensor = {"name": name, "datatype": "FP32", "shape": [1]}
+    heads = set()
+    for number in range(100):
+        read = read_buffered_request(request(tensor | {"data": [number]}, id=f"{number}"), 12)
+        assert read is not None
+        assert read.id == str(number)
+        if number > 1:  # a full cache takes it at its second use
+            heads.add(id(read.head))
+    assert len(heads) == 1
+
+
+@pytest.mark.parametrize(
+    "member", [b'"data":%d', b'"data":[%d,"a"]', b'"data":[%d', b'"d\\u0061ta":[%d]']
+)
+def test_request_without_a_plan_displaces_no_other(member: bytes) -> None:
+    def head() -> object:
+        read = read_buffered_request(request(entry("FP32", [1, 2, 3])), DEPTH_CAP)
+        assert read is not None
+        return read.head
+
+    before = [head() for _ in range(2)][1]  # a full cache takes it at its second use
+    for number in range(5000):
+        fields = member % number
+        body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],%b}]}' % fields
+        assert read_buffered_request(body, DEPTH_CAP) is None
+    assert head() is before
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"name": "n{}"}, {"parameters": {"seed": "s{}"}}, {"parameters": {"data": "{}"}}],
+    ids=["names", "parameters", "parameters named data"],
+)
+def test_plan_is_still_found_after_a_flood_of_other_requests(place: dict[str, Any]) -> None:
+    def head() -> object:
+        read = read_buffered_request(request(entry("FP32", [1, 2, 3])), DEPTH_CAP)
+        assert read is not None
+        return read.head
+
+    before = [head() for _ in range(2)][1]  # a full cache takes it at its second use
+    text = request(entry("INT8", [1]) | place)
+    for number in range(5000):
+        other = text.replace(b"{}", b"%d" % number)
+        assert read_buffered_request(other, DEPTH_CAP) is not None
+    assert head() is before
 
 
 def test_plan_cache_does_not_leak_numbers_into_the_next_request() -> None:

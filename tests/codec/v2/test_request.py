@@ -429,7 +429,29 @@ def test_header_cache_distinguishes_caps() -> None:
     assert isinstance(_in_words(text, depth_cap=2), Failed)
 
 
-@pytest.mark.parametrize("key", [b'"data"', b'"\\u0064ata"', b'"d\\u0061ta"'])
+def test_header_is_still_cached_after_a_flood_of_other_headers() -> None:
+    text = b'{"inputs":[%b]}' % _BINARY_INPUT
+    before = [read_without_data(text, DEPTH_CAP) for _ in range(2)][1]
+    for number in range(5000):
+        other = text.replace(b'"x"', b'"x%d"' % number)
+        assert read_without_data(other, DEPTH_CAP) is not None
+    after = read_without_data(text, DEPTH_CAP)
+    assert before is not None
+    assert after is not None
+    assert after.head is before.head
+
+
+@pytest.mark.parametrize("name", ["x", "data", "id"])
+def test_header_of_a_tensor_with_the_name_of_a_key_is_cached(name: str) -> None:
+    tensor = json.loads(_BINARY_INPUT) | {"name": name}
+    texts = [json.dumps({"id": f"{number}", "inputs": [tensor]}).encode() for number in range(9)]
+    read = [read_without_data(text, DEPTH_CAP) for text in texts][2:]
+    assert len({id(each.head) for each in read if each is not None}) == 1
+    for text in texts:
+        assert _in_words(text) == _by_the_codec(text)
+
+
+@pytest.mark.parametrize("key", [b'"data"', b'"data" \n', b'"\\u0064ata"', b'"d\\u0061ta"'])
 def test_header_that_may_contain_data_is_not_cached(key: bytes) -> None:
     text = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8",%b:[1]}]}' % key
     assert read_without_data(text, DEPTH_CAP) is None

@@ -55,6 +55,22 @@ CLOUD_TYPE = "application/vnd.sagemaker-triton.binary+json"
 LEFT = (asyncio.IncompleteReadError, ConnectionResetError)
 
 
+@pytest.mark.parametrize("name", ["IN", "data", "id", "datatype"])
+async def test_large_json_request_for_a_tensor_named_as_a_key_takes_the_fast_path(
+    name: str, fast_path_requests: list[str]
+) -> None:
+    tensor = {"name": name, "shape": [10_000], "datatype": "FP32", "data": [0.25] * 10_000}
+    body = json.dumps({"id": "1", "inputs": [tensor]}).encode()
+    async with (
+        ScriptedServer(always_respond(binary_response(FLOATS.tobytes()))) as server,
+        gateway_client(server.url) as client,
+    ):
+        assert (await client.call("GET", WARM)).status == 200
+        assert (await client.call("POST", INFER, body)).status == 200
+    assert fast_path_requests == [INFER]
+    assert server.requests[-1].body.endswith(np.full(10_000, 0.25, "<f4").tobytes())
+
+
 @dataclass(frozen=True)
 class ServerScript:
     """What the server sends, part by part, and whether it then continues, closes or hangs."""

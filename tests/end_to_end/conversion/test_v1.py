@@ -105,6 +105,37 @@ async def test_request_in_tiny_pieces() -> None:
     assert sent.body.endswith(FLOATS.tobytes())
 
 
+BAD_BODIES = {
+    "syntax": b"{",
+    "datatype": b'{"instances":["x"]}',
+    "shape": b'{"instances":[[1],[2]]}',
+    "name": b'{"inputs":{"OTHER":[1]}}',
+    "too large": b'{"instances":[%b1]}' % (b"1," * 40_000),
+}
+
+
+async def test_bad_bodies_do_not_have_metadata_fetched_again() -> None:
+    async with (
+        ScriptedServer(model) as server,
+        running_gateway(server.url, max_request_bytes=64 * 1024) as gateway,
+        gateway.client() as innocent,
+    ):
+        assert (await innocent.call("POST", PREDICT, BODY)).body == TOLD
+        for body in BAD_BODIES.values():
+            for _ in range(10):
+                async with gateway.client() as client:
+                    reply = await client.call("POST", PREDICT, body)
+                    assert reply.status in (400, 413)
+            assert (await innocent.call("POST", PREDICT, BODY)).body == TOLD
+        for _ in range(10):  # a body that ends early
+            async with gateway.client() as client:
+                await client.send(request("POST", PREDICT, None, {"Content-Length": "99"}) + b"{")
+        await gateway.until_idle()
+        assert (await innocent.call("POST", PREDICT, BODY)).body == TOLD
+    targets = [each.head.target for each in server.requests]
+    assert targets.count("/v2/models/m") == 1
+
+
 async def test_model_list_and_readiness(demo: RawClient) -> None:
     assert (await demo.call("GET", "/v1/models/add")).json == {"name": "add", "ready": True}
     models = (await demo.call("GET", "/v1/models")).json["models"]

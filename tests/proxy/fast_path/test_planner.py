@@ -59,6 +59,29 @@ from tests.support.inference_messages import (
 )
 
 PREDICT = "/v1/models/m:predict"
+JSON_TYPE = {"Content-Type": "application/json"}
+
+FLOODS: dict[str, tuple[str, str]] = {
+    "heads": (INFER, "host-{}"),
+    "models": ("/v2/models/m{}/infer", "h"),
+    "queries": (INFER + "?{}", "h"),
+    "paths": ("/x{}", "h"),
+}
+
+
+@pytest.mark.parametrize(("target", "host"), FLOODS.values(), ids=FLOODS)
+async def test_plans_are_still_found_after_a_flood_of_other_heads(target: str, host: str) -> None:
+    fast_path = FastPath(single_destination(make_destination(ReadyEndpoint())))
+    innocents = [(INFER, JSON_TYPE), (PREDICT, JSON_TYPE), ("/v2/models/m/stats", {})]
+    before = [plan_of(fast_path, "POST", *each) for each in innocents]
+    assert None not in before
+    for number in range(5000):
+        headers = {**JSON_TYPE, "Host": host.format(number)}
+        assert plan_of(fast_path, "POST", target.format(number), headers) is not None
+    after = [plan_of(fast_path, "POST", *each) for each in innocents]
+    assert all(one is other for one, other in zip(before, after, strict=True))
+    fast_path.close()
+
 
 PASSTHROUGH: dict[str, tuple[str, str, dict[str, str], int]] = {
     "GET": ("GET", "/v2/models/m/ready", {}, 0),

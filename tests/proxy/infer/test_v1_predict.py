@@ -13,8 +13,9 @@ from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.v1_predict import predict
 from gateway.proxy.interfaces import Call
-from gateway.upstream.metadata_cache import UpstreamResponseError
+from gateway.upstream.metadata_cache import MIN_AGE, MetadataCache, UpstreamResponseError
 from tests.support.checks.time_slices import cancelled_after, others
+from tests.support.doubles.clock import Clock
 from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
 from tests.support.doubles.streaming import (
     LIMITS,
@@ -129,21 +130,87 @@ async def test_metadata_is_fetched_once() -> None:
     assert len(endpoint.requests) == 4
 
 
-@pytest.mark.parametrize(
-    ("body", "refusal"), [(b'{"instances":["x"]}', None), (BODY, ScriptedUpstreamResponse(400))]
-)
-async def test_failed_request_drops_cached_metadata(
-    body: bytes, refusal: ScriptedUpstreamResponse | None
-) -> None:
-    scene = _scene(METADATA, NO_CONFIG, *([refusal] if refusal else []), METADATA, body=[body])
+BAD_REQUEST = ScriptedUpstreamResponse(400)
+WRONG = {
+    "datatype": b'{"instances":["x"]}',
+    "range": b'{"instances":[1e99]}',
+    "object": b'{"instances":[[{}]]}',
+    "shape": b'{"instances":[[1],[2]]}',
+    "name": b'{"inputs":{"OTHER":[1]}}',
+    "no name": b'{"inputs":{}}',
+}
+"""Well-formed bodies that another model could take."""
+MALFORMED = {
+    "syntax": b"{",
+    "token": b'{"instances":[1,x]}',
+    "ragged": b'{"instances":[[1],[2,3]]}',
+    "fields": b'{"other":1}',
+    "V2": b'{"inputs":[{"name":"x"}]}',
+}
+
+
+async def _refetches(
+    body: Sequence[BodyStep], age: float, refusal: ScriptedUpstreamResponse | None = None
+) -> bool:
+    """Tell whether the call after a failed one fetches metadata of that age."""
+    clock = Clock()
+    cache = MetadataCache(60, 10, 30, clock.time)
+    own = [refusal] if refusal else []
+    scene = _scene(METADATA, NO_CONFIG, *own, METADATA, NO_CONFIG, body=body, metadata=cache)
+    await cache.get("m", None, scene.endpoint)
+    clock.advance(age)
     if refusal is None:
         with pytest.raises(GatewayError):
             await scene.run()
     else:
-        assert (await scene.run()).status == 400
-    fetch = scene.destination.upstream.metadata.get("m", None, scene.endpoint)
-    with pytest.raises(IndexError):  # fetched again
-        await fetch
+        assert (await scene.run()).status == refusal.status
+    requests = len(scene.endpoint.requests)
+    await cache.get("m", None, scene.endpoint)
+    return len(scene.endpoint.requests) > requests
+
+
+@pytest.mark.parametrize("body", WRONG.values(), ids=WRONG)
+async def test_prediction_for_another_model_has_old_metadata_fetched_again(body: bytes) -> None:
+    assert await _refetches([body], MIN_AGE)
+    assert await _refetches([body[:9], body[9:]], MIN_AGE)
+    assert not await _refetches([body], MIN_AGE - 0.1)
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+async def test_malformed_prediction_keeps_cached_metadata(body: bytes) -> None:
+    assert not await _refetches([body], MIN_AGE)
+
+
+async def test_prediction_that_is_late_or_too_large_keeps_cached_metadata() -> None:
+    late = GatewayError(ErrorKind.CLIENT_TIMEOUT, "late")
+    assert not await _refetches([BODY[:9], late], MIN_AGE)
+    assert not await _refetches([b'{"instances":[', b"1," * 60_000], MIN_AGE)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_fetched"), [(400, True), (422, True), (500, True), (413, False), (503, False)]
+)
+async def test_error_of_the_server_has_old_metadata_fetched_again(
+    status: int, is_fetched: bool
+) -> None:
+    refusal = ScriptedUpstreamResponse(status)
+    assert await _refetches([BODY], MIN_AGE, refusal) == is_fetched
+    assert not await _refetches([BODY], MIN_AGE - 0.1, refusal)
+
+
+async def test_changed_shape_is_seen_after_the_minimum_age() -> None:
+    clock = Clock()
+    cache = MetadataCache(60, 10, 30, clock.time)
+    two = ScriptedUpstreamResponse(200, {}, [metadata(-1, 1)])
+    body = json.dumps({"instances": FLOATS.reshape(3, 1).tolist()}).encode()
+    scene = _scene(METADATA, NO_CONFIG, two, NO_CONFIG, ANSWER, body=[body], metadata=cache)
+    for age in (0, MIN_AGE):
+        clock.advance(age)
+        scene.request = ScriptedRequest(EventLog(), "POST", PREDICT, {}, [body])
+        with pytest.raises(GatewayError, match="takes shape"):
+            await scene.run()
+    scene.request = ScriptedRequest(EventLog(), "POST", PREDICT, {}, [body])
+    assert (await scene.run()).status == 200
 
 
 async def test_large_response_streams() -> None:
