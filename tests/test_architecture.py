@@ -105,6 +105,7 @@ MOST_FILES = 16
 """Python files in a folder: more than that cannot be seen at a glance."""
 
 TESTED_BY = {
+    "listener/lingering.py": "listener/hostile/test_lingering.py",
     "proxy/infer/convert_buffered_request.py": "proxy/fast_path/test_handlers.py",
     "proxy/infer/response_plan.py": "proxy/fast_path/test_handlers.py",
     "codec/grpc/document_reader.py": "codec/grpc/test_documents.py",

@@ -472,7 +472,9 @@ class Http2Connection:
         stream = self.streams.get(frame.stream_id)
         if stream is None:
             return
-        if not self._is_client and not self._resets.spend():
+        # Clients reset a stream whose response came before the end of their request. As the call
+        # has ended, that costs no more than the end of the request.
+        if not self._is_client and not stream.sent_end and not self._resets.spend():
             raise _flood(f"more than {MAX_RESETS} reset streams")
         code = frame.error_code
         known = _ERROR_CODES.get(code)

@@ -127,14 +127,16 @@ class StreamHandler:
         self._drop_pieces()
 
     def close(self) -> None:
-        """Release the stream: reset it if it is not complete, and forget it."""
+        """Release the stream: end it if it is not complete, and forget it."""
         self.discard()
-        session, stream = self.session, self.stream
-        if not stream.closed:
-            # Section 8.1: a complete response may come before the end of its request.
-            self.reset(ErrorCode.NO_ERROR if stream.sent_end else ErrorCode.CANCEL)
-        stream.handler = None
-        session.handlers.pop(self, None)
+        self.stream.handler = None
+        self.session.handlers.pop(self, None)
+        if not self.stream.closed:
+            self.end_incomplete()
+
+    def end_incomplete(self) -> None:
+        """End the stream, of which one of both messages is not complete."""
+        self.reset(ErrorCode.CANCEL)
 
     def send_headers(self, fields: tuple[Header, ...], end_stream: bool = False) -> None:
         """Send the headers, or the trailers, of the message."""
@@ -381,6 +383,7 @@ class Http2Session(Connection):
                 self.on_data(handler, event)
             else:
                 self.http2.acknowledge(event.stream, event.size)
+                self.on_unread(event.stream, event.size)
         elif isinstance(event, HeadersReceived):
             self.on_headers(event)
         elif isinstance(event, TrailersReceived):
@@ -388,10 +391,14 @@ class Http2Session(Connection):
             if isinstance(handler, StreamHandler):
                 handler.receive_trailers(event.headers)
                 self.on_trailers(handler)
+            else:
+                self.on_unread(event.stream, 0)
         elif isinstance(event, StreamReset):
             handler = event.stream.handler
             if isinstance(handler, StreamHandler):
                 self.on_reset(handler, event)
+            else:
+                self.on_unread(event.stream, 0)
         elif isinstance(event, WindowOpened):
             self._on_window(event.stream)
         else:
@@ -442,6 +449,9 @@ class Http2Session(Connection):
     @abstractmethod
     def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
         """Handle the end of a stream that is not complete."""
+
+    def on_unread(self, stream: Stream, size: int) -> None:
+        """Handle what was dropped as it has no handler: ``size`` bytes, or the stream's end."""
 
     @abstractmethod
     def on_failure(self, error: Http2Error) -> None:

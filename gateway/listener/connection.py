@@ -21,7 +21,6 @@ from gateway.http1.head_reader import RequestHeadReader
 from gateway.http2.frames import PREFACE
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
-    LINGER_TIMEOUT,
     NO_CALL,
     Call,
     ConnectionHost,
@@ -161,7 +160,8 @@ class ClientConnection(Connection):
             self._await_next_request()
         else:
             self._idle_since = self.loop.time()
-            self._linger_timer = self.loop.call_later(LINGER_TIMEOUT, self.close)
+            timeout = self._host.idle_timeouts.linger_timeout
+            self._linger_timer = self.loop.call_later(timeout, self.close)
 
     def respond(
         self,
@@ -257,7 +257,8 @@ class ClientConnection(Connection):
         if self._body is not None:
             self._body.discard()
         if not draining:
-            self._linger_timer = self.loop.call_later(LINGER_TIMEOUT, self.transport.abort)
+            timeout = self._host.idle_timeouts.linger_timeout
+            self._linger_timer = self.loop.call_later(timeout, self.transport.abort)
 
     def _receive_head(self, data: bytes | memoryview) -> None:
         found: tuple[bytes, bytes | memoryview] | None = None

@@ -20,9 +20,6 @@ from gateway.proxy.interfaces import ClientRequest, ClientResponse, FastPathClie
 from gateway.system.buffers import NO_ROOM, STALLED, BufferAccount
 from gateway.system.hangups import HangupWatch
 
-LINGER_TIMEOUT = 10.0
-"""Seconds to wait for what a client still sends after its response."""
-
 CLIENT_CLOSED = "the client closed the connection"
 NO_CALL = CallRecord("", "")
 
@@ -38,7 +35,7 @@ def stalled_body_error() -> GatewayError:
 
 @dataclass(frozen=True, slots=True)
 class IdleTimeouts:
-    """Seconds after which an idle connection is closed."""
+    """Seconds after which an idle connection is closed, or a request that goes on is dropped."""
 
     request_header_timeout: float = 60.0
     """From the first byte of a request's head to its last."""
@@ -46,6 +43,8 @@ class IdleTimeouts:
     """From a response to the next request."""
     idle_timeout: float = 300.0
     """In which a client must read some of the rest of a response."""
+    linger_timeout: float = 10.0
+    """In which a client must end what it still sends after a complete response."""
 
 
 class UnreadCheck:

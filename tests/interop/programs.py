@@ -61,3 +61,14 @@ def go_program(package: str) -> str:
         if done.returncode:
             pytest.skip(f"go install {package}: {done.stderr.strip()[-300:]}")
     return str(folder / name)
+
+
+def built_go_program(source: Path) -> str:
+    """Build a program of one file that needs no module, or skip the test; return its path."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip(f"there is no Go toolchain to build {source.name}")
+    built = _GO_FOLDER / f"{source.parent.name}-{source.stem}"
+    command = [go, "build", "-o", str(built.resolve()), str(source)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    return str(built.resolve())

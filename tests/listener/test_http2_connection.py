@@ -209,22 +209,6 @@ async def test_head_and_204_have_no_body(method: str) -> None:
         assert reply.get("content-length") == ("4" if method == "HEAD" else None)
 
 
-async def test_early_response_then_reset_without_error() -> None:
-    async def handle(_: ClientRequest, __: ClientResponse) -> None:
-        raise bad_request("not looked at")
-
-    async with running_listener(handle) as running, client_of(running) as client:
-        for _ in range(3):
-            stream = client.send_headers("POST", "/")
-            reply = client.replies[stream]
-            await client.until(lambda r=reply: r.reset is not None)
-            assert reply.status == 400
-            assert reply.json == {"error": "not looked at"}
-            assert reply.ended
-            assert reply.reset == ErrorCode.NO_ERROR
-        assert not connection_of(running).http2.streams
-
-
 async def test_expect_100_continue() -> None:
     async def handle(client: ClientRequest, response: ClientResponse) -> None:
         if client.target == "/refused":

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from tests.support.gateway import running_gateway, until
 from tests.support.grpc.client import SERVICE, grpc_client
 from tests.support.grpc.proto_file import message_class
+from tests.support.http2_client import connect_http2
 from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
 
 VALUES = np.arange(4, dtype="<f4")
@@ -75,6 +77,50 @@ async def test_key_is_withheld_from_the_server(server: GrpcServer, tmp_path: Pat
     assert refused.code is grpc.StatusCode.UNAUTHENTICATED
     assert served.code is grpc.StatusCode.OK
     assert [name for seen in server.metadata for name, _ in seen if name == "x-api-key"] == []
+
+
+def _with_keys(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return settings of a route, and general ones, which ask for a key."""
+    keys = folder / "keys"
+    keys.write_text("secret-of-the-team\n")
+    return {"auth": ["team"]}, {"api_keys": {"team": {"file": str(keys)}}}
+
+
+async def test_client_gets_the_status_that_comes_before_its_messages_end(
+    server: GrpcServer, tmp_path: Path
+) -> None:
+    route, general = _with_keys(tmp_path)
+    request = infer_request(values=bytes(3_000_000))
+    async with (
+        running_gateway(server.url, route=route, general=general) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        for _ in range(30):
+            refused = await client.call("ModelStreamInfer", request, request, request)
+            assert refused.code is grpc.StatusCode.UNAUTHENTICATED
+            assert "key" in refused.text
+    assert not server.metadata
+
+
+async def test_stream_is_not_reset_while_its_messages_go_on(
+    server: GrpcServer, tmp_path: Path
+) -> None:
+    route, general = _with_keys(tmp_path)
+    async with (
+        running_gateway(server.url, route=route, general=general) as gateway,
+        connect_http2(gateway.url) as client,
+    ):
+        headers = [("content-type", "application/grpc"), ("te", "trailers")]
+        stream = client.send_headers("POST", f"/{SERVICE}/ModelStreamInfer", headers)
+        message = infer_request()
+        first = b"\0" + len(message).to_bytes(4, "big") + message
+        await client.send_data(stream, first, end_stream=False)
+        reply = await client.response(stream)
+        assert reply.headers_ended_it
+        assert reply.get("grpc-status") == "16"
+        await client.send_data(stream, bytes(3_000_000))
+        assert (await client.call("GET", "/v2/health/live")).status == 401
+        assert reply.reset is None
 
 
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.value[0]])
