@@ -92,7 +92,6 @@ async def test_ghz_gets_the_status_that_comes_before_its_messages_end() -> None:
     async with peer_server() as server, running_gateway(server.url, route=route) as gateway:
         data = [_typed("identity", *[0.5] * 50_000)] * 3
         assert await _ghz(gateway.url, "ModelStreamInfer", data) == {"ResourceExhausted": 64}
-    assert not server.requests
 
 
 async def _ghz(url: str, method: str, data: object, limit: str = "20s") -> Any:
