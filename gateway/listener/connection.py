@@ -413,11 +413,12 @@ class ClientConnection(Connection):
 
     def _end_call(self) -> None:
         """Give back what the call holds, then tell of its end."""
-        call, self._call = self._call, None
+        call = self._call
         if isinstance(call, FastPathCall | DeferredCall):
             self._host.remove_call(call)
         if isinstance(call, DeferredCall):
             self._host.deferrals.remove(call)
+        self._call = None
         record = self.record
         # The clock of uvloop counts whole milliseconds.
         record.seconds = time.perf_counter() - record.started

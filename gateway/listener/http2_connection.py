@@ -373,12 +373,13 @@ class Http2Call(StreamHandler):
 
     def _end_call(self) -> None:
         """Give back what the call holds, then tell of its end."""
-        self._ended = True
-        call, self._call = self._call, None
-        if isinstance(call, DeferredCall):
-            self._host.deferrals.remove(call)
+        call = self._call
         if isinstance(call, FastPathCall | DeferredCall):
             self._host.remove_call(call)
+        if isinstance(call, DeferredCall):
+            self._host.deferrals.remove(call)
+        self._call = None
+        self._ended = True
         self._release_head()
         self.close()
         record = self.record

@@ -266,6 +266,9 @@ class ServerConnection(Connection):
         if not self._is_reused and (refused := describe_certificate_refusal(exc)):
             message = f"cannot connect to {self._server.url}: {refused}"
             self.fail(GatewayError(ErrorKind.UNREACHABLE, message, server=self._server))
+        elif exc is not None and not isinstance(exc, OSError):
+            # A bug of the gateway, which has closed the connection: the server may have responded.
+            self.fail(exc)
         else:
             self.fail(self._closed_too_early())
 

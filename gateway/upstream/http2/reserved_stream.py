@@ -101,8 +101,10 @@ class ReservedStream(ReservedConnection):
         if not self._sends:
             self._session.after_stream()  # it may be idle again
             return
-        self._endpoint.connections.stop_waiting(self)
-        self._release()
+        try:
+            self._endpoint.connections.stop_waiting(self)
+        finally:
+            self._release()
 
     def on_headers(self, headers: HeaderList) -> None:
         """Hold the headers back until the response is complete; see StreamReceiver."""

@@ -1,0 +1,235 @@
+"""Whatever line fails once a call has started, its request is sent once, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import gateway
+from gateway.http1.connection import Connection as GatewayConnection
+from gateway.listener.dispatcher import RequestDispatcher
+from gateway.protocol.grpc.framing import frame
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, release_all
+from gateway.proxy.fast_path.call import FastPathCall
+from gateway.system.buffers import BufferAccount, BufferShare
+from gateway.system.timeout_queue import TimeoutQueue
+from gateway.upstream.pool.lease import Lease
+from tests.support.compiled import needs_source
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.grpc.client import SERVICE
+from tests.support.grpc.wire_bytes import field
+from tests.support.http2_client import connect_http2
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import (
+    FLOATS,
+    INFER,
+    binary_header,
+    binary_response,
+    infer_binary,
+    infer_json,
+    json_request,
+    metadata,
+)
+from tests.support.raw_client import connect
+from tests.support.servers.http2_server import Http2Peer, http2_script
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+pytestmark = needs_source  # compiled code has no lines
+
+_SOURCES = str(Path(gateway.__file__).parent)
+_HTTP2 = (f"{_SOURCES}/http2/", f"{_SOURCES}/upstream/http2/")
+"""The code of HTTP/2 itself. If a line of it fails, frames are written in part."""
+
+_COUNTING = (
+    FastPathCall._hold,
+    FastPathCall._release,
+    FastPathCall._release_endpoint,
+    FastPathCall._stop_timers,
+    Lease.acquire,
+    Lease.release,
+    ConcurrencyLimit.release,
+    release_all,
+    TimeoutQueue.remove,
+    RequestDispatcher.remove_call,
+    BufferShare.change,
+    BufferShare.open_stream,
+    BufferShare.close_stream,
+    BufferAccount.resize_windows,
+)
+"""They count, and give back. If a line of theirs failed, the count would stay wrong."""
+
+_CANNOT_FAIL = {function.__code__ for function in (*_COUNTING, GatewayConnection.write)}
+
+_OUTPUT = frame(20) + b"r" * 20
+_GRPC_REQUEST = field(1, b"m") + field(7, b"r" * 16)
+
+_Line = tuple[CodeType, int]
+
+_SETTLED = 5
+"""Turns of the event loop in which a call has ended behind its response."""
+
+
+def _is_watched(code: CodeType) -> bool:
+    file = code.co_filename
+    return file.startswith(_SOURCES) and not file.startswith(_HTTP2) and code not in _CANNOT_FAIL
+
+
+class _LineError(Exception):
+    """What a line raises."""
+
+
+class _Lines:
+    """Watches the lines of the gateway that run after the start of a call; one of them fails."""
+
+    def __init__(self, failing: _Line | None = None) -> None:
+        self.seen: dict[_Line, None] = {}
+        self.failed = False
+        self._failing = failing
+        self._has_started = False
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the lines that run inside."""
+        sys.settrace(self._trace)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+
+    def _trace(self, at: FrameType, event: str, argument: object) -> Any:
+        code = at.f_code
+        if code is FastPathCall.start.__code__:
+            self._has_started = True
+        if not self._has_started or not _is_watched(code):
+            return None
+        if event == "line":
+            line = code, at.f_lineno
+            self.seen[line] = None
+            if line == self._failing and not self.failed:
+                self.failed = True
+                raise _LineError
+        return self._trace
+
+
+async def _serve(connection: Connection) -> None:
+    while True:
+        target = (await connection.request()).head.target
+        if target.endswith("/infer"):
+            await connection.send(binary_response(FLOATS.tobytes()))
+        elif target == "/v2/models/m":
+            await connection.send(http_response(metadata(-1)))
+        else:
+            await connection.send(http_response(b"hello"))
+
+
+async def _serve_grpc(peer: Http2Peer) -> None:
+    served = 0
+    while True:
+        stream = await peer.request(served)
+        served += 1
+        head, trailers = [("content-type", "application/grpc")], [("grpc-status", "0")]
+        await peer.respond(stream, _OUTPUT, head, trailers)
+
+
+_Call = Callable[[str, _Lines], Awaitable[None]]
+
+
+async def _settle() -> None:
+    for _ in range(_SETTLED):
+        await asyncio.sleep(0)
+
+
+def _http1(data: bytes) -> _Call:
+    async def call(url: str, lines: _Lines) -> None:
+        """Send a request; there must be one response, or the end of the connection."""
+        async with connect(url) as client:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                with lines.watched():
+                    response = await client.ask(data)
+                    await _settle()
+                assert response.status in (200, 500, 502, 504)
+                with suppress(RuntimeError):  # the gateway has closed the connection
+                    client.shutdown_write()
+                assert await client.rest() == b""
+
+    return call
+
+
+def _http2(target: str, body: bytes, *headers: tuple[str, str]) -> _Call:
+    async def call(url: str, lines: _Lines) -> None:
+        """Send a request; there must be a response, or the end of the stream or connection."""
+        async with connect_http2(url) as client:
+            with suppress(ConnectionError):
+                with lines.watched():
+                    reply = await client.call("POST", target, body, headers)
+                    await _settle()
+                assert reply.reset is not None or reply.status in (200, 500, 502, 504)
+
+    return call
+
+
+_CALLS: dict[str, _Call] = {
+    "JSON": _http1(infer_json()),
+    "binary": _http1(infer_binary(binary_header(12), FLOATS.tobytes())),
+    "V1": _http1(request("POST", "/v1/models/m:predict", b'{"instances": [1, 2]}')),
+    "passthrough": _http1(request("POST", "/v2/x", b"abc")),
+    "JSON over HTTP/2": _http2(INFER, json_request()),
+    "gRPC": _http2(
+        f"/{SERVICE}/ModelInfer",
+        frame(len(_GRPC_REQUEST)) + _GRPC_REQUEST,
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ),
+}
+
+
+@asynccontextmanager
+async def _running(is_grpc: bool) -> AsyncIterator[tuple[RunningGateway, Callable[[], int]]]:
+    """Run a gateway before a server; the function counts the POST requests at the server."""
+    peers: list[Http2Peer] = []
+
+    async def serve_grpc(peer: Http2Peer) -> None:
+        peers.append(peer)
+        await _serve_grpc(peer)
+
+    def count() -> int:
+        streams = sum(len(peer.streams) for peer in peers)
+        return streams + sum(each.head.first.startswith("POST ") for each in server.requests)
+
+    async with ScriptedServer(http2_script(serve_grpc) if is_grpc else _serve) as server:
+        url = server.url.replace("http:", "grpc:") if is_grpc else server.url
+        async with running_gateway(
+            url, route={"server_timing": True}, request_timeout=0.3, max_requests=10
+        ) as running:
+            yield running, count
+
+
+@pytest.mark.parametrize("name", _CALLS)
+async def test_line_that_fails_after_the_start_of_a_call_sends_nothing_twice(name: str) -> None:
+    """Each line fails once; whichever it is, the gateway keeps nothing of the call."""
+    call = _CALLS[name]
+    async with _running(name == "gRPC") as (running, count):
+        normal = _Lines()
+        for _ in range(3):  # the first ones fill caches, and connect
+            normal.seen.clear()
+            await call(running.url, normal)
+        await running.remains.until_nothing()
+        assert len(normal.seen) > 100
+        for line in normal.seen:
+            before = count()
+            where = f"{line[0].co_filename}:{line[1]}"
+            try:
+                await call(running.url, _Lines(failing=line))
+                running.remains.forget_faults()
+                await running.remains.until_nothing()
+                assert count() - before <= 1
+            except (AssertionError, TimeoutError) as error:
+                error.add_note(f"{where} has failed")
+                raise
