@@ -171,7 +171,6 @@ TESTED_BY = {
     "protocol/grpc/model_config.py": "protocol/grpc/test_rpcs.py",
     "protocol/grpc/schema.py": "protocol/grpc/test_rpcs.py",
     "protocol/json_errors.py": "protocol/test_request_header.py",
-    "protocol/messages.py": "protocol/test_request_header.py",
     "proxy/cluster/model_lists.py": "proxy/cluster/test_aggregate.py",
     "proxy/cluster/scatter_gather.py": "proxy/cluster/test_aggregate.py",
     "proxy/destination.py": "proxy/test_dispatch.py",

@@ -97,6 +97,7 @@ def test_every_value_may_come_from_the_environment(file: Path) -> None:
         "routes: [{upstream: u, deny_operations: nothing}]",
         "routes: [{upstream: u, deny_operations: [nothing]}]",
         "routes: [{upstream: u, retry_on: 501}]",
+        "upstreams: {u: {endpoints: ['http://a:1'], retry_stale: never}}",
         "models: {m: {inputs: [{name: a, datatype: FP8, shape: [1]}]}}",
         "models: {m: {inputs: [{name: a, datatype: FP32, shape: ['1']}]}}",
         "${NAME}: 1",
@@ -106,6 +107,11 @@ def test_nonsense_is_invalid_by_the_schema(written: str) -> None:
     right = "upstreams: {u: {endpoints: http://a:1}}\n"
     assert _raw(right) == []
     assert _raw((right if "upstreams" not in written else "") + written) != []
+
+
+@pytest.mark.parametrize("policy", ["safe", "infer", "all"])
+def test_policy_for_stale_connections_is_one_of_three(policy: str) -> None:
+    assert _raw(f"upstreams: {{u: {{endpoints: ['http://a:1'], retry_stale: {policy}}}}}") == []
 
 
 @pytest.mark.parametrize(
