@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.upstream import metadata_cache
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.grpc.proto_file import message_class
 from tests.support.grpc.wire_bytes import encode
@@ -190,11 +191,26 @@ async def test_unknown_model_is_told_by_the_server() -> None:
     assert (response.status, response.error) == (404, "unknown model: 'm'")
 
 
-async def test_metadata_that_is_outdated_is_fetched_again() -> None:
+@pytest.mark.parametrize(
+    ("body", "metadata"),
+    [
+        (ask(IN=[1, 2, 3]), model_metadata("INT32", -1)),
+        (ask(IN=1), model_metadata("INT32", 1)),
+    ],
+    ids=["shape", "datatype"],
+)
+async def test_metadata_that_is_outdated_is_fetched_again_from_a_minimum_age_on(
+    body: bytes, metadata: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with gateway_for(messages(in_stream(reply()))) as (server, _, client):
         assert (await client.ask(ask())).status == 200
-        server.unary["ModelMetadata"] = model_metadata("INT32", -1)
-        assert (await client.ask(ask(IN=[1, 2, 3]))).status == 200
+        server.unary["ModelMetadata"] = metadata
+        for _ in range(10):
+            assert (await client.ask(body)).status == 400
+        assert [path.rpartition("/")[2] for path in server.paths].count("ModelMetadata") == 1
+        monkeypatch.setattr(metadata_cache, "MIN_AGE", 0.0)
+        assert (await client.call("POST", STREAM, b"{")).status == 400
+        assert (await client.ask(body)).status == 200
 
 
 # ------------------------------------------------------------------------------ responses
