@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration.support.client import Client, Response
-from tests.integration.support.gateway import ROOT, TENSORGATE, Gateway, assert_no_errors_logged
+from tests.integration.support.gateway import (
+    ROOT,
+    TENSORGATE,
+    Gateway,
+    assert_no_errors_logged,
+    assert_nothing_left,
+)
 from tests.integration.support.tap import Tap
 from tests.integration.triton.server import HOST, TritonServer
 from tests.support.addresses import free_address
@@ -33,6 +39,8 @@ def sidecar(folder: Path, upstream: str, **environment: str) -> Iterator[Gateway
     settings = {"TRITON_URL": upstream, **addresses, **environment}
     with Gateway(SIDECAR, folder / "log", settings) as gateway:
         yield gateway
+        if gateway.is_alive():
+            assert_nothing_left(f"http://{addresses['ADMIN']}")
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Runs the gateway as `tensorgate serve` starts it."""
 
+import asyncio
 import os
 import re
 import signal
@@ -8,12 +9,15 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import yaml
+
+from tests.support.addresses import free_address
+from tests.support.checks.nothing_left_in_process import admin_url, until_nothing_is_left
 
 ROOT = Path(__file__).parents[3]
 TENSORGATE = Path(sysconfig.get_path("scripts")) / "tensorgate"
@@ -163,14 +167,28 @@ def running_gateway(
 def gateway_with_settings(folder: Path, settings: Mapping[str, Any]) -> Iterator[Gateway]:
     """Run a gateway by these settings; then stop it as it should be.
 
-    Fails unless it ends well and has logged no fault of its own.
+    Fails unless it holds nothing of its peers, ends well and has logged no fault of its own.
     """
     config = folder / "gateway.yaml"
-    config.write_text(yaml.safe_dump(dict(settings)))
+    config.write_text(yaml.safe_dump({"admin": free_address(), **settings}))
     with Gateway(config, folder / "log", {}) as gateway:
         yield gateway
+        admin = admin_url(str(config))
+        if admin is not None and gateway.is_alive():
+            assert_nothing_left(admin)
         assert gateway.stop() == 0, gateway.log
         assert_no_errors_logged(gateway.log)
+
+
+def assert_nothing_left(admin: str) -> None:
+    """Fail where a gateway with this admin address holds something of peers that are gone.
+
+    Tests with an event loop ask for themselves: their connections close as the loop goes on.
+    """
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        return
+    asyncio.run(until_nothing_is_left(admin))
 
 
 def assert_no_errors_logged(log: str) -> None:
