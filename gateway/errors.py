@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -173,3 +175,22 @@ def bad_response(message: str, server: ServerName | None = None) -> GatewayError
     ``server`` is the one whose URL the message names.
     """
     return GatewayError(ErrorKind.BAD_RESPONSE, message, server=server)
+
+
+def name_server(server: ServerName, error: GatewayError) -> GatewayError:
+    """Add the server to the error of an invalid response: codecs do not know it."""
+    if error.kind is ErrorKind.BAD_RESPONSE and server.url not in error.message:
+        return bad_response(f"{server.url}: {error.message}", server)
+    return error
+
+
+@contextmanager
+def name_server_in_errors(server: ServerName) -> Iterator[None]:
+    """Add the server to errors raised inside; see ``name_server``."""
+    try:
+        yield
+    except GatewayError as error:
+        named = name_server(server, error)
+        if named is error:
+            raise
+        raise named from error

@@ -296,8 +296,11 @@ async def proxy_call(call: Call) -> None:
             await infer(call)
         elif call.operation.kind is OperationKind.PREDICT:
             await predict(call)
-        elif call.operation.kind is OperationKind.GENERATE and destination.upstream.speaks_grpc:
-            await generate(call)
+        elif call.operation.kind is OperationKind.GENERATE:
+            if destination.upstream.speaks_grpc:
+                await generate(call)
+            else:
+                await passthrough(call, model=model, inference=OperationKind.GENERATE)
         else:
             await passthrough(call, model=model)
 

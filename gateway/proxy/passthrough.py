@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from gateway.codec.json.nesting import NestingCheck
-from gateway.errors import ServerName
+from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.protocol.messages import SEQUENCE_PREFIX
 from gateway.protocol.operations import ModelName, OperationKind
+from gateway.protocol.response_header import NoTensorsError, TensorCheck, tensor_check
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
     coalesce,
+    prepend,
     read_first,
+    read_response,
     relay_chunks,
     response_chunks,
+    stream,
     write,
 )
 from gateway.proxy.destination import Destination
@@ -29,14 +34,20 @@ from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
 _SEQUENCE_MARKS = (SEQUENCE_PREFIX.encode(), b"\\u00")
 """What JSON with a sequence parameter has in it: its name, or an escape of an ASCII letter."""
+_QUOTE_TIMEOUT = 0.2
+"""Seconds in which the body of a refused response must begin to be quoted."""
 
 
 async def passthrough(
-    call: Call, target: str | None = None, model: ModelName | None = None
+    call: Call,
+    target: str | None = None,
+    model: ModelName | None = None,
+    inference: OperationKind | None = None,
 ) -> None:
     """Pass a request to a server and the response back; ``target`` replaces the request's own.
 
-    The server has ``model``, as far as is known.
+    The server has ``model``, as far as is known. If the request infers, ``inference`` is its kind;
+    then a response without tensors raises GatewayError (502).
     """
     request, destination, deadline = call.request, call.destination, call.deadline
     body = ClientBody(request, destination.limits.max_request_bytes, deadline)
@@ -58,9 +69,11 @@ async def passthrough(
         async with UpstreamCall(
             destination, upstream_request, deadline, call.response.record, model=model
         ) as upstream_call:
-            await relay_response(
-                upstream_call.response, call.response, upstream_call.server, deadline
-            )
+            received, server = upstream_call.response, upstream_call.server
+            if inference is None:
+                await relay_response(received, call.response, server, deadline)
+            else:
+                await relay_tensors(received, call.response, server, deadline, inference)
 
 
 def _is_idempotent(call: Call, body: Body) -> bool:
@@ -113,8 +126,15 @@ async def relay_response(
     server: ServerName,
     deadline: Deadline,
     chunks: Chunks | None = None,
+    check: TensorCheck | None = None,
 ) -> None:
-    """Pass a response to the client as it arrives; ``chunks`` replace its body."""
+    """Pass a response to the client as it arrives; ``chunks`` replace its body.
+
+    With a ``check``, it starts once the body has begun, or once a small one is complete. Raises
+    NoTensorsError if the check refuses it.
+    """
+    if check is not None:
+        chunks = await _checked_chunks(upstream_response, server, deadline, check)
     headers = end_to_end(upstream_response.headers)
     size = upstream_response.content_length
     if size is not None and "Content-Length" not in headers:
@@ -123,6 +143,51 @@ async def relay_response(
     await relay_chunks(
         chunks or response_chunks(upstream_response, server, deadline), response, deadline
     )
+
+
+async def _checked_chunks(
+    response: UpstreamResponse, server: ServerName, deadline: Deadline, check: TensorCheck
+) -> Chunks:
+    size = response.content_length
+    if size is not None and size <= CONVERT_CHUNK:
+        body = await read_response(response, server, deadline)
+        check.check_whole(body)
+        return stream((body,))
+    chunks = response_chunks(response, server, deadline)
+    first = await anext(chunks, b"")
+    check.check_start(first)
+    return prepend((first,), chunks)
+
+
+async def relay_tensors(
+    upstream_response: UpstreamResponse,
+    response: ClientResponse,
+    server: ServerName,
+    deadline: Deadline,
+    kind: OperationKind,
+) -> None:
+    """Pass on the response to a request that infers, and passed untouched, as it arrives.
+
+    Raises GatewayError (502) that names the server if it holds no tensors.
+    """
+    with name_server_in_errors(server):
+        try:
+            check = tensor_check(upstream_response.status, upstream_response.headers, kind)
+        except NoTensorsError as error:
+            raise await quote_body(error, upstream_response, server, deadline) from None
+        await relay_response(upstream_response, response, server, deadline, check=check)
+
+
+async def quote_body(
+    error: NoTensorsError, response: UpstreamResponse, server: ServerName, deadline: Deadline
+) -> NoTensorsError:
+    """Return the error of a response with the start of its body, if that arrives soon."""
+    deadline.expect_server(server)
+    try:
+        async with asyncio.timeout(_QUOTE_TIMEOUT):
+            return error.quoting(bytes(await response.read()))
+    except (TimeoutError, GatewayError):
+        return error
 
 
 async def relay_rewritten(

@@ -428,7 +428,8 @@ async def test_detected_dialects_are_kept() -> None:
     async def script(connection: Connection) -> None:
         while True:
             received = await connection.request()
-            await connection.send(http_response(itself if received.head.target == "/v2" else b"{}"))
+            is_itself = received.head.target == "/v2"
+            await connection.send(http_response(itself if is_itself else b'{"outputs":[]}'))
 
     def asked() -> int:
         return sum(received.head.target == "/v2" for received in server.requests)

@@ -37,7 +37,7 @@ from tests.support.inference_messages import (
 
 METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
 NO_CONFIG = ScriptedUpstreamResponse(404)
-OK = ScriptedUpstreamResponse(200, {}, [b"{}"])
+OK = ScriptedUpstreamResponse(200, {}, [b'{"outputs":[]}'])
 
 
 async def _serve(

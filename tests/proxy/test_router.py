@@ -33,7 +33,7 @@ from tests.support.doubles.streaming import (
 from tests.support.gateway import until
 from tests.support.inference_messages import HEADER_LENGTH, INFER, json_request, metadata
 
-OK = ScriptedUpstreamResponse(200, {}, [b"{}"])
+OK = ScriptedUpstreamResponse(200, {}, [b'{"outputs":[]}'])
 
 
 def _headers(headers: dict[str, str] | None = None) -> CIMultiDictProxy[str]:

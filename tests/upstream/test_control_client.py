@@ -23,7 +23,7 @@ async def test_response_is_buffered(endpoint_at: EndpointAt) -> None:
 async def test_request_with_a_body_is_json(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         document = await send_control_request(endpoint_at(server.url), "POST", "/x", 100, b"{}")
-        assert document == ControlResponse(200, "application/json", b"")
+        assert document == ControlResponse(200, "application/json", b'{"outputs":[]}')
         (received,) = server.requests
         assert (received.body, received.head.get("Content-Type")) == (b"{}", "application/json")
 

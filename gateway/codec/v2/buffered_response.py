@@ -14,6 +14,7 @@ from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import (
     ResponseAction,
+    TensorCheck,
     check_no_binary_outputs,
     has_encoding,
     parse_response_header,
@@ -48,7 +49,8 @@ class ResponsePlan:
     """What becomes of all responses with the same head to requests of one encoding.
 
     ``header_size`` is the size of the JSON before binary tensors, None for JSON alone. JSON around
-    data may have ``header_cap`` bytes, and data that must be buffered ``body_cap``.
+    data may have ``header_cap`` bytes, and data that must be buffered ``body_cap``. ``check``
+    refuses bodies without tensors; it is None for errors and redirects.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ResponsePlan:
         policies: JsonPolicies,
         header_cap: int,
         body_cap: int,
+        check: TensorCheck | None = None,
     ) -> None:
         self.action: Final = action
         self.header_size: Final = header_size
@@ -66,6 +69,7 @@ class ResponsePlan:
         self.policies: Final = policies
         self.header_cap: Final = header_cap
         self.body_cap: Final = body_cap
+        self.check: Final = check
 
     @property
     def policies_and_caps(self) -> tuple[JsonPolicies, int, int]:
@@ -76,9 +80,12 @@ class ResponsePlan:
 def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
     """Convert a response as planned; None if it passes untouched.
 
-    Raises GatewayError: 502 for an invalid response, 406 if a policy refuses a value.
+    Raises GatewayError: 502 for an invalid response, or one without tensors; 406 if a policy
+    refuses a value.
     """
     action, header_size = plan.action, plan.header_size
+    if plan.check is not None:
+        plan.check.check_whole(body)
     if action is ResponseAction.UNTOUCHED:
         return None
     if header_size is None:
@@ -93,6 +100,13 @@ def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
         if is_inspected and has_requested_encoding(body[:header_size], plan):
             return None
     return _encode(body, header_size, plan)
+
+
+def fill_body(body: bytes, plan: ResponsePlan) -> bytes:
+    """Fill a complete body as ``fill_empty_outputs``; raises GatewayError (502) as convert_body."""
+    if plan.check is not None:
+        plan.check.check_whole(body)
+    return fill_empty_outputs(body, plan)
 
 
 def convert_large_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:

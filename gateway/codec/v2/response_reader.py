@@ -186,6 +186,8 @@ def _response(
     outputs: tuple[OutputTensor, ...],
     texts: dict[int, Sequence[bytes]] | None = None,
 ) -> InferResponse:
+    if "outputs" not in fields:
+        raise bad_response("the server's response has no outputs")
     head = read_response_head(fields, outputs)
     others = [fields.get("id"), head.model, head.version, head.parameters, head.extra]
     memory = 0

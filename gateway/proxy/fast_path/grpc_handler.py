@@ -36,6 +36,7 @@ from gateway.proxy.interfaces import ClientHead, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
+from gateway.upstream.grpc.endpoint import check_grpc_head
 from gateway.upstream.transport import FieldLines, RequestTemplate, UpstreamResponseHead
 
 MAX_REQUEST: Final = 64 * 1024
@@ -142,10 +143,11 @@ class GrpcHandler(FastPathHandler):
         server: ServerName,
         policy: ResponseHeaderPolicy | None,
     ) -> ClientMessage:
-        """Return a complete response."""
+        """Return a complete response; raises GatewayError (502) if it is none of gRPC."""
         key = head.key, policy
         template = _templates.get(key)
         if template is None:
+            check_grpc_head(head.status, head.headers, server)
             keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
             lines = tuple(end_to_end(keyed).items())
             if policy is not None:

@@ -16,13 +16,13 @@ from gateway.codec.v2.buffered_response import (
     convert_body,
     convert_large_body,
 )
-from gateway.errors import GatewayError, ServerName
+from gateway.errors import GatewayError, ServerName, name_server
 from gateway.http1.head import STATUSES_WITHOUT_BODY
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.messages import InferRequestHead
-from gateway.protocol.operations import Operation
-from gateway.protocol.response_header import ResponseAction
+from gateway.protocol.operations import Operation, OperationKind
+from gateway.protocol.response_header import NoTensorsError, ResponseAction, tensor_check
 from gateway.protocol.v1 import V1ResponseLayout, infer_path
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import connection_options, end_to_end, with_body
@@ -34,10 +34,10 @@ from gateway.proxy.infer.convert_buffered_request import (
     read_buffered_prediction,
 )
 from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
-from gateway.proxy.infer.response_plan import name_server, plan_response
+from gateway.proxy.infer.response_plan import plan_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.interfaces import ClientHead, ResponseTemplate
-from gateway.proxy.passthrough import relay_response
+from gateway.proxy.passthrough import relay_response, relay_tensors
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
@@ -185,6 +185,35 @@ class PassthroughHandler(FastPathHandler):
         await relay_response(relay.upstream_response, relay.response, relay.server, relay.deadline)
 
 
+class GenerateHandler(PassthroughHandler):
+    """Passes requests to generate untouched, and responses that hold text."""
+
+    def to_client(
+        self,
+        request: ServerRequest,
+        head: UpstreamResponseHead,
+        body: bytes | memoryview,
+        destination: Destination,
+        server: ServerName,
+        policy: ResponseHeaderPolicy | None,
+    ) -> ClientMessage:
+        """Return a complete response; raises GatewayError (502) if it holds no text."""
+        try:
+            check = tensor_check(head.status, head.headers, OperationKind.GENERATE)
+            if check is not None:
+                check.check_whole(body)
+        except GatewayError as error:
+            raise _explain(error, server, body) from error
+        return _untouched(head, body, policy)
+
+    async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
+        """Pass on a response that arrives in parts."""
+        received, deadline = relay.upstream_response, relay.deadline
+        await relay_tensors(
+            received, relay.response, relay.server, deadline, OperationKind.GENERATE
+        )
+
+
 class InferHandler(FastPathHandler):
     """Converts infer requests; ``header_size`` is their Inference-Header-Content-Length."""
 
@@ -283,6 +312,8 @@ class InferHandler(FastPathHandler):
         try:
             plan = self._plan(request, head, destination)
             if plan.action is ResponseAction.UNTOUCHED and request.layout is None:
+                if plan.check is not None:
+                    plan.check.check_whole(body)
                 return _untouched(head, body, policy)
             content = bytes(body)
             if len(content) <= CONVERT_CHUNK:
@@ -293,7 +324,7 @@ class InferHandler(FastPathHandler):
                 if converted is None:
                     return None
         except GatewayError as error:
-            raise name_server(server, error) from error
+            raise _explain(error, server, body) from error
         if converted is None:
             return _untouched(head, body, policy)
         request.response_elements = converted.elements
@@ -368,6 +399,13 @@ def _convert(
     return convert_buffered_v1_response(
         head.status, head.reason, head.headers, body, request.layout, plan
     )
+
+
+def _explain(error: GatewayError, server: ServerName, body: bytes | memoryview) -> GatewayError:
+    """Add what codecs do not know to the error of an invalid response."""
+    if isinstance(error, NoTensorsError):
+        error = error.quoting(bytes(body[:CONVERT_CHUNK]))
+    return name_server(server, error)
 
 
 def _header_length_line(size: int) -> bytes:

@@ -27,6 +27,7 @@ from gateway.proxy.fast_path.call import BODY_COPIES, CallPlan, FastPathCall
 from gateway.proxy.fast_path.grpc_handler import MAX_REQUEST, GrpcHandler, scan_message
 from gateway.proxy.fast_path.handlers import (
     FastPathHandler,
+    GenerateHandler,
     InferHandler,
     PassthroughHandler,
     PredictHandler,
@@ -193,7 +194,10 @@ class FastPath:
         if operation.kind in OPERATOR_KINDS:
             return None  # their errors name endpoints; they are rare
         if route_match.is_passthrough:
-            return PassthroughHandler(RequestTemplate(method, target, tuple(headers.items())))
+            template = RequestTemplate(method, target, tuple(headers.items()))
+            if operation.kind is OperationKind.GENERATE:
+                return GenerateHandler(template)
+            return PassthroughHandler(template)
         if operation.kind is OperationKind.PREDICT:
             return PredictHandler(target, headers, operation, self._response_plans)
         if operation.kind is not OperationKind.INFER:

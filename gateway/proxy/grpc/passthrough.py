@@ -39,6 +39,7 @@ from gateway.proxy.grpc.stream_errors import (
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientResponse, HeaderLines
 from gateway.proxy.retry import UpstreamCall
+from gateway.upstream.grpc.endpoint import check_grpc_head
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
 _ANY_SIZE = 2**62
@@ -110,6 +111,7 @@ async def relay_messages(
 
     See ``wrap_streamed`` for ``is_wrapped``, and ``end_at_first_error`` for ``ends_at_error``.
     """
+    check_grpc_head(upstream_response.status, upstream_response.headers, server)
     headers = _valid_head(end_to_end(upstream_response.headers), server)
     headers.popall("Content-Length", None)  # the trailers, not its last byte, end the response
     await response.start(upstream_response.status, upstream_response.reason, headers)

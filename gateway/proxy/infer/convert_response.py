@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,14 +16,19 @@ from gateway.codec.v2.buffered_response import (
     ResponsePlan,
     convert_body,
     convert_large_body,
-    fill_empty_outputs,
+    fill_body,
     has_requested_encoding,
 )
 from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
-from gateway.errors import GatewayError, ServerName
+from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.request_header import HEADER_LENGTH
-from gateway.protocol.response_header import ResponseAction, response_header_length
+from gateway.protocol.response_header import (
+    NoTensorsError,
+    ResponseAction,
+    TensorCheck,
+    response_header_length,
+)
 from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
@@ -43,9 +47,9 @@ from gateway.proxy.body_io import (
 )
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.infer.response_plan import name_server, plan_response
+from gateway.proxy.infer.response_plan import plan_response
 from gateway.proxy.interfaces import ClientResponse
-from gateway.proxy.passthrough import relay_response, relay_rewritten
+from gateway.proxy.passthrough import quote_body, relay_response, relay_rewritten
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 from gateway.upstream.transport import UpstreamResponse
 
@@ -93,9 +97,11 @@ async def convert_response(relay: ResponseRelay) -> None:
     response = relay.upstream_response
     size = response.content_length
     with name_server_in_errors(relay.server):
-        plan = plan_response(response.status, response.headers, relay.encoding, relay.destination)
+        plan = await _plan(relay)
         if plan.action is ResponseAction.UNTOUCHED and relay.layout is None:
-            await relay_response(response, relay.response, relay.server, relay.deadline)
+            await relay_response(
+                response, relay.response, relay.server, relay.deadline, check=plan.check
+            )
         elif size is not None and size <= CONVERT_CHUNK:
             await _convert_buffered(relay, plan)
         elif size is not None and size <= MAX_FAST_RESPONSE and relay.layout is None:
@@ -104,16 +110,13 @@ async def convert_response(relay: ResponseRelay) -> None:
             await _convert_streamed(relay, plan, relay.chunks())
 
 
-@contextmanager
-def name_server_in_errors(server: ServerName) -> Iterator[None]:
-    """Add the server to errors raised inside; see ``name_server``."""
+async def _plan(relay: ResponseRelay) -> ResponsePlan:
+    """Plan the response; raises GatewayError (502) as ``plan_response``."""
+    response = relay.upstream_response
     try:
-        yield
-    except GatewayError as error:
-        named = name_server(server, error)
-        if named is error:
-            raise
-        raise named from error
+        return plan_response(response.status, response.headers, relay.encoding, relay.destination)
+    except NoTensorsError as error:
+        raise await quote_body(error, response, relay.server, relay.deadline) from None
 
 
 async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
@@ -147,6 +150,8 @@ async def _convert_large(relay: ResponseRelay, plan: ResponsePlan) -> None:
 
 async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
     response = relay.upstream_response
+    if plan.check is not None:
+        chunks = check_first(chunks, plan.check)
     if plan.action is not ResponseAction.UNTOUCHED and plan.header_size is None:
         chunks = check_all_json(chunks)
     if plan.action in (ResponseAction.ENCODE, ResponseAction.ENCODE_UNLESS_FITTING):
@@ -158,13 +163,22 @@ async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Ch
             response,
             chunks,
             relay.response,
-            partial(fill_empty_outputs, plan=plan),
+            partial(fill_body, plan=plan),
             plan.header_cap,
             relay.destination,
             relay.deadline,
         )
     else:
         await _relay_text(relay, json_converter(plan.header_size, *plan.policies_and_caps), chunks)
+
+
+async def check_first(chunks: Chunks, check: TensorCheck) -> Chunks:
+    """Yield a body; raises GatewayError (502) if its start shows that it holds no tensors."""
+    first = await anext(chunks, b"")
+    check.check_start(first)
+    yield first
+    async for chunk in chunks:
+        yield chunk
 
 
 async def check_all_json(chunks: Chunks) -> Chunks:

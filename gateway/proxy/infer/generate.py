@@ -32,6 +32,7 @@ from gateway.errors import (
     ModelMismatchError,
     ServerName,
     bad_request,
+    name_server_in_errors,
 )
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.error_vocabulary import RESPONSE
@@ -45,7 +46,6 @@ from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_ch
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import model_metadata
-from gateway.proxy.infer.convert_response import name_server_in_errors
 from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.proxy.infer.handler import check_request
 from gateway.proxy.infer.server_form import check_metadata
@@ -53,7 +53,7 @@ from gateway.proxy.interfaces import Call
 from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.grpc.decompress import decompress_message
-from gateway.upstream.grpc.endpoint import error_of_rpc
+from gateway.upstream.grpc.endpoint import check_grpc_head, error_of_rpc
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 
 _RPC: Final = "ModelStreamInfer"
@@ -198,6 +198,7 @@ async def _results(
     reservation: Reservation,
 ) -> AsyncIterator[_Result]:
     """Yield what the client gets of each message as it arrives, and of an error at the end."""
+    check_grpc_head(response.status, response.headers, server)
     destination = call.destination
     header_cap = destination.limits.max_inference_header_bytes
     async for message in _messages(call, response, server, reservation):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.errors import bad_request
+from gateway.errors import bad_request, name_server_in_errors
 from gateway.protocol.operations import model_name_of
 from gateway.protocol.request_features import check_classified_inputs, check_classified_outputs
 from gateway.protocol.request_header import HEADER_LENGTH
@@ -14,11 +14,7 @@ from gateway.proxy.infer.convert_request import (
     outputs_to_list,
     receive_request,
 )
-from gateway.proxy.infer.convert_response import (
-    ResponseRelay,
-    convert_response,
-    name_server_in_errors,
-)
+from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
 from gateway.proxy.infer.grpc_upstream import grpc_infer_request, in_binary_form
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.interfaces import Call

@@ -8,16 +8,20 @@ from multidict import CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.buffered_response import ResponsePlan
-from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
 from gateway.protocol.messages import OutputEncoding
-from gateway.protocol.response_header import choose_response_action
+from gateway.protocol.operations import OperationKind
+from gateway.protocol.response_header import choose_response_action, tensor_check
 from gateway.proxy.destination import Destination
 
 
 def plan_response(
     status: int, headers: CIMultiDictProxy[str], encoding: OutputEncoding, destination: Destination
 ) -> ResponsePlan:
-    """Decide what becomes of a response; raises as ``choose_response_action``."""
+    """Decide what becomes of a response.
+
+    Raises GatewayError (502) as ``choose_response_action`` and ``tensor_check``.
+    """
+    check = tensor_check(status, headers, OperationKind.INFER)
     policies, limits = policies_for(encoding, destination), destination.limits
     action, header_size = choose_response_action(
         status,
@@ -28,17 +32,10 @@ def plan_response(
         limits.max_inference_header_bytes,
     )
     caps = limits.max_inference_header_bytes, limits.max_buffered_body_bytes
-    return ResponsePlan(action, header_size, encoding, policies, *caps)
+    return ResponsePlan(action, header_size, encoding, policies, *caps, check)
 
 
 def policies_for(encoding: OutputEncoding, destination: Destination) -> JsonPolicies:
     """Return the destination's policies, with the outputs that a request wants as base64."""
     policies = destination.policies
     return replace(policies, as_base64=encoding.as_base64) if encoding.as_base64 else policies
-
-
-def name_server(server: ServerName, error: GatewayError) -> GatewayError:
-    """Add the server to the error of an invalid response: codecs do not know it."""
-    if error.kind is ErrorKind.BAD_RESPONSE and server.url not in error.message:
-        return bad_response(f"{server.url}: {error.message}", server)
-    return error

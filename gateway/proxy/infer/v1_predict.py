@@ -33,7 +33,7 @@ async def predict(call: Call) -> None:
                 f"the metadata of model '{model.name}' lists no inputs; the gateway needs them "
                 "to convert a V1 request"
             )
-        await passthrough(call, model=model_name_of(operation))
+        await passthrough(call, model=model_name_of(operation), inference=operation.kind)
         return
     body = ClientBody(call.request, destination.limits.max_request_bytes, call.deadline)
     with destination.memory_budget.reserve() as reservation:

@@ -18,14 +18,15 @@ from gateway.errors import (
     bad_request,
     bad_response,
     replace_surrogates,
+    shorten,
 )
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
-from gateway.protocol.grpc.headers import GRPC_TYPE, is_grpc_field
+from gateway.protocol.grpc.headers import GRPC_TYPE, STATUS, is_grpc_field, is_grpc_type
 from gateway.protocol.grpc.http_mapping import RpcRequest, rpc_of
 from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS, Rpc
 from gateway.protocol.grpc.status import GrpcStatus, http_status
-from gateway.sizes import MAX_MODEL_DOCUMENT
+from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_NAME
 from gateway.upstream.grpc.decompress import MAX_RATIO, decompress_message
 from gateway.upstream.transport import (
     Body,
@@ -145,6 +146,22 @@ async def _as_http(
     return DocumentResponse(200, b"" if document is None else orjson.dumps(document))
 
 
+def check_grpc_head(status: int, headers: CIMultiDictProxy[str], server: ServerName) -> None:
+    """Refuse a response of 200 that is of another protocol, such as a page.
+
+    Raises GatewayError (502) that names the server and the content type. A response without one
+    is judged by its status.
+    """
+    content_type = headers.get("Content-Type", "").strip().lower()
+    if status != 200 or not content_type or is_grpc_type(content_type) or STATUS in headers:
+        return
+    raise bad_response(
+        f"{server.url} did not respond in gRPC: the response has the Content-Type "
+        f"{shorten(content_type, QUOTED_NAME)!r}",
+        server,
+    )
+
+
 async def read_message(
     response: UpstreamResponse,
     cap: int,
@@ -158,6 +175,7 @@ async def read_message(
     anything else, and above ``cap`` bytes or the ratio of ``decompress_message``; and what
     ``reserve`` raises.
     """
+    check_grpc_head(response.status, response.headers, server)
     body = bytearray()
     while chunk := await response.read():
         reserve(len(chunk))

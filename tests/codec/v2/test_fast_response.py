@@ -63,7 +63,7 @@ def test_fast_path_converts_several_outputs() -> None:
     assert written == streaming_result(body, size)
 
 
-@pytest.mark.parametrize("header", [b'{"id":"7"}', b'{"id":"7","outputs":[]}', b"{}"])
+@pytest.mark.parametrize("header", [b'{"id":"7","outputs":[]}', b'{"outputs":[]}'])
 def test_response_without_outputs_is_the_same_on_both_paths(header: bytes) -> None:
     assert fast_path_agrees(header, len(header))
     assert streaming_result(header, len(header)) == (header, 0)

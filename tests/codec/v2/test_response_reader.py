@@ -251,7 +251,8 @@ def test_null_does_not_hide_another_error() -> None:
 
 def test_response_without_outputs_is_converted() -> None:
     assert converted(b'{"outputs":[]}') == Converted(b'{"outputs":[]}', b"")
-    assert converted(b'{"model_name":"m"}') == Converted(b'{"model_name":"m"}', b"")
+    body = b'{"model_name":"m","outputs":[]}'
+    assert converted(body) == Converted(body, b"")
 
 
 # ---------------------------------------------------------------------------------- per output
@@ -385,6 +386,8 @@ def test_content_type_applies_to_bytes_only() -> None:
         (b"", "the server's response is not valid JSON"),
         (b"<html>", "the server's response is not valid JSON"),
         (b"[]", "the server's response must be a JSON object with outputs, got an array"),
+        (b"{}", "the server's response has no outputs"),
+        (b'{"login":"please"}', "the server's response has no outputs"),
         (b'{"outputs":[{"name":"y"', "the server's response is not valid JSON"),
         (
             b'{"outputs":{}}',

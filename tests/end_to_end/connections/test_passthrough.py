@@ -220,9 +220,7 @@ JSON_ANSWERS = {
     "data": b'{"outputs": [{"name":"O","shape":[1],"datatype":"FP32","data":[ 1.50 ]}]}',
     "bare NaN": b'{"outputs":[{"name":"O","shape":[1],"datatype":"FP32","data":[NaN]}]}',
     "big integers": b'{"outputs":[],"x":123456789012345678901234567890}',
-    "no JSON": b"<html>",
-    "nothing": b"",
-    "no object": b"[]",
+    "no JSON": b'{"outputs":',
     "lies": b'{"outputs":[{"name":"O","parameters":{"binary_data_size":4}}]}',
 }
 
@@ -232,7 +230,7 @@ JSON_ANSWERS = {
 async def test_json_response_of_the_server_passes_untouched(body: bytes, form: str) -> None:
     data = http_response(body)
     if form == "chunked":
-        data = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunked(body or b" "))
+        data = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunked(body))
     async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
         for _ in range(2):
             reply = await client.ask(infer_json())

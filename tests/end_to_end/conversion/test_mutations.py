@@ -46,7 +46,7 @@ ANSWERS = [
         {"Transfer-Encoding": "chunked"},
         chunk(b'{"outputs":[]}') + chunk(b""),
     ),
-    http_response(b'{"name":"triton"}'),
+    http_response(b'{"name":"triton","outputs":[]}'),
 ]
 
 

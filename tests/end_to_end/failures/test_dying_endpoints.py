@@ -22,7 +22,7 @@ def _binary(size: int) -> bytes:
 
 
 def _named(name: bytes) -> Script:
-    return always_respond(http_response(b'{"name":"%b"}' % name))
+    return always_respond(http_response(b'{"name":"%b","outputs":[]}' % name))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ async def test_error_names_the_upstream_if_all_endpoints_are_dead() -> None:
 async def test_endpoint_that_dies_on_a_reused_connection_is_retried_elsewhere() -> None:
     async def dying(connection: Connection) -> None:
         await connection.request()
-        await connection.send(http_response(b'{"name":"first"}'))
+        await connection.send(http_response(b'{"name":"first","outputs":[]}'))
         await connection.request()
         first._server.close()
 
@@ -80,7 +80,7 @@ async def test_one_of_three_endpoints_dies_under_load(caplog: pytest.LogCaptureF
     async def one_of_them(connection: Connection) -> None:
         while len(names) < count:
             await connection.request()
-            await connection.send(http_response(b'{"name":"dies"}'))
+            await connection.send(http_response(b'{"name":"dies","outputs":[]}'))
         servers[0]._server.close()
 
     async with (

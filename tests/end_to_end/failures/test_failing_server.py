@@ -443,14 +443,13 @@ async def test_error_response_to_head_has_no_body() -> None:
         assert (await client.ask(GET)).status == 502
 
 
-@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
-async def test_empty_response_does_not_end_the_gateway(data: bytes) -> None:
+async def test_empty_response_does_not_end_the_gateway() -> None:
     async with (
         ScriptedServer(always_respond(http_response(b""))) as server,
         gateway_client(server.url) as client,
     ):
         for _ in range(3):
-            reply = await client.ask(data)
+            reply = await client.ask(GET)
             assert (reply.status, reply.body) == (200, b"")
 
 

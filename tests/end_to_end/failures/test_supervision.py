@@ -23,7 +23,12 @@ ILL = http_response(status="503 Service Unavailable")
 
 
 def _named(name: str) -> Script:
-    return always_respond(http_response(json.dumps({"name": name}).encode()))
+    return always_respond(http_response(_document(name)))
+
+
+def _document(name: str) -> bytes:
+    """Return a response with the server's name to any request, also to one that infers."""
+    return json.dumps({"name": name, "outputs": []}).encode()
 
 
 async def _names(gateway: RunningGateway, data: bytes = GET, count: int = 6) -> list[str]:
@@ -44,7 +49,7 @@ class HealthyServer:
         while True:
             received = await connection.request()
             if received.head.target != "/v2/health/ready":
-                await connection.send(http_response(json.dumps({"name": self._name}).encode()))
+                await connection.send(http_response(_document(self._name)))
             else:
                 await connection.send(http_response() if self.is_well else ILL)
 

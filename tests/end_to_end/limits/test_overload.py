@@ -330,7 +330,7 @@ MIB = 2**20
 async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
     body = json_request(*[1.5] * 200_000)  # 800 kB in binary form
     async with (
-        ScriptedServer(always_respond(http_response())) as server,
+        ScriptedServer() as server,
         running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
         gateway.client() as one,
         gateway.client() as other,

@@ -92,7 +92,8 @@ async def _model(connection: Connection) -> None:
         received = await connection.request()
         is_model = received.head.target.startswith("/v2/models/m")
         is_infer = received.head.target == INFER
-        await connection.send(http_response(metadata(-1) if is_model and not is_infer else b"{}"))
+        body = metadata(-1) if is_model and not is_infer else b'{"outputs":[]}'
+        await connection.send(http_response(body))
 
 
 def _forwarded(head: Head) -> dict[str, str]:

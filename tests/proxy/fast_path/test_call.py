@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -153,9 +154,7 @@ EMPTY = binary_response_header(0)
     "body",
     [
         b'{"outputs":[ ]}',
-        b"",
-        b"no JSON",
-        b'{"binary_data_size" 0}',
+        b'{"outputs" "binary_data_size" 0}',
         b'{"outputs":[{"parameters":{"binary_data_size":4}}]}',
         EMPTY.ljust(LIMITS.max_inference_header_bytes + 1),
     ],
@@ -178,9 +177,11 @@ async def test_response_without_tensors_gets_its_empty_data(size: int) -> None:
     assert output == {"name": "OUT0", "shape": [0], "datatype": "FP32", "data": []}
 
 
-@pytest.mark.parametrize("status", [201, 202, 204, 302, 304, 400, 404, 500, 503])
-@pytest.mark.parametrize("way", ["infer", "get"])
-async def test_error_response_passes_untouched(status: int, way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "status"),
+    [("get", 204), *itertools.product(["infer", "get"], [201, 202, 302, 304, 400, 404, 500, 503])],
+)
+async def test_error_response_passes_untouched(way: str, status: int) -> None:
     scene = Scene()
     getattr(scene, way)()
     headers = {"Content-Length": "4", HEADER_LENGTH: "x", "X": "1", "Keep-Alive": "timeout=5"}

@@ -298,11 +298,11 @@ def _begin_task(scene: Scene, *steps: bytes | BaseException | asyncio.Event) -> 
 
 
 async def _streamed(scene: Scene, _: FastPathCall) -> None:
-    await _begin_task(scene, b"one", b"two")
+    await _begin_task(scene, b"{one", b"two")
 
 
 async def _truncated(scene: Scene, _: FastPathCall) -> None:
-    await _begin_task(scene, b"one", bad_response("it fell over"))
+    await _begin_task(scene, b"{one", bad_response("it fell over"))
 
 
 async def _fault(scene: Scene, _: FastPathCall) -> None:
@@ -311,7 +311,7 @@ async def _fault(scene: Scene, _: FastPathCall) -> None:
 
 
 async def _disconnected(scene: Scene, _: FastPathCall) -> None:
-    task = _begin_task(scene, b"one", asyncio.Event())
+    task = _begin_task(scene, b"{one", asyncio.Event())
     for _turn in range(5):
         await asyncio.sleep(0)
     task.cancel()
@@ -320,7 +320,7 @@ async def _disconnected(scene: Scene, _: FastPathCall) -> None:
 
 
 async def _disconnected_before_start(scene: Scene, _: FastPathCall) -> None:
-    task = _begin_task(scene, b"one")
+    task = _begin_task(scene, b"{one")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -46,7 +46,7 @@ from tests.support.inference_messages import (
 )
 
 GENERATE = "/v2/models/m/generate"
-OK = ScriptedUpstreamResponse(200, {}, [b"{}"])
+OK = ScriptedUpstreamResponse(200, {}, [b'{"outputs":[]}'])
 METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
 NO_CONFIG = ScriptedUpstreamResponse(404)
 HEAD = binary_header(FLOATS.nbytes)
@@ -255,7 +255,7 @@ SHADOWS: dict[str, Callable[[], ServerStep]] = {
     "cannot be reached": lambda: GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {URL}"),
     "answers with an error": lambda: ScriptedUpstreamResponse(500, {}, [b"oh no"]),
     "breaks off": lambda: ScriptedUpstreamResponse(
-        200, {}, [b"begun", bad_response(f"{URL} closed")]
+        200, {}, [b"{begun", bad_response(f"{URL} closed")]
     ),
     "makes the gateway fail": lambda: RuntimeError("a fault of our own"),
     "answers at length": lambda: ScriptedUpstreamResponse(200, {}, [bytes(100_000)] * 20),
@@ -590,7 +590,7 @@ async def test_request_error_is_no_failure_of_the_mirror(
         ),
         (ScriptedUpstreamResponse(404), "the response was 404: ''"),
         (
-            ScriptedUpstreamResponse(200, {}, [b"begun", bad_response("cut short")]),
+            ScriptedUpstreamResponse(200, {}, [b"{begun", bad_response("cut short")]),
             f"{URL}: cut short",
         ),
     ],

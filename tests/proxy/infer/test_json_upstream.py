@@ -86,8 +86,9 @@ async def test_json_request_is_checked_and_rewritten() -> None:
     assert scene.endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
     assert response.body == BODY
     assert dict(response.headers) == {"Content-Type": "application/json", "X": "1"}
-    assert scene.log[-6:] == [
+    assert scene.log[-7:] == [
         "server sends 9",
+        "client gets 200",
         "client gets 9",
         f"server sends {len(BODY) - 9}",
         f"client gets {len(BODY) - 9}",

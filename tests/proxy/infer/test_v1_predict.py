@@ -307,7 +307,7 @@ async def test_model_with_inputs_is_converted_for_a_v1_server() -> None:
 
 
 Made = Callable[[], ScriptedCall]
-HEADERLESS = ScriptedUpstreamResponse(200, {}, [b"x" * 10_001])
+HEADERLESS = ScriptedUpstreamResponse(200, {}, [b'{"outputs"'.ljust(10_001)])
 SHORT = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(HEADER))}, [HEADER + bytes(8)])
 FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
     "no body": (lambda: _scene(METADATA, NO_CONFIG, body=[]), ErrorKind.BAD_REQUEST, "no body"),

@@ -95,6 +95,7 @@ def always_respond(data: bytes) -> Script:
 class ScriptedServer:
     """Plays the first script on its first connection, and so on; the last on all that follow.
 
+    Without a script, it responds to each request as one that infers, without outputs.
     A connection is closed where its script ends. A script that fails makes the test fail. It
     listens on a port of its own, if none is given, over TLS where ``ssl`` is given, or on the Unix
     socket ``path``.
@@ -108,7 +109,7 @@ class ScriptedServer:
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        self._scripts = scripts or (always_respond(http_response()),)
+        self._scripts = scripts or (always_respond(http_response(b'{"outputs":[]}')),)
         self._ssl = ssl
         self._path = path
         self._host = host

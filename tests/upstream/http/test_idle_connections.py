@@ -276,7 +276,7 @@ async def test_endpoint_keeps_its_connection(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         for _ in range(3):
-            assert await _get(endpoint) == b""
+            assert await _get(endpoint) == b'{"outputs":[]}'
         assert len(server.connections) == 1
 
 

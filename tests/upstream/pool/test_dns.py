@@ -278,7 +278,7 @@ async def test_certificate_must_have_the_host_name() -> None:
     names = NameService(localhost=["127.0.0.2"])
     server = ScriptedServer(ssl=server_context(server_certificate("localhost")), host="127.0.0.2")
     async with server, _pool(names, f"https://localhost:{server.port}") as pool:
-        assert await _asked(pool) == {""}
+        assert await _asked(pool) == {'{"outputs":[]}'}
         assert _urls(pool) == [f"https://localhost:{server.port} (127.0.0.2)"]
 
 

@@ -1,0 +1,484 @@
+"""A page, or anything else without tensors, is no success of a request that infers.
+
+Login pages and ingresses that lead elsewhere respond with 200 and HTML to any request.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2
+
+from gateway.errors import ErrorKind
+from gateway.observe.call_record import CallRecord
+from tests.support.checks.call_records import call_records as call_records
+from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway
+from tests.support.grpc.client import GrpcResponse, grpc_client
+from tests.support.http2_client import connect_http2
+from tests.support.http_messages import chunk, http_response, message, request, with_long_head
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response,
+    binary_response_header,
+    json_request,
+    metadata,
+)
+from tests.support.servers.http2_server import Http2Peer, http2_script
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+# On one loop only: transports make no difference here.
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
+
+PAGE = b"<!doctype html>\n<title>Sign in</title>"
+HTML = {"Content-Type": "text/html; charset=utf-8"}
+CHUNKED = {**HTML, "Transfer-Encoding": "chunked"}
+LARGE_PAGE = PAGE.ljust(300_000)
+OUTPUT = {"name": "OUT", "shape": [3], "datatype": "FP32", "data": [1.5, 2, 3]}
+OUTPUTS = json.dumps({"model_name": "m", "outputs": [OUTPUT]}).encode()
+GENERATE = "/v2/models/m/generate"
+PREDICT = "/v1/models/m:predict"
+EVENTS = {"Content-Type": "text/event-stream; charset=utf-8"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A request, and what servers respond to it that are in order."""
+
+    target: str
+    body: bytes
+    good: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    dialect: str = "triton"
+    inputs: bool = True
+    """Whether the model's metadata lists its inputs."""
+
+    def write(self) -> bytes:
+        return request("POST", self.target, self.body, self.headers)
+
+
+BINARY = binary_header(12, binary_output=True)
+TENSORS = binary_response(FLOATS.tobytes())
+TEXT = http_response(b'{"text_output":"x"}')
+FORMS = {
+    "JSON": Form(INFER, json_request(), TENSORS),
+    "JSON to a JSON server": Form(INFER, json_request(), http_response(OUTPUTS), {}, "json"),
+    "JSON to KServe": Form(INFER, json_request(), TENSORS, {}, "kserve"),
+    "binary": Form(INFER, BINARY + FLOATS.tobytes(), TENSORS, {HEADER_LENGTH: str(len(BINARY))}),
+    "binary to a JSON server": Form(
+        INFER,
+        BINARY + FLOATS.tobytes(),
+        http_response(OUTPUTS),
+        {HEADER_LENGTH: str(len(BINARY))},
+        "json",
+    ),
+    "raw": Form(INFER, FLOATS.tobytes(), TENSORS, {HEADER_LENGTH: "0"}),
+    "V1": Form(PREDICT, b'{"instances":[1,2,3]}', TENSORS),
+    "V1 to a V1 server": Form(
+        PREDICT,
+        b'{"instances":[1,2,3]}',
+        http_response(b'{"predictions":[7]}'),
+        dialect="kserve",
+        inputs=False,
+    ),
+    "generate": Form(GENERATE, b'{"text_input":"x"}', TEXT),
+    "generate_stream": Form(
+        GENERATE + "_stream", b'{"text_input":"x"}', http_response(b"data: {}\n\n", EVENTS)
+    ),
+}
+
+NO_TENSORS: dict[str, tuple[bytes, str, str]] = {
+    "page": (http_response(PAGE, HTML), "text/html; charset=utf-8", "Sign in"),
+    "large page": (http_response(LARGE_PAGE, HTML), "text/html; charset=utf-8", "Sign in"),
+    "page in chunks": (
+        message("HTTP/1.1 200 OK", CHUNKED, chunk(PAGE) + chunk(b"")),
+        "text/html; charset=utf-8",
+        "Sign in",
+    ),
+    "page without an end": (
+        message("HTTP/1.1 200 OK", CHUNKED, chunk(PAGE)),
+        "text/html; charset=utf-8",
+        "Sign in",
+    ),
+    "head of a page alone": (
+        message("HTTP/1.1 200 OK", {**HTML, "Content-Length": "1000"}),
+        "text/html; charset=utf-8",
+        "",
+    ),
+    "page without a type": (
+        message("HTTP/1.1 200 OK", {"Content-Length": str(len(PAGE))}, PAGE),
+        "no Content-Type",
+        "Sign in",
+    ),
+    "large page without a type": (
+        message("HTTP/1.1 200 OK", {"Content-Length": str(len(LARGE_PAGE))}, LARGE_PAGE),
+        "no Content-Type",
+        "Sign in",
+    ),
+    "page as JSON": (http_response(PAGE), "application/json", "Sign in"),
+    "XHTML": (
+        http_response(PAGE, {"Content-Type": "application/xhtml+xml"}),
+        "application/xhtml+xml",
+        "Sign in",
+    ),
+    "204": (message("HTTP/1.1 204 No Content"), "status 204", "an empty body"),
+    "nothing": (http_response(b""), "application/json", "an empty body"),
+    "no chunks": (
+        message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunk(b"")),
+        "no Content-Type",
+        "an empty body",
+    ),
+}
+NO_OUTPUTS: dict[str, tuple[bytes, str, str]] = {
+    "empty JSON": (http_response(b"{}"), "application/json", "{}"),
+    "other JSON": (http_response(b'{"login":"please"}'), "application/json", "please"),
+}
+CASES = [
+    pytest.param(form, *response, id=f"{name}: {what}")
+    for name, form in FORMS.items()
+    for what, response in {
+        **NO_TENSORS,
+        # Servers of V1, and generate, are free in what their JSON holds.
+        **({} if "enerate" in name or "V1 server" in name else NO_OUTPUTS),
+    }.items()
+]
+
+HTTP2_CASES = [
+    each
+    for each in CASES
+    if str(each.id).endswith((": page", ": page without an end", ": 204", ": other JSON"))
+]
+
+
+class Server:
+    """Responds to requests that infer with these in turn, the last one again and again."""
+
+    def __init__(self, *responses: bytes, inputs: bool = True) -> None:
+        self._responses = [*responses]
+        self._inputs = inputs
+        self.asked = 0
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            if received.head.first.startswith("POST"):
+                self.asked += 1
+                more = len(self._responses) > 1
+                await connection.send(self._responses.pop(0) if more else self._responses[0])
+            elif received.head.target.endswith("/config"):
+                await connection.send(http_response(b"{}", status="404 Not Found"))
+            elif self._inputs:
+                await connection.send(http_response(metadata(-1)))
+            else:
+                await connection.send(http_response(b'{"name":"m","inputs":[],"outputs":[]}'))
+
+
+@asynccontextmanager
+async def _serving(server: Server, dialect: str = "triton") -> AsyncIterator[RunningGateway]:
+    upstream = {"dialect": dialect}
+    async with (
+        ScriptedServer(server) as scripted,
+        running_gateway(scripted.url, upstream=upstream) as gateway,
+    ):
+        yield gateway
+
+
+def _check_counted(gateway: RunningGateway, words: str) -> None:
+    """Check that operators see what the endpoint did: it is the error that is logged, too."""
+    (state,) = gateway.pool.snapshot()
+    assert state.last_error is not None
+    assert state.last_error.startswith(f"{state.url}: the server's response of status 20")
+    assert words in state.last_error
+    assert state.last_error.isprintable()
+
+
+@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+@pytest.mark.parametrize(("form", "response", "kind", "words"), CASES)
+async def test_response_without_tensors_is_a_502(
+    form: Form,
+    response: bytes,
+    kind: str,
+    words: str,
+    path: type[bytes],
+) -> None:
+    server = Server(form.good, response, form.good, inputs=form.inputs)
+    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+        data = path(form.write())
+        assert (await client.ask(data)).status == 200
+        refused = await client.ask(data)
+        assert refused.status == 502
+        assert gateway.pool.snapshot()[0].consecutive_failures == 1
+        assert UPSTREAM in refused.error
+        assert kind in refused.error
+        assert "127.0.0.1" not in refused.error
+        _check_counted(gateway, words)
+        # Nothing of the page comes before the next response, and nothing was sent again.
+        assert (await client.ask(data)).status == 200
+        assert server.asked == 3
+
+
+@pytest.mark.parametrize("extra", [(), (("x-long", "l" * 3000),)], ids=["fast", "streaming"])
+@pytest.mark.parametrize(("form", "response", "kind", "words"), HTTP2_CASES)
+async def test_response_without_tensors_is_a_502_over_http2(
+    form: Form,
+    response: bytes,
+    kind: str,
+    words: str,
+    extra: tuple[tuple[str, str], ...],
+) -> None:
+    server = Server(form.good, response, form.good, inputs=form.inputs)
+    headers = (*form.headers.items(), *extra)
+    fields = [(name.lower(), value) for name, value in headers]
+    async with _serving(server, form.dialect) as gateway, connect_http2(gateway.url) as client:
+        assert (await client.call("POST", form.target, form.body, fields)).status == 200
+        refused = await client.call("POST", form.target, form.body, fields)
+        assert refused.status == 502
+        assert kind in refused.json["error"]
+        _check_counted(gateway, words)
+        assert (await client.call("POST", form.target, form.body, fields)).status == 200
+        assert server.asked == 3
+
+
+@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+async def test_access_log_quotes_the_page(
+    path: type[bytes], call_records: list[CallRecord]
+) -> None:
+    form = FORMS["JSON"]
+    async with (
+        _serving(Server(http_response(PAGE, HTML))) as gateway,
+        gateway.client() as client,
+    ):
+        assert (await client.ask(path(form.write()))).status == 502
+        url = gateway.pool.snapshot()[0].url
+    (record,) = call_records
+    assert record.status == 502
+    assert record.error_kind is ErrorKind.BAD_RESPONSE
+    assert record.error == (
+        f"{url}: the server's response of status 200 holds no tensors; it has the Content-Type "
+        "'text/html; charset=utf-8' and begins with '<!doctype html> <title>Sign in</title>'"
+    )
+
+
+async def test_endpoint_that_responds_with_pages_is_ejected() -> None:
+    form = FORMS["JSON"]
+    async with (
+        ScriptedServer(Server(http_response(PAGE, HTML))) as login,
+        ScriptedServer(Server(form.good)) as server,
+        running_gateway(login.url, server.url) as gateway,
+        gateway.client() as client,
+    ):
+        statuses = [(await client.ask(form.write())).status for _ in range(30)]
+    assert statuses.count(502) == 5
+    assert statuses[-10:] == [200] * 10
+
+
+# --------------------------------------------------------------------------------------------- gRPC
+
+
+def _grpc_request() -> bytes:
+    message = service_pb2.ModelInferRequest(model_name="m", id="r")
+    message.inputs.add(name="IN", datatype="FP32", shape=[3])
+    message.raw_input_contents.append(FLOATS.tobytes())
+    return bytes(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("response", "kind", "words"),
+    {**NO_TENSORS, **NO_OUTPUTS}.values(),
+    ids=NO_TENSORS | NO_OUTPUTS,
+)
+async def test_response_without_tensors_is_unavailable_over_grpc(
+    response: bytes, kind: str, words: str
+) -> None:
+    server = Server(response, TENSORS)
+    async with _serving(server) as gateway, grpc_client(gateway.url) as client:
+        refused = await client.call("ModelInfer", _grpc_request())
+        assert refused.code is grpc.StatusCode.UNAVAILABLE
+        assert UPSTREAM in refused.text
+        assert kind in refused.text
+        _check_counted(gateway, words)
+        assert (await client.call("ModelInfer", _grpc_request())).message
+
+
+@pytest.mark.parametrize(
+    ("response", "kind", "words"),
+    {**NO_TENSORS, **NO_OUTPUTS}.values(),
+    ids=NO_TENSORS | NO_OUTPUTS,
+)
+async def test_response_without_tensors_is_an_error_of_a_grpc_stream(
+    response: bytes, kind: str, words: str
+) -> None:
+    async with _serving(Server(response, TENSORS)) as gateway, grpc_client(gateway.url) as client:
+        streamed = await client.call("ModelStreamInfer", _grpc_request(), _grpc_request())
+        assert streamed.code is grpc.StatusCode.OK
+        first, second = map(service_pb2.ModelStreamInferResponse.FromString, streamed.messages)
+        assert UPSTREAM in first.error_message
+        assert kind in first.error_message
+        assert second.infer_response.outputs
+        _check_counted(gateway, words)
+
+
+async def _grpc_page(peer: Http2Peer) -> None:
+    """Respond to each request with a page."""
+    responded = 0
+    while True:
+        for stream in peer.streams[responded:]:
+            responded += 1
+            await peer.respond(stream, PAGE, [("content-type", "text/html")])
+        await peer.receive()
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+async def test_page_of_a_grpc_server_is_unavailable(method: str) -> None:
+    async with (
+        ScriptedServer(http2_script(_grpc_page)) as server,
+        running_gateway(server.url.replace("http:", "grpc:")) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        for _ in range(2):  # the second one may take the fast path
+            refused: GrpcResponse = await client.call(method, _grpc_request())
+            assert refused.code is grpc.StatusCode.UNAVAILABLE
+            assert not refused.messages
+            assert f"{UPSTREAM} did not respond in gRPC" in refused.text
+            assert "text/html" in refused.text
+        (state,) = gateway.pool.snapshot()
+        assert state.consecutive_failures == 2
+        assert state.last_error == refused.text.replace(UPSTREAM, state.url)
+
+
+@pytest.mark.parametrize("target", [INFER, GENERATE, GENERATE + "_stream"])
+async def test_page_of_a_grpc_server_is_a_502(target: str) -> None:
+    body = json_request() if target == INFER else b'{"text_input":"x"}'
+    inputs = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
+    models: dict[str, Any] = {"m": {"inputs": [inputs], "outputs": [inputs]}}
+    async with (
+        ScriptedServer(http2_script(_grpc_page)) as server,
+        running_gateway(
+            server.url.replace("http:", "grpc:"), models={} if target == INFER else models
+        ) as gateway,
+        gateway.client() as client,
+    ):
+        refused = await client.ask(request("POST", target, body))
+        assert refused.status == 502
+        assert f"{UPSTREAM} did not respond in gRPC" in refused.error
+        assert "text/html" in refused.error
+
+
+# -------------------------------------------------------------------------- what servers respond
+
+BINARY_BODY = binary_response_header(12) + FLOATS.tobytes()
+LENGTH = {HEADER_LENGTH: str(len(binary_response_header(12)))}
+
+
+def _typed(body: bytes, content_type: str | None, headers: dict[str, str] | None = None) -> bytes:
+    made = {"Content-Length": str(len(body))}
+    if content_type is not None:
+        made["Content-Type"] = content_type
+    return message("HTTP/1.1 200 OK", {**made, **(headers or {})}, body)
+
+
+def _streamed(body: bytes, headers: dict[str, str]) -> bytes:
+    fields = {"Transfer-Encoding": "chunked", **headers}
+    return message("HTTP/1.1 200 OK", fields, chunk(body) + chunk(b""))
+
+
+RIGHT: dict[str, bytes] = {
+    "JSON": _typed(OUTPUTS, "application/json"),
+    "JSON with a charset": _typed(OUTPUTS, "application/json; charset=utf-8"),
+    "JSON in capitals": _typed(OUTPUTS, "Application/JSON;charset=UTF-8"),
+    "JSON of a vendor": _typed(OUTPUTS, "application/vnd.inference+json"),
+    "JSON without a type": _typed(OUTPUTS, None),
+    "JSON without a type, in chunks": _streamed(b"\n " + OUTPUTS, {}),
+    "JSON as plain text": _typed(OUTPUTS, "text/plain; charset=utf-8"),
+    "JSON as octet-stream": _typed(OUTPUTS, "application/octet-stream"),
+    "no outputs": _typed(b'{"outputs":[]}', "application/json"),
+    "escaped key": _typed(OUTPUTS.replace(b"outputs", b"\\u006futputs"), "application/json"),
+    "large JSON": _typed(OUTPUTS.ljust(200_000), "application/json"),
+    "binary of Triton": _typed(BINARY_BODY, "application/octet-stream", LENGTH),
+    "binary of KServe": _streamed(BINARY_BODY, LENGTH),
+    "binary of OpenVINO": _typed(BINARY_BODY, "application/json", LENGTH),
+    "binary as a page": _typed(BINARY_BODY, "text/html", LENGTH),
+}
+
+
+@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+@pytest.mark.parametrize("client", ["JSON", "JSON to KServe", "binary", "raw", "V1"])
+@pytest.mark.parametrize("response", RIGHT.values(), ids=RIGHT)
+async def test_tensors_pass_with_any_content_type_of_servers(
+    response: bytes, client: str, path: type[bytes], request: pytest.FixtureRequest
+) -> None:
+    what = request.node.callspec.id
+    if client == "V1" and ("binary" not in what):
+        pytest.skip("V1 is made of binary outputs alone")
+    form = FORMS[client]
+    async with _serving(Server(response), form.dialect) as gateway, gateway.client() as connected:
+        for _ in range(2):
+            assert (await connected.ask(path(form.write()))).status == 200
+        assert gateway.pool.snapshot()[0].consecutive_failures == 0
+
+
+@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+@pytest.mark.parametrize(
+    ("form", "response"),
+    [
+        ("JSON to a JSON server", RIGHT["JSON"]),
+        ("JSON to a JSON server", RIGHT["JSON without a type"]),
+        ("binary to a JSON server", RIGHT["JSON with a charset"]),
+        ("V1 to a V1 server", _typed(b'{"predictions":[7]}', "application/json")),
+        ("V1 to a V1 server", _typed(b"[7]", None)),
+        ("generate", _typed(b'{"text_output":"x"}', "application/json")),
+        ("generate", _typed(b'{"text_output":"x"}', None)),
+        ("generate_stream", _streamed(b"data: {}\n\n", EVENTS)),
+        ("generate_stream", _streamed(b"data: {}\n\n", {})),
+        ("generate_stream", _typed(b"", "text/event-stream; charset=utf-8")),  # no events
+    ],
+)
+async def test_responses_of_other_servers_pass(
+    form: str, response: bytes, path: type[bytes]
+) -> None:
+    asked = FORMS[form]
+    server = Server(response, inputs=asked.inputs)
+    async with _serving(server, asked.dialect) as gateway, gateway.client() as client:
+        for _ in range(2):
+            assert (await client.ask(path(asked.write()))).status == 200
+        assert gateway.pool.snapshot()[0].consecutive_failures == 0
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("status", ["302 Found", "307 Temporary Redirect", "401 Unauthorized"])
+async def test_redirects_and_errors_pass_with_their_page(form: Form, status: str) -> None:
+    page = http_response(PAGE, {**HTML, "Location": "/login"}, status)
+    server = Server(form.good, page, inputs=form.inputs)
+    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+        assert (await client.ask(form.write())).status == 200
+        passed = await client.ask(form.write())
+        assert passed.status == int(status[:3])
+        assert passed.head.get("Location") == "/login"
+        assert b"Sign in" in passed.body
+
+
+async def test_mirror_counts_a_page_as_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    form = FORMS["JSON"]
+    async with (
+        ScriptedServer(Server(form.good)) as server,
+        ScriptedServer(Server(http_response(PAGE, HTML))) as shadow,
+        running_gateway(
+            server.url,
+            route={"mirror": {"upstream": "shadow"}},
+            others={"shadow": {"endpoints": [shadow.url], "dialect": "triton"}},
+        ) as gateway,
+        gateway.client() as client,
+    ):
+        assert (await client.ask(form.write())).status == 200
+    assert "1 of 1 requests failed" in caplog.text
+    assert "Sign in" in caplog.text
