@@ -135,8 +135,8 @@ class ClientConnection(Connection):
                 self.buffer_read_ahead(data)
             elif self._body is not None and not self._body.ended:
                 self._receive_body(self._body, data)
-                if self._call is None and self._body is not None:
-                    self.defer_next_drop()  # the client has its response already
+                if self._is_lingering():
+                    self.defer_next_drop()
             elif self._body is None and self._call is None:
                 self._receive_head(data)
             else:
@@ -145,6 +145,10 @@ class ClientConnection(Connection):
             # A bug of the gateway: log it, and go on serving other clients.
             _log.exception("the connection of %s failed", self._peer.address or "a client")
             self.reset()
+
+    def _is_lingering(self) -> bool:
+        """Tell whether the client goes on with a request whose response it has already."""
+        return self._call is None and self._body is not None
 
     def finish_call(self, response: ListenerResponse) -> None:
         """Go on to the next request, or close the connection."""

@@ -65,7 +65,10 @@ _COUNTING = (
 )
 """They count, and give back. If a line of theirs failed, the count would stay wrong."""
 
-_CANNOT_FAIL = {function.__code__ for function in (*_COUNTING, GatewayConnection.write)}
+_CANNOT_FAIL = {
+    getattr(function, "__code__", None)  # compiled functions have none
+    for function in (*_COUNTING, GatewayConnection.write)
+}
 
 _OUTPUT = frame(20) + b"r" * 20
 _GRPC_REQUEST = field(1, b"m") + field(7, b"r" * 16)
