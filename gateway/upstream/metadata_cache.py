@@ -18,8 +18,8 @@ from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.transport import UpstreamEndpoint
 
-MIN_AGE: Final = 5.0
-"""Seconds for which fetched metadata stays, whatever requests do not fit it."""
+RECHECK_INTERVAL: Final = 5.0
+"""Seconds between two times that a model's metadata is fetched again as requests do not fit it."""
 
 _Key = tuple[str, str | None, bool]
 """Model, version, and whether the config counts."""
@@ -56,6 +56,8 @@ class MetadataCache:
         self._max_entries = max_entries
         self._clock = clock
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._rechecked: dict[tuple[str, str | None], float] = {}
+        """When metadata was fetched again, by model and version."""
         self._fetches: dict[_Key, asyncio.Task[ModelMetadata]] = {}
         self._tasks: set[asyncio.Task[ModelMetadata]] = set()
 
@@ -100,18 +102,24 @@ class MetadataCache:
             del self._entries[key]
         for key in [key for key in self._fetches if key[0] == model]:
             del self._fetches[key]
+        for name in [name for name in self._rechecked if name[0] == model]:
+            del self._rechecked[name]
 
     def recheck(self, model: str, version: str | None) -> None:
         """Have the next call fetch metadata again, as a request or its server disagrees with it.
 
-        Clients cause this, so metadata younger than ``MIN_AGE`` stays, and a fetch in flight too.
+        Clients cause this, so it happens once in ``RECHECK_INTERVAL`` for each model and version. A
+        fetch in flight goes on.
         """
-        latest = self._clock() - MIN_AGE
-        for has_config in (False, True):
-            key = (model, version, has_config)
-            entry = self._entries.get(key)
-            if entry is not None and entry.fetched <= latest:
-                del self._entries[key]
+        name, now = (model, version), self._clock()
+        if name in self._rechecked and now - self._rechecked[name] < RECHECK_INTERVAL:
+            return
+        dropped = [self._entries.pop((*name, has_config), None) for has_config in (False, True)]
+        if any(dropped):
+            self._rechecked.pop(name, None)
+            self._rechecked[name] = now
+            if len(self._rechecked) > self._max_entries:
+                del self._rechecked[next(iter(self._rechecked))]
 
     async def close(self) -> None:
         """Cancel the fetches in flight."""

@@ -8,7 +8,7 @@ from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.upstream.metadata_cache import (
-    MIN_AGE,
+    RECHECK_INTERVAL,
     MetadataCache,
     UpstreamResponseError,
     fetch_max_batch_size,
@@ -254,26 +254,29 @@ async def test_invalidation_discards_a_fetch_in_flight(
     assert server.fetches() == 2
 
 
-async def test_recheck_keeps_metadata_up_to_its_minimum_age(
+async def test_recheck_fetches_once_in_an_interval(
     cache: MetadataCache, server: _Server, clock: _Clock
 ) -> None:
     await cache.get("m", None, server)
     await cache.get("n", None, server)
-    for _ in range(100):
-        clock.now += MIN_AGE / 101
-        cache.recheck("m", None)
-        await cache.get("m", None, server)
-    assert server.fetches() == 1
-    clock.now += MIN_AGE / 50
-    cache.recheck("m", "1")
-    await cache.get("m", None, server)
-    assert server.fetches() == 1
+    cache.recheck("m", "1")  # a version that is not cached
     for _ in range(100):
         cache.recheck("m", None)
         await cache.get("m", None, server)
+        clock.now += RECHECK_INTERVAL / 101
     assert server.fetches() == 2
+    clock.now += RECHECK_INTERVAL / 50
+    for _ in range(100):
+        cache.recheck("m", None)
+        await cache.get("m", None, server)
+    assert server.fetches() == 3
     await cache.get("n", None, server)
     assert server.fetches("/v2/models/n") == 1
+    cache.invalidate("m")  # it was loaded
+    await cache.get("m", None, server)
+    cache.recheck("m", None)
+    await cache.get("m", None, server)
+    assert server.fetches() == 5
 
 
 async def test_recheck_keeps_a_fetch_in_flight(
@@ -284,7 +287,7 @@ async def test_recheck_keeps_a_fetch_in_flight(
     for _ in range(10):
         gets.append(asyncio.create_task(cache.get("m", None, server)))
         await _let_them_run()
-        clock.now += MIN_AGE
+        clock.now += RECHECK_INTERVAL
         cache.recheck("m", None)
     server.ready.set()
     await asyncio.gather(*gets)

