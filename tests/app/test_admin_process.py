@@ -218,7 +218,7 @@ async def _gateway(
 ) -> AsyncIterator[tuple[Process, str, str, Path]]:
     """Run a gateway of some workers; yield it, where it listens, its admin address and file."""
     admin, file = free_address(), tmp_path / "gateway.yaml"
-    async with ScriptedServer(always_respond(http_response())) as server:
+    async with ScriptedServer() as server:
         text = f"workers: {workers}\nadmin: {admin}\n{more}"
         config = write_settings(file, server.url, more=text)
         command = {"command": FAST_FILE_WATCH} if fast else {}

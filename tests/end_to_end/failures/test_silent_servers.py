@@ -25,6 +25,9 @@ GRPC = [("content-type", "application/grpc"), ("te", "trailers")]
 OK = [("grpc-status", "0")]
 _MESSAGE = field(1, b"m")
 _BODY = frame(len(_MESSAGE)) + _MESSAGE
+_TENSOR = field(1, b"OUT") + field(2, b"FP32") + field(3, b"\x01")
+_RESPONSE = field(5, _TENSOR) + field(6, bytes(4))
+_RESPONSE_BODY = frame(len(_RESPONSE)) + _RESPONSE
 _MANY = 20
 
 
@@ -48,7 +51,7 @@ async def _serve(peer: Http2Peer) -> None:
 
 async def _respond(peer: Http2Peer, number: int) -> None:
     stream = await peer.request(number)
-    await peer.respond(stream, frame(0), [("content-type", "application/grpc")], OK)
+    await peer.respond(stream, _RESPONSE_BODY, [("content-type", "application/grpc")], OK)
 
 
 async def _close_windows(peer: Http2Peer) -> None:

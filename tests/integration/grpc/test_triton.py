@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_aio
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from tests.integration.support.client_forms import open_channel, stub_of
 from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.triton.server import HOST, TritonServer
 
@@ -30,18 +31,16 @@ def gateway(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> I
         yield running
 
 
-def stub_of(address: str) -> Any:
-    return service_pb2_grpc.GRPCInferenceServiceStub(grpc.insecure_channel(address))
+@pytest.fixture(scope="module")
+def direct(triton: TritonServer) -> Iterator[Any]:
+    with open_channel(f"{HOST}:{triton.grpc_port}") as channel:
+        yield stub_of(channel)
 
 
 @pytest.fixture(scope="module")
-def direct(triton: TritonServer) -> Any:
-    return stub_of(f"{HOST}:{triton.grpc_port}")
-
-
-@pytest.fixture(scope="module")
-def via_gateway(gateway: Gateway) -> Any:
-    return stub_of(gateway.address)
+def via_gateway(gateway: Gateway) -> Iterator[Any]:
+    with open_channel(gateway.address) as channel:
+        yield stub_of(channel)
 
 
 def outcome(stub: Any, rpc: str, request: Any) -> Any:
