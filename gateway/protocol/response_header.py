@@ -40,11 +40,17 @@ MAX_OUTPUTS = 4096
 """Outputs that a response may have."""
 
 
-_PAGE_TYPE = re.compile(r"\s*(?:text/html|[^;,]*[/+]xml)\b", re.IGNORECASE)
+_PAGE_TYPE = re.compile(
+    r"\s*(?:text/(?:html|xml)|application/(?:xhtml\+)?xml)(?![\w.+-])", re.IGNORECASE
+)
 """The content types of pages: HTML, XHTML, XML."""
 _EVENTS_TYPE = re.compile(r"\s*text/event-stream\b", re.IGNORECASE)
 _JSON_OBJECT = re.compile(rb"[ \t\r\n]*(?:\{|\Z)")
-_NO_PAGE = re.compile(rb"(?!(?:\xef\xbb\xbf)?[ \t\r\n]*<)")
+_NO_PAGE = re.compile(
+    rb"(?!(?:\xef\xbb\xbf)?[ \t\r\n]*<(?:!doctype|html|head|body|\?xml)\b)", re.IGNORECASE
+)
+_TEXT_TYPE = re.compile(r"\s*(?:\Z|text/|application/(?:[^;,]*\+)?json\b)", re.IGNORECASE)
+"""The content types that a page may be sent with: none, any text, JSON."""
 """What bodies may start with; of space alone, nothing is known yet."""
 _OUTPUTS = b'"outputs"'
 _START = 1024
@@ -133,13 +139,14 @@ def tensor_check(
         return None
     if _PAGE_TYPE.match(content_type):
         raise NoTensorsError(status, content_type)
-    if kind is OperationKind.GENERATE and _EVENTS_TYPE.match(content_type):
-        return None  # there may be none of them
     if "Content-Encoding" in headers:
         return None
-    # What KServe's models make of V1 need be no object, and is never read.
-    starts = _JSON_OBJECT if kind is OperationKind.INFER else _NO_PAGE
-    return TensorCheck(status, content_type, starts)
+    if kind is OperationKind.INFER:
+        return TensorCheck(status, content_type, _JSON_OBJECT)
+    # What KServe's models make of V1 need be no JSON. Of events there may be none.
+    if _EVENTS_TYPE.match(content_type) or not _TEXT_TYPE.match(content_type):
+        return None
+    return TensorCheck(status, content_type, _NO_PAGE)
 
 
 def parse_response_header(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> Fields:

@@ -228,7 +228,13 @@ INFER, PREDICT, GENERATE = OperationKind.INFER, OperationKind.PREDICT, Operation
 @pytest.mark.parametrize("kind", [INFER, PREDICT, GENERATE])
 @pytest.mark.parametrize(
     "content_type",
-    ["text/html", " Text/HTML;charset=utf-8", "application/xhtml+xml", "text/xml", "image/svg+xml"],
+    [
+        "text/html",
+        " Text/HTML;charset=utf-8",
+        "application/xhtml+xml",
+        "text/xml",
+        "application/xml",
+    ],
 )
 def test_page_is_refused_by_its_content_type(content_type: str, kind: OperationKind) -> None:
     for status in (200, 201, 206):
@@ -253,6 +259,9 @@ def test_status_without_a_body_is_refused(status: int, kind: OperationKind) -> N
         (INFER, _typed("text/html", **{HEADER_LENGTH: "2"})),
         (INFER, _typed("application/json", **{"Content-Encoding": "gzip"})),
         (GENERATE, _typed("text/event-stream; charset=utf-8")),
+        (PREDICT, _typed("text/event-stream")),
+        (PREDICT, _typed("application/octet-stream")),
+        (PREDICT, _typed("image/svg+xml")),
     ],
 )
 def test_body_is_not_looked_into_where_the_head_is_enough(
@@ -278,6 +287,10 @@ def test_body_is_not_looked_into_where_the_head_is_enough(
         (PREDICT, b"{}", True),
         (PREDICT, b"", False),
         (PREDICT, b"\xef\xbb\xbf <html>", False),
+        (PREDICT, b"<think>4</think> 2", True),
+        (PREDICT, b"<HTML lang=en>", False),
+        (GENERATE, b"<s>hi", True),
+        (GENERATE, b'<?xml version="1.0"?>', False),
         (GENERATE, b"data: 1", True),
         (GENERATE, b"\n<!doctype html>", False),
     ],
