@@ -499,7 +499,6 @@ class Gateway:
     def _drain_endpoints(self, upstreams: Mapping[str, Upstream]) -> None:
         """Apply what operators have drained or restored."""
         urls: defaultdict[str, set[str]] = defaultdict(set)
-        self._drained_version = self._shared.drained.version
         for upstream, url in self._shared.drained.read():
             urls[upstream].add(url)
         for name, each in upstreams.items():
@@ -507,8 +506,10 @@ class Gateway:
 
     def _tick(self) -> None:
         self._shared.heartbeats[self._slot][0] = int(time.monotonic() * 1000)
-        if self._drained_version != self._shared.drained.version:
+        version = self._shared.drained.version
+        if self._drained_version != version:
             self._drain_endpoints(self.upstreams)
+            self._drained_version = version
         self._shared.calls_in_progress[self._slot][0] = self._listener.requests
 
     def _make_observers(
