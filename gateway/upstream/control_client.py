@@ -23,7 +23,7 @@ class ControlResponse:
 async def send_control_request(
     endpoint: UpstreamEndpoint, method: str, path: str, max_bytes: int, body: bytes | None = None
 ) -> ControlResponse:
-    """Send a request and buffer the response, whose body may have ``max_bytes``.
+    """Send a query and buffer the response, whose body may have ``max_bytes``.
 
     Raises GatewayError: 502 or 503 without a response or for a larger one, and 508 if the endpoint
     leads back to a gateway.
@@ -42,7 +42,8 @@ async def _send(
     if body is not None:
         headers["Content-Type"] = "application/json"
     chunks = None if body is None else (body,)
-    response = await endpoint.send(UpstreamRequest(method, path, headers, chunks))
+    request = UpstreamRequest(method, path, headers, chunks, is_idempotent=True)
+    response = await endpoint.send(request)
     try:
         if response.status == ErrorKind.LOOP.value.status:
             message = f"loop: {endpoint.url} leads back to the gateway"

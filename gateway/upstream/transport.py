@@ -72,7 +72,7 @@ class UpstreamRequest:
     is_grpc: bool = False
     """Whether it is a gRPC call, whose route was found by what it calls; no header says so."""
     is_idempotent: bool = False
-    """Whether it is an infer request of no sequence: a server that executes it twice does no harm.
+    """Whether a server that executes it twice does no harm: infer of no sequence, or a query.
 
     Whether the method alone says so is not told here; see ``upstream/http/stale_retry.py``.
     """
