@@ -139,6 +139,10 @@ class BodyStream:
             self._close_stream()
             self._wake()
 
+    def may_pause(self) -> bool:
+        """Tell whether its client may have nothing to say for a while; see ``Body``."""
+        return False
+
     def fail_body(self, error: Exception) -> None:
         """Raise this error in ``read``, after the bytes received before it."""
         if self._error is None and not self.ended:

@@ -215,6 +215,10 @@ class StreamHandler:
         self._wake_reader()
         self.wake_writer()
 
+    def may_pause(self) -> bool:
+        """Tell whether its client may have nothing to say for a while; see ``Body``."""
+        return False
+
     def fail_body(self, error: Exception) -> None:
         """End the body: its reader gets this error, and can still send a response."""
         self._body_error = error

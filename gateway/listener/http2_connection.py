@@ -214,6 +214,10 @@ class Http2Call(StreamHandler):
         """End the call, whose task has ended."""
         self._end_call()
 
+    def may_pause(self) -> bool:
+        """Tell whether its client may have nothing to say for a while; see ``Body``."""
+        return self._is_grpc
+
     def end_incomplete(self) -> None:
         """Let the client end its request after a complete response; else reset the stream."""
         if self.stream.sent_end:

@@ -27,8 +27,12 @@ _HEADS_SHARE = 8
 NO_ROOM: Final = "the gateway buffers too much already (limits.max_buffered_bytes)"
 """Why a head is refused, or dropped."""
 
+MANY_STREAMS: Final = 8
+"""Bodies that a connection has at most at a time if its client is a usual one."""
 STALLED: Final = 1.0
-"""Seconds without a byte after which a body may make room for another call."""
+"""Seconds without a byte after which a body of a connection with more may make room for a call."""
+STALLED_ALONE: Final = 5.0
+"""The same for other connections: slow clients pause so long, too."""
 _SEARCH_INTERVAL: Final = 0.2
 """Seconds between two searches for bodies that stall: each looks at all that are in transit."""
 
@@ -44,6 +48,9 @@ class Body(Protocol):
 
     waits_since: float
     """When its reader began to wait for more, by ``time.monotonic``; 0 if it does not wait."""
+
+    def may_pause(self) -> bool:
+        """Tell whether its client may have nothing to say for a while, as in a gRPC stream."""
 
     def fail_body(self, error: Exception) -> None:
         """End the body: its reader gets this error, after what was received."""
@@ -210,9 +217,13 @@ class BufferShare:
         """Return the body that may end, as nothing has come for the longest time, or None."""
         if self.stall_error is None:
             return None
-        waiting = [body for body in self._bodies if body.waits_since]
+        has_many = self.streams > MANY_STREAMS
+        waiting = [
+            body for body in self._bodies if body.waits_since and (has_many or not body.may_pause())
+        ]
         longest = min(waiting, key=_waits_since, default=None)
-        return None if longest is None or now - longest.waits_since < STALLED else longest
+        patience = STALLED if has_many else STALLED_ALONE
+        return None if longest is None or now - longest.waits_since < patience else longest
 
     def end_stalled_stream(self, now: float) -> bool:
         """End the stream of that body; return whether there was one."""

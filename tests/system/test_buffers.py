@@ -3,10 +3,12 @@ import time
 import pytest
 
 from gateway.system.buffers import (
+    MANY_STREAMS,
     MAX_WINDOW,
     MIN_STREAM_BYTES,
     MIN_WINDOW,
     STALLED,
+    STALLED_ALONE,
     BufferAccount,
     BufferShare,
 )
@@ -17,12 +19,18 @@ MIB = 2**20
 class ArrivingBody:
     """A body whose reader waits since some moment."""
 
-    def __init__(self, share: BufferShare | None = None, stalls_for: float = 0.0) -> None:
+    def __init__(
+        self, share: BufferShare | None = None, stalls_for: float = 0.0, *, may_pause: bool = False
+    ) -> None:
         self.waits_since = time.monotonic() - stalls_for if stalls_for else 0.0
+        self._may_pause = may_pause
         self.error: Exception | None = None
         self._share = share
         if share is not None:
             share.open_stream(self)
+
+    def may_pause(self) -> bool:
+        return self._may_pause
 
     def fail_body(self, error: Exception) -> None:
         self.error = error
@@ -176,7 +184,7 @@ def ended(bodies: list[ArrivingBody]) -> list[int]:
 def test_room_is_made_by_whoever_has_most_streams_that_stall() -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
     one, two, three = (client_share(account) for _ in range(3))
-    long, longer = 2 * STALLED, 3 * STALLED
+    long, longer = 2 * STALLED_ALONE, 3 * STALLED_ALONE
     bodies = [
         ArrivingBody(one, longer),
         *[ArrivingBody(two, long) for _ in range(3)],
@@ -194,7 +202,7 @@ def test_room_is_made_by_whoever_has_most_streams_that_stall() -> None:
 def test_single_streams_that_stall_make_room_in_order_of_their_time() -> None:
     """Such as those of HTTP/1.1, of which each connection has one."""
     account = BufferAccount(100 * MIN_STREAM_BYTES)
-    times = [3 * STALLED, 5 * STALLED, STALLED / 2, 4 * STALLED, 0.0]
+    times = [3 * STALLED_ALONE, 5 * STALLED_ALONE, STALLED_ALONE / 2, 4 * STALLED_ALONE, 0.0]
     bodies = [ArrivingBody(client_share(account), seconds) for seconds in times]
     found = []
     while account.make_room():
@@ -202,9 +210,27 @@ def test_single_streams_that_stall_make_room_in_order_of_their_time() -> None:
     assert found == [[1], [1, 3], [0, 1, 3]]
 
 
+def test_usual_clients_may_pause_for_longer_than_those_with_many_streams() -> None:
+    account = BufferAccount(100 * MIN_STREAM_BYTES)
+    usual, greedy = client_share(account), client_share(account)
+    few = [ArrivingBody(usual, 2 * STALLED) for _ in range(MANY_STREAMS)]
+    streams = [ArrivingBody(usual, 2 * STALLED_ALONE, may_pause=True)]
+    usual_ones = [*few[1:], *streams]
+    few[0].fail_body(TimeoutError())  # as many as are usual
+    many = [
+        ArrivingBody(greedy, 2 * STALLED, may_pause=bool(number % 2))
+        for number in range(2 * MANY_STREAMS)
+    ]
+    while account.make_room():
+        pass
+    assert greedy.streams == MANY_STREAMS
+    assert len(ended(many)) == MANY_STREAMS
+    assert not ended(usual_ones)
+
+
 def test_stream_that_moves_again_makes_no_room() -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
-    bodies = [ArrivingBody(client_share(account), 2 * STALLED) for _ in range(3)]
+    bodies = [ArrivingBody(client_share(account), 2 * STALLED_ALONE) for _ in range(3)]
     assert account.make_room()
     for body in bodies[1:]:
         body.waits_since = 0.0
@@ -214,7 +240,7 @@ def test_stream_that_moves_again_makes_no_room() -> None:
 
 def test_stream_of_a_server_makes_no_room() -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
-    body = ArrivingBody(BufferShare(account), 2 * STALLED)
+    body = ArrivingBody(BufferShare(account), 2 * STALLED_ALONE)
     assert not account.make_room()
     assert body.error is None
 
@@ -222,7 +248,7 @@ def test_stream_of_a_server_makes_no_room() -> None:
 def test_stream_of_a_released_share_makes_no_room() -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
     shares = [client_share(account) for _ in range(2)]
-    bodies = [ArrivingBody(share, 2 * STALLED) for share in shares]
+    bodies = [ArrivingBody(share, 2 * STALLED_ALONE) for share in shares]
     assert account.make_room()
     for share in shares:
         share.release()
@@ -234,7 +260,7 @@ def test_stream_of_a_released_share_makes_no_room() -> None:
 def test_streams_stay_where_others_take_the_room() -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
     share = client_share(account)
-    body = ArrivingBody(share, 2 * STALLED)
+    body = ArrivingBody(share, 2 * STALLED_ALONE)
     share.change(2 * MIN_STREAM_BYTES)
     assert not account.make_room()
     assert body.error is None

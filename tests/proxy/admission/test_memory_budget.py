@@ -2,7 +2,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.proxy.admission.memory_budget import MemoryBudget
-from gateway.system.buffers import MIN_STREAM_BYTES, STALLED, BufferShare
+from gateway.system.buffers import MIN_STREAM_BYTES, STALLED_ALONE, BufferShare
 from tests.system.test_buffers import ArrivingBody, client_share, ended
 
 
@@ -75,7 +75,7 @@ def test_new_cap_counts_existing_reservations() -> None:
 
 def test_as_many_streams_that_stall_end_as_a_call_needs() -> None:
     budget = MemoryBudget(10 * MIN_STREAM_BYTES)
-    bodies = [ArrivingBody(client_share(budget.buffers), 2 * STALLED) for _ in range(8)]
+    bodies = [ArrivingBody(client_share(budget.buffers), 2 * STALLED_ALONE) for _ in range(8)]
     moving = BufferShare(budget.buffers)
     moving.open_stream(ArrivingBody())
     with budget.reserve() as one:
