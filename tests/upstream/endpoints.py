@@ -11,8 +11,11 @@ from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.tls import CertificateFiles, client_context
 from tests.support.certificates import authority
 from tests.support.gateway import no_leaks
+from tests.support.servers.scripted_server import ScriptedServer
 
 EndpointAt = Callable[[str], HttpEndpoint]
+Serve = Callable[..., ScriptedServer]
+"""Makes a server of some transport that plays scripts."""
 
 
 @cache

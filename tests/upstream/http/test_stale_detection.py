@@ -4,51 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import struct
-from collections.abc import Callable
-from pathlib import Path
 
-import pytest
 from multidict import CIMultiDict
 
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import RequestTemplate, UpstreamRequest
 from tests.support.addresses import HOST
-from tests.support.certificates import server_context
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
     Connection,
-    Script,
     ScriptedServer,
     always_respond,
 )
-from tests.upstream.endpoints import EndpointAt
+from tests.upstream.endpoints import EndpointAt, Serve
 from tests.upstream.receivers import RecordingReceiver, try_send
 
-Serve = Callable[..., ScriptedServer]
 YES = always_respond(http_response(b"yes"))
 WRITE = RequestTemplate("DELETE", "/x", ())
 """A request that must not be sent again once a byte of it was written."""
-
-
-@pytest.fixture(params=["http", "https", "https 1.2", "unix"])
-def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
-    """Make servers for each transport."""
-
-    def serve(*scripts: Script) -> ScriptedServer:
-        match request.param:
-            case "http":
-                return ScriptedServer(*scripts)
-            case "unix":
-                return ScriptedServer(*scripts, path=str(tmp_path / "server"))
-            case _:
-                context = server_context()
-                if request.param == "https 1.2":
-                    context.maximum_version = ssl.TLSVersion.TLSv1_2
-                return ScriptedServer(*scripts, ssl=context)
-
-    return serve
 
 
 async def _call(endpoint: HttpEndpoint, method: str = "DELETE") -> bytes:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 from multidict import CIMultiDict
@@ -15,48 +13,20 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
-from tests.support.certificates import server_context
 from tests.support.gateway import until
 from tests.support.http_messages import chunk, chunked, http_response, message
 from tests.support.servers.scripted_server import (
     Connection,
-    Script,
-    ScriptedServer,
     never_respond,
     respond_in_turn,
 )
-from tests.upstream.endpoints import EndpointAt
-
-Serve = Callable[..., ScriptedServer]
+from tests.upstream.endpoints import EndpointAt, Serve
 
 MIB = 1024 * 1024
 PIECE = bytes(range(256)) * 1024
 ON_THE_WAY = 48 * MIB
 """More than the kernel buffers between two processes: tcp(7), tcp_rmem and tcp_wmem."""
 UNTIL_CLOSE = message("HTTP/1.1 200 OK", {"Content-Type": "text/plain"})
-
-
-@pytest.fixture(params=["http", "https", "https 1.2", "unix"])
-def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
-    """Make servers for each transport."""
-
-    def serve(*scripts: Script) -> ScriptedServer:
-        match request.param:
-            case "http":
-                return ScriptedServer(*scripts)
-            case "unix":
-                return ScriptedServer(*scripts, path=str(tmp_path / "server"))
-            case _:
-                return ScriptedServer(*scripts, ssl=_context(request.param))
-
-    return serve
-
-
-def _context(kind: str) -> ssl.SSLContext:
-    context = server_context()
-    if kind == "https 1.2":
-        context.maximum_version = ssl.TLSVersion.TLSv1_2
-    return context
 
 
 def _request(
