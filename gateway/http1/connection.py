@@ -15,7 +15,7 @@ from gateway.http1.body import LAST_CHUNK, frame_chunk
 from gateway.http1.read_buffer import READ_BUFFER
 from gateway.system.buffers import MAX_WINDOW, BufferAccount, BufferShare
 from gateway.system.hangups import HangupWatch
-from gateway.system.turns import turn_queue
+from gateway.system.time_slices import time_slice_queue
 
 _MIN_PIECE_COST = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
@@ -220,7 +220,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self, buffers: BufferAccount | None = None, hangups: HangupWatch | None = None
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.turns = turn_queue()
+        self.time_slices = time_slice_queue()
         self.buffers = BufferShare(buffers or BufferAccount())
         self._hangups = hangups
         self._offered_size = 0
@@ -277,12 +277,12 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.loop.call_soon(self.read_flow.resume, _DEFERRED)
 
     def defer_next_drop(self) -> None:
-        """Read what the peer still sends, and nobody wants, in turns.
+        """Read what the peer still sends, and nobody wants, in time slices.
 
         All such connections together read once in an iteration of the event loop.
         """
         self.read_flow.pause(_DROPPING, is_short=True)
-        self.turns.add(self._resume_dropping)
+        self.time_slices.add(self._resume_dropping)
 
     def _resume_dropping(self) -> None:
         self.read_flow.resume(_DROPPING)
@@ -319,9 +319,9 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._read_ahead = data
 
     def defer_read_ahead(self, data: bytes | memoryview) -> None:
-        """Buffer data, and process it in the next turn."""
+        """Buffer data, and process it in the next time slice."""
         self.buffer_read_ahead(data)
-        self.turns.add(self.process_read_ahead)
+        self.time_slices.add(self.process_read_ahead)
 
     def process_read_ahead(self) -> None:
         """Process the buffered data as if it came now."""

@@ -38,8 +38,8 @@ from gateway.http2.flood_limits import (
     MESSAGE_WORK,
     SETTINGS_PER_WORK,
     STREAMS_PER_WORK,
+    TIME_SLICE_WORK,
     TINY_FRAME,
-    TURN_WORK,
     RateLimit,
 )
 from gateway.http2.flow_control import DEFAULT_WINDOW, ReceiveWindow
@@ -177,7 +177,7 @@ class Http2Connection:
             self._reader.feed(data)
 
     def next_event(self) -> Event | None:
-        """Return the next event, None if there is none yet, or none in this turn.
+        """Return the next event, None if there is none yet, or none in this time slice.
 
         Raises Http2Error, and the connection must be closed.
         """
@@ -206,21 +206,21 @@ class Http2Connection:
             self._fail_stream(error)
         return True
 
-    def begin_turn(self, work: int = TURN_WORK) -> None:
+    def begin_time_slice(self, work: int = TIME_SLICE_WORK) -> None:
         """Limit the work until the next call; before the first one it is unlimited.
 
-        What exceeds it stays in ``unread_bytes``, for the next turn.
+        What exceeds it stays in ``unread_bytes``, for the next time slice.
         """
         self._work_left = work
 
     @property
     def must_wait(self) -> bool:
-        """Whether nothing must be read before the next turn."""
+        """Whether nothing must be read before the next time slice."""
         return self._work_left <= 0 or self._is_too_fast
 
     @property
     def unread_bytes(self) -> int:
-        """The received bytes that are left for the next turn."""
+        """The received bytes that are left for the next time slice."""
         return self._reader.unread
 
     def excess(self) -> float:

@@ -22,14 +22,14 @@ MAX_TINY_FRAMES_PER_SECOND: Final = 100
 TINY_FRAME: Final = 256
 """Bytes of data: so many or more are worth a frame."""
 
-TURN_WORK: Final = 400
-"""Work of a connection in one turn of the event loop: about 1 ms, and less if compiled. The unit is
-what a small frame costs."""
+TIME_SLICE_WORK: Final = 400
+"""Work of a connection in one time slice of the event loop: about 1 ms, and less if compiled.
+The unit is what a small frame costs."""
 MESSAGE_WORK: Final = 8
-"""Work of a head or of trailers beside their block. A turn begins some 40 calls. Fewer would share
-fewer writes to their server: 90 calls at a time took 15 % more CPU each in turns of 15."""
+"""Work of a head or of trailers beside their block. A time slice begins some 40 calls. Fewer would
+share fewer writes to their server: 90 calls took 15 % more CPU each in time slices of 15."""
 BLOCK_BYTES_PER_WORK: Final = 10
-"""Bytes of a header block. Each can be a field, so a block of ``MAX_FIELDS`` takes a whole turn."""
+"""Bytes of a header block. Each can be a field: ``MAX_FIELDS`` take a whole time slice."""
 SETTINGS_PER_WORK: Final = 16
 STREAMS_PER_WORK: Final = 16
 """Streams whose windows change by one frame, or whose senders are woken by it."""

@@ -47,8 +47,8 @@ _MAX_JOINED = 16 * 1024
 """A tiny piece is joined to the one before it, up to so many bytes: each piece is a step for its
 reader, and often a frame to the other side."""
 
-_TURN = "turn"
-"""The pauser of a session that waits for its next turn."""
+_TIME_SLICE = "time slice"
+"""The pauser of a session that waits for its next time slice."""
 
 
 class StreamHandler:
@@ -301,19 +301,19 @@ class Http2Session(Connection):
         self.process_received()
 
     def process_received(self) -> None:
-        """Process received frames: as many as fit into one turn of the event loop."""
+        """Process received frames: as many as fit into one time slice of the event loop."""
         http2 = self.http2
-        http2.begin_turn()
+        http2.begin_time_slice()
         try:
             while (event := http2.next_event()) is not None:
                 self._handle(event)
         except Http2Error as error:
             self.fail(error)
-            self._end_turn()
+            self._end_time_slice()
             return
         self._count_partial(http2.buffered_bytes)
         if http2.must_wait or self.read_flow.paused:
-            self._end_turn()
+            self._end_time_slice()
         self.flush_output()
         if self.transport.get_write_buffer_size() > _MAX_UNSENT:
             reason = "the peer does not read"
@@ -361,20 +361,20 @@ class Http2Session(Connection):
         self._flushing = False
         self.flush_output()
 
-    def _end_turn(self) -> None:
-        """Let others have their turn if this one had too much to read; read nothing meanwhile."""
+    def _end_time_slice(self) -> None:
+        """Let others have a time slice if this one had too much to read; read nothing meanwhile."""
         unread, delay = self.http2.unread_bytes, self.http2.excess()
         self._count_unread(unread)
         if unread or delay:
-            self.read_flow.pause(_TURN, is_short=True)
+            self.read_flow.pause(_TIME_SLICE, is_short=True)
             if delay:
-                self.loop.call_later(delay, self.turns.add, self._take_turn)
+                self.loop.call_later(delay, self.time_slices.add, self._use_time_slice)
             else:
-                self.turns.add(self._take_turn)
+                self.time_slices.add(self._use_time_slice)
         else:
-            self.read_flow.resume(_TURN)
+            self.read_flow.resume(_TIME_SLICE)
 
-    def _take_turn(self) -> None:
+    def _use_time_slice(self) -> None:
         """Process what waits, unless the connection was closed meanwhile."""
         if not (self.closed or self.transport.is_closing()):
             self.process_received()
@@ -435,7 +435,7 @@ class Http2Session(Connection):
             self._partial_size = size
 
     def _count_unread(self, size: int) -> None:
-        """Count the bytes that wait for the next turn."""
+        """Count the bytes that wait for the next time slice."""
         if size != self._unread_size:
             self.buffers.change(size - self._unread_size)
             self._unread_size = size

@@ -450,7 +450,7 @@ class Http2ClientConnection(Http2Session):
             super().data_received(data)
 
     def process_received(self) -> None:
-        """Process frames of a turn; requests start when all of them are processed."""
+        """Process frames of a time slice; requests start when all of them are processed."""
         super().process_received()
         if not self._partial_size:
             self._partial_since = 0.0

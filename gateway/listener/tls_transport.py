@@ -29,7 +29,7 @@ from gateway.listener.messages import encode_error
 from gateway.proxy.dispatch import error_body
 from gateway.system.buffers import MIN_WINDOW
 from gateway.system.descriptors import descriptor_limit
-from gateway.system.turns import turn_queue
+from gateway.system.time_slices import time_slice_queue
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for a handshake at most: some round trips, however slowly a client sends requests."""
@@ -54,9 +54,9 @@ _MAX_RECORD = _RECORD_HEADER + 2**14 + 256
 """Bytes of a record: RFC 8446, section 5.2. So many may wait for the rest of one."""
 _MAX_RECORDS = 64
 """Records that are decrypted by one call. The smallest take some 30 µs each: they update a key."""
-_TURN_RECORDS = 128
-"""Records of a connection that are decrypted in one turn of the event loop. A read may bring 11,000
-of one byte, which take 50 ms; records of 1,400 bytes, as some servers and clients send, fit."""
+_TIME_SLICE_RECORDS = 128
+"""Records of a connection that are decrypted in one time slice of the event loop. A read may
+bring 11,000 of one byte, which take 50 ms; records of 1,400 bytes, as some peers send, fit."""
 _MAX_EMPTY_RECORDS = 1024
 """Records of a connection that bring its client's requests nothing. Honest clients send a few, and
 one for each 2^24 records after that (RFC 8446, section 5.5)."""
@@ -138,8 +138,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._counted = 0
         """Bytes that are counted in the buffers of the connection."""
         self._records_left = 0
-        """Records that may be decrypted in this turn."""
-        self._waits_for_turn = False
+        """Records that may be decrypted in this time slice."""
+        self._waits_for_time_slice = False
         self._record_rest = 0
         """Bytes from the end of what was moved to ``_incoming`` to the next record."""
         self._empty_records = 0
@@ -188,7 +188,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def buffer_updated(self, nbytes: int) -> None:
         """Process the bytes that were read."""
         if self._input_closed:
-            self._wait_for_turn()  # what nobody wants is read in turns, too
+            self._wait_for_time_slice()  # what nobody wants is read in time slices, too
             return
         data = _CIPHERTEXT[:nbytes]
         rest = self._received
@@ -247,7 +247,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Resume reading, first with the bytes that were received before."""
         if not self._reading:
             self._reading = True
-            if not self._waits_for_turn:
+            if not self._waits_for_time_slice:
                 self._socket.resume_reading()
             # Not at once, because the caller may not expect data_received during this call.
             asyncio.get_running_loop().call_soon(self._process_rest)
@@ -299,11 +299,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._count(0)
 
     def _process_received(self) -> None:
-        """Process received bytes of a turn. An error, the gateway's own, ends this connection.
+        """Process received bytes of a time slice; an error of our own ends this connection.
 
         The event loop would let it live if this is called for the bytes of before.
         """
-        self._records_left = _TURN_RECORDS
+        self._records_left = _TIME_SLICE_RECORDS
         try:
             if self._established:
                 self._decrypt_received()
@@ -313,11 +313,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             _log.exception("the TLS connection of %s failed", self.client or "a client")
             self.abort()
         if self._reading and self._received and self._records_left <= 0:
-            self._wait_for_turn()
+            self._wait_for_time_slice()
 
     def _process_rest(self) -> None:
-        """Process the bytes that were received before, unless their turn comes later."""
-        if self._waits_for_turn or self._input_closed:
+        """Process the bytes that were received before, unless their time slice comes later."""
+        if self._waits_for_time_slice or self._input_closed:
             return
         self._process_received()
         if len(self._received) * 2 <= self._pinned:
@@ -325,15 +325,15 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         else:
             self._count_received()
 
-    def _wait_for_turn(self) -> None:
-        """Go on in the next turn, and read nothing meanwhile."""
-        if not self._waits_for_turn:
-            self._waits_for_turn = True
+    def _wait_for_time_slice(self) -> None:
+        """Go on in the next time slice, and read nothing meanwhile."""
+        if not self._waits_for_time_slice:
+            self._waits_for_time_slice = True
             self._socket.pause_reading()
-            turn_queue().add(self._take_turn)
+            time_slice_queue().add(self._use_time_slice)
 
-    def _take_turn(self) -> None:
-        self._waits_for_turn = False
+    def _use_time_slice(self) -> None:
+        self._waits_for_time_slice = False
         if self._reading and not self._socket.is_closing():
             self._socket.resume_reading()
             self._process_rest()
@@ -412,7 +412,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._flush_outgoing()  # such as session tickets
 
     def _feed_incoming(self) -> bool:
-        """Move some received records to ``_incoming``; return whether there were any in this turn.
+        """Move some received records to ``_incoming``; return whether it moved any.
 
         Raises ssl.SSLError if too many have brought no data: such as KeyUpdate, each of which takes
         the gateway more time than its client, and a response (RFC 8446, section 4.6.3).

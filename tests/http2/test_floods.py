@@ -18,8 +18,8 @@ from gateway.http2.flood_limits import (
     MAX_TINY_DATA,
     MAX_TINY_DATA_PER_SECOND,
     MAX_TINY_FRAMES,
+    TIME_SLICE_WORK,
     TINY_FRAME,
-    TURN_WORK,
 )
 from gateway.http2.frame_reader import MAX_CONTINUATIONS, MAX_CONTROL_PAYLOAD, MAX_HEADER_BLOCK
 from gateway.http2.frame_writer import (
@@ -266,9 +266,9 @@ def test_windows_that_run_out_with_a_few_bytes_are_no_flood() -> None:
         http2.take_output()
 
 
-def frames_in_a_turn(peer: Peer, flood: list[bytes]) -> int:
-    """Return how many frames of a flood, which comes at once, are processed in one turn."""
-    peer.http2.begin_turn()
+def frames_in_a_time_slice(peer: Peer, flood: list[bytes]) -> int:
+    """Return how many frames of a flood, which comes at once, are processed in one time slice."""
+    peer.http2.begin_time_slice()
     peer.send(*flood)
     unread, count = peer.http2.unread_bytes, len(flood)
     while unread >= len(flood[count - 1]):
@@ -279,16 +279,20 @@ def frames_in_a_turn(peer: Peer, flood: list[bytes]) -> int:
 
 @pytest.mark.parametrize("name", [*CONTROL, "tiny DATA"])
 def test_turn_has_a_bounded_number_of_frames(name: str) -> None:
-    """TURN_WORK, also for frames that tell nobody anything."""
+    """TIME_SLICE_WORK, also for frames that tell nobody anything."""
     peer = Peer(clock=Clock())
     peer.request(1)
     peer.http2.reset(peer.request(3), CODE.CANCEL)
     frame = CONTROL.get(name, data(1))
-    assert TURN_WORK // 2 < frames_in_a_turn(peer, [frame] * (2 * TURN_WORK)) <= TURN_WORK
-    # The rest is for the next turns.
-    peer.http2.begin_turn()
+    assert (
+        TIME_SLICE_WORK // 2
+        < frames_in_a_time_slice(peer, [frame] * (2 * TIME_SLICE_WORK))
+        <= TIME_SLICE_WORK
+    )
+    # The rest is for the next time slices.
+    peer.http2.begin_time_slice()
     peer.send()
-    peer.http2.begin_turn()
+    peer.http2.begin_time_slice()
     peer.send()
     assert peer.http2.unread_bytes == 0
 
@@ -314,13 +318,13 @@ ALL_FIELDS = b"\x82" * (MAX_FIELDS - 1)
 def test_turn_has_fewer_frames_that_cost_more(
     flood: Callable[[Peer, int], bytes], most: int
 ) -> None:
-    """TURN_WORK: one header block of MAX_FIELDS, heads of 45 calls."""
+    """TIME_SLICE_WORK: one header block of MAX_FIELDS, heads of 45 calls."""
     peer = Peer(clock=Clock(), max_streams=200)
     peer.http2.reset(peer.request(1), CODE.CANCEL)
     for stream_id in range(3, 181, 2):
         peer.request(stream_id)
     frames = [flood(peer, 2 * number + 1001) for number in range(99)]
-    assert most // 2 <= frames_in_a_turn(peer, frames) <= most
+    assert most // 2 <= frames_in_a_time_slice(peer, frames) <= most
 
 
 def test_tiny_data_beyond_the_rate_have_to_wait() -> None:

@@ -1,4 +1,4 @@
-"""What a session reads in a turn of the event loop, and what waits for the next one."""
+"""What a session reads in a time slice of the event loop, and what waits for the next one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.events import DataReceived, HeadersReceived, StreamReset
-from gateway.http2.flood_limits import MAX_TINY_DATA, TINY_FRAME, TURN_WORK
+from gateway.http2.flood_limits import MAX_TINY_DATA, TIME_SLICE_WORK, TINY_FRAME
 from gateway.http2.frame_writer import SETTINGS_ACK, encode_headers, encode_ping, encode_settings
 from gateway.http2.frames import PREFACE
 from gateway.http2.hpack import Encoder
@@ -76,7 +76,7 @@ async def test_others_have_their_turn_before_many_frames_are_through() -> None:
     log: list[str] = []
     floods = [Session("flood", log) for _ in range(3)]
     other = Session("other", log)
-    count = 4 * TURN_WORK
+    count = 4 * TIME_SLICE_WORK
     for flood in floods:
         flood.data_received(flood.request() + data(1) * count)
     # Others' bytes come in the next iterations of the event loop.
@@ -84,7 +84,7 @@ async def test_others_have_their_turn_before_many_frames_are_through() -> None:
         before = len(log)
         await iterations(1)
         # However many floods there are, this is for one of them.
-        assert len(log) - before <= TURN_WORK
+        assert len(log) - before <= TIME_SLICE_WORK
         other.data_received(other.request(stream_id))
         assert log[-1] == "other headers"
     await until(lambda: log.count("flood data") == 3 * count)
@@ -96,7 +96,7 @@ async def test_others_have_their_turn_before_many_frames_are_through() -> None:
 async def test_session_reads_nothing_until_its_turn() -> None:
     buffers = BufferAccount()
     session = Session(buffers=buffers)
-    flood = encode_ping(b"12345678") * (2 * TURN_WORK + 10)
+    flood = encode_ping(b"12345678") * (2 * TIME_SLICE_WORK + 10)
     session.data_received(flood)
     calls = session.fake.calls
     assert calls == ["pause"]
@@ -106,7 +106,7 @@ async def test_session_reads_nothing_until_its_turn() -> None:
     assert 0 < buffers.buffered < waiting
     await until(lambda: calls == ["pause", "resume"])
     assert buffers.buffered == 0
-    session.data_received(encode_ping(b"12345678") * (TURN_WORK // 2))
+    session.data_received(encode_ping(b"12345678") * (TIME_SLICE_WORK // 2))
     assert calls == ["pause", "resume"]
 
 
@@ -114,7 +114,7 @@ async def test_session_reads_nothing_until_its_turn() -> None:
 async def test_closed_connection_drops_what_waits(closing: bool) -> None:
     buffers = BufferAccount()
     session = Session(buffers=buffers)
-    session.data_received(session.request() + data(1) * (9 * TURN_WORK))
+    session.data_received(session.request() + data(1) * (9 * TIME_SLICE_WORK))
     before = len(session.log)
     session.fake.closing = closing
     if not closing:
@@ -131,7 +131,7 @@ async def test_ended_connection_reads_on_to_notice_its_end() -> None:
     buffers = BufferAccount()
     session = Session(buffers=buffers)
     session.fake.close = lambda: None  # type: ignore[method-assign]
-    session.data_received(encode_ping(b"12345678") * TURN_WORK + b"\0" * 9 + bytes(5000))
+    session.data_received(encode_ping(b"12345678") * TIME_SLICE_WORK + b"\0" * 9 + bytes(5000))
     assert session.errors == []
     await until(lambda: session.fake.calls == ["pause", "resume"])
     assert session.errors[0].code is ErrorCode.PROTOCOL_ERROR

@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import bad_request
 from gateway.http2.errors import ErrorCode
-from gateway.http2.flood_limits import MAX_CONTROL_FRAMES, MAX_RESETS, TURN_WORK
+from gateway.http2.flood_limits import MAX_CONTROL_FRAMES, MAX_RESETS, TIME_SLICE_WORK
 from gateway.http2.frame_writer import (
     encode_data_header,
     encode_frame_header,
@@ -587,7 +587,7 @@ async def test_ping_flood_ends_the_connection() -> None:
 async def test_innocent_client_is_served_before_a_flood_is_through() -> None:
     """Tiny frames for 24 turns, of a request that ends with the last of them."""
     flood = encode_data_header(1, 1, False) + b"x"
-    count = 24 * TURN_WORK
+    count = 24 * TIME_SLICE_WORK
     ended: list[str] = []
     began = asyncio.Event()
 

@@ -23,8 +23,8 @@ from gateway.sizes import CONVERT_CHUNK
 
 _CAP_NAME = "limits.max_request_bytes"
 
-_TURN = 1024
-"""Fields that are scanned before other calls have their turn: about a millisecond."""
+_TIME_SLICE = 1024
+"""Fields that are scanned before other calls get a time slice: about a millisecond."""
 _MESSAGE_WORK = 16
 _CHUNK_WORK = 256
 """What a message, or a decompressed chunk, costs in fields."""
@@ -95,7 +95,7 @@ class GrpcRequest(ClientRequest):
         self._max_decompression_ratio = max_decompression_ratio
         self._checked: tuple[ScannedModel, tuple[str, ...]] | None = None
         self._work = 0
-        """What was done since other calls had their turn; a field counts 1."""
+        """What was done since other calls had a time slice; a field counts 1."""
 
     async def find_model(
         self, deadline: Deadline, reservation: Reservation
@@ -264,9 +264,9 @@ class GrpcRequest(ClientRequest):
             await self._count_work(scanner.fields - before)
 
     async def _count_work(self, work: int) -> None:
-        """Let other calls have their turn after about a millisecond."""
+        """Let other calls have a time slice after about a millisecond."""
         self._work += work
-        if self._work >= _TURN:
+        if self._work >= _TIME_SLICE:
             self._work = 0
             await asyncio.sleep(0)
 

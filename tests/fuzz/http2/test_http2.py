@@ -49,7 +49,7 @@ class End:
         self.connection.receive(data)
         try:
             while True:
-                self.connection.begin_turn(work)
+                self.connection.begin_time_slice(work)
                 while (event := self.connection.next_event()) is not None:
                     assert self.error is None
                     self._handle(event)

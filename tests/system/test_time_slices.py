@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.system.turns import TurnQueue, turn_queue
+from gateway.system.time_slices import TimeSliceQueue, time_slice_queue
 from tests.support.doubles.iterations import iterations
 
 
 async def test_one_turn_is_taken_in_each_iteration() -> None:
-    queue = TurnQueue(asyncio.get_running_loop())
+    queue = TimeSliceQueue(asyncio.get_running_loop())
     taken: list[str] = []
     for name in ("a", "b", "c"):
         queue.add(lambda name=name: taken.append(name))  # type: ignore[misc]
@@ -23,15 +23,15 @@ async def test_one_turn_is_taken_in_each_iteration() -> None:
 
 
 async def test_who_waits_again_is_the_last() -> None:
-    queue = TurnQueue(asyncio.get_running_loop())
+    queue = TimeSliceQueue(asyncio.get_running_loop())
     taken: list[str] = []
 
     def take(name: str) -> Callable[[], None]:
-        def turn() -> None:
+        def time_slice() -> None:
             taken.append(name)
-            queue.add(turn)
+            queue.add(time_slice)
 
-        return turn
+        return time_slice
 
     queue.add(take("a"))
     queue.add(take("b"))
@@ -43,7 +43,7 @@ async def test_turn_that_fails_holds_up_nobody() -> None:
     loop = asyncio.get_running_loop()
     told: list[object] = []
     loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-    queue = TurnQueue(loop)
+    queue = TimeSliceQueue(loop)
     taken: list[str] = []
     error = ValueError()
 
@@ -62,19 +62,19 @@ async def test_turn_that_fails_holds_up_nobody() -> None:
 
 
 async def test_connections_of_an_event_loop_share_a_queue() -> None:
-    assert turn_queue() is turn_queue()
+    assert time_slice_queue() is time_slice_queue()
     other = asyncio.new_event_loop()
 
-    async def of_other() -> TurnQueue:
-        return turn_queue()
+    async def of_other() -> TimeSliceQueue:
+        return time_slice_queue()
 
     try:
         found = await asyncio.to_thread(other.run_until_complete, of_other())
-        assert found is not turn_queue()
+        assert found is not time_slice_queue()
     finally:
         other.close()
 
 
 def test_queue_needs_a_running_event_loop() -> None:
     with pytest.raises(RuntimeError):
-        turn_queue()
+        time_slice_queue()

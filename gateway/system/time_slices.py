@@ -1,0 +1,43 @@
+"""Gives connections with much to process a time slice each, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+
+class TimeSliceQueue:
+    """Runs one time slice in each iteration of the event loop.
+
+    However many wait here, all others wait for one of their time slices only.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def add(self, time_slice: Callable[[], None]) -> None:
+        """Call ``time_slice`` once, in a later iteration of the event loop."""
+        self._waiting.append(time_slice)
+        if len(self._waiting) == 1:
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        time_slice = self._waiting.popleft()
+        if self._waiting:  # also if this one raises
+            self._loop.call_soon(self._run)
+        time_slice()
+
+
+_queues: WeakKeyDictionary[asyncio.AbstractEventLoop, TimeSliceQueue] = WeakKeyDictionary()
+
+
+def time_slice_queue() -> TimeSliceQueue:
+    """Return the queue of the running event loop: one for all of its connections."""
+    loop = asyncio.get_running_loop()
+    queue = _queues.get(loop)
+    if queue is None:
+        queue = _queues[loop] = TimeSliceQueue(loop)
+    return queue
