@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,6 +51,8 @@ class GrpcLoad:
         """Let each client finish its call."""
         self._stopping = True
         await asyncio.gather(*self._tasks)
+        # grpcio keeps a cancelled stream, and with it the channel's connection, in a cycle.
+        gc.collect()
 
     async def drop(self) -> None:
         """End the clients wherever they are."""

@@ -23,10 +23,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from tests.fuzz.http2.hostile_clients import hostile_client
 from tests.integration.environment import MissingServerError
@@ -260,6 +261,17 @@ class _Traffic:
 
 
 @asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Run it in a task, and end that task."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+@asynccontextmanager
 async def _traffic(
     url: str, disconnecting: Sequence[_DisconnectingClient], triton: TritonServer | None
 ) -> AsyncIterator[_Traffic]:
@@ -332,13 +344,15 @@ async def soak(minutes: float, folder: Path, triton: TritonServer | None) -> lis
         file.write_text(
             f"listen: {HOST}:{port}\nadmin: {HOST}:{admin}\n{_settings(servers, triton)}"
         )
-        async with gateway_process(str(file)) as (process, url):
+        calm = asyncio.Lock()
+        async with (
+            gateway_process(str(file)) as (process, url),
+            _running(_read_log(process)) as reading,
+            _running(_inject_failures(servers, calm)) as disturbing,
+            _running(_reload(process, file)) as reloading,
+        ):
             disconnecting = [_DisconnectingClient(url, _forms()) for _ in range(LEAVING)]
             samples, wrong = [], 0
-            reading = asyncio.create_task(_read_log(process))
-            calm = asyncio.Lock()
-            disturbing = asyncio.create_task(_inject_failures(servers, calm))
-            reloading = asyncio.create_task(_reload(process, file))
             for share in (WARM_UP, 1 - WARM_UP):
                 end = time.monotonic() + 60 * minutes * share
                 async with _traffic(url, disconnecting, triton) as traffic:
