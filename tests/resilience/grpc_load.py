@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -51,11 +50,10 @@ class GrpcLoad:
         """Let each client finish its call."""
         self._stopping = True
         await asyncio.gather(*self._tasks)
-        # grpcio keeps a cancelled stream, and with it the channel's connection, in a cycle.
-        gc.collect()
 
     async def drop(self) -> None:
         """End the clients wherever they are."""
+        self._stopping = True  # a client may take it for the cancel of its call
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import gzip
 import json
 import os
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from typing import Any
 from tests.fuzz.http2.hostile_clients import hostile_client
 from tests.integration.environment import MissingServerError
 from tests.integration.support.impatient_clients import MODELS as TRITON_MODELS
-from tests.integration.support.impatient_clients import ImpatientClients
+from tests.integration.support.impatient_clients import ImpatientClients, impatient_clients_of
 from tests.integration.triton.installation import find
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
@@ -256,8 +257,6 @@ class _Traffic:
         """Let each client finish its call."""
         for load in (self.http, self.to_grpc_servers, self.grpc):
             await load.end()
-        if self.impatient is not None:
-            await self.impatient.end()
 
 
 @asynccontextmanager
@@ -282,9 +281,13 @@ async def _traffic(
         load_on(url, MIXED, pause=0.01, model=over_http) as http,
         load_on(url, some, pause=0.01, model=over_grpc) as to_grpc_servers,
         grpc_load_on(url, MODELS, pause=0.01) as grpc,
+        AsyncExitStack() as stack,
         asyncio.TaskGroup() as group,
     ):
-        impatient = None if triton is None else ImpatientClients(url.removeprefix("http://"))
+        impatient = None
+        if triton is not None:
+            clients = impatient_clients_of(url.removeprefix("http://"))
+            impatient = await stack.enter_async_context(clients)
         traffic = _Traffic(http, to_grpc_servers, grpc, impatient)
         tasks = [group.create_task(leaver.run()) for leaver in disconnecting]
         tasks += [group.create_task(_attack(url)) for _ in range(HOSTILE)]
@@ -360,6 +363,8 @@ async def soak(minutes: float, folder: Path, triton: TritonServer | None) -> lis
                         await asyncio.sleep(min(10, 60 * minutes * share))
                         now = await _sample(process, f"http://{HOST}:{admin}")
                         print(_line(now, traffic, disconnecting), flush=True)
+                # grpcio keeps a cancelled stream, and with it the channel's connection, in a cycle.
+                gc.collect()
                 wrong += traffic.wrong
                 print("gRPC:", dict(traffic.grpc.counts), flush=True)
                 if traffic.impatient is not None:

@@ -43,7 +43,9 @@ class Peer:
             sock.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
-        """Drop the connection with a TCP reset."""
+        """Drop the connection with a TCP reset, unless it is closed already."""
+        if self._writer.is_closing():
+            return
         self._writer.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
         )
