@@ -296,8 +296,8 @@ class _Query:
             return None
         deadline.expect_server(server)
         response = await send_attempt(lease.endpoint, self.request, record)
-        lease.classify_status(response.status)
         try:
+            lease.classify_status(response.status)
             return await _buffer_response(response, server, deadline, self.reservation)
         finally:
             close_attempt(response, record)
