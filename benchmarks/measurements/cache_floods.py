@@ -1,7 +1,7 @@
 """Measures what a client that sends ever new heads, models or requests costs the other clients.
 
 The caches that plans are kept in have room for some hundred of them. One client sends 1,000
-requests that all differ, as it may in a fifth of a second. Then each of the others sends one
+requests that all differ, as it may in a fifth of a second, or sends 500 of them twice. Then each of the others sends one
 request on its own connection, and the gateway's CPU time for it counts. That is compared with the
 same after 1,000 requests that are all alike.
 """
@@ -24,6 +24,8 @@ from benchmarks.harness.requests import HEADER_LENGTH
 from benchmarks.report import Row, below
 
 _FLOOD = 1_000
+_TIMES = {"once": 1, "twice": 2, "three times": 3}
+"""How often each of the requests is sent, one after the other."""
 _PIPELINED = 50
 _MAX_RISE = 0.15
 _SETTLED = 0.0005  # seconds in which the gateway does nothing more for a call
@@ -88,12 +90,13 @@ def rows(env: Environment) -> list[Row]:
         return [
             row
             for name, make in _FLOODS.items()
-            for row in _measure(env.rounds(15), gateway.pid, gateway.port, name, make)
+            for times in _TIMES
+            for row in _measure(env.rounds(15), gateway.pid, gateway.port, name, make, times)
         ]
 
 
 def _measure(
-    rounds: int, pid: int, port: int, name: str, make: Callable[[int], bytes]
+    rounds: int, pid: int, port: int, name: str, make: Callable[[int], bytes], times: str
 ) -> list[Row]:
     alone: dict[str, list[float]] = {each: [] for each in _OTHERS}
     beside: dict[str, list[float]] = {each: [] for each in _OTHERS}
@@ -104,19 +107,20 @@ def _measure(
             client.exchange([request])
     for number in range(rounds):
         start = 1 + number * _FLOOD
-        for times, requests in (
+        for seconds, requests in (
             (alone, [make(0)] * _FLOOD),
-            (beside, [make(start + offset) for offset in range(_FLOOD)]),
+            (beside, [make(start + offset // _TIMES[times]) for offset in range(_FLOOD)]),
         ):
             for at in range(0, _FLOOD, _PIPELINED):
                 flooding.exchange(requests[at : at + _PIPELINED])
             for each, request in _OTHERS.items():
                 before = _settled_cpu_time(pid)
                 clients[each].exchange([request])
-                times[each].append(_settled_cpu_time(pid) - before)
+                seconds[each].append(_settled_cpu_time(pid) - before)
     for client in (*clients.values(), flooding):
         client.close()
-    return [_row(name, each, alone[each], beside[each]) for each in _OTHERS]
+    flood = f"{name}, each {times}"
+    return [_row(flood, each, alone[each], beside[each]) for each in _OTHERS]
 
 
 def _row(flood: str, what: str, alone: Sequence[float], beside: Sequence[float]) -> Row:

@@ -62,6 +62,9 @@ PASSTHROUGH = (
 )
 """Kinds that are forwarded unchanged; each other kind has a handler of its own."""
 
+QUERIES = frozenset((OperationKind.INDEX,))
+"""Kinds that have no effect although clients send them by POST."""
+
 OPERATION_KINDS: Mapping[str, frozenset[OperationKind]] = MappingProxyType(
     {
         "infer": frozenset((OperationKind.INFER, OperationKind.PREDICT)),

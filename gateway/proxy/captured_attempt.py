@@ -12,6 +12,7 @@ from gateway.upstream.transport import (
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
+    closed_on_error,
 )
 
 _CANCELLED = "cancelled: a timeout, or the client has closed the connection"
@@ -38,10 +39,11 @@ async def send_captured(
     except BaseException as error:
         attempt.error = _describe(error)
         raise
-    attempt.response = CapturedMessage.of_response(
-        response.status, response.reason, response.headers, is_grpc=request.is_grpc
-    )
-    return _CapturedResponse(response, attempt, attempt.response)
+    with closed_on_error(response):
+        attempt.response = CapturedMessage.of_response(
+            response.status, response.reason, response.headers, is_grpc=request.is_grpc
+        )
+        return _CapturedResponse(response, attempt, attempt.response)
 
 
 def _describe(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gateway.codec.json.nesting import NestingCheck
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.protocol.messages import SEQUENCE_PREFIX
-from gateway.protocol.operations import ModelName, OperationKind
+from gateway.protocol.operations import QUERIES, ModelName, OperationKind
 from gateway.protocol.response_header import NoTensorsError, TensorCheck, tensor_check
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -82,6 +82,8 @@ def _is_idempotent(call: Call, body: Body) -> bool:
     A V1 prediction for a V1 server is not parsed. If in doubt, it is not idempotent: its body is
     streamed or compressed, or may write the name of a sequence parameter with escapes.
     """
+    if call.operation.kind in QUERIES:
+        return True
     is_predict = call.operation.kind is OperationKind.PREDICT
     if not is_predict or not isinstance(body, tuple) or "Content-Encoding" in call.request.headers:
         return False

@@ -21,7 +21,12 @@ from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.head_limits import check_lengths
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.pool.member import Outcome
-from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
+from gateway.upstream.transport import (
+    UpstreamEndpoint,
+    UpstreamRequest,
+    UpstreamResponse,
+    closed_on_error,
+)
 
 _T = TypeVar("_T")
 
@@ -167,10 +172,11 @@ async def send_attempt(
         else:
             record.server_seconds = time.perf_counter() - record.sent_at
         raise
-    record.server_seconds = time.perf_counter() - record.sent_at
-    record.first_byte_seconds = record.server_seconds - response.head_delay
-    if record.trace is not None:
-        record.trace.set_status(response.status)
+    with closed_on_error(response):
+        record.server_seconds = time.perf_counter() - record.sent_at
+        record.first_byte_seconds = record.server_seconds - response.head_delay
+        if record.trace is not None:
+            record.trace.set_status(response.status)
     return response
 
 

@@ -257,8 +257,8 @@ class Upstream(Section):
         description="Which requests are sent again if the server closes a reused HTTP/1.1"
         " connection without a response, within a second. It may have executed them. With safe,"
         " that is GET, HEAD and OPTIONS. With infer, also infer requests without sequence"
-        " parameters. With all, every request: then a server may execute a load or a generate"
-        " twice.",
+        " parameters, and the repository index. With all, every request: then a server may execute"
+        " a load or a generate twice.",
     )
     dns_refresh: Annotated[float, time("10ms", "24h")] | None = Field(
         default=None,

@@ -17,16 +17,20 @@ _Result = TypeVar("_Result")
 
 _MISSES_PER_ENTRY: Final = 16
 """Missed keys that are remembered, for each entry: 8 bytes each."""
+_TRIAL_HITS: Final = 64
+"""Of hits of keys on trial, one in so many ends the trial: keys in steady use get out of it."""
 _WAYS: Final = 16
 """Missed keys of the same place: with few of them, keys used in turn would displace each other."""
 
 
 class BoundedCache(Generic[_Key, _Value]):
-    """Caches values by their keys: the last ``max_entries`` used, and at most twice as many.
+    """Caches values by their keys: the last ``max_entries`` used, and at most four times as many.
 
     Once it is full, it takes a key at its second miss only, so that keys used once displace
-    nothing. An entry is dropped if it was not used while ``max_entries`` others were. None is no
-    value: it is not cached.
+    nothing. Such a key is on trial, which ends well if it is used again after ``max_entries`` more
+    have begun theirs: keys used a few times in a row displace only others on trial. That is the
+    algorithm 2Q of Johnson and Shasha (1994). An entry is dropped if it was not used while
+    ``max_entries`` others were. None is no value: it is not cached.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -35,11 +39,15 @@ class BoundedCache(Generic[_Key, _Value]):
         """Entries that were used lately; a loop may look here first, which saves a call."""
         self._older: dict[_Key, _Value] = {}
         """What was recent before; an entry that is used moves back."""
+        self._trial: dict[_Key, _Value] = {}
+        """Entries on trial, and those that were so before."""
+        self._older_trial: dict[_Key, _Value] = {}
+        self._trial_hits = 0
         self._missed = array("q")
         """Hashes of keys missed lately, each in the place that its hash gives."""
 
     def __len__(self) -> int:
-        return len(self.recent) + len(self._older)
+        return len(self.recent) + len(self._older) + len(self._trial) + len(self._older_trial)
 
     def get(self, key: _Key) -> _Value | None:
         """Return the value of a key; None if it is not cached."""
@@ -54,18 +62,31 @@ class BoundedCache(Generic[_Key, _Value]):
         """
         if value is None:
             return value
-        if len(self) < self._max_entries or self._was_missed(key if mark is None else mark):
+        if len(self) < self._max_entries:
             self._keep(key, value)
+        elif self._was_missed(key if mark is None else mark):
+            if len(self._trial) >= self._max_entries:
+                self._older_trial, self._trial = self._trial, {}
+            self._trial[key] = value
         return value
 
     def clear(self) -> None:
         """Drop all entries."""
-        self.recent, self._older = {}, {}
+        self.recent, self._older, self._trial, self._older_trial = {}, {}, {}, {}
 
     def _take_older(self, key: _Key) -> _Value | None:
         value = self._older.pop(key, None)
-        if value is not None:
-            self._keep(key, value)
+        if value is None:
+            value = self._older_trial.pop(key, None)
+        if value is None:
+            value = self._trial.get(key)
+            if value is None:
+                return None
+            self._trial_hits += 1
+            if self._trial_hits % _TRIAL_HITS:
+                return value
+            del self._trial[key]
+        self._keep(key, value)
         return value
 
     def _keep(self, key: _Key, value: _Value) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -142,6 +143,16 @@ class UpstreamResponse(ABC):
     @abstractmethod
     def close(self) -> None:
         """Return the connection to the pool, or drop it if the body was not read to its end."""
+
+
+@contextmanager
+def closed_on_error(response: UpstreamResponse) -> Iterator[None]:
+    """Close a response if an error keeps it from the caller who would have closed it."""
+    try:
+        yield
+    except BaseException:
+        response.close()
+        raise
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -290,21 +290,23 @@ async def _until_recent(admin: str) -> None:
 
 @in_processes
 async def test_killed_admin_process_is_replaced_and_no_call_is_lost(tmp_path: Path) -> None:
-    async with _gateway(tmp_path) as (process, url, admin, _), _Load(url) as load:
-        for _ in range(2):
-            async with connect(f"http://{admin}") as client:
-                await client.send(request("GET", "/api/events", headers=LOCAL))
-                await client.head()
-                os.kill(await _admin_pid(process, admin), signal.SIGKILL)
-                with suppress(ConnectionResetError, asyncio.IncompleteReadError):
-                    while await client.chunk():
-                        pass
-            await _until_served(admin)
-            calls = load.calls
-            await until(lambda calls=calls: load.calls > calls + 20)  # type: ignore[misc]
-            counted = sum((await Operator(admin).counted()).values())
-            assert counted >= calls
-            await _until_recent(admin)
+    async with _gateway(tmp_path) as (process, url, admin, _):
+        async with _Load(url) as load:
+            for _ in range(2):
+                async with connect(f"http://{admin}") as client:
+                    await client.send(request("GET", "/api/events", headers=LOCAL))
+                    await client.head()
+                    os.kill(await _admin_pid(process, admin), signal.SIGKILL)
+                    with suppress(ConnectionResetError, asyncio.IncompleteReadError):
+                        while await client.chunk():
+                            pass
+                await _until_served(admin)
+                calls = load.calls
+                await until(lambda calls=calls: load.calls > calls + 20)  # type: ignore[misc]
+                counted = sum((await Operator(admin).counted()).values())
+                assert counted >= calls
+                await _until_recent(admin)
+        # After the load: a gateway that drains closes its connections.
         process.signal(signal.SIGTERM)
         await process.wait_for_output("stopping")
 

@@ -565,14 +565,15 @@ async def test_rapid_reset_ends_the_connection() -> None:
         client_of(running) as client,
     ):
         await until_ready(running)
-        for _ in range(MAX_RESETS + 200):
+        # The time since the connection began allows up to as many again, once.
+        for _ in range(3 * MAX_RESETS):
             stream = client.send_headers("GET", "/", end_stream=True, flush=False)
             client.h2.reset_stream(stream, 8)
         client.flush()
         await client.until_closed()
         assert client.goaways[0][1] == ErrorCode.ENHANCE_YOUR_CALM
         await until(lambda: not running.listener.requests)
-    assert MAX_RESETS <= len(records) <= MAX_RESETS + 200
+    assert MAX_RESETS <= len(records) < 3 * MAX_RESETS
 
 
 async def test_ping_flood_ends_the_connection() -> None:

@@ -7,6 +7,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.observe.call_capture import CallCapture
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
@@ -17,7 +18,12 @@ from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
-from gateway.upstream.transport import Body, UpstreamEndpoint, UpstreamRequest
+from gateway.upstream.transport import (
+    Body,
+    UpstreamEndpoint,
+    UpstreamRequest,
+    UpstreamResponse,
+)
 from tests.support.addresses import free_address
 from tests.support.certificates import authority, server_context
 from tests.support.doubles.streaming import (
@@ -125,6 +131,44 @@ async def test_retry_policy_allows_more_retries(turn: ServerStep) -> None:
     assert [each.bodies for each in endpoints] == [[b"body"]] * 2
     assert [member.ejection.failures for member in upstream.pool.members] == [1, 0]
     assert upstream.pool.outstanding == [0] * 2
+
+
+class _UnmeasurableResponse(ScriptedUpstreamResponse):
+    @property
+    def head_delay(self) -> float:
+        raise ZeroDivisionError
+
+
+class _UnmeasurableEndpoint(ScriptedEndpoint):
+    """It responds with what cannot be recorded."""
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        await super().send(request)
+        response = _UnmeasurableResponse()
+        response._log = self._log
+        return response
+
+
+class _UncapturableEndpoint(ScriptedEndpoint):
+    """It responds with what cannot be captured."""
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        response = await super().send(request)
+        response.headers = None  # type: ignore[assignment]
+        return response
+
+
+@pytest.mark.parametrize("is_captured", [False, True], ids=["recorded", "captured"])
+async def test_response_whose_recording_fails_is_closed(is_captured: bool) -> None:
+    log, record = EventLog(), CallRecord("POST", "/x")
+    endpoint = (_UncapturableEndpoint if is_captured else _UnmeasurableEndpoint)(log, OK)
+    if is_captured:
+        record.capture = CallCapture()
+    upstream = make_destination(endpoint).upstream
+    with Deadline(5, 5) as deadline, pytest.raises((ZeroDivisionError, AttributeError, TypeError)):
+        await UpstreamCall(_to(upstream), REQUEST, deadline, record).__aenter__()
+    assert log[-1] == "server is let go"
+    assert upstream.pool.outstanding == [0]
 
 
 async def test_error_response_passes_if_there_is_no_other_endpoint() -> None:

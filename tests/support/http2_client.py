@@ -201,6 +201,12 @@ class Http2Client(Peer):
         self.h2.ping(data)
         self.flush()
 
+    async def until_processed(self) -> None:
+        """Wait until the gateway has processed all that was sent: it acknowledges a PING."""
+        expected = len(self.pings) + 1
+        self.ping()
+        await self.until(lambda: len(self.pings) == expected)
+
     def open_window(self, size: int, stream_id: int | None = None) -> None:
         """Let the gateway send more."""
         self.h2.increment_flow_control_window(size, stream_id)

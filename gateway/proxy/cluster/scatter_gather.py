@@ -21,7 +21,7 @@ from gateway.errors import (
     upstream_name,
 )
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.operations import ModelName
+from gateway.protocol.operations import QUERIES, ModelName, parse_operation
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -114,7 +114,9 @@ def make_sub_request(
         # Bodies for several servers are JSON, and some servers require its type.
         headers.setdefault("Content-Type", "application/json")
         headers["Content-Length"] = str(sum(map(len, body)))
-    return UpstreamRequest(method or request.method, target, headers, body)
+    method = method or request.method
+    is_query = parse_operation(method, target).kind in QUERIES
+    return UpstreamRequest(method, target, headers, body, is_idempotent=is_query)
 
 
 async def query_servers(
@@ -296,8 +298,8 @@ class _Query:
             return None
         deadline.expect_server(server)
         response = await send_attempt(lease.endpoint, self.request, record)
-        lease.classify_status(response.status)
         try:
+            lease.classify_status(response.status)
             return await _buffer_response(response, server, deadline, self.reservation)
         finally:
             close_attempt(response, record)

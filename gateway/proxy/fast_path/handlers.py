@@ -71,6 +71,7 @@ class ServerRequest:
         form: str = "",
         elements: int = 0,
         client_timeout: float | None = None,
+        is_query: bool = False,
     ) -> None:
         self.template: Final = template
         self.lines: Final = lines
@@ -83,13 +84,15 @@ class ServerRequest:
         """Elements that were converted for the server."""
         self.client_timeout: Final = client_timeout
         """Seconds that the client of a gRPC call waits; None if it does not say."""
+        self.is_query: Final = is_query
+        """Whether it has no effect, whatever its method."""
         self.response_elements = 0
         """Elements that were converted for the client."""
 
     @property
     def is_idempotent(self) -> bool:
         """Whether a server may execute the request twice; see UpstreamRequest."""
-        return self.received is not None and self.received.is_idempotent
+        return self.is_query or (self.received is not None and self.received.is_idempotent)
 
 
 class FastPathHandler(ABC):
@@ -143,10 +146,14 @@ class FastPathHandler(ABC):
 
 
 class PassthroughHandler(FastPathHandler):
-    """Passes requests and responses untouched; JSON that is nested too deep is not sent."""
+    """Passes requests and responses untouched; JSON that is nested too deep is not sent.
 
-    def __init__(self, template: RequestTemplate) -> None:
+    Queries have no effect, whatever their method.
+    """
+
+    def __init__(self, template: RequestTemplate, is_query: bool = False) -> None:
         self._template = template
+        self._is_query = is_query
 
     def to_server(
         self, head: ClientHead, body: bytes, destination: Destination, request_id: str
@@ -160,7 +167,7 @@ class PassthroughHandler(FastPathHandler):
             lines = b"Content-Length: %d\r\n" % len(body)
         elif self._template.method != "GET":
             return None  # the transport must state how the body is framed
-        return ServerRequest(self._template, lines, (body,))
+        return ServerRequest(self._template, lines, (body,), is_query=self._is_query)
 
     def passes_untouched(
         self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination

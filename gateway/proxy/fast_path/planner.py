@@ -18,7 +18,7 @@ from gateway.observe.call_record import NO_LABELS
 from gateway.protocol.grpc.headers import TIMEOUT, is_grpc_type
 from gateway.protocol.grpc.methods import GrpcMethod, find_method, operation_of
 from gateway.protocol.grpc.model_scanner import ScannedModel
-from gateway.protocol.operations import OperationKind, model_name_of
+from gateway.protocol.operations import QUERIES, OperationKind, model_name_of
 from gateway.protocol.request_header import header_length
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
 from gateway.proxy.destination import Destination, Limits, Upstream
@@ -197,7 +197,7 @@ class FastPath:
             template = RequestTemplate(method, target, tuple(headers.items()))
             if operation.kind is OperationKind.GENERATE:
                 return GenerateHandler(template)
-            return PassthroughHandler(template)
+            return PassthroughHandler(template, operation.kind in QUERIES)
         if operation.kind is OperationKind.PREDICT:
             return PredictHandler(target, headers, operation, self._response_plans)
         if operation.kind is not OperationKind.INFER:

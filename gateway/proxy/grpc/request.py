@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
@@ -86,6 +86,8 @@ class GrpcRequest(ClientRequest):
         self._message_size = 0
         self._request = request
         self._messages = MessageReader(cap, _CAP_NAME, REQUEST)
+        self._unscanned: Iterator[MessagePiece] = iter(())
+        """What came after the message that tells the route; it is scanned once that is known."""
         self._scanner = self._new_scanner()
         self._decompressor: MessageDecompressor | None = None
         self._cap = cap
@@ -141,12 +143,15 @@ class GrpcRequest(ClientRequest):
     ) -> None:
         """Apply what the call's route says: the bytes of a message, and where others may go.
 
-        With a rewriter, all messages get the model of the route. Raises GatewayError: 413 if the
-        first message is larger, and what the rewriter raises.
+        With a rewriter, all messages get the model of the route. Raises GatewayError: 413 if a
+        message that was read ahead is larger, and what the check and the rewriter raise.
         """
         self._cap = cap
         self._check_model = check_model
         self._check_size()
+        self.marks_outputs = True  # all that was read ahead is marked
+        await self._scan_rest()
+        self.marks_outputs = False
         self._rewriter = rewriter
         if rewriter is not None:
             read_ahead, self._ready = self._ready, deque()
@@ -180,12 +185,19 @@ class GrpcRequest(ClientRequest):
         """Receive and scan the next piece of the body."""
         piece = await receiving
         if piece:
-            for part in self._messages.feed(piece):
-                await self._scan(part)
+            self._unscanned = self._messages.feed(piece)
+            await self._scan_rest()
         else:
             self.has_ended = True
             self._messages.end()
         return piece
+
+    async def _scan_rest(self) -> None:
+        """Scan what was received; until there is a route, stop at what tells it."""
+        for part in self._unscanned:
+            await self._scan(part)
+            if self._check_model is None and self._knows_model():
+                return
 
     def take_marked(self) -> list[MarkedOutputs]:
         """Return what messages that ended since the last call may want to be classified.

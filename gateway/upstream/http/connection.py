@@ -35,7 +35,7 @@ _STALE_WINDOW = 1.0
 
 _CLOSED_AFTER_REQUEST = (
     "closed the connection after the request was sent, without a response; it may have executed "
-    "the request, which is not sent again"
+    "the request"
 )
 
 _KEEP_ALIVE_MARGIN = 1.0

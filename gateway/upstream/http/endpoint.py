@@ -164,10 +164,10 @@ class HttpEndpoint(UpstreamEndpoint):
                 connection.write(head, *body)
                 return None
         chunked = "Content-Length" not in request.headers
-        sender = self._start_task(_send_body(connection, body, chunked))
-        # After the task was created, so that the first chunks are written together with the head.
-        connection.buffer_write(head)
-        return sender
+        # Not with the first chunk, in a later iteration: the server may have closed by then, which
+        # was checked just now.
+        connection.write(head)
+        return self._start_task(_send_body(connection, body, chunked))
 
     def _encode_head(self, request: UpstreamRequest, size: int | None) -> bytes:
         """Encode the head of a request; ``size`` is that of a buffered body, None if streamed."""

@@ -30,13 +30,14 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 SENT = (
     " closed the connection after the request was sent, without a response; it may have executed "
-    "the request, which is not sent again"
+    "the request"
 )
 METADATA = metadata(-1)
 OUTPUT = {"name": "OUT", "datatype": "FP32", "shape": [3], "data": FLOATS.tolist()}
 OUTPUTS = json.dumps({"model_name": "m", "outputs": [OUTPUT]}).encode()
 NO_INPUTS = b'{"name":"m","platform":"","inputs":[],"outputs":[]}'
 PREDICT = "/v1/models/m:predict"
+INDEX = "/v2/repository/index"
 
 
 class Server:
@@ -61,6 +62,8 @@ class Server:
                 await connection.send(binary_response(FLOATS.tobytes()))
             elif target == "/v2/models/m":
                 await connection.send(http_response(self._metadata))
+            elif target == INDEX:
+                await connection.send(http_response(b"[]"))
             else:
                 await connection.send(http_response(OUTPUTS if target == INFER else b"{}"))
 
@@ -112,6 +115,8 @@ CASES = {
     "binary infer": Case("POST", INFER, *_binary(), again=INFER_TOO),
     "raw binary infer": Case("POST", INFER, FLOATS.tobytes(), {HEADER_LENGTH: "0"}, INFER_TOO),
     "v1": Case("POST", PREDICT, json.dumps({"instances": FLOATS.tolist()}).encode(), {}, INFER_TOO),
+    "repository index": Case("POST", INDEX, again=INFER_TOO),
+    "index of a repository": Case("POST", "/v2/repository/r/index"),
     "json sequence": Case("POST", INFER, _json(sequence_id=7, sequence_start=True)),
     "json sequence by name": Case("POST", INFER, _json(sequence_id="a")),
     "json sequence with an escape": Case("POST", INFER, _escaped()),
@@ -153,6 +158,7 @@ def _check(server: Server, case: Case, policy: str, status: int, text: str) -> N
         return
     assert (status, server.received) == (502, [called])
     assert re.search(f"({UPSTREAM}|http://[0-9.:]+){SENT}", text)
+    assert "sent again" not in text  # another endpoint may get it
 
 
 @pytest.mark.parametrize("policy", ["safe", "infer", "all"])
@@ -240,6 +246,7 @@ def _message(rpc: str, **fields: Any) -> bytes:
 RPCS = {
     "config": ("ModelConfig", _message("ModelConfig", name="m"), True),
     "infer": ("ModelInfer", _infer_message(), True),
+    "repository index": ("RepositoryIndex", _message("RepositoryIndex"), True),
     "sequence": ("ModelInfer", _infer_message(sequence_id=7), False),
     "load": (
         "RepositoryModelLoad",
@@ -278,6 +285,18 @@ async def test_call_over_grpc_is_executed_again_only_if_it_has_no_effect(
         else:
             assert (reply.code, len(server.received)) == (grpc.StatusCode.UNAVAILABLE, 1)
             assert SENT in reply.text
+
+
+@pytest.mark.parametrize(("policy", "again"), [("safe", False), ("infer", True)])
+async def test_repository_index_that_the_gateway_merges_is_asked_for_again(
+    policy: str, again: bool
+) -> None:
+    async with _running(policy) as (server, gateway), gateway.client() as client:
+        assert (await client.call("GET", "/v1/models")).status == 200
+        server.close_at_the_next()
+        reply = await client.call("GET", "/v1/models")
+        expected = [f"POST {INDEX}"] * (2 if again else 1)
+        assert (reply.status, server.received) == (200 if again else 502, expected)
 
 
 @pytest.mark.parametrize(

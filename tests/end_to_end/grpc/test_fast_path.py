@@ -303,9 +303,9 @@ async def test_body_that_comes_after_its_headers_takes_the_fast_path(
     ):
         await _warm_up(client)
         stream = client.send_headers("POST", INFER, GRPC)
-        await asyncio.sleep(0.01)
+        await client.until_processed()
         await client.send_data(stream, body[:first], end_stream=False)
-        await asyncio.sleep(0.01)
+        await client.until_processed()
         await client.send_data(stream, body[first:])
         assert (await client.response(stream)).body == OUTPUT
     assert [bytes(each.body) for each in served.calls] == [body]

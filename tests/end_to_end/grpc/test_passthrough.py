@@ -8,11 +8,13 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import numpy as np
 import pytest
 
+from gateway.protocol.grpc.framing import frame
 from tests.support.gateway import running_gateway, until
 from tests.support.grpc.client import SERVICE, grpc_client
 from tests.support.grpc.proto_file import message_class
@@ -291,6 +293,32 @@ async def test_stream_may_not_change_to_a_model_of_another_route(server: GrpcSer
         )
     assert response.code is grpc.StatusCode.INVALID_ARGUMENT
     assert '"two"' in response.text
+
+
+async def test_first_message_of_a_stream_tells_its_route_also_if_others_come_with_it() -> None:
+    """Else it would be served where the last one may go."""
+    messages = [infer_request("one"), infer_request("two")]
+    general = {
+        "routes": [
+            {"match": {"model": "one"}, "upstream": "servers"},
+            {"match": {"model": "two"}, "upstream": "others"},
+        ]
+    }
+    with grpc_server() as server, grpc_server() as other:
+        others = {"others": {"endpoints": [other.url], "dialect": "triton"}}
+        async with (
+            running_gateway(server.url, others=others, general=general) as gateway,
+            connect_http2(gateway.url) as client,
+        ):
+            fields = [("content-type", "application/grpc"), ("te", "trailers")]
+            path = f"/{SERVICE}/ModelStreamInfer"
+            stream = client.send_headers("POST", path, fields, flush=False)
+            await client.send_data(stream, b"".join(frame(len(each)) + each for each in messages))
+            reply = await client.response(stream)
+        ending = dict(reply.headers + reply.trailers)
+        assert ending["grpc-status"] == str(grpc.StatusCode.INVALID_ARGUMENT.value[0])
+        assert "has another route than the stream" in unquote(ending["grpc-message"])
+        assert not other.paths
 
 
 async def test_call_is_retried_where_an_endpoint_is_gone(server: GrpcServer, gone: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.integration.support.client import HEADER_LENGTH, Client
-from tests.integration.support.gateway import TENSORGATE, Gateway
+from tests.integration.support.gateway import TENSORGATE, gateway_with_settings
 from tests.integration.triton.server import TritonServer
 
 pytestmark = pytest.mark.triton
@@ -37,15 +37,14 @@ WRONG = {
 }
 
 
-def _settings(folder: Path, url: str, models: dict[str, Any]) -> Path:
-    file = folder / "gateway.yaml"
+def _settings(url: str, models: dict[str, Any]) -> dict[str, Any]:
     upstreams = {"triton": {"endpoints": [url], "dialect": "triton"}}
-    settings = {"listen": "127.0.0.1:0", "upstreams": upstreams, "models": models}
+    return {"listen": "127.0.0.1:0", "upstreams": upstreams, "models": models}
+
+
+def _probe(folder: Path, settings: dict[str, Any]) -> tuple[int, list[str]]:
+    file = folder / "gateway.yaml"
     file.write_text(yaml.safe_dump(settings, sort_keys=False))
-    return file
-
-
-def _probe(file: Path) -> tuple[int, list[str]]:
     command = [str(TENSORGATE), "check", "--probe", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
@@ -58,8 +57,8 @@ def test_check_compares_declared_models_with_the_server(
 ) -> None:
     where = f"  {triton.http_url} (upstream triton): "
     good = [line for name in MODELS for line in (f"model {name}:", f"{where}as declared")]
-    assert _probe(_settings(tmp_path, triton.http_url, MODELS)) == (0, good)
-    status, lines = _probe(_settings(tmp_path, triton.http_url, MODELS | WRONG))
+    assert _probe(tmp_path, _settings(triton.http_url, MODELS)) == (0, good)
+    status, lines = _probe(tmp_path, _settings(triton.http_url, MODELS | WRONG))
     assert status == 3
     assert lines[: len(good)] == good
     assert lines[len(good) : -1] == [
@@ -74,9 +73,8 @@ def test_check_compares_declared_models_with_the_server(
 
 
 def test_requests_must_match_the_declared_model(triton: TritonServer, tmp_path: Path) -> None:
-    file = _settings(tmp_path, triton.http_url, MODELS)
     with (
-        Gateway(file, tmp_path / "log", {}) as gateway,
+        gateway_with_settings(tmp_path, _settings(triton.http_url, MODELS)) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         for rows, status in ((8, 200), (9, 400), (1, 200)):

@@ -116,13 +116,23 @@ async def test_first_message_of_a_stream_is_enough() -> None:
     assert await _rest(request) == first + second
 
 
-async def test_each_further_message_of_a_stream_is_checked() -> None:
+@pytest.mark.parametrize("cuts", [(), (10,), (30,), (1, 18, 40)], ids=str)
+@pytest.mark.parametrize("size", [0, len(LARGE)], ids=["small", "large"])
+async def test_each_further_message_of_a_stream_is_checked(cuts: tuple[int, ...], size: int) -> None:
+    """Also those that come in one piece with the first, which alone tells the route."""
     seen: list[ScannedModel] = []
-    request = _grpc(*map(_message, ["one", "two", "three"]), method="ModelStreamInfer")
-    await _find(request)
+    body = _message("one") + _message("two", data=bytes(size)) + _message("three")
+    request = _grpc(*_cut(body, cuts), method="ModelStreamInfer")
+    assert (await _find(request))[0].name == "one"
     await request.route(2**30, lambda model, _: seen.append(model))
-    await _rest(request)
+    assert await _rest(request) == body
     assert [model.name for model in seen] == ["two", "three"]
+
+
+async def test_large_message_behind_the_first_of_a_stream_tells_no_route() -> None:
+    body = _message("one") + _message("two", data=LARGE)
+    request = _grpc(body[:100], body[100:], method="ModelStreamInfer")
+    assert (await _find(request))[0].name == "one"
 
 
 @pytest.mark.parametrize("is_large", [False, True])
@@ -180,6 +190,7 @@ async def test_other_calls_have_their_turn(body: bytes | None, encoding: str) ->
         data = gzip.compress(_FIELDS * 100_000)
         body = frame(len(data), is_compressed=True) + data
     request = _grpc(body, method="ModelStreamInfer", encoding=encoding)
+    await request.route(2**30, lambda *_: None)
     with others() as waiting:
         await request.read()
         assert waiting.turns > 10

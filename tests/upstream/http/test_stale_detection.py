@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import AsyncIterator
 
+import pytest
 from multidict import CIMultiDict
 
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.transport import RequestTemplate, UpstreamRequest
+from gateway.upstream.transport import Body, RequestTemplate, UpstreamRequest
 from tests.support.addresses import HOST
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
@@ -25,8 +27,8 @@ WRITE = RequestTemplate("DELETE", "/x", ())
 """A request that must not be sent again once a byte of it was written."""
 
 
-async def _call(endpoint: HttpEndpoint, method: str = "DELETE") -> bytes:
-    response = await endpoint.send(UpstreamRequest(method, "/x", CIMultiDict()))
+async def _call(endpoint: HttpEndpoint, method: str = "DELETE", body: Body = None) -> bytes:
+    response = await endpoint.send(UpstreamRequest(method, "/x", CIMultiDict(), body))
     try:
         return bytes(await response.read())
     finally:
@@ -75,6 +77,37 @@ async def test_reset_that_the_event_loop_has_not_seen_is_noticed(endpoint_at: En
             assert await calling == b"yes"
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.close()
+
+
+async def _streamed() -> AsyncIterator[bytes]:
+    yield b"body"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["large", "streamed"])
+async def test_head_is_written_in_the_iteration_in_which_the_connection_was_checked(
+    endpoint_at: EndpointAt, is_streamed: bool
+) -> None:
+    async def received_by_next_iteration() -> bytes:
+        await asyncio.sleep(0)
+        return sock.recv(4096)
+
+    loop = asyncio.get_running_loop()
+    body = _streamed() if is_streamed else (bytes(1_000_000),)
+    with socket.create_server((HOST, 0)) as listening:
+        listening.setblocking(False)
+        endpoint = endpoint_at("http://{}:{}".format(*listening.getsockname()))
+        calling = asyncio.create_task(_call(endpoint))
+        async with asyncio.timeout(5):
+            sock, _ = await loop.sock_accept(listening)
+        assert await loop.sock_recv(sock, 4096)
+        await loop.sock_sendall(sock, http_response(b"yes"))
+        assert await calling == b"yes"
+        # It runs in the iteration after the first step of the call, before all else.
+        receiving = asyncio.create_task(received_by_next_iteration())
+        calling = asyncio.create_task(_call(endpoint, "POST", body))
+        assert (await receiving).startswith(b"POST /x HTTP/1.1\r\n")
+        calling.cancel()
+        sock.close()
 
 
 async def test_all_stale_connections_are_passed_over(endpoint_at: EndpointAt) -> None:
