@@ -226,7 +226,7 @@ async def _serve_from_servers(
         call = Call(request, response, operation, destination, deadline)
         try:
             if operation.kind not in _ALWAYS_ADMITTED_KINDS:
-                destination.memory_budget.check_admission()
+                destination.memory_budget.check_admission(response.record.client_network)
             if is_for_one_server:
                 await proxy_call(call)
             elif is_grpc(request):

@@ -44,11 +44,14 @@ class MemoryBudget:
             raise self._full()
         self.buffers.reserved += size
 
-    def check_admission(self) -> None:
-        """Raise GatewayError (503) if there is no room for one more call, and none can be made."""
+    def check_admission(self, client: str = "") -> None:
+        """Raise GatewayError (503) if there is no room for one more call, and none can be made.
+
+        ``client`` is whose call it is; see ``BufferAccount.make_room``.
+        """
         ended = 0
         while self.buffers.free < MIN_STREAM_BYTES:
-            if ended == _MAX_ENDED or not self.buffers.make_room():
+            if ended == _MAX_ENDED or not self.buffers.make_room(client):
                 raise self._full()
             ended += 1
 
