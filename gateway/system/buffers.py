@@ -72,16 +72,21 @@ class BodyProgress:
             self._waited += time.monotonic() - self._waits_since
         self._waits_since = 0.0
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the reader waits for more."""
+        return self._waits_since > 0.0
+
     def silence(self, now: float) -> float:
         """Return for how many seconds the reader waits without a byte; 0 if it does not wait."""
         return now - self._waits_since if self._waits_since else 0.0
 
     def slowness(self, now: float) -> float:
-        """Return for how many seconds it has waited since ``PROGRESS`` bytes last came.
+        """Return for how many seconds the reader has waited since ``PROGRESS`` bytes last came.
 
-        A new body begins at ``STALLED``. If the reader does not wait, return 0.
+        A new body begins at ``STALLED``.
         """
-        return self._waited + now - self._waits_since if self._waits_since else 0.0
+        return self._waited + self.silence(now)
 
 
 class Body(Protocol):
@@ -198,7 +203,7 @@ class BufferAccount:
             if held <= max(fair, own):
                 self._slow[body] = share  # for a call of another client
                 return False
-            if share.is_slow(body, now):
+            if body.progress.is_waited_for and share.is_slow(body, now):
                 self._leave(body, share, share.is_slow)
                 return True
         return False
@@ -220,7 +225,8 @@ class BufferAccount:
             for share in client.shares:
                 bodies = share.bodies
                 if client.streams > MANY_STREAMS:
-                    found += [(body, share) for body in bodies if share.is_slow(body, now)]
+                    waited = [body for body in bodies if body.progress.is_waited_for]
+                    found += [(body, share) for body in waited if share.is_slow(body, now)]
                 quiet = [body for body in bodies if share.is_silent(body, now)]
                 quiet.sort(key=lambda body: -body.progress.silence(now))
                 for index, body in enumerate(quiet):

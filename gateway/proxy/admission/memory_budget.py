@@ -12,9 +12,9 @@ from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.system.buffers import MIN_STREAM_BYTES, BufferAccount
 
-_MAX_ENDED: Final = 4
-"""Bodies that stall and end for one call. What their calls have reserved comes back a little later:
-if the call needs more, it is refused, and the next one is not."""
+_MAX_ENDED: Final = 32
+"""Bodies that end for one call: as many others may have come together with its own. What the ended
+ones have reserved comes back a little later: if the call needs that, it is refused."""
 
 
 class MemoryBudget:

@@ -92,7 +92,7 @@ async def test_as_many_streams_that_stall_end_as_a_call_needs() -> None:
         budget.buffers.reserved += 6 * MIN_STREAM_BYTES
         with pytest.raises(GatewayError):
             budget.check_admission()
-        assert len(await ended(bodies)) == 7
+        assert len(await ended(bodies)) == 8
         budget.buffers.reserved -= 6 * MIN_STREAM_BYTES
 
 
