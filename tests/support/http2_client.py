@@ -271,7 +271,7 @@ def _text(headers: Any) -> list[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def open_http2(url: str, own_host: str | None = None) -> AsyncIterator[Http2Client]:
+async def open_http2(url: str, own_host: str = "") -> AsyncIterator[Http2Client]:
     """Connect to the gateway at http://host:port or https://host:port, and send nothing yet.
 
     ``own_host`` is the address of the client.
@@ -282,7 +282,7 @@ async def open_http2(url: str, own_host: str | None = None) -> AsyncIterator[Htt
     if scheme == "https":
         context = client_context()
         context.set_alpn_protocols(["h2"])
-    own = None if own_host is None else (own_host, 0)
+    own = (own_host, 0) if own_host else None
     streams = await asyncio.open_connection(host, int(port), ssl=context, local_addr=own)
     client = Http2Client(*streams)
     receiving = asyncio.create_task(client.receive())
@@ -298,7 +298,7 @@ async def open_http2(url: str, own_host: str | None = None) -> AsyncIterator[Htt
 
 @asynccontextmanager
 async def connect_http2(
-    url: str, own_host: str | None = None, **settings: int
+    url: str, own_host: str = "", **settings: int
 ) -> AsyncIterator[Http2Client]:
     """Connect to the gateway, and begin with these settings; see ``open_http2``."""
     async with open_http2(url, own_host) as client:

@@ -16,8 +16,10 @@ from gateway.system.buffers import MANY_STREAMS, MIN_STREAM_BYTES, PROGRESS, STA
 from tests.listener.running_listener import echo, running_listener
 from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.grpc.client import SERVICE
+from tests.support.grpc.proto_file import message_class
 from tests.support.http2_client import Http2Client, connect_http2
 from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import INFER, binary_response, json_request
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
@@ -31,7 +33,7 @@ SMALL = bytes(20_000)
 
 GREEDY, USUAL, INNOCENT = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 
-CONTENT = [("content-type", "application/grpc"), ("te", "trailers")]
+GRPC = (("content-type", "application/grpc"), ("te", "trailers"))
 
 
 class Bodies(ABC):
@@ -93,7 +95,7 @@ class Http2Bodies(Bodies):
 
     per_connection = 40
     target = "/v2/x"
-    headers = [("content-length", "200000")]
+    headers: tuple[tuple[str, str], ...] = (("content-length", "200000"),)
     start = b"x"
 
     def __init__(self, url: str, own_host: str, clients: AsyncExitStack) -> None:
@@ -126,11 +128,11 @@ class Http2Bodies(Bodies):
 
 
 class GrpcBodies(Http2Bodies):
-    """Streams of gRPC, with few on each connection, which may be silent for as long as they like."""
+    """Streams of gRPC, with few on each connection; they may be silent for long."""
 
     per_connection = MANY_STREAMS
     target = f"/{SERVICE}/ModelStreamInfer"
-    headers = CONTENT
+    headers = GRPC
     start = b"\0\0\0\0\x10"
 
     def go_on(self) -> None:
@@ -142,8 +144,9 @@ async def gateway_with_little_room() -> AsyncIterator[RunningGateway]:
     async def read(connection: Connection) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
-                await connection.request()
-                await connection.send(http_response(b"ok"))
+                received = await connection.request()
+                infers = received.head.target == INFER
+                await connection.send(binary_response(bytes(4)) if infers else http_response(b"ok"))
 
     async with (
         ScriptedServer(read) as server,
@@ -157,6 +160,13 @@ async def fill(gateway: RunningGateway) -> None:
     buffers = gateway.gateway.listener.buffers
     await until(lambda: buffers.streams == ROOM and not buffers.buffered)
     leave_no_room(gateway)
+
+
+def infer_message() -> bytes:
+    message = message_class("ModelInferRequest")(model_name="m")
+    message.inputs.add(name="IN", datatype="FP32", shape=[100_000])
+    message.raw_input_contents.append(bytes(400_000))
+    return bytes(message.SerializeToString())
 
 
 def leave_no_room(gateway: RunningGateway) -> None:
@@ -186,6 +196,24 @@ async def test_client_of_many_trickling_bodies_keeps_nobody_out(kind: type[Bodie
         assert set(greedy.statuses()) == {200 if kind is GrpcBodies else 408}
         for client in usual:
             assert (await client.ask(upload[-100:])).status == 200
+
+
+async def test_call_that_is_buffered_gets_the_room_of_trickling_bodies() -> None:
+    """It takes more than a body in transit counts."""
+    async with gateway_with_little_room() as gateway, AsyncExitStack() as clients:
+        greedy = Http2Bodies(gateway.url, GREEDY, clients)
+        await greedy.begin(ROOM)
+        await fill(gateway)
+        async with connect(gateway.url, None, INNOCENT) as innocent:
+            await innocent.send(request("POST", INFER, json_request(*[1.5] * 100_000)))
+            assert (await innocent.read_response()).status == 200
+        async with connect_http2(gateway.url, INNOCENT) as innocent_of_grpc:
+            leave_no_room(gateway)
+            message = infer_message()
+            data = b"\0" + len(message).to_bytes(4) + message
+            reply = await innocent_of_grpc.call("POST", f"/{SERVICE}/ModelInfer", data, GRPC)
+            assert reply.status == 200
+            assert ("grpc-status", "0") in reply.trailers
 
 
 async def test_innocent_uploads_have_room_beside_trickling_bodies() -> None:
