@@ -237,8 +237,8 @@ class BufferAccount:
             for index, (body, share) in enumerate(found):
                 left, seconds = client.streams - index, body.progress.slowness(now)
                 slow.append((left, seconds, len(slow), body, share))
-        self._slow = {body: share for *_, body, share in sorted(slow)}
-        self._silent = {body: share for *_, body, share in sorted(silent)}
+        self._slow = {entry[3]: entry[4] for entry in sorted(slow)}
+        self._silent = {entry[3]: entry[4] for entry in sorted(silent)}
 
     def _streams_of(self, client: str) -> int:
         found = self._clients.get(client)
