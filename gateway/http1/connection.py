@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from gateway.http1.body import LAST_CHUNK, frame_chunk
 from gateway.http1.read_buffer import READ_BUFFER
-from gateway.system.buffers import MAX_WINDOW, BufferAccount, BufferShare
+from gateway.system.buffers import MAX_WINDOW, BodyProgress, BufferAccount, BufferShare
 from gateway.system.hangups import HangupWatch
 from gateway.system.time_slices import time_slice_queue
 
@@ -118,8 +118,7 @@ class BodyStream:
         self._error: Exception | None = None
         self.ended = False
         """Whether all of the body was received."""
-        self.waits_since = 0.0
-        """When its reader began to wait for more; see ``Body``."""
+        self.progress = BodyProgress()
         buffers.open_stream(self)
 
     def feed(self, data: bytes | memoryview, last: bool = False) -> None:
@@ -128,6 +127,7 @@ class BodyStream:
             return
         self._pieces.append(data)
         self._count(max(len(data), _MIN_PIECE_COST))
+        self.progress.receive(len(data))
         if self.is_full and not last:
             self._read_flow.pause(self)
         self._wake()
@@ -142,6 +142,10 @@ class BodyStream:
     def may_pause(self) -> bool:
         """Tell whether its client may have nothing to say for a while; see ``Body``."""
         return False
+
+    def is_reading(self) -> bool:
+        """Tell whether the gateway reads what the client sends; see ``Body``."""
+        return not self._read_flow.paused
 
     def fail_body(self, error: Exception) -> None:
         """Raise this error in ``read``, after the bytes received before it."""
@@ -168,7 +172,7 @@ class BodyStream:
             if self._error is not None:
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
-            self.waits_since = time.monotonic()
+            self.progress.begin_wait(time.monotonic())
             await self._waiter
         piece = self._pieces.popleft()
         self._count(-max(len(piece), _MIN_PIECE_COST))
@@ -201,7 +205,6 @@ class BodyStream:
             self._buffers.close_stream(self)
 
     def _wake(self) -> None:
-        self.waits_since = 0.0
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -26,7 +26,7 @@ from gateway.http2.flood_limits import TINY_FRAME
 from gateway.http2.header_table import Header
 from gateway.http2.hpack import HeaderList
 from gateway.http2.stream import Stream
-from gateway.system.buffers import BufferAccount
+from gateway.system.buffers import BodyProgress, BufferAccount
 from gateway.system.hangups import HangupWatch
 
 STREAM_WINDOW = 64 * 1024
@@ -66,8 +66,7 @@ class StreamHandler:
         """The trailers of the peer's message, if it had any."""
         self.error: Exception | None = None
         """Why nothing more comes."""
-        self.waits_since = 0.0
-        """When the reader began to wait for more of the body; see ``Body``."""
+        self.progress = BodyProgress()
         self._body_error: Exception | None = None
         self._pieces: deque[bytes | memoryview | bytearray] = deque()
         self._buffered = 0
@@ -103,7 +102,7 @@ class StreamHandler:
                 raise self._body_error
             self.open_window()
             self._reader = self.session.loop.create_future()
-            self.waits_since = time.monotonic()
+            self.progress.begin_wait(time.monotonic())
             await self._reader
         piece = self._pieces.popleft()
         self._use(piece)
@@ -197,6 +196,7 @@ class StreamHandler:
             session.http2.acknowledge(self.stream, unused)
         if data and not self._discarding:
             self._add_piece(data)
+            self.progress.receive(len(data))
         if self.stream.received_end:
             self._stop_counting()
         self._wake_reader()
@@ -218,6 +218,10 @@ class StreamHandler:
     def may_pause(self) -> bool:
         """Tell whether its client may have nothing to say for a while; see ``Body``."""
         return False
+
+    def is_reading(self) -> bool:
+        """Tell whether the gateway reads what the client sends; see ``Body``."""
+        return not self.session.read_flow.paused
 
     def fail_body(self, error: Exception) -> None:
         """End the body: its reader gets this error, and can still send a response."""
@@ -263,7 +267,6 @@ class StreamHandler:
             self.session.buffers.close_stream(self)
 
     def _wake_reader(self) -> None:
-        self.waits_since = 0.0
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

@@ -19,6 +19,7 @@ from gateway.http1.head import (
 )
 from gateway.http1.head_reader import RequestHeadReader
 from gateway.http2.frames import PREFACE
+from gateway.listener.client_shares import client_of
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
     NO_CALL,
@@ -96,6 +97,7 @@ class ClientConnection(Connection):
         # A link-local address has its interface after a %, which means nothing to other hosts.
         address = name[0].partition("%")[0] if name else None
         self._peer = Peer(address, self._is_unix, self._is_tls)
+        self.buffers.client = client_of(name)
         self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
         self._idle_since = self.loop.time()
         if self._is_tls and transport.get_extra_info(ALPN_PROTOCOL) == "h2":
@@ -298,7 +300,7 @@ class ClientConnection(Connection):
         self._reader.reset()
         self.buffers.release()
         self.read_flow.close()
-        Http2ClientConnection(self._host, self._peer).take_over(self, received)
+        Http2ClientConnection(self._host, self._peer).take_over(self, self.buffers.client, received)
 
     def _await_rest_of_head(self) -> None:
         """Count a partial head; empty lines before a head do not extend the idle time."""
@@ -338,6 +340,7 @@ class ClientConnection(Connection):
         self.added_headers, self.added_lines, request_id = self._forwarded_headers.make(head)
         record = self.record = CallRecord(head.method, head.target, request_id, started)
         record.client = self._peer.address or ""
+        record.client_network = self.buffers.client
         record.noted = head.noted
         sampler = self._host.trace_sampler
         if sampler is not None:

@@ -17,7 +17,7 @@ from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, FastPathClient
-from gateway.system.buffers import NO_ROOM, STALLED, BufferAccount
+from gateway.system.buffers import NO_ROOM, BufferAccount
 from gateway.system.hangups import HangupWatch
 
 CLIENT_CLOSED = "the client closed the connection"
@@ -29,7 +29,7 @@ Continuation = Callable[[ClientResponse], Awaitable[None]]
 
 def stalled_body_error() -> GatewayError:
     """Return the error of a request whose body makes room for others."""
-    message = f"the body of the request stalled: nothing came for {STALLED:g} s or more, and "
+    message = "the body of the request stalled, or came slowly, and "
     return GatewayError(ErrorKind.CLIENT_TIMEOUT, message + NO_ROOM, RETRY_AFTER)
 
 

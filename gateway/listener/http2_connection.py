@@ -135,6 +135,7 @@ class Http2Call(StreamHandler):
         self.added_headers, self.added_lines, request_id = self._connection.add_headers(head)
         record = self.record = CallRecord(head.method, head.target, request_id, self._started)
         record.client = self._connection.peer.address or ""
+        record.client_network = self.session.buffers.client
         record.noted = head.noted
         sampler = self._host.trace_sampler
         if sampler is not None:
@@ -421,9 +422,10 @@ class Http2ClientConnection(Http2Session):
         self._lingering = LingeringStreams(http2, timeout, self._on_lingering_end)
         self._unread = UnreadCheck()
 
-    def take_over(self, old: ListenerConnection, data: bytes) -> None:
-        """Serve the transport of a connection, which has received this data."""
+    def take_over(self, old: ListenerConnection, client: str, data: bytes) -> None:
+        """Serve the transport of a connection of this client, which has received this data."""
         self._host.replace_connection(old, self)
+        self.buffers.client = client
         transport = old.transport
         transport.set_protocol(self)
         self.connection_made(transport)

@@ -68,6 +68,7 @@ class CallRecord:
         "attempts",
         "capture",
         "client",
+        "client_network",
         "endpoint",
         "error",
         "error_kind",
@@ -110,6 +111,8 @@ class CallRecord:
         """When the call started, on the clock of ``time.perf_counter``."""
         self.client = ""
         """The address of the client; empty over a Unix socket."""
+        self.client_network = ""
+        """The same, but for IPv6 the network: whose share of the buffers its calls use."""
         self.noted: Sequence[HeaderLine] = ()
         """The headers of the request that are read from each head, such as ``traceparent``."""
         self.trace: CallTrace | None = None

@@ -159,7 +159,7 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
         await grpc_request.route(route_limits.max_request_bytes, check, rewriter)
         route_match = found
 
-    with router.memory_budget.reserve() as reservation:
+    with router.memory_budget.reserve(response.record.client_network) as reservation:
         try:
             timeout = client_timeout(request.headers)
             deadline = limits.new_deadline(client_timeout=timeout)
@@ -226,7 +226,7 @@ async def _serve_from_servers(
         call = Call(request, response, operation, destination, deadline)
         try:
             if operation.kind not in _ALWAYS_ADMITTED_KINDS:
-                destination.memory_budget.check_admission()
+                destination.memory_budget.check_admission(response.record.client_network)
             if is_for_one_server:
                 await proxy_call(call)
             elif is_grpc(request):
@@ -284,7 +284,8 @@ async def proxy_call(call: Call) -> None:
     destination, model = call.destination, model_name_of(call.operation)
     destination.upstream.pool.lease(model=model)  # raises without an endpoint
     check_room(destination.concurrency_limits)
-    with destination.memory_budget.reserve() as reservation:
+    client = call.response.record.client_network
+    with destination.memory_budget.reserve(client) as reservation:
         if is_grpc(call.request):
             await _proxy_grpc(call, reservation)
             return

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
+import asyncio
 import time
 from collections.abc import Callable
-from itertools import count
 from typing import Final, Protocol
 
 MAX_WINDOW = 640 * 1024
@@ -28,13 +27,16 @@ NO_ROOM: Final = "the gateway buffers too much already (limits.max_buffered_byte
 """Why a head is refused, or dropped."""
 
 MANY_STREAMS: Final = 8
-"""Bodies that a connection has at most at a time if its client is a usual one."""
+"""Bodies that a connection, or a client, has at most at a time if it is a usual one."""
 STALLED: Final = 1.0
-"""Seconds without a byte after which a body of a connection with more may make room for a call."""
+"""Seconds without a byte after which a body of a connection with more may make room for a call.
+A body is slow if it takes as long for ``PROGRESS`` bytes."""
 STALLED_ALONE: Final = 5.0
-"""The same for other connections: slow clients pause so long, too."""
+"""Seconds without a byte on other connections: slow clients pause so long, too."""
+PROGRESS: Final = MIN_WINDOW // 2
+"""Bytes that each read brings at least if so many wait, even where windows are smallest."""
 _SEARCH_INTERVAL: Final = 0.2
-"""Seconds between two searches for bodies that stall: each looks at all that are in transit."""
+"""Seconds between two searches for bodies that may end: each looks at all that are in transit."""
 
 _UNBOUNDED = 2**62
 
@@ -43,17 +45,73 @@ def _ignore() -> None:
     """Ignore a refusal."""
 
 
+class BodyProgress:
+    """Measures how long the reader of a body has waited for its client, by ``time.monotonic``.
+
+    Time in which the reader does not wait, as for a slow server, does not count.
+    """
+
+    __slots__ = ("_received", "_waited", "_waits_since")
+
+    def __init__(self) -> None:
+        self._waits_since = 0.0
+        self._waited = STALLED  # so that whoever opens ever new bodies does not seem fast
+        self._received = 0
+
+    def begin_wait(self, now: float) -> None:
+        """Note that the reader waits for more, unless it does already."""
+        if not self._waits_since:
+            self._waits_since = now
+
+    def receive(self, size: int) -> None:
+        """Count bytes that came."""
+        self._received += size
+        if self._received >= PROGRESS:
+            self._received, self._waited = 0, 0.0
+        elif self._waits_since:
+            self._waited += time.monotonic() - self._waits_since
+        self._waits_since = 0.0
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the reader waits for more."""
+        return self._waits_since > 0.0
+
+    def silence(self, now: float) -> float:
+        """Return for how many seconds the reader waits without a byte; 0 if it does not wait."""
+        return now - self._waits_since if self._waits_since else 0.0
+
+    def slowness(self, now: float) -> float:
+        """Return for how many seconds the reader has waited since ``PROGRESS`` bytes last came.
+
+        A new body begins at ``STALLED``.
+        """
+        return self._waited + self.silence(now)
+
+
 class Body(Protocol):
     """A body that is still arriving."""
 
-    waits_since: float
-    """When its reader began to wait for more, by ``time.monotonic``; 0 if it does not wait."""
+    progress: BodyProgress
 
     def may_pause(self) -> bool:
         """Tell whether its client may have nothing to say for a while, as in a gRPC stream."""
 
+    def is_reading(self) -> bool:
+        """Tell whether the gateway reads what the client sends: else it is not the one to wait."""
+
     def fail_body(self, error: Exception) -> None:
         """End the body: its reader gets this error, after what was received."""
+
+
+class _Client:
+    """The connections of one client that have streams, and how many those are."""
+
+    __slots__ = ("shares", "streams")
+
+    def __init__(self) -> None:
+        self.shares: dict[BufferShare, None] = {}
+        self.streams = 0
 
 
 class BufferAccount:
@@ -75,12 +133,16 @@ class BufferAccount:
         """Bytes of clients' heads: those that are incomplete, and large ones of calls."""
         self.holders_of_heads: dict[BufferShare, None] = {}
         """The shares that have such bytes."""
-        self.holders_of_streams: dict[BufferShare, None] = {}
-        """The shares that have streams which end if they stall and others need the room."""
-        self._stalled: list[tuple[int, float, int, BufferShare]] = []
-        """A heap of those whose stream had stalled at the last search."""
+        self._clients: dict[str, _Client] = {}
+        """Those that have streams which may end if others need the room."""
+        self._slow: dict[Body, BufferShare] = {}
+        """Bodies of clients with many that were slow at the last search; the last is to end first.
+        """
+        self._silent: dict[Body, BufferShare] = {}
+        """The same for bodies of which nothing has come."""
+        self._leaving: dict[Body, BufferShare] = {}
+        """Bodies that count no more, and end if the next read brings nothing."""
         self._next_search = 0.0
-        self._numbers = count()
         self.window = MAX_WINDOW
         """Bytes that a stream may buffer."""
         self._limit = limit
@@ -112,34 +174,118 @@ class BufferAccount:
         """Return the size of the next read."""
         return self.window if self.free > 0 else MIN_WINDOW
 
-    def make_room(self) -> bool:
-        """End a stream that stalls, for a call that finds no room; return whether there was one.
+    def make_room(self, client: str = "") -> bool:
+        """End a stream for a call of ``client`` that finds no room; return whether there was one.
 
-        The connections with the most streams come first, then those that stall for the longest
-        time. If not the streams take the room, none is ended.
+        Whoever holds most gives way: a client with more streams than its fair share, and than this
+        client, loses its slowest one, if that is slow. Otherwise a silent one ends: those of the
+        connection with the most streams first, then that which is silent for the longest time.
+        If not the streams take the room, none is ended.
+
+        The stream gives back its room at once. It ends when all connections have been read once
+        more, as bytes may wait there; if they show progress, it goes on, and counts again.
         """
         if self.buffered > self.streams * MIN_STREAM_BYTES:
             return False
         now = time.monotonic()
         if now >= self._next_search:
             self._next_search = now + _SEARCH_INTERVAL
-            self._stalled.clear()
-            for share in self.holders_of_streams:
-                self._note_stalled(share, now)
-        while self._stalled:
-            share = heapq.heappop(self._stalled)[-1]
-            ended = share.end_stalled_stream(now)
-            self._note_stalled(share, now)
-            if ended:
+            self._search(now)
+        return self._end_slow(client, now) or self._end_silent(now)
+
+    def _end_slow(self, client: str, now: float) -> bool:
+        own = self._streams_of(client)
+        holders = len(self._clients) + (client not in self._clients)
+        fair = max(MANY_STREAMS, self._limit // MIN_STREAM_BYTES // holders)
+        while self._slow:
+            body, share = self._slow.popitem()
+            held = self._streams_of(share.client)
+            if held <= max(fair, own):
+                self._slow[body] = share  # for a call of another client
+                return False
+            if body.progress.is_waited_for and share.is_slow(body, now):
+                self._leave(body, share, share.is_slow)
                 return True
         return False
 
-    def _note_stalled(self, share: BufferShare, now: float) -> None:
-        """Have a share end a stream for a next call, if one has stalled."""
-        body = share.stalled_body(now)
-        if body is not None:
-            entry = (-share.streams, body.waits_since, next(self._numbers), share)
-            heapq.heappush(self._stalled, entry)
+    def _end_silent(self, now: float) -> bool:
+        while self._silent:
+            body, share = self._silent.popitem()
+            if share.is_silent(body, now):
+                self._leave(body, share, share.is_silent)
+                return True
+        return False
+
+    def _search(self, now: float) -> None:
+        """Find the bodies that may end, in the order in which they have to."""
+        slow: list[tuple[int, float, int, Body, BufferShare]] = []
+        silent: list[tuple[int, float, int, Body, BufferShare]] = []
+        for client in self._clients.values():
+            found = []
+            for share in client.shares:
+                bodies = share.bodies
+                if client.streams > MANY_STREAMS:
+                    waited = [body for body in bodies if body.progress.is_waited_for]
+                    found += [(body, share) for body in waited if share.is_slow(body, now)]
+                quiet = [body for body in bodies if share.is_silent(body, now)]
+                quiet.sort(key=lambda body: -body.progress.silence(now))
+                for index, body in enumerate(quiet):
+                    # Each that ends leaves one less to its connection.
+                    left, seconds = len(bodies) - index, body.progress.silence(now)
+                    silent.append((left, seconds, len(silent), body, share))
+            found.sort(key=lambda each: -each[0].progress.slowness(now))
+            for index, (body, share) in enumerate(found):
+                left, seconds = client.streams - index, body.progress.slowness(now)
+                slow.append((left, seconds, len(slow), body, share))
+        self._slow = {entry[3]: entry[4] for entry in sorted(slow)}
+        self._silent = {entry[3]: entry[4] for entry in sorted(silent)}
+
+    def _streams_of(self, client: str) -> int:
+        found = self._clients.get(client)
+        return 0 if found is None else found.streams
+
+    def _leave(
+        self, body: Body, share: BufferShare, may_end: Callable[[Body, float], bool]
+    ) -> None:
+        """Count a body no more, and end it after the next read if it may still end then."""
+        share.close_stream(body)
+        self._leaving[body] = share
+        loop = asyncio.get_running_loop()
+        # The first callback runs before, and the second one after, a turn of the sockets.
+        loop.call_soon(loop.call_soon, self._end, body, may_end)
+
+    def _end(self, body: Body, may_end: Callable[[Body, float], bool]) -> None:
+        share = self._leaving.pop(body, None)
+        if share is None or share.stall_error is None:
+            return  # it has ended itself
+        share.open_stream(body)
+        if may_end(body, time.monotonic()):
+            body.fail_body(share.stall_error())
+
+    def add_stream(self, share: BufferShare) -> None:
+        """Count a stream of a client's connection."""
+        client = self._clients.get(share.client)
+        if client is None:
+            client = self._clients[share.client] = _Client()
+        client.shares[share] = None
+        client.streams += 1
+
+    def remove_streams(self, share: BufferShare, count: int, *, is_last: bool) -> None:
+        """Count so many streams of a client's connection no more; the last one may be of them."""
+        client = self._clients.get(share.client)
+        if client is None or share not in client.shares:
+            return
+        client.streams -= count
+        if is_last:
+            del client.shares[share]
+            if not client.shares:
+                del self._clients[share.client]
+
+    def forget(self, body: Body) -> None:
+        """Keep no reference to a body that has ended."""
+        self._slow.pop(body, None)
+        self._silent.pop(body, None)
+        self._leaving.pop(body, None)
 
     def set_limit(self, limit: int) -> None:
         """Change the limit."""
@@ -165,7 +311,10 @@ class BufferShare:
         self.buffered = 0
         self.heads = 0
         """Bytes of heads, which are among the buffered ones."""
-        self._bodies: dict[Body, None] = {}
+        self.client = ""
+        """Whose connection it is: clients share the room for streams; see ``client_of``."""
+        self.bodies: dict[Body, None] = {}
+        """Those that are still arriving."""
         self.drop_head: Callable[[], None] | None = None
         """Gives up the connection's largest head, and with it what it is the head of."""
 
@@ -175,7 +324,7 @@ class BufferShare:
     @property
     def streams(self) -> int:
         """Return the number of bodies that are still arriving."""
-        return len(self._bodies)
+        return len(self.bodies)
 
     @property
     def window(self) -> int:
@@ -199,39 +348,35 @@ class BufferShare:
 
     def open_stream(self, body: Body) -> None:
         """Count a body that is still arriving."""
-        self._bodies[body] = None
+        self.bodies[body] = None
         self.account.streams += 1
         self.account.resize_windows()
         if self.stall_error is not None:
-            self.account.holders_of_streams[self] = None
+            self.account.add_stream(self)
 
     def close_stream(self, body: Body) -> None:
         """Stop counting such a body."""
-        del self._bodies[body]
+        self.account.forget(body)
+        if body not in self.bodies:
+            return  # it had to make room
+        del self.bodies[body]
         self.account.streams -= 1
         self.account.resize_windows()
-        if not self._bodies:
-            self.account.holders_of_streams.pop(self, None)
+        self.account.remove_streams(self, 1, is_last=not self.bodies)
 
-    def stalled_body(self, now: float) -> Body | None:
-        """Return the body that may end, as nothing has come for the longest time, or None."""
-        if self.stall_error is None:
-            return None
+    def is_slow(self, body: Body, now: float) -> bool:
+        """Tell whether a body that the gateway reads brings less than ``PROGRESS`` in time."""
+        return body.progress.slowness(now) >= STALLED and body.is_reading()
+
+    def is_silent(self, body: Body, now: float) -> bool:
+        """Tell whether nothing comes of a body that the gateway reads, for longer than usual."""
         has_many = self.streams > MANY_STREAMS
-        waiting = [
-            body for body in self._bodies if body.waits_since and (has_many or not body.may_pause())
-        ]
-        longest = min(waiting, key=_waits_since, default=None)
         patience = STALLED if has_many else STALLED_ALONE
-        return None if longest is None or now - longest.waits_since < patience else longest
-
-    def end_stalled_stream(self, now: float) -> bool:
-        """End the stream of that body; return whether there was one."""
-        body = self.stalled_body(now)
-        if body is None or self.stall_error is None:
-            return False
-        body.fail_body(self.stall_error())
-        return True
+        return (
+            body.progress.silence(now) >= patience
+            and (has_many or not body.may_pause())
+            and body.is_reading()
+        )
 
     def hold_head(self, size: int) -> bool:
         """Count so many bytes of a head more, if there is room for them; return whether there is.
@@ -267,14 +412,12 @@ class BufferShare:
         self.change(-self.buffered)
         self.account.streams -= self.streams
         self.account.resize_windows()
-        self.account.holders_of_streams.pop(self, None)
+        self.account.remove_streams(self, self.streams, is_last=True)
+        for body in self.bodies:
+            self.account.forget(body)
         self.drop_head = self.stall_error = None
         self.account = BufferAccount()  # of nobody, for what ends later
 
 
 def _heads(share: BufferShare) -> int:
     return share.heads
-
-
-def _waits_since(body: Body) -> float:
-    return body.waits_since

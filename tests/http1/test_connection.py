@@ -56,6 +56,28 @@ async def test_body_pieces_keep_their_order(body: BodyStream) -> None:
     assert await _read_all(body) == [b"a", b"bc", b"d"]
 
 
+async def test_body_is_not_read_while_its_connection_pauses(transport: FakeTransport) -> None:
+    read_flow = ReadFlow(transport)
+    body = BodyStream(read_flow, BufferShare(BufferAccount()))
+    assert body.is_reading()
+    read_flow.pause("something else")
+    assert not body.is_reading()
+    read_flow.resume("something else")
+    assert body.is_reading()
+
+
+async def test_body_waits_for_its_client_only_while_somebody_reads_it(body: BodyStream) -> None:
+    body.feed(b"a")
+    assert not body.progress.is_waited_for
+    assert await body.read() == b"a"
+    reading = asyncio.create_task(body.read())
+    await _iterations()
+    assert body.progress.is_waited_for
+    body.feed(b"b")
+    assert await reading == b"b"
+    assert not body.progress.is_waited_for
+
+
 async def test_ended_body_reads_empty_again_and_again(body: BodyStream) -> None:
     assert not body.ended
     body.end()

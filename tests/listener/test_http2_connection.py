@@ -37,7 +37,7 @@ from tests.support.raw_client import connect
 
 @asynccontextmanager
 async def client_of(running: RunningListener, **settings: int) -> AsyncIterator[Http2Client]:
-    async with connect_http2(running.url, **settings) as client:
+    async with connect_http2(running.url, "", **settings) as client:
         yield client
 
 

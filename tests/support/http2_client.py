@@ -277,15 +277,20 @@ def _text(headers: Any) -> list[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def open_http2(url: str) -> AsyncIterator[Http2Client]:
-    """Connect to the gateway at http://host:port or https://host:port, and send nothing yet."""
+async def open_http2(url: str, own_host: str = "") -> AsyncIterator[Http2Client]:
+    """Connect to the gateway at http://host:port or https://host:port, and send nothing yet.
+
+    ``own_host`` is the address of the client.
+    """
     scheme, _, authority = url.partition("://")
     host, _, port = authority.rpartition(":")
     context: ssl.SSLContext | None = None
     if scheme == "https":
         context = client_context()
         context.set_alpn_protocols(["h2"])
-    client = Http2Client(*await asyncio.open_connection(host, int(port), ssl=context))
+    own = (own_host, 0) if own_host else None
+    streams = await asyncio.open_connection(host, int(port), ssl=context, local_addr=own)
+    client = Http2Client(*streams)
     receiving = asyncio.create_task(client.receive())
     try:
         yield client
@@ -298,8 +303,10 @@ async def open_http2(url: str) -> AsyncIterator[Http2Client]:
 
 
 @asynccontextmanager
-async def connect_http2(url: str, **settings: int) -> AsyncIterator[Http2Client]:
-    """Connect to the gateway, and begin with these settings."""
-    async with open_http2(url) as client:
+async def connect_http2(
+    url: str, own_host: str = "", **settings: int
+) -> AsyncIterator[Http2Client]:
+    """Connect to the gateway, and begin with these settings; see ``open_http2``."""
+    async with open_http2(url, own_host) as client:
         client.begin(**settings)
         yield client

@@ -1,4 +1,7 @@
+import asyncio
+import gc
 import time
+import weakref
 
 import pytest
 
@@ -7,8 +10,10 @@ from gateway.system.buffers import (
     MAX_WINDOW,
     MIN_STREAM_BYTES,
     MIN_WINDOW,
+    PROGRESS,
     STALLED,
     STALLED_ALONE,
+    BodyProgress,
     BufferAccount,
     BufferShare,
 )
@@ -17,17 +22,39 @@ MIB = 2**20
 
 
 class ArrivingBody:
-    """A body whose reader waits since some moment."""
+    """A body whose reader waits for so many seconds already; 0 if it does not wait.
+
+    It is silent for so long. If it ``moves``, its last bytes came just before; if it ``trickles``,
+    single ones come all the time.
+    """
 
     def __init__(
-        self, share: BufferShare | None = None, stalls_for: float = 0.0, *, may_pause: bool = False
+        self,
+        share: BufferShare | None = None,
+        waits_for: float = 0.0,
+        *,
+        may_pause: bool = False,
+        moves: bool = False,
+        trickles: bool = False,
     ) -> None:
-        self.waits_since = time.monotonic() - stalls_for if stalls_for else 0.0
+        now = time.monotonic()
+        self.progress = BodyProgress()
+        self.reads = True
+        if moves:
+            self.progress.receive(PROGRESS)
+        if waits_for:
+            self.progress.begin_wait(now - waits_for)
+        if trickles:
+            self.progress.receive(1)
+            self.progress.begin_wait(now)
         self._may_pause = may_pause
         self.error: Exception | None = None
         self._share = share
         if share is not None:
             share.open_stream(self)
+
+    def is_reading(self) -> bool:
+        return self.reads
 
     def may_pause(self) -> bool:
         return self._may_pause
@@ -171,17 +198,24 @@ def test_heads_give_way_where_bodies_take_all_room() -> None:
 # Room for a call
 
 
-def client_share(account: BufferAccount) -> BufferShare:
+def client_share(account: BufferAccount, client: str = "") -> BufferShare:
     share = BufferShare(account)
+    share.client = client
     share.stall_error = lambda: TimeoutError("stalled")
     return share
 
 
-def ended(bodies: list[ArrivingBody]) -> list[int]:
+async def turn_of_sockets() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def ended(bodies: list[ArrivingBody]) -> list[int]:
+    await turn_of_sockets()
     return [number for number, body in enumerate(bodies) if body.error is not None]
 
 
-def test_room_is_made_by_whoever_has_most_streams_that_stall() -> None:
+async def test_room_is_made_by_whoever_has_most_streams_that_stall() -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
     one, two, three = (client_share(account) for _ in range(3))
     long, longer = 2 * STALLED_ALONE, 3 * STALLED_ALONE
@@ -196,21 +230,21 @@ def test_room_is_made_by_whoever_has_most_streams_that_stall() -> None:
         left.append((one.streams, two.streams, three.streams))
     # The other stream of the third connection moves.
     assert left == [(1, 2, 2), (1, 1, 2), (1, 1, 1), (0, 1, 1), (0, 0, 1)]
-    assert ended(bodies) == [0, 1, 2, 3, 4]
+    assert await ended(bodies) == [0, 1, 2, 3, 4]
 
 
-def test_single_streams_that_stall_make_room_in_order_of_their_time() -> None:
+async def test_single_streams_that_stall_make_room_in_order_of_their_time() -> None:
     """Such as those of HTTP/1.1, of which each connection has one."""
     account = BufferAccount(100 * MIN_STREAM_BYTES)
     times = [3 * STALLED_ALONE, 5 * STALLED_ALONE, STALLED_ALONE / 2, 4 * STALLED_ALONE, 0.0]
     bodies = [ArrivingBody(client_share(account), seconds) for seconds in times]
     found = []
     while account.make_room():
-        found.append(ended(bodies))
+        found.append(await ended(bodies))
     assert found == [[1], [1, 3], [0, 1, 3]]
 
 
-def test_usual_clients_may_pause_for_longer_than_those_with_many_streams() -> None:
+async def test_usual_clients_may_pause_for_longer_than_those_with_many_streams() -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
     usual, greedy = client_share(account), client_share(account)
     few = [ArrivingBody(usual, 2 * STALLED) for _ in range(MANY_STREAMS)]
@@ -224,28 +258,28 @@ def test_usual_clients_may_pause_for_longer_than_those_with_many_streams() -> No
     while account.make_room():
         pass
     assert greedy.streams == MANY_STREAMS
-    assert len(ended(many)) == MANY_STREAMS
-    assert not ended(usual_ones)
+    assert len(await ended(many)) == MANY_STREAMS
+    assert not await ended(usual_ones)
 
 
-def test_stream_that_moves_again_makes_no_room() -> None:
+async def test_stream_that_moves_again_makes_no_room() -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
     bodies = [ArrivingBody(client_share(account), 2 * STALLED_ALONE) for _ in range(3)]
     assert account.make_room()
     for body in bodies[1:]:
-        body.waits_since = 0.0
+        body.progress.receive(1)
     assert not account.make_room()
-    assert len(ended(bodies)) == 1
+    assert len(await ended(bodies)) == 1
 
 
-def test_stream_of_a_server_makes_no_room() -> None:
+async def test_stream_of_a_server_makes_no_room() -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
     body = ArrivingBody(BufferShare(account), 2 * STALLED_ALONE)
     assert not account.make_room()
     assert body.error is None
 
 
-def test_stream_of_a_released_share_makes_no_room() -> None:
+async def test_stream_of_a_released_share_makes_no_room() -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
     shares = [client_share(account) for _ in range(2)]
     bodies = [ArrivingBody(share, 2 * STALLED_ALONE) for share in shares]
@@ -253,11 +287,11 @@ def test_stream_of_a_released_share_makes_no_room() -> None:
     for share in shares:
         share.release()
     assert not account.make_room()
-    assert len(ended(bodies)) == 1
+    assert not await ended(bodies)  # they end with their connection
     assert account.streams == 0
 
 
-def test_streams_stay_where_others_take_the_room() -> None:
+async def test_streams_stay_where_others_take_the_room() -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
     share = client_share(account)
     body = ArrivingBody(share, 2 * STALLED_ALONE)
@@ -266,22 +300,113 @@ def test_streams_stay_where_others_take_the_room() -> None:
     assert body.error is None
 
 
-def test_search_for_streams_that_stall_looks_at_them_once_for_many_calls() -> None:
+async def test_search_for_streams_looks_at_them_once_for_many_calls() -> None:
     looks = 0
 
     class Watched(ArrivingBody):
-        @property
-        def waits_since(self) -> float:
+        def is_reading(self) -> bool:
             nonlocal looks
             looks += 1
-            return 0.0
-
-        @waits_since.setter
-        def waits_since(self, value: float) -> None:
-            pass
+            return False
 
     account = BufferAccount(100 * MIN_STREAM_BYTES)
-    bodies = [Watched(client_share(account)) for _ in range(100)]
+    bodies = [Watched(client_share(account), 2 * STALLED_ALONE) for _ in range(100)]
     for _ in range(100):
-        assert not account.make_room()
+        assert not account.make_room("other")
     assert looks < 10 * len(bodies)
+
+
+async def test_client_with_most_streams_loses_its_slowest_ones() -> None:
+    """However few each of its connections has."""
+    account = BufferAccount(30 * MIN_STREAM_BYTES)
+    times = [0.1, 0.4, 0.2, 0.3]
+    bodies = [
+        ArrivingBody(client_share(account, "greedy"), times[number % 4], trickles=True)
+        for number in range(20)
+    ]
+    usual = [ArrivingBody(client_share(account, "usual"), 0.5, trickles=True) for _ in range(9)]
+    streams = [ArrivingBody(client_share(account, "usual"), 0.5, may_pause=True)]
+    assert account.make_room("other")
+    assert await ended(bodies) == [1]
+    while account.make_room("other"):
+        pass
+    # A third of the room is the fair share of each of three clients.
+    assert len(await ended(bodies)) == 10
+    assert {times[number % 4] for number in await ended(bodies)} == {0.4, 0.3}
+    assert not await ended([*usual, *streams])
+
+
+async def test_streams_of_who_holds_as_much_as_others_are_not_ended_for_them() -> None:
+    account = BufferAccount(40 * MIN_STREAM_BYTES)
+    shares = {client: client_share(account, client) for client in "ABC"}
+    bodies = [ArrivingBody(shares[client], 1.0, trickles=True) for client in 16 * "A" + 14 * "BC"]
+    assert not account.make_room("A")
+    assert account.make_room("B")
+    assert account.make_room("B")
+    assert not account.make_room("B")  # it has as many now
+    assert not account.make_room("C")
+    assert account.make_room("D")
+    assert await ended(bodies) == [0, 1, 2]
+
+
+async def test_all_clients_behind_one_proxy_lose_no_stream_that_trickles() -> None:
+    account = BufferAccount(30 * MIN_STREAM_BYTES)
+    shares = [client_share(account, "proxy") for _ in range(3)]
+    bodies = [ArrivingBody(share, 10.0, trickles=True) for share in shares for _ in range(10)]
+    assert not account.make_room("proxy")
+    assert account.make_room("other")
+    assert len(await ended(bodies)) == 1
+
+
+async def test_fast_streams_are_not_ended_for_other_clients() -> None:
+    account = BufferAccount(30 * MIN_STREAM_BYTES)
+    share = client_share(account, "greedy")
+    bodies = [ArrivingBody(share, STALLED / 2, moves=True) for _ in range(30)]
+    assert not account.make_room("other")
+    account = BufferAccount(30 * MIN_STREAM_BYTES)
+    share = client_share(account, "greedy")
+    bodies = [ArrivingBody(share, STALLED / 2, moves=True) for _ in range(28)]
+    bodies += [ArrivingBody(share, 2 * STALLED, moves=True), ArrivingBody(share, 0.01)]
+    while account.make_room("other"):
+        pass
+    assert await ended(bodies) == [28, 29]
+
+
+@pytest.mark.parametrize("client", ["greedy", "other"])
+async def test_streams_that_the_gateway_does_not_read_are_not_ended(client: str) -> None:
+    account = BufferAccount(30 * MIN_STREAM_BYTES)
+    share = client_share(account, "greedy")
+    bodies = [ArrivingBody(share, 2 * STALLED_ALONE) for _ in range(30)]
+    for body in bodies[1:]:
+        body.reads = False
+    assert account.make_room(client)
+    assert not account.make_room(client)
+    assert await ended(bodies) == [0]
+
+
+@pytest.mark.parametrize("client", ["greedy", "other"])
+async def test_stream_whose_bytes_come_with_the_next_read_goes_on(client: str) -> None:
+    """Such as after a time in which the event loop was blocked."""
+    account = BufferAccount(30 * MIN_STREAM_BYTES)
+    share = client_share(account, "greedy")
+    bodies = [ArrivingBody(share, 2 * STALLED_ALONE) for _ in range(30)]
+    assert account.make_room(client)
+    assert account.streams == 29
+    for body in bodies:
+        body.progress.receive(PROGRESS)
+    assert not await ended(bodies)
+    assert account.streams == share.streams == 30
+
+
+async def test_streams_that_had_stalled_are_not_kept_with_their_connections() -> None:
+    account = BufferAccount(30 * MIN_STREAM_BYTES)
+    shares = [client_share(account, "greedy") for _ in range(30)]
+    bodies = [ArrivingBody(share, 2 * STALLED_ALONE) for share in shares]
+    assert account.make_room("other")
+    await turn_of_sockets()
+    kept = [weakref.ref(body) for body in bodies]
+    for share in shares:
+        share.release()
+    del bodies, shares, share
+    gc.collect()
+    assert not any(each() for each in kept)

@@ -12,9 +12,10 @@ from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.system.buffers import MIN_STREAM_BYTES, BufferAccount
 
-_MAX_ENDED: Final = 4
-"""Bodies that stall and end for one call. What their calls have reserved comes back a little later:
-if the call needs more, it is refused, and the next one is not."""
+_MAX_ENDED: Final = 32
+"""Bodies that end for one call beside those whose room it takes: as many calls may have come at the
+same time. What the ended ones have reserved comes back a little later: if the call needs that, it
+is refused."""
 
 
 class MemoryBudget:
@@ -34,23 +35,37 @@ class MemoryBudget:
         """Return the bytes that are reserved and buffered."""
         return self.buffers.total
 
-    def reserve(self) -> Reservation:
-        """Return an empty reservation for one call, which is released when its context ends."""
-        return Reservation(self)
+    def reserve(self, client: str | None = None) -> Reservation:
+        """Return an empty reservation for one call, which is released when its context ends.
 
-    def adjust(self, size: int) -> None:
-        """Reserve so many bytes more, or fewer; raises GatewayError (503) over the limit."""
+        If it is for the body that a ``client`` sends, others may have to make room.
+        """
+        return Reservation(self, client)
+
+    def adjust(self, size: int, client: str | None = None) -> None:
+        """Reserve so many bytes more, or fewer; raises GatewayError (503) over the limit.
+
+        With a ``client``, others may have to make room, as for its admission.
+        """
         if size > 0 and size > self.buffers.free:
-            raise self._full()
+            if client is None:
+                raise self._full()
+            self._make_room(size, client)
         self.buffers.reserved += size
 
-    def check_admission(self) -> None:
-        """Raise GatewayError (503) if there is no room for one more call, and none can be made."""
-        ended = 0
-        while self.buffers.free < MIN_STREAM_BYTES:
-            if ended == _MAX_ENDED or not self.buffers.make_room():
+    def check_admission(self, client: str = "") -> None:
+        """Raise GatewayError (503) if there is no room for one more call, and none can be made.
+
+        ``client`` is whose call it is; see ``BufferAccount.make_room``.
+        """
+        self._make_room(MIN_STREAM_BYTES, client)
+
+    def _make_room(self, size: int, client: str) -> None:
+        left = _MAX_ENDED + size // MIN_STREAM_BYTES
+        while self.buffers.free < size:
+            if not left or not self.buffers.make_room(client):
                 raise self._full()
-            ended += 1
+            left -= 1
 
     def set_limit(self, limit: int) -> None:
         """Set another limit; existing reservations stay, even above it."""
@@ -69,13 +84,14 @@ class MemoryBudget:
 class Reservation:
     """The bytes that one call has reserved, while its context is open."""
 
-    def __init__(self, budget: MemoryBudget) -> None:
+    def __init__(self, budget: MemoryBudget, client: str | None = None) -> None:
         self._budget = budget
+        self._client = client
         self._size = 0
 
     def resize(self, size: int) -> None:
         """Reserve ``size`` bytes in all; raises GatewayError (503) over the limit."""
-        self._budget.adjust(size - self._size)
+        self._budget.adjust(size - self._size, self._client)
         self._size = size
 
     def resize_unchecked(self, size: int) -> None:

@@ -94,7 +94,8 @@ async def generate(call: Call) -> None:
         raise GatewayError(ErrorKind.NOT_ALLOWED, "Method Not Allowed")
     destination, record = call.destination, call.response.record
     budget = destination.memory_budget
-    with budget.reserve() as reservation, budget.reserve() as buffered:
+    client = record.client_network
+    with budget.reserve(client) as reservation, budget.reserve() as buffered:
         received = await _receive(call, reservation)
         await check_request(call, received)
         upstream_request = _write_request(call, received.request)

@@ -73,7 +73,7 @@ def test_new_cap_counts_existing_reservations() -> None:
     assert budget.total == 0
 
 
-def test_as_many_streams_that_stall_end_as_a_call_needs() -> None:
+async def test_as_many_streams_that_stall_end_as_a_call_needs() -> None:
     budget = MemoryBudget(10 * MIN_STREAM_BYTES)
     bodies = [ArrivingBody(client_share(budget.buffers), 2 * STALLED_ALONE) for _ in range(8)]
     moving = BufferShare(budget.buffers)
@@ -81,25 +81,25 @@ def test_as_many_streams_that_stall_end_as_a_call_needs() -> None:
     with budget.reserve() as one:
         one.resize(MIN_STREAM_BYTES)
         budget.check_admission()
-        assert len(ended(bodies)) == 1
+        assert len(await ended(bodies)) == 1
         budget.check_admission()
-        assert len(ended(bodies)) == 1
+        assert len(await ended(bodies)) == 1
         one.resize(2 * MIN_STREAM_BYTES)
         budget.set_limit(9 * MIN_STREAM_BYTES)
         budget.check_admission()
-        assert len(ended(bodies)) == 3
+        assert len(await ended(bodies)) == 3
         one.resize(2 * MIN_STREAM_BYTES + 1)
         budget.buffers.reserved += 6 * MIN_STREAM_BYTES
         with pytest.raises(GatewayError):
             budget.check_admission()
-        assert len(ended(bodies)) == 7
+        assert len(await ended(bodies)) == 8
         budget.buffers.reserved -= 6 * MIN_STREAM_BYTES
 
 
-def test_call_is_refused_where_no_stream_stalls() -> None:
+async def test_call_is_refused_where_no_stream_stalls() -> None:
     budget = MemoryBudget(2 * MIN_STREAM_BYTES)
     bodies = [ArrivingBody(client_share(budget.buffers)) for _ in range(2)]
     with pytest.raises(GatewayError) as caught:
         budget.check_admission()
     assert caught.value.kind is ErrorKind.OVERLOADED
-    assert not ended(bodies)
+    assert not await ended(bodies)

@@ -62,6 +62,9 @@ _COUNTING = (
     BufferShare.open_stream,
     BufferShare.close_stream,
     BufferAccount.resize_windows,
+    BufferAccount.add_stream,
+    BufferAccount.remove_streams,
+    BufferAccount.forget,
 )
 """They count, and give back. If a line of theirs failed, the count would stay wrong."""
 

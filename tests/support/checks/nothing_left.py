@@ -111,6 +111,10 @@ def _of_buffers(buffers: BufferAccount) -> dict[str, int]:
         "bytes of heads": buffers.heads,
         "connections with such bytes": len(buffers.holders_of_heads),
         "bodies in transit": buffers.streams,
+        "clients with such bodies": len(buffers._clients),
+        "bodies that may make room": sum(
+            map(len, (buffers._slow, buffers._silent, buffers._leaving))
+        ),
     }
 
 
