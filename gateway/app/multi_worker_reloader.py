@@ -13,22 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.app.background import BackgroundTask
-from gateway.app.build.api_keys import ApiKeysError
-from gateway.app.build.listen import (
-    ListenError,
-    describe_addresses,
-    listen,
-    listen_addresses,
-)
-from gateway.app.build.tls import UpstreamTlsError
+from gateway.app.build.listen import describe_addresses, listen, listen_addresses
 from gateway.app.gateway import Gateway
 from gateway.app.loaded_resources import load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
+from gateway.app.reload.failure import failure_reason, failure_text
 from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
-from gateway.app.reload.source import SettingsSource, failure_text
+from gateway.app.reload.source import SettingsSource
 from gateway.app.shared_memory import SharedMemory
-from gateway.app.single_process_reloader import SETTINGS_ERRORS, OnApplied
-from gateway.errors import INTERNAL_ERROR_TEXT
+from gateway.app.single_process_reloader import OnApplied, notify_applied
 from gateway.observe.gateway_metrics import ReloadMetrics
 from gateway.settings.schema import Settings
 from gateway.workers.ipc import ConnectionKind, ToWorker
@@ -118,15 +111,8 @@ class SupervisorReloader(ConfigSource):
             return None
         try:
             reload = _Reload(self._read(), self._reload_log.revision)
-        except SETTINGS_ERRORS as error:
+        except Exception as error:  # whatever it is, it must not end the supervisor
             self._reload_log.record_failure(failure_text(error, self._source.file), requested)
-            reload = _Reload(None, self._reload_log.revision)
-        except Exception:
-            # An error of our own is logged, and must not end the supervisor.
-            _log.exception("the settings reload failed with an unexpected error")
-            self._reload_log.record_failure(
-                f"{self._source.file}: {INTERNAL_ERROR_TEXT}", requested
-            )
             reload = _Reload(None, self._reload_log.revision)
         return ConfigUpdate(pickle.dumps(reload), self.sockets, self.settings.limits.drain_timeout)
 
@@ -168,7 +154,7 @@ class SupervisorReloader(ConfigSource):
         self._reload_log.record_reload()
 
         def log_applied() -> None:
-            self._on_settings_applied(settings)
+            notify_applied(self._on_settings_applied, settings)
             self._reload_log.log_reload(describe_changes(resources, before), read, before.settings)
             log_addresses(self.addresses, addresses)
 
@@ -224,14 +210,11 @@ class WorkerReloader(BackgroundTask):
                 gateway.revision = gateway.revision.after_failure(why, failed_at or time.time())
                 return ""
             await gateway.reload(reload.settings)
-        except (ListenError, UpstreamTlsError, ApiKeysError) as error:
-            why = str(error)
-        except Exception:
-            _log.exception("the settings reload failed with an unexpected error")
-            why = INTERNAL_ERROR_TEXT
+        except Exception as error:  # whatever it is, it must not end the task
+            why = failure_reason(error)
         else:
             gateway.revision = reload.revision
-            self._on_applied(reload.settings)
+            notify_applied(self._on_applied, reload.settings)
             return ""
         gateway.revision = gateway.revision.after_failure(why, time.time())
         gateway.reload_metrics.failures.add(1.0)
