@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -73,8 +74,7 @@ class SingleProcessReloader(BackgroundTask):
         except Exception as error:  # whatever it is, it must not end the task
             self._reload_log.record_failure(failure_text(error, self._source.file), requested)
             return
-        self._reload_log.record_reload()
-        self._reload_log.count_reload()
+        self._reload_log.record_reload(self._reload_log.revision.after_reload(time.time()))
         notify_applied(self._on_applied, gateway.settings)
         self._reload_log.log_reload(changes, settings, before)
         log_addresses(gateway.addresses, addresses)
