@@ -254,7 +254,7 @@ async def _serve_as_worker(channel: WorkerChannel, supervisor: SupervisorReloade
     """Serve the connections that the supervisor accepts."""
     _call_on_stop_signal(channel.send_leaving)
     gateway = supervisor.gateway(channel.count_closed, channel.slot)
-    reloader = WorkerReloader(gateway, _set_log_level, channel.send_reloaded)
+    reloader = WorkerReloader(gateway, _set_log_level, channel.send_reload_done)
     async with gateway, reloader, MallocTrim():
         tune_garbage_collector()
         channel.send_ready()
@@ -266,7 +266,7 @@ async def _serve_as_admin(channel: WorkerChannel, supervisor: SupervisorReloader
     """Serve the admin address for the workers."""
     _call_on_stop_signal(channel.send_leaving)
     admin = supervisor.admin_process()
-    reloader = WorkerReloader(admin, _set_log_level, channel.send_reloaded)
+    reloader = WorkerReloader(admin, _set_log_level, channel.send_reload_done)
     async with admin, reloader, MallocTrim():
         tune_garbage_collector()
         channel.send_ready()

@@ -31,9 +31,12 @@ class ActiveConfig:
         self.limits = limits
         self.fast_path = FastPath(router)
         self._calls = 0
-        for each in shared_upstreams.values():
+
+    def activate(self) -> None:
+        """Hold the upstreams, and apply the limits, from now on; that cannot fail."""
+        for each in self.shared_upstreams.values():
             each.acquire()
-        limits.apply()
+        self.limits.apply()
 
     @property
     def upstreams(self) -> dict[str, Upstream]:

@@ -10,7 +10,8 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,10 +20,10 @@ from multidict import CIMultiDictProxy
 from gateway.app.admin_site import AdminSite
 from gateway.app.captured_calls import send_connection
 from gateway.app.loaded_resources import LoadedResources, load_resources
+from gateway.app.reload.prepared import CloseReplaced, PreparedReload
 from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import read_last_statuses, read_statuses
-from gateway.observe.gateway_metrics import ReloadMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.settings.schema import Settings
 from gateway.workers.control import ControlClient, Question
@@ -57,7 +58,6 @@ class AdminProcess:
         self._key_watch: asyncio.Task[None] | None = None
         self.revision = revision
         """Which settings are in use; the reloader keeps it up to date."""
-        self.reload_metrics = ReloadMetrics(shared.metric_store.writer(shared.admin_segment))
         self.draining = False
         """The gateway is stopping."""
 
@@ -94,11 +94,15 @@ class AdminProcess:
         """Be not ready from now on."""
         self.draining = True
 
-    async def reload(self, settings: Settings) -> str:
-        """Use other settings. Raises ListenError, UpstreamTlsError and ApiKeysError."""
-        self._resources = await asyncio.to_thread(load_resources, settings, self._resources)
+    async def prepare(self, settings: Settings) -> PreparedReload:
+        """Load what other settings name. Raises UpstreamTlsError, ApiKeysError and ListenError."""
+        resources = await asyncio.to_thread(load_resources, settings, self._resources)
+        return PreparedReload("", partial(self._swap, resources), AsyncExitStack())
+
+    def _swap(self, resources: LoadedResources) -> CloseReplaced:
+        self._resources = resources
         self._watch_keys()
-        return ""
+        return _close_nothing
 
     def reopen_logs(self) -> None:
         """Do nothing: it has no log."""
@@ -222,3 +226,7 @@ class AdminProcess:
                 if pid[0]:
                     os.kill(pid[0], 0)
                     yield slot
+
+
+async def _close_nothing() -> None:
+    """Do nothing: nothing has to be closed."""

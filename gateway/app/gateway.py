@@ -34,6 +34,7 @@ from gateway.app.captured_calls import CapturedCalls, send_connection
 from gateway.app.ejection_sync import EjectionSync
 from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
+from gateway.app.reload.prepared import CloseReplaced, PreparedReload
 from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import StatusPublisher
@@ -70,6 +71,9 @@ if TYPE_CHECKING:
 
 _ADMIN_DRAIN_GRACE = 0.1
 """Seconds at the end for operators with an open connection to request a page."""
+
+_UNKNOWN_VERSION = -1
+"""Of the drained endpoints: they are read at the next look."""
 
 _log = logging.getLogger("tensorgate")
 
@@ -266,6 +270,7 @@ class Gateway:
             raise
         router = _build_router(resources, upstreams, limits, self._offload, self._metrics)
         self.active_config = ActiveConfig(upstreams, router, limits)
+        self.active_config.activate()
         self._drain_endpoints(self.upstreams)
         self._access_log_writer = self._log_writer(settings)
         self._tracing = build_tracing(settings, self._metrics)
@@ -308,21 +313,25 @@ class Gateway:
         self.draining = self.active_config.router.readiness.draining = True
 
     async def reload(self, settings: Settings) -> str:
-        """Apply other settings, but for the number of workers; return what has changed.
+        """Apply other settings, as ``prepare`` and a commit do; return what has changed."""
+        prepared = await self.prepare(settings)
+        # Nothing is awaited in between, as ``prepare`` has begun to accept connections.
+        await prepared.commit()()
+        return prepared.changes
 
-        Running calls end as they began. Only one reload runs at a time. Whatever it raises,
-        nothing has changed: ListenError, UpstreamTlsError and ApiKeysError for settings that
-        cannot be used, and RuntimeError or OSError where the system has no room for a new part.
+    async def prepare(self, settings: Settings) -> PreparedReload:
+        """Make all that other settings need, but for the number of workers.
+
+        Running calls end as they began. Only one reload is prepared at a time. Whatever this
+        raises, nothing has changed: ListenError, UpstreamTlsError and ApiKeysError for settings
+        that cannot be used, and RuntimeError or OSError where the system has no room for a part.
         """
         settings = keep_startup_settings(settings, self._settings)
         resources = await asyncio.to_thread(load_resources, settings, self._resources)
         changes = describe_changes(resources, self._resources)
         async with AsyncExitStack() as undo:
             parts = await self._make_parts(resources, undo)
-            undo.pop_all()
-            replaced = self._swap(parts)
-        await self._close_replaced(replaced)
-        return changes
+            return PreparedReload(changes, partial(self._swap, parts), undo.pop_all())
 
     async def _make_parts(self, resources: LoadedResources, undo: AsyncExitStack) -> _Parts:
         """Make all that the settings ask for, and that there is not; ``undo`` closes it again.
@@ -364,7 +373,7 @@ class Gateway:
         return _Parts(
             resources,
             bound,
-            ActiveConfig(upstreams, router, limits),  # last, as it applies the limits
+            ActiveConfig(upstreams, router, limits),
             offload,
             writer,
             tracing,
@@ -374,8 +383,8 @@ class Gateway:
             addresses,
         )
 
-    def _swap(self, parts: _Parts) -> _Parts:
-        """Use other parts from now on, by assignments that cannot fail; return those of before."""
+    def _swap(self, parts: _Parts) -> CloseReplaced:
+        """Use other parts from now on, by assignments that cannot fail."""
         replaced = _Parts(
             self._resources,
             self._bound,
@@ -391,7 +400,9 @@ class Gateway:
         settings = parts.resources.settings
         self._settings, self._resources = settings, parts.resources
         self._bound, self.addresses = parts.bound, parts.addresses
+        parts.active_config.activate()
         self.active_config = parts.active_config
+        self._drained_version = _UNKNOWN_VERSION  # operators may have drained more meanwhile
         self._offload = parts.offload
         self._access_log_writer = parts.access_log_writer
         self._tracing = parts.tracing
@@ -407,7 +418,7 @@ class Gateway:
             _sampler(parts.tracing),
         )
         self._retired.add(replaced.active_config)
-        return replaced
+        return partial(self._close_replaced, replaced)
 
     async def _close_replaced(self, replaced: _Parts) -> None:
         """Close what is not used any more; what fails is logged, as the reload has happened."""

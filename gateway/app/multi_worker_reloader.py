@@ -1,4 +1,7 @@
-"""Reloads with several workers: the supervisor reads the settings, and each worker applies them."""
+"""Reloads with several workers: all processes prepare new settings, then all use them, or none.
+
+``workers/reload_broadcast.py`` has the two phases.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,32 @@ import pickle
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.app.background import BackgroundTask
-from gateway.app.build.api_keys import ApiKeysError
 from gateway.app.build.listen import (
-    ListenError,
+    BoundAddress,
+    close,
     describe_addresses,
+    difference,
     listen,
     listen_addresses,
 )
-from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.gateway import Gateway
-from gateway.app.loaded_resources import load_resources, log_warnings
+from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
+from gateway.app.reload.failure import failure_reason, failure_text
+from gateway.app.reload.prepared import PreparedReload
 from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
-from gateway.app.reload.source import SettingsSource, failure_text
+from gateway.app.reload.source import SettingsSource
 from gateway.app.shared_memory import SharedMemory
-from gateway.app.single_process_reloader import SETTINGS_ERRORS, OnApplied
-from gateway.errors import INTERNAL_ERROR_TEXT
+from gateway.app.single_process_reloader import OnApplied, notify_applied
 from gateway.observe.gateway_metrics import ReloadMetrics
 from gateway.settings.schema import Settings
-from gateway.workers.ipc import ConnectionKind, ToWorker
-from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate
+from gateway.workers.ipc import ConnectionKind, ReloadMessage, ToWorker
+from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate, RefusedUpdate
 
 if TYPE_CHECKING:
     from gateway.app.admin_process import AdminProcess
@@ -42,9 +46,19 @@ _log = logging.getLogger("tensorgate")
 
 @dataclass(frozen=True, slots=True)
 class _Reload:
-    """What the supervisor sends: settings to apply, or none and why newer ones cannot be used."""
+    """What processes prepare: the revision is that of the settings once they are in use."""
 
-    settings: Settings | None
+    settings: Settings
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What the supervisor has made for new settings; ``read`` are those of the file."""
+
+    read: Settings
+    resources: LoadedResources
+    bound: tuple[BoundAddress, ...]
     revision: Revision
 
 
@@ -71,22 +85,21 @@ class SupervisorReloader(ConfigSource):
         self._shared = SharedMemory.for_workers(workers)
         writer = self._shared.metric_store.writer(self._shared.supervisor_segment)
         self._reload_log = ReloadLog(Revision(time.time(), str(source.file)), ReloadMetrics(writer))
-        self._log_applied: Callable[[], None] | None = None
+        self._is_requested = False
+        self._prepared: _Prepared | None = None
+        """What is made for new settings, until all processes use them or none."""
+        self._replaced: _Prepared | None = None
+        """What new settings have replaced, until that is logged."""
 
     @property
     def settings(self) -> Settings:
-        """Return the newest settings that could be used."""
+        """Return the settings in use."""
         return self._resources.settings
 
     @property
     def sockets(self) -> dict[socket.socket, ConnectionKind]:
         """Return the listening sockets, with who connects there."""
-        admin = self.settings.admin
-        return {
-            sock: ToWorker.ADMIN if each.address == admin else ToWorker.CLIENT
-            for each in self._bound
-            for sock in each.sockets
-        }
+        return _sockets(self._bound, self.settings)
 
     @property
     def addresses(self) -> list[str]:
@@ -111,38 +124,53 @@ class SupervisorReloader(ConfigSource):
 
         return AdminProcess(self._resources, self._shared, self._reload_log.revision)
 
-    def poll(self, requested: bool) -> ConfigUpdate | None:
+    def poll(self, requested: bool) -> ConfigUpdate | RefusedUpdate | None:
         """Read the settings if that is requested, or if their files have changed."""
         self._refresh_resources()
         if not requested and not self._changed():
             return None
+        self._is_requested = requested
         try:
-            reload = _Reload(self._read(), self._reload_log.revision)
-        except SETTINGS_ERRORS as error:
-            self._reload_log.record_failure(failure_text(error, self._source.file), requested)
-            reload = _Reload(None, self._reload_log.revision)
-        except Exception:
-            # An error of our own is logged, and must not end the supervisor.
-            _log.exception("the settings reload failed with an unexpected error")
-            self._reload_log.record_failure(
-                f"{self._source.file}: {INTERNAL_ERROR_TEXT}", requested
-            )
-            reload = _Reload(None, self._reload_log.revision)
-        return ConfigUpdate(pickle.dumps(reload), self.sockets, self.settings.limits.drain_timeout)
+            return self._prepare()
+        except Exception as error:  # whatever it is, it must not end the supervisor
+            return self._refuse(failure_text(error, self._source.file))
 
-    def on_applied(self, errors: Mapping[int, str]) -> None:
-        """Log what has changed, and which workers could not apply it."""
-        if self._log_applied is not None:
-            if not errors:
-                self._reload_log.count_reload()
-            self._log_applied()
-            self._log_applied = None
-        workers = defaultdict(list)
-        for pid, error in errors.items():
-            workers[error].append(str(pid))
-        for error, pids in workers.items():
-            of = "worker" if len(pids) == 1 else "workers"
-            _log.error("%s %s: keeping the previous settings: %s", of, ", ".join(pids), error)
+    def commit(self) -> None:
+        """Use what is prepared, by assignments: each process is ready."""
+        assert self._prepared is not None
+        before = self._reload_log.revision
+        self._replaced = _Prepared(self.settings, self._resources, self._bound, before)
+        self._resources, self._bound = self._prepared.resources, self._prepared.bound
+        self._reload_log.record_reload(self._prepared.revision)
+
+    def abort(self, errors: Mapping[str, str]) -> RefusedUpdate:
+        """Close the new addresses, and log which processes have refused the settings, and why."""
+        assert self._prepared is not None
+        close(difference(self._prepared.bound, self._bound))
+        self._prepared = None
+        processes = defaultdict(list)
+        for name, error in errors.items():
+            processes[error].append(name)
+        reasons = [f"{', '.join(names)}: {error}" for error, names in processes.items()]
+        return self._refuse(f"{self._source.file}: {'; '.join(reasons)}")
+
+    def on_applied(self, late: Sequence[str]) -> None:
+        """Log what has changed, and which processes go on with the previous settings for now."""
+        assert self._prepared is not None
+        assert self._replaced is not None
+        now, before = self._prepared, self._replaced
+        self._prepared = self._replaced = None
+        notify_applied(self._on_settings_applied, self.settings)
+        changes = describe_changes(now.resources, before.resources)
+        self._reload_log.log_reload(changes, now.read, before.resources.settings)
+        log_addresses(self.addresses, describe_addresses(before.bound, before.resources.settings))
+        for name in late:
+            _log.warning("%s does not respond: it uses the new settings once it does", name)
+
+    def _refuse(self, reason: str) -> RefusedUpdate:
+        """Record and log why the settings are not used; return the same for the processes."""
+        self._reload_log.record_failure(reason, self._is_requested)
+        return RefusedUpdate(pickle.dumps(self._reload_log.revision))
 
     def _refresh_resources(self) -> None:
         """Load the files that workers reload by themselves, for workers that start later."""
@@ -157,42 +185,50 @@ class SupervisorReloader(ConfigSource):
         failed = self._reload_log.revision.last_failure is not None
         return self.settings.watch and self._source.changed(failed)
 
-    def _read(self) -> Settings:
-        """Read the settings and load what they name, or raise and change nothing."""
-        before, addresses = self._resources, self.addresses
+    def _prepare(self) -> ConfigUpdate:
+        """Read the settings, load what they name and open their addresses, or raise."""
         read = self._source.read()
-        settings = keep_startup_settings(read, before.settings)
-        resources = load_resources(settings, before)
-        self._bound = listen(listen_addresses(settings), self._bound)
-        self._resources = resources
-        self._reload_log.record_reload()
+        settings = keep_startup_settings(read, self.settings)
+        resources = load_resources(settings, self._resources)
+        bound = listen(listen_addresses(settings), self._bound)
+        revision = self._reload_log.revision.after_reload(time.time())
+        update = ConfigUpdate(
+            pickle.dumps(_Reload(settings, revision)),
+            _sockets(bound, settings),
+            settings.limits.drain_timeout,
+        )
+        self._prepared = _Prepared(read, resources, bound, revision)
+        return update
 
-        def log_applied() -> None:
-            self._on_settings_applied(settings)
-            self._reload_log.log_reload(describe_changes(resources, before), read, before.settings)
-            log_addresses(self.addresses, addresses)
 
-        self._log_applied = log_applied
-        return settings
+def _sockets(
+    bound: Iterable[BoundAddress], settings: Settings
+) -> dict[socket.socket, ConnectionKind]:
+    """Return the listening sockets, with who connects there."""
+    return {
+        sock: ToWorker.ADMIN if each.address == settings.admin else ToWorker.CLIENT
+        for each in bound
+        for sock in each.sockets
+    }
 
 
 class Reloadable(Protocol):
     """What new settings are applied to, in a worker or in the admin process."""
 
     revision: Revision
-    reload_metrics: ReloadMetrics
 
-    async def reload(self, settings: Settings) -> str:
-        """Apply settings; raises ListenError, UpstreamTlsError and ApiKeysError."""
+    async def prepare(self, settings: Settings) -> PreparedReload:
+        """Make all that other settings need, or raise and keep nothing of it."""
 
     def reopen_logs(self) -> None:
         """Open the file of the access log anew."""
 
 
 class WorkerReloader(BackgroundTask):
-    """Applies what the supervisor sends to a worker or the admin process, one after the other.
+    """Does the steps of reloads in a worker or the admin process, one after the other.
 
-    It does so while its context is open. ``reply`` gets the error of each reload, or an empty text.
+    It does so while its context is open, and then gives back what is prepared. ``reply`` gets the
+    error of each step, or an empty text.
     """
 
     def __init__(
@@ -201,38 +237,61 @@ class WorkerReloader(BackgroundTask):
         self._gateway = gateway
         self._on_applied = on_applied
         self._reply = reply
-        self._reloads: asyncio.Queue[bytes] = asyncio.Queue()
+        self._messages: asyncio.Queue[ReloadMessage] = asyncio.Queue()
+        self._prepared: tuple[PreparedReload, _Reload] | None = None
 
-    def enqueue(self, reload: bytes) -> None:
-        """Apply a reload behind those that came before."""
-        self._reloads.put_nowait(reload)
+    def enqueue(self, message: ReloadMessage) -> None:
+        """Do a step of a reload behind those that came before."""
+        self._messages.put_nowait(message)
 
     async def run(self) -> None:
-        """Apply the reloads as they come."""
-        while True:
-            self._reply(await self._apply(await self._reloads.get()))
-
-    async def _apply(self, pickled: bytes) -> str:
-        """Apply a reload; return why it failed, or an empty text."""
-        gateway = self._gateway
+        """Do the steps as they come."""
         try:
-            # The supervisor wrote it, from which this process was forked.
-            reload: _Reload = await asyncio.to_thread(pickle.loads, pickled)
-            gateway.reopen_logs()
-            if reload.settings is None:
-                why, failed_at = reload.revision.last_failure or "", reload.revision.failed_at
-                gateway.revision = gateway.revision.after_failure(why, failed_at or time.time())
-                return ""
-            await gateway.reload(reload.settings)
-        except (ListenError, UpstreamTlsError, ApiKeysError) as error:
-            why = str(error)
+            while True:
+                await self._handle(await self._messages.get())
+        finally:
+            await self._give_back()
+
+    async def _handle(self, message: ReloadMessage) -> None:
+        if message.step == ToWorker.COMMIT:
+            await self._commit()
+            return
+        await self._give_back()
+        self._gateway.reopen_logs()
+        handle = self._prepare if message.step == ToWorker.PREPARE else self._note_refusal
+        error = message.error
+        if not error:
+            try:
+                await handle(message.document)
+            except Exception as failure:  # whatever it is, it must not end the task
+                error = failure_reason(failure)
+        self._reply(error)
+
+    async def _prepare(self, document: bytes) -> None:
+        # The supervisor wrote it, from which this process was forked.
+        reload: _Reload = await asyncio.to_thread(pickle.loads, document)
+        self._prepared = await self._gateway.prepare(reload.settings), reload
+
+    async def _note_refusal(self, document: bytes) -> None:
+        # Not in a thread, as there may be none; the supervisor wrote it, as above.
+        self._gateway.revision = pickle.loads(document)  # noqa: S301
+
+    async def _commit(self) -> None:
+        """Use what is prepared; the supervisor asks for that only if all processes are ready."""
+        assert self._prepared is not None
+        (prepared, reload), self._prepared = self._prepared, None
+        close_replaced = prepared.commit()
+        self._gateway.revision = reload.revision
+        self._reply("")
+        notify_applied(self._on_applied, reload.settings)
+        await close_replaced()
+
+    async def _give_back(self) -> None:
+        """Close what is prepared, if anything is; what fails is logged."""
+        if self._prepared is None:
+            return
+        (prepared, _), self._prepared = self._prepared, None
+        try:
+            await prepared.abort()
         except Exception:
-            _log.exception("the settings reload failed with an unexpected error")
-            why = INTERNAL_ERROR_TEXT
-        else:
-            gateway.revision = reload.revision
-            self._on_applied(reload.settings)
-            return ""
-        gateway.revision = gateway.revision.after_failure(why, time.time())
-        gateway.reload_metrics.failures.add(1.0)
-        return why
+            _log.exception("a part of settings that are not used could not be closed")

@@ -77,7 +77,7 @@ class SharedMemory:
 
     ejections: SharedEjections
     metric_store: MetricStore
-    """A segment for each worker, one for the admin process and one for the supervisor."""
+    """A segment for each worker, and one for the supervisor."""
     statuses: SharedDocuments
     """The status of each worker, as JSON."""
     worker_pids: list[memoryview]
@@ -105,7 +105,7 @@ class SharedMemory:
     @classmethod
     def _make(cls, workers: int, control: ControlSockets | None) -> Self:
         families = CALL_FAMILIES + GATEWAY_FAMILIES
-        store = MetricStore(families, workers + 2)
+        store = MetricStore(families, workers + 1)
         return cls(
             SharedEjections(),
             store,
@@ -117,11 +117,6 @@ class SharedMemory:
             DrainedEndpoints(),
             control,
         )
-
-    @property
-    def admin_segment(self) -> int:
-        """Return the number of the admin process's segment in the metric store."""
-        return self.metric_store.segments - 2
 
     @property
     def supervisor_segment(self) -> int:

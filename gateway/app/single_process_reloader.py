@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from gateway.app.background import BackgroundTask
-from gateway.app.build.api_keys import ApiKeysError
-from gateway.app.build.listen import ListenError
-from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.gateway import Gateway
+from gateway.app.reload.failure import failure_text
 from gateway.app.reload.revision import ReloadLog, log_addresses
-from gateway.app.reload.source import SettingsSource, failure_text
-from gateway.errors import INTERNAL_ERROR_TEXT
-from gateway.settings.problems import SettingsError
+from gateway.app.reload.source import SettingsSource
 from gateway.settings.schema import Settings
 from gateway.system.file_watcher import POLL_INTERVAL
-
-SETTINGS_ERRORS = (SettingsError, ListenError, UpstreamTlsError, ApiKeysError)
-"""The errors of settings that cannot be used."""
 
 _log = logging.getLogger("tensorgate")
 
 OnApplied = Callable[[Settings], None]
 """Called with settings once they are in use."""
+
+
+def notify_applied(on_applied: OnApplied, settings: Settings) -> None:
+    """Call it; its errors are logged, as the settings are in use in any case."""
+    try:
+        on_applied(settings)
+    except Exception:
+        _log.exception("the new settings are in use, but not all has taken note of them")
 
 
 class SingleProcessReloader(BackgroundTask):
@@ -69,17 +71,10 @@ class SingleProcessReloader(BackgroundTask):
         try:
             settings = await asyncio.to_thread(self._source.read)
             changes = await gateway.reload(settings)
-        except SETTINGS_ERRORS as error:
+        except Exception as error:  # whatever it is, it must not end the task
             self._reload_log.record_failure(failure_text(error, self._source.file), requested)
-        except Exception:
-            # An error of our own is logged, and must not end the task.
-            _log.exception("the settings reload failed with an unexpected error")
-            self._reload_log.record_failure(
-                f"{self._source.file}: {INTERNAL_ERROR_TEXT}", requested
-            )
-        else:
-            self._on_applied(gateway.settings)
-            self._reload_log.record_reload()
-            self._reload_log.count_reload()
-            self._reload_log.log_reload(changes, settings, before)
-            log_addresses(gateway.addresses, addresses)
+            return
+        self._reload_log.record_reload(self._reload_log.revision.after_reload(time.time()))
+        notify_applied(self._on_applied, gateway.settings)
+        self._reload_log.log_reload(changes, settings, before)
+        log_addresses(gateway.addresses, addresses)

@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
@@ -33,11 +34,17 @@ class ToWorker(IntEnum):
     """With a descriptor: a client's connection. The worker replies RECEIVED."""
     ADMIN = 2
     """With a descriptor: an operator's connection. The admin process replies RECEIVED."""
-    RELOAD = 3
-    """With a descriptor: memory that holds new settings. The worker replies RELOADED."""
-    STOPPING = 4
+    PREPARE = 3
+    """With a descriptor: memory that holds new settings. Make all that they need, but do not use
+    it yet. The worker replies RELOAD_DONE, as to COMMIT and ABORT."""
+    COMMIT = 4
+    """Use the settings that are prepared: each process has prepared them."""
+    ABORT = 5
+    """With a descriptor: memory that holds why newer settings are not used. Give back what is
+    prepared, if anything is."""
+    STOPPING = 6
     """The gateway is not ready any more, but clients that have begun to connect still come."""
-    DRAIN = 5
+    DRAIN = 7
     """No connection comes any more: finish the calls in progress, and exit."""
 
 
@@ -48,8 +55,8 @@ class FromWorker(IntEnum):
     """It can serve connections."""
     RECEIVED = 2
     """It has the oldest of the connections that it has not acknowledged yet."""
-    RELOADED = 3
-    """With text: why the settings cannot be used. Without: they are in use."""
+    RELOAD_DONE = 3
+    """One for each PREPARE, COMMIT and ABORT, in their order. With text: why that failed."""
     LEAVING = 4
     """It got SIGTERM or SIGINT itself. Another worker takes its place."""
     DROPPED = 5
@@ -58,6 +65,20 @@ class FromWorker(IntEnum):
 
 ConnectionKind = Literal[ToWorker.CLIENT, ToWorker.ADMIN]
 """Who connects to a listening socket: the message that hands such a connection to a process."""
+
+ReloadStep = Literal[ToWorker.PREPARE, ToWorker.COMMIT, ToWorker.ABORT]
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadMessage:
+    """A step of a reload, as a worker receives it.
+
+    ``error`` says why its document could not be received; the reply to it is that error.
+    """
+
+    step: ReloadStep
+    document: bytes = b""
+    error: str = ""
 
 
 def send(channel: socket.socket, kind: IntEnum, text: str = "", descriptor: int = -1) -> None:
@@ -118,9 +139,9 @@ class WorkerChannel:
         """Ask the supervisor for no more connections; it replies DRAIN behind the last one."""
         self._send(FromWorker.LEAVING)
 
-    def send_reloaded(self, error: str) -> None:
-        """Tell the supervisor why new settings cannot be used; an empty text: they are in use."""
-        self._send(FromWorker.RELOADED, error)
+    def send_reload_done(self, error: str) -> None:
+        """Tell the supervisor that a step of a reload is done; a text says why it failed."""
+        self._send(FromWorker.RELOAD_DONE, error)
 
     def send_dropped(self, calls: int) -> None:
         """Tell the supervisor how many calls were cut at the drain timeout."""
@@ -133,7 +154,7 @@ class WorkerChannel:
     async def receive(
         self,
         on_connection: Callable[[socket.socket], None],
-        on_reload: Callable[[bytes], None],
+        on_reload: Callable[[ReloadMessage], None],
         on_stopping: Callable[[], None],
     ) -> None:
         """Handle messages until DRAIN; ``on_connection`` gets each connection."""
@@ -162,23 +183,25 @@ class WorkerChannel:
     def _handle_next(
         self,
         on_connection: Callable[[socket.socket], None],
-        on_reload: Callable[[bytes], None],
+        on_reload: Callable[[ReloadMessage], None],
         on_stopping: Callable[[], None],
     ) -> bool:
         """Handle the next message; return false at the end of the stream.
 
         Raises BlockingIOError if no message has come yet.
         """
-        message = receive_descriptor(self._channel)
-        if message is None:
+        received = receive_descriptor(self._channel)
+        if received is None:
             return False
-        kind, descriptor = message
+        kind, descriptor = received
         if kind == ToWorker.STOPPING:
             on_stopping()
         elif kind == ToWorker.DRAIN:
             self._draining.set()
-        elif kind == ToWorker.RELOAD:
-            self._reload(descriptor, on_reload)
+        elif kind in (ToWorker.PREPARE, ToWorker.COMMIT, ToWorker.ABORT):
+            message = _read_reload(kind, descriptor)
+            if not self._draining.is_set():
+                on_reload(message)
         else:
             self._accept(descriptor, on_connection)
         return True
@@ -191,23 +214,24 @@ class WorkerChannel:
         else:
             on_connection(socket.socket(fileno=descriptor))
 
-    def _reload(self, descriptor: int, on_reload: Callable[[bytes], None]) -> None:
-        if descriptor < 0:
-            _log.error("the new settings were not received: too many open files")
-            self.send_reloaded("too many open files")
-            return
-        try:
-            # All workers share the position in this file, so none of them may use it.
-            settings = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        except (OSError, MemoryError) as error:
-            _log.error("the new settings could not be read: %s", error)
-            self.send_reloaded(f"the new settings could not be read: {error}")
-            return
-        finally:
-            os.close(descriptor)
-        if not self._draining.is_set():
-            on_reload(settings)
-
     def _send(self, kind: FromWorker, text: str = "") -> None:
         with suppress(OSError):  # the supervisor is gone, which is noticed when receiving
             send(self._channel, kind, text)
+
+
+def _read_reload(kind: int, descriptor: int) -> ReloadMessage:
+    """Read the document of a step of a reload, and close its descriptor."""
+    if kind == ToWorker.COMMIT:
+        return ReloadMessage(ToWorker.COMMIT)
+    step: ReloadStep = ToWorker.PREPARE if kind == ToWorker.PREPARE else ToWorker.ABORT
+    if descriptor < 0:
+        _log.error("the new settings were not received: too many open files")
+        return ReloadMessage(step, error="too many open files")
+    try:
+        # All workers share the position in this file, so none of them may use it.
+        return ReloadMessage(step, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+    except (OSError, MemoryError) as error:
+        _log.error("the new settings could not be read: %s", error)
+        return ReloadMessage(step, error=f"the new settings could not be read: {error}")
+    finally:
+        os.close(descriptor)

@@ -1,30 +1,45 @@
-"""A reload in all workers: the supervisor sends new settings, and collects the replies."""
+"""A reload in all processes, in two phases: all of them prepare it, then all of them use it.
+
+1. PREPARE: each worker, and the admin process, makes all that the new settings need and that can
+   fail. The source has done the same for the supervisor before. A process that starts meanwhile
+   has the previous settings, and prepares the new ones too.
+2. COMMIT, once every process is ready: what is prepared is swapped in by assignments that cannot
+   fail. The source commits first, so that a process that starts from then on has the new settings.
+   ABORT, if a process refuses or does not reply in time: each one gives back what it has prepared.
+
+A process that dies or drains is not waited for: the one that takes its place has what holds then.
+The channel keeps the order, so that a process that was stopped for a while does the same steps.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.system.file_watcher import POLL_INTERVAL
-from gateway.workers.ipc import ConnectionKind
-from gateway.workers.worker_pool import NEVER, WorkerProcess, WorkerState
+from gateway.workers.ipc import ConnectionKind, ReloadStep, ToWorker
+from gateway.workers.worker_pool import WorkerProcess, WorkerState
+
+PREPARE_TIMEOUT = 30.0
+"""Seconds for all processes to prepare new settings; the reload is aborted after them."""
+COMMIT_TIMEOUT = 5.0
+"""Seconds until the supervisor accepts at new addresses although a process has not replied: one
+that is stopped uses the new settings as soon as it goes on."""
 
 _RETRY_DELAY = 0.01
-"""Seconds until settings are sent again to a worker whose channel was full."""
-_REPLY_TIMEOUT = 30.0
-"""Seconds for all workers to reply."""
+"""Seconds until a message is sent again to a process whose channel was full."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigUpdate:
-    """New settings: the workers apply ``settings``, then the supervisor applies the rest.
+    """New settings: all processes prepare ``settings``, then all of them use them.
 
-    It accepts on these sockets from then on, and closes those that are not among them.
+    The supervisor accepts on these sockets from then on, and closes those that are not among them.
     ``drain_timeout`` is in seconds.
     """
 
@@ -33,23 +48,41 @@ class ConfigUpdate:
     drain_timeout: float
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedUpdate:
+    """New settings that are not used; ``reason`` tells the processes why."""
+
+    reason: bytes
+
+
 class ConfigSource(Protocol):
-    """Where the supervisor gets new settings from; it applies one update after the other."""
+    """Where the supervisor gets new settings from; it applies one update after the other.
 
-    def poll(self, requested: bool) -> ConfigUpdate | None:
-        """Return new settings, if there are any; SIGHUP requests them. Raises nothing."""
+    After each ConfigUpdate it calls ``commit`` and later ``on_applied``, or ``abort``, or neither
+    if it stops. None of the functions raises.
+    """
 
-    def on_applied(self, errors: Mapping[int, str]) -> None:
-        """Handle the end of an update; ``errors`` are of workers that go on with old settings."""
+    def poll(self, requested: bool) -> ConfigUpdate | RefusedUpdate | None:
+        """Return new settings, if there are any; SIGHUP requests them."""
+
+    def commit(self) -> None:
+        """Use the settings for processes that start from now on: each running one is ready."""
+
+    def abort(self, errors: Mapping[str, str]) -> RefusedUpdate:
+        """Give back what the settings needed; ``errors`` are of processes, by their names."""
+
+    def on_applied(self, late: Sequence[str]) -> None:
+        """Handle the end of an update; it names processes that have not replied yet."""
 
 
 class ReloadBroadcaster:
-    """Polls for new settings, and has the workers apply them, without ever waiting."""
+    """Polls for new settings, and has all processes use them or none, without ever waiting."""
 
     def __init__(self, source: ConfigSource) -> None:
         self._source = source
         self._is_requested = False
         self._poll_at = time.monotonic() + POLL_INTERVAL
+        self._update: ConfigUpdate | None = None
         self._broadcast: _Broadcast | None = None
 
     @property
@@ -62,24 +95,31 @@ class ReloadBroadcaster:
     @property
     def pending_sockets(self) -> Mapping[socket.socket, ConnectionKind]:
         """Return the sockets of an update that is not applied yet."""
-        return {} if self._broadcast is None else self._broadcast.update.sockets
+        return {} if self._update is None else self._update.sockets
 
     def request(self) -> None:
-        """Ask for new settings as soon as no update is being applied."""
+        """Ask for new settings as soon as no update is in progress."""
         self._is_requested = True
 
-    def step(self, workers: Sequence[WorkerProcess], apply: Callable[[ConfigUpdate], None]) -> None:
-        """Poll, send and collect replies; ``apply`` an update that all workers have replied to."""
+    def step(
+        self, processes: Sequence[WorkerProcess], apply: Callable[[ConfigUpdate], None]
+    ) -> None:
+        """Poll, send and collect replies; ``apply`` an update that all processes use."""
         if self._broadcast is None and time.monotonic() >= self.next_step:
-            self._poll(workers)
-        if self._broadcast is not None and self._broadcast.step():
-            update, errors = self._broadcast.update, self._broadcast.errors
-            self.cancel()
-            apply(update)
-            self._source.on_applied(errors)
+            self._poll(processes)
+        while (broadcast := self._broadcast) is not None and broadcast.step(processes):
+            broadcast.close()
+            self._broadcast = None
+            if broadcast.message == ToWorker.PREPARE:
+                self._decide(broadcast)
+            elif broadcast.message == ToWorker.COMMIT and self._update is not None:
+                update, self._update = self._update, None
+                apply(update)
+                self._source.on_applied([process.name for process in broadcast.late])
 
     def cancel(self) -> None:
-        """Give up the update that is being applied."""
+        """Give up the update in progress; the processes give back what they have prepared."""
+        self._update = None
         if self._broadcast is not None:
             self._broadcast.close()
             self._broadcast = None
@@ -90,64 +130,113 @@ class ReloadBroadcaster:
             sock.close()
         self.cancel()
 
-    def _poll(self, workers: Sequence[WorkerProcess]) -> None:
+    def _poll(self, processes: Sequence[WorkerProcess]) -> None:
         requested, self._is_requested = self._is_requested, False
         update = self._source.poll(requested)
         self._poll_at = time.monotonic() + POLL_INTERVAL
-        if update is not None:
-            self._broadcast = _Broadcast(update, list(workers))
+        if isinstance(update, RefusedUpdate):
+            self._abort(processes, update)
+        elif update is not None:
+            self._update = update
+            self._broadcast = _Broadcast(
+                ToWorker.PREPARE, processes, PREPARE_TIMEOUT, update.settings
+            )
+
+    def _decide(self, prepared: _Broadcast) -> None:
+        """Have all processes use what all have prepared, or none."""
+        if errors := prepared.errors:
+            self._update = None
+            self._abort(prepared.processes, self._source.abort(errors))
+        else:
+            self._source.commit()
+            self._broadcast = _Broadcast(ToWorker.COMMIT, prepared.processes, COMMIT_TIMEOUT)
+
+    def _abort(self, processes: Iterable[WorkerProcess], refused: RefusedUpdate) -> None:
+        self._broadcast = _Broadcast(ToWorker.ABORT, processes, COMMIT_TIMEOUT, refused.reason)
 
 
-@dataclass
 class _Broadcast:
-    """An update on its way: whom it was not sent to yet, and whose replies are still to come."""
+    """A message on its way: whom it was not sent to yet, and whose replies are still to come.
 
-    update: ConfigUpdate
-    unsent: list[WorkerProcess]
-    unreplied: list[WorkerProcess] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)
-    memory: int = -1
-    """A descriptor of memory with the settings, as a message cannot hold them."""
-    deadline: float = field(default_factory=lambda: time.monotonic() + _REPLY_TIMEOUT)
+    COMMIT is sent again until each process has it or is gone. Nobody waits for replies to ABORT:
+    what comes next for a process is behind it in its channel.
+    """
+
+    def __init__(
+        self,
+        message: ReloadStep,
+        processes: Iterable[WorkerProcess],
+        timeout: float,
+        document: bytes = b"",
+    ) -> None:
+        self.message = message
+        self.processes = list(processes)
+        self.errors: dict[str, str] = {}
+        """Why processes, by their names, have failed or not replied."""
+        self._document = document
+        self._memory = -1
+        """A descriptor of memory with the document, as a message cannot hold it."""
+        self._unsent = list(self.processes)
+        self._unreplied: list[WorkerProcess] = []
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
 
     @property
     def next_step(self) -> float:
-        return min(self.deadline, time.monotonic() + _RETRY_DELAY if self.unsent else NEVER)
+        return time.monotonic() + _RETRY_DELAY if self._unsent else self._deadline
 
-    def step(self) -> bool:
+    @property
+    def late(self) -> list[WorkerProcess]:
+        """Return the processes that have not replied."""
+        return [*self._unsent, *self._unreplied]
+
+    def step(self, processes: Sequence[WorkerProcess]) -> bool:
         """Send what can be sent, and collect replies; return whether all is done."""
-        self.unsent = [worker for worker in self.unsent if not self._send(worker)]
-        self.unreplied = [worker for worker in self.unreplied if not self._has_replied(worker)]
-        late = [*self.unsent, *self.unreplied]
-        if late and time.monotonic() < self.deadline:
+        if self.message == ToWorker.PREPARE:
+            self._add(processes)
+        self._unsent = [process for process in self._unsent if not self._send(process)]
+        self._unreplied = [process for process in self._unreplied if not self._has_replied(process)]
+        if self.message == ToWorker.ABORT:
+            return not self._unsent or time.monotonic() >= self._deadline
+        if self.late and (
+            time.monotonic() < self._deadline or (self._unsent and self.message == ToWorker.COMMIT)
+        ):
             return False
-        reason = f"no reply within {_REPLY_TIMEOUT:g} s"
-        self.errors.update((worker.pid, reason) for worker in late)
+        reason = f"no reply within {self._timeout:g} s"
+        self.errors.update((process.name, reason) for process in self.late)
         return True
 
     def close(self) -> None:
-        if self.memory >= 0:
-            os.close(self.memory)
+        if self._memory >= 0:
+            os.close(self._memory)
 
-    def _send(self, worker: WorkerProcess) -> bool:
-        """Send the settings to a worker; false if that is to be tried again."""
-        if worker.state >= WorkerState.DRAINING:
+    def _add(self, processes: Iterable[WorkerProcess]) -> None:
+        """Add the processes that have started since then."""
+        started = [process for process in processes if process not in self.processes]
+        self.processes += started
+        self._unsent += started
+
+    def _send(self, process: WorkerProcess) -> bool:
+        """Send the message to a process; false if that is to be tried again."""
+        if process.state >= WorkerState.DRAINING:
             return True
-        if self.memory < 0:
+        if self._document and self._memory < 0:
             with suppress(OSError):  # too many open files, of which some may be closed soon
-                self.memory = _memory_with(self.update.settings)
-        if self.memory < 0 or not worker.send_reload(self.memory):
+                self._memory = _memory_with(self._document)
+            if self._memory < 0:
+                return False
+        if not process.send_reload_step(self.message, self._memory):
             return False
-        self.unreplied.append(worker)
+        self._unreplied.append(process)
         return True
 
-    def _has_replied(self, worker: WorkerProcess) -> bool:
-        if worker.state >= WorkerState.DRAINING:
+    def _has_replied(self, process: WorkerProcess) -> bool:
+        if process.state >= WorkerState.DRAINING:
             return True  # it goes on with the settings that it has, or is gone
-        if worker.pending_reloads:
+        if process.pending_reload_steps:
             return False
-        if worker.reload_error:
-            self.errors[worker.pid] = worker.reload_error
+        if process.reload_error:
+            self.errors[process.name] = process.reload_error
         return True
 
 

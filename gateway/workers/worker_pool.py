@@ -22,7 +22,15 @@ from functools import partial
 from operator import attrgetter
 from typing import NoReturn
 
-from gateway.workers.ipc import ConnectionKind, FromWorker, ToWorker, WorkerChannel, receive, send
+from gateway.workers.ipc import (
+    ConnectionKind,
+    FromWorker,
+    ReloadStep,
+    ToWorker,
+    WorkerChannel,
+    receive,
+    send,
+)
 from gateway.workers.shared_state import shared_counters
 from gateway.workers.signals import HANDLED_SIGNALS, STOP_SIGNALS
 
@@ -85,10 +93,10 @@ class WorkerProcess:
         self.unacknowledged: deque[PendingConnection] = deque()
         """Connections that were sent: another worker gets them if this one dies."""
         self.sent_connections = 0
-        self.pending_reloads = 0
-        """Reloads that it has not replied to."""
+        self.pending_reload_steps = 0
+        """Steps of reloads that it has not replied to."""
         self.reload_error = ""
-        """Its last reply to a reload; empty if it uses the settings."""
+        """Its last reply to a step of a reload: why that failed, or an empty text."""
         self.dropped_calls = 0
 
     @property
@@ -110,11 +118,11 @@ class WorkerProcess:
         self.unacknowledged.append(connection)
         return True
 
-    def send_reload(self, settings: int) -> bool:
-        """Send a descriptor of new settings; false if that is to be tried again."""
-        if not self._send(ToWorker.RELOAD, settings):
+    def send_reload_step(self, step: ReloadStep, document: int = -1) -> bool:
+        """Send a step of a reload, with a descriptor of its document; false: try that again."""
+        if not self._send(step, document):
             return self.state is WorkerState.EXITING
-        self.pending_reloads += 1
+        self.pending_reload_steps += 1
         return True
 
     def announce_stop(self) -> None:
@@ -143,8 +151,8 @@ class WorkerProcess:
             self.state = max(self.state, WorkerState.READY)
         elif kind == FromWorker.RECEIVED:
             self.unacknowledged.popleft().sock.close()
-        elif kind == FromWorker.RELOADED:
-            self.pending_reloads -= 1
+        elif kind == FromWorker.RELOAD_DONE:
+            self.pending_reload_steps -= 1
             self.reload_error = text
         elif kind == FromWorker.LEAVING:
             self.is_leaving = True

@@ -14,9 +14,9 @@ from aiohttp import web
 
 from gateway.app.build.listen import ListenError
 from gateway.settings.schema import Settings
-from tests.app.reloading import server_named, settings_for
+from tests.app.reloading import NOWHERE, server_named, settings_for
 from tests.support.addresses import free_address
-from tests.support.gateway import checked_gateway, no_leaks
+from tests.support.gateway import checked_gateway, no_leaks, until
 from tests.support.raw_client import connect
 
 _THREADS = {"access log", "traces"}
@@ -183,3 +183,56 @@ async def test_reload_holds_although_an_old_part_cannot_be_closed(
         assert running.gateway.settings == settings
         assert await _is_served(f"http://{address}") == b"two"
         assert await _refuses(running.url.removeprefix("http://"))
+
+
+async def test_prepared_reload_that_is_aborted_changes_nothing(tmp_path: Path) -> None:
+    free = free_address()
+    async with (
+        no_leaks(),
+        server_named("one") as one,
+        server_named("two") as two,
+        checked_gateway(settings_for(one.url, log={"access": False})) as running,
+    ):
+        gateway, old_url = running.gateway, running.url
+        settings = _all_is_new(two.url, tmp_path, free)
+        before = gateway.settings, gateway.active_config, gateway.addresses, _threads()
+        for _ in range(2):
+            prepared = await gateway.prepare(settings)
+            assert _threads() == ["access log", "traces"]
+            assert await _is_served(old_url) == b"one"
+            await prepared.abort()
+            after = gateway.settings, gateway.active_config, gateway.addresses, _threads()
+            assert after == before
+            assert await _refuses(free)
+        await gateway.reload(settings)
+        assert await _is_served(f"http://{free}") == b"two"
+
+
+async def test_limits_change_with_the_commit_and_not_before() -> None:
+    one_call = {"max_requests": 1, "max_queue": 0}
+    async with no_leaks(), checked_gateway(settings_for(concurrency=one_call)) as running:
+        gateway = running.gateway
+        more = settings_for(concurrency={"max_requests": 7, "max_queue": 0})
+        limit = gateway.concurrency_limit
+        assert limit is not None
+        prepared = await gateway.prepare(more)
+        assert limit.max_requests == 1
+        await prepared.commit()()
+        assert gateway.concurrency_limit is limit
+        assert limit.max_requests == 7
+
+
+async def test_endpoint_that_was_drained_while_a_reload_was_prepared_stays_drained() -> None:
+    async with (
+        no_leaks(),
+        server_named("one") as one,
+        server_named("two") as two,
+        checked_gateway(settings_for(one.url, two.url)) as running,
+    ):
+        gateway = running.gateway
+        prepared = await gateway.prepare(settings_for(one.url, two.url, NOWHERE))
+        await gateway.drain_endpoint("u", one.url, drained=True)
+        await asyncio.sleep(0.6)  # the gateway looks four times a second what is drained
+        await prepared.commit()()
+        members = gateway.upstreams["u"].pool.members
+        await until(lambda: [each.drained for each in members] == [True, False, False])

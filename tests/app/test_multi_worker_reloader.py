@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -13,11 +14,13 @@ from gateway.app.gateway import Gateway
 from gateway.app.loaded_resources import LoadedResources
 from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.app.reload.source import SettingsSource
+from gateway.app.single_process_reloader import OnApplied
 from gateway.errors import INTERNAL_ERROR_TEXT
 from gateway.settings.schema import Settings
-from gateway.workers.reload_broadcast import ConfigUpdate
+from gateway.workers.ipc import ReloadMessage, ToWorker
+from gateway.workers.reload_broadcast import ConfigUpdate, RefusedUpdate
 from tests.support.certificates import authority, certificate_files
-from tests.support.gateway import until
+from tests.support.gateway import no_leaks, until
 from tests.support.raw_client import RawClient, connect
 
 
@@ -39,41 +42,66 @@ class _Reloads:
     def note(self, settings: Settings) -> None:
         self.levels.append(settings.log.level)
 
-    def write(self, url: str, more: str = "", end: str = "") -> None:
+    def write(self, url: str, more: str = "", end: str = "", listen: str = "127.0.0.1:0") -> None:
         upstreams = f"{{u: {{endpoints: ['{url}'], dialect: triton{more}}}}}"
-        self.file.write_text(f"listen: 127.0.0.1:0\nworkers: 2\nupstreams: {upstreams}\n{end}")
+        self.file.write_text(f"listen: {listen}\nworkers: 2\nupstreams: {upstreams}\n{end}")
 
     @property
     def url(self) -> str:
         return self.supervisor.addresses[0]
 
-    def poll(self) -> ConfigUpdate | None:
+    def poll(self) -> ConfigUpdate | RefusedUpdate | None:
         return self.supervisor.poll(requested=False)
 
-    def request(self) -> bytes:
+    def request(self) -> ConfigUpdate:
         """Have the supervisor read its settings; return what it sends to the workers."""
         update = self.supervisor.poll(requested=True)
-        assert update is not None
-        assert update.sockets == self.sockets
-        return update.settings
+        assert isinstance(update, ConfigUpdate)
+        return update
+
+    def request_refused(self) -> RefusedUpdate:
+        """Have it read settings that cannot be used."""
+        update = self.supervisor.poll(requested=True)
+        assert isinstance(update, RefusedUpdate)
+        return update
 
 
 class _Worker:
     """A worker's gateway, and its reloader."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, on_applied: OnApplied | None = None) -> None:
         self.gateway = gateway
         self.levels: list[str] = []
         self.replies: list[str] = []
-        self.reloader = WorkerReloader(
-            gateway, lambda settings: self.levels.append(settings.log.level), self.replies.append
-        )
+        self.reloader = WorkerReloader(gateway, on_applied or self.note, self.replies.append)
 
-    async def reload(self, settings: bytes) -> str:
-        """Have it apply settings; return its reply."""
-        self.reloader.enqueue(settings)
+    def note(self, settings: Settings) -> None:
+        self.levels.append(settings.log.level)
+
+    async def prepare(self, update: ConfigUpdate) -> str:
+        """Have it prepare settings; return its reply."""
+        return await self._ask(ReloadMessage(ToWorker.PREPARE, update.settings))
+
+    async def commit(self) -> str:
+        """Have it use what it has prepared; return its reply."""
+        return await self._ask(ReloadMessage(ToWorker.COMMIT))
+
+    async def abort(self, refused: RefusedUpdate) -> str:
+        """Have it give back what it has prepared; return its reply."""
+        return await self._ask(ReloadMessage(ToWorker.ABORT, refused.reason))
+
+    async def _ask(self, message: ReloadMessage) -> str:
+        self.reloader.enqueue(message)
         await until(lambda: self.replies)
         return self.replies.pop()
+
+
+async def _reload(reloads: _Reloads, worker: _Worker) -> None:
+    """Do all of a reload with one worker."""
+    assert await worker.prepare(reloads.request()) == ""
+    reloads.supervisor.commit()
+    assert await worker.commit() == ""
+    reloads.supervisor.on_applied([])
 
 
 @asynccontextmanager
@@ -90,7 +118,7 @@ def reloads(tmp_path: Path) -> Iterator[_Reloads]:
         yield reloads
 
 
-async def test_workers_apply_new_settings(
+async def test_workers_use_new_settings_from_the_commit_on(
     reloads: _Reloads, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tensorgate")
@@ -98,16 +126,31 @@ async def test_workers_apply_new_settings(
         gateway = worker.gateway
         assert (gateway.revision.number, gateway.revision.file) == (1, str(reloads.file))
         reloads.write("http://127.0.0.1:2")
-        settings = reloads.request()
-        assert reloads.levels == []
-        assert await worker.reload(settings) == ""
-        reloads.supervisor.on_applied({})
+        update = reloads.request()
+        assert update.sockets == reloads.sockets
+        assert await worker.prepare(update) == ""
+        for used in (gateway.settings, reloads.supervisor.settings):
+            assert used.upstreams["u"].endpoints == ("http://127.0.0.1:1",)
+        assert (gateway.revision.number, worker.levels, reloads.levels) == (1, [], [])
+        reloads.supervisor.commit()
+        assert await worker.commit() == ""
+        reloads.supervisor.on_applied([])
         assert caplog.messages == [f"settings reloaded from {reloads.file}: upstreams ~u"]
-        assert gateway.settings.upstreams["u"].endpoints == ("http://127.0.0.1:2",)
+        for used in (gateway.settings, reloads.supervisor.settings):
+            assert used.upstreams["u"].endpoints == ("http://127.0.0.1:2",)
         assert (gateway.revision.number, gateway.revision.reloads) == (2, 1)
+        assert reloads.supervisor.gateway(lambda: None).revision == gateway.revision
+        await until(lambda: worker.levels)
         assert worker.levels == reloads.levels == ["info"]
-        reloads.supervisor.on_applied({})
-        assert len(caplog.messages) == 1
+
+
+async def test_worker_that_is_late_is_named(
+    reloads: _Reloads, caplog: pytest.LogCaptureFixture
+) -> None:
+    reloads.request()
+    reloads.supervisor.commit()
+    reloads.supervisor.on_applied(["worker 7"])
+    assert caplog.messages == ["worker 7 does not respond: it uses the new settings once it does"]
 
 
 async def test_workers_show_why_a_settings_file_cannot_be_used(
@@ -115,8 +158,7 @@ async def test_workers_show_why_a_settings_file_cannot_be_used(
 ) -> None:
     async with _worker(reloads) as worker:
         reloads.write("ftp://x")
-        assert await worker.reload(reloads.request()) == ""
-        reloads.supervisor.on_applied({})
+        assert await worker.abort(reloads.request_refused()) == ""
         (message,) = caplog.messages
         assert message.startswith(f"settings not reloaded: {reloads.file}:3: upstreams.u.endpoints")
         revision = worker.gateway.revision
@@ -126,29 +168,35 @@ async def test_workers_show_why_a_settings_file_cannot_be_used(
         assert worker.levels == reloads.levels == []
 
 
-async def test_worker_that_cannot_apply_settings_keeps_its_own_until_the_next_reload(
+async def test_settings_that_a_worker_refuses_are_used_by_no_process_until_the_next_reload(
     reloads: _Reloads, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificates = tmp_path / "ca.pem"
     os.symlink("/etc/ssl/certs/ca-certificates.crt", certificates)
     ca = f", tls: {{ca: {certificates}}}"
-    async with _worker(reloads) as worker:
-        reloads.write("https://127.0.0.1:2", ca)
-        settings = reloads.request()
+    async with _worker(reloads) as worker, _worker(reloads) as ready:
+        reloads.write("https://127.0.0.1:2", ca, listen="[127.0.0.1:0, 127.0.0.2:0]")
+        update = reloads.request()
+        assert await ready.prepare(update) == ""
         certificates.rename(tmp_path / "elsewhere")  # before the worker reads it
-        error = await worker.reload(settings)
+        error = await worker.prepare(update)
         assert error.startswith(f"upstreams.u.tls.ca: cannot read {certificates}: No such file")
-        reloads.supervisor.on_applied({7: error, 8: error, 9: "no luck"})
-        assert caplog.messages == [
-            f"workers 7, 8: keeping the previous settings: {error}",
-            "worker 9: keeping the previous settings: no luck",
-        ]
-        assert worker.gateway.settings.upstreams["u"].endpoints == ("http://127.0.0.1:1",)
-        assert worker.gateway.revision.last_failure == error
+        refused = reloads.supervisor.abort(
+            {"worker 7": error, "worker 8": error, "admin process 9": "no luck"}
+        )
+        why = f"{reloads.file}: worker 7, worker 8: {error}; admin process 9: no luck"
+        assert caplog.messages == [f"settings not reloaded: {why}; keeping the previous settings"]
+        assert reloads.supervisor.sockets == reloads.sockets
+        assert all(sock.fileno() < 0 for sock in update.sockets if sock not in reloads.sockets)
+        for each in (worker, ready):
+            assert await each.abort(refused) == ""
+            assert each.gateway.settings.upstreams["u"].endpoints == ("http://127.0.0.1:1",)
+            assert each.gateway.revision.last_failure == why
         (tmp_path / "elsewhere").rename(certificates)
-        assert await worker.reload(reloads.request()) == ""
+        reloads.write("https://127.0.0.1:2", ca)
+        await _reload(reloads, worker)
         assert worker.gateway.settings.upstreams["u"].endpoints == ("https://127.0.0.1:2",)
-        assert worker.gateway.revision.number == 3
+        assert (worker.gateway.revision.number, worker.gateway.revision.last_failure) == (2, None)
 
 
 async def test_unexpected_error_ends_neither_supervisor_nor_worker(
@@ -158,19 +206,69 @@ async def test_unexpected_error_ends_neither_supervisor_nor_worker(
         raise RuntimeError("no luck")
 
     async with _worker(reloads) as worker:
-        settings = reloads.request()
         with monkeypatch.context() as patch:
-            patch.setattr(Gateway, "reload", fail)
-            assert await worker.reload(settings) == "the gateway failed; its log says why"
-        assert await worker.reload(settings) == ""
+            patch.setattr(Gateway, "prepare", fail)
+            assert await worker.prepare(reloads.request()) == INTERNAL_ERROR_TEXT
+        reloads.supervisor.abort({})
         with monkeypatch.context() as patch:
             patch.setattr("gateway.app.multi_worker_reloader.load_resources", fail)
-            assert await worker.reload(reloads.request()) == ""
+            assert await worker.abort(reloads.request_refused()) == ""
         assert caplog.text.count("RuntimeError: no luck") == 2
-        assert (
-            worker.gateway.revision.last_failure
-            == f"{reloads.file}: the gateway failed; its log says why"
-        )
+        assert worker.gateway.revision.last_failure == f"{reloads.file}: {INTERNAL_ERROR_TEXT}"
+        await _reload(reloads, worker)
+
+
+async def test_worker_reloads_on_after_an_error_of_whoever_takes_note_of_the_settings(
+    reloads: _Reloads, caplog: pytest.LogCaptureFixture
+) -> None:
+    levels: list[str] = []
+
+    def fail_once(settings: Settings) -> None:
+        levels.append(settings.log.level)
+        if len(levels) == 1:
+            raise ValueError("no such level")
+
+    async with reloads.supervisor.gateway(lambda: None) as gateway:
+        worker = _Worker(gateway, fail_once)
+        async with worker.reloader:
+            for number in (2, 3):
+                await _reload(reloads, worker)
+                assert gateway.revision.number == number
+            await until(lambda: len(levels) == 2)
+    assert caplog.text.count("ValueError: no such level") == 1
+
+
+async def test_settings_that_were_not_received_whole_are_refused(reloads: _Reloads) -> None:
+    async with _worker(reloads) as worker:
+        for error in ("too many open files", ""):
+            worker.reloader.enqueue(ReloadMessage(ToWorker.PREPARE, b"no pickle", error))
+            await until(lambda: worker.replies)
+            assert worker.replies.pop() == (error or INTERNAL_ERROR_TEXT)
+        await _reload(reloads, worker)
+        assert worker.gateway.revision.last_failure is None
+
+
+def _log_threads() -> int:
+    return [each.name for each in threading.enumerate()].count("access log")
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["abort", "stop"])
+async def test_worker_gives_back_what_it_has_prepared(
+    reloads: _Reloads, tmp_path: Path, is_told: bool
+) -> None:
+    reloads.write(
+        "http://127.0.0.1:2", end=f"log: {{access: {{path: {tmp_path / 'access.log'}}}}}\n"
+    )
+    async with no_leaks(), reloads.supervisor.gateway(lambda: None) as gateway:
+        before = _log_threads()
+        worker = _Worker(gateway)
+        async with no_leaks(), worker.reloader:
+            assert await worker.prepare(reloads.request()) == ""
+            assert _log_threads() == before + 1
+            refused = reloads.supervisor.abort({"worker 7": "no luck"})
+            if is_told:
+                assert await worker.abort(refused) == ""
+        assert _log_threads() == before
 
 
 async def test_supervisor_reads_settings_when_their_file_has_changed(reloads: _Reloads) -> None:
@@ -178,8 +276,11 @@ async def test_supervisor_reads_settings_when_their_file_has_changed(reloads: _R
     reloads.write("http://127.0.0.1:33")
     assert reloads.poll() is None
     assert reloads.poll() is not None
+    reloads.supervisor.commit()
     reloads.write("http://127.0.0.1:444", end="watch: false\n")
-    assert [reloads.poll() is None for _ in range(3)] == [True, False, True]
+    assert [reloads.poll() is None for _ in range(2)] == [True, False]
+    reloads.supervisor.commit()
+    assert reloads.poll() is None
     reloads.write("http://127.0.0.1:5555")
     assert [reloads.poll() for _ in range(3)] == [None, None, None]
 
@@ -256,11 +357,3 @@ def test_error_while_refreshing_files_does_not_end_the_supervisor(
     assert reloads.poll() is None
     assert reloads.request()
     assert caplog.text.count("RuntimeError: no luck") == 2
-
-
-async def test_worker_goes_on_after_a_reload_that_it_cannot_even_read(reloads: _Reloads) -> None:
-    async with _worker(reloads) as worker:
-        assert await worker.reload(b"no pickle") == INTERNAL_ERROR_TEXT
-        assert worker.gateway.revision.last_failure == INTERNAL_ERROR_TEXT
-        assert await worker.reload(reloads.request()) == ""
-        assert worker.gateway.revision.last_failure is None

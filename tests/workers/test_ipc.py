@@ -10,6 +10,8 @@ from gateway.workers.ipc import (
     MAX_TEXT,
     ConnectionKind,
     FromWorker,
+    ReloadMessage,
+    ReloadStep,
     ToWorker,
     WorkerChannel,
     receive,
@@ -28,17 +30,17 @@ class _Ends:
         self.closed = memoryview(bytearray(8)).cast("Q")
         self.channel = WorkerChannel(worker, self.closed)
         self.clients: list[socket.socket] = []
-        self.reloads: list[bytes] = []
+        self.reloads: list[ReloadMessage] = []
         self.stops = 0
 
     def send_connection(self, kind: ConnectionKind = ToWorker.CLIENT) -> None:
         with socket.socket() as connection:
             send(self.supervisor, kind, descriptor=connection.fileno())
 
-    def send_settings(self, settings: bytes) -> None:
+    def send_settings(self, settings: bytes, step: ReloadStep = ToWorker.PREPARE) -> None:
         memory = os.memfd_create("settings")
         os.write(memory, settings)
-        send(self.supervisor, ToWorker.RELOAD, descriptor=memory)
+        send(self.supervisor, step, descriptor=memory)
         os.close(memory)
 
     def drain(self) -> None:
@@ -161,19 +163,25 @@ async def test_connection_without_a_descriptor_counts_as_closed(
     assert caplog.messages == ["a client connection was dropped: too many open files"]
 
 
-async def test_settings_are_received_in_order(
+async def test_steps_of_reloads_are_received_in_order(
     ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
     ends.send_connection()
     ends.send_settings(b"content" * 10_000)
-    send(ends.supervisor, ToWorker.RELOAD)  # as above, with too many open files
+    send(ends.supervisor, ToWorker.COMMIT)
+    send(ends.supervisor, ToWorker.PREPARE)  # as above, with too many open files
+    ends.send_settings(b"why", ToWorker.ABORT)
     ends.send_connection()
     ends.drain()
     await ends.receive()
-    assert ends.reloads == [b"content" * 10_000]
-    ends.channel.send_reloaded("why not")
-    lost = (FromWorker.RELOADED, "too many open files")
-    assert ends.replies() == [RECEIVED, lost, RECEIVED, (FromWorker.RELOADED, "why not")]
+    assert ends.reloads == [
+        ReloadMessage(ToWorker.PREPARE, b"content" * 10_000),
+        ReloadMessage(ToWorker.COMMIT),
+        ReloadMessage(ToWorker.PREPARE, error="too many open files"),
+        ReloadMessage(ToWorker.ABORT, b"why"),
+    ]
+    ends.channel.send_reload_done("why not")
+    assert ends.replies() == [RECEIVED, RECEIVED, (FromWorker.RELOAD_DONE, "why not")]
     assert caplog.messages == ["the new settings were not received: too many open files"]
 
 
@@ -187,8 +195,8 @@ def test_worker_reports_its_state(ends: _Ends) -> None:
 
 
 def test_long_text_is_cut(ends: _Ends) -> None:
-    ends.channel.send_reloaded("k" * 10_000)
-    assert ends.replies() == [(FromWorker.RELOADED, "k" * MAX_TEXT)]
+    ends.channel.send_reload_done("k" * 10_000)
+    assert ends.replies() == [(FromWorker.RELOAD_DONE, "k" * MAX_TEXT)]
 
 
 async def test_worker_handles_waiting_messages_in_bounded_batches(
@@ -211,17 +219,18 @@ async def test_worker_handles_waiting_messages_in_bounded_batches(
     assert [count for count in dict.fromkeys(seen) if count] == [5, 10, 12]
 
 
-async def test_settings_that_cannot_be_read_are_replied_to_and_kept_nowhere(ends: _Ends) -> None:
+async def test_settings_that_cannot_be_read_are_reported_and_kept_nowhere(ends: _Ends) -> None:
     before = set(os.listdir("/proc/self/fd"))
     reading, writing = os.pipe()  # it has no position to read at
-    send(ends.supervisor, ToWorker.RELOAD, descriptor=reading)
+    send(ends.supervisor, ToWorker.PREPARE, descriptor=reading)
     os.close(reading)
     os.close(writing)
     ends.send_settings(b"good")
     ends.drain()
     await ends.receive()
-    ((kind, why),) = ends.replies()
-    assert kind == FromWorker.RELOADED
-    assert why == "the new settings could not be read: [Errno 29] Illegal seek"
-    assert ends.reloads == [b"good"]
+    why = "the new settings could not be read: [Errno 29] Illegal seek"
+    assert ends.reloads == [
+        ReloadMessage(ToWorker.PREPARE, error=why),
+        ReloadMessage(ToWorker.PREPARE, b"good"),
+    ]
     assert len(os.listdir("/proc/self/fd")) <= len(before)

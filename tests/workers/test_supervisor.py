@@ -48,7 +48,7 @@ while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
     kind, _ = message
     got += kind == ToWorker.CLIENT
     if kind == ToWorker.CLIENT: channel._send(FromWorker.RECEIVED)
-    if kind == ToWorker.RELOAD: os.write(2, b'has it\\n')  # whole, unlike print
+    if kind == ToWorker.PREPARE: os.write(2, b'has it\\n')  # whole, unlike print
 channel.send_dropped(got)
 """
     setup = """
@@ -57,7 +57,7 @@ class Source:
         sockets = {sock: ToWorker.CLIENT, new: ToWorker.CLIENT}
         return ConfigUpdate(b'x', sockets, 0.1) if requested else None
 
-    def on_applied(self, errors): print('applied')
+    def commit(self): print('applied')
 
 source = Source()
 new = socket.create_server(('127.0.0.1', 0))
@@ -160,7 +160,9 @@ class Source:
     @property
     def admin(self): return {{admin.dup(): ToWorker.ADMIN}} if self.has_admin else {{}}
 
-    def on_applied(self, errors): print('applied', *errors.values(), file=sys.stderr, flush=True)
+    def commit(self): pass
+
+    def on_applied(self, late): print('applied', *late, file=sys.stderr, flush=True)
 
 admin = socket.create_server(('127.0.0.1', 0))
 source = Source()
@@ -169,7 +171,7 @@ admin_sockets = source.admin
     worker = """
 channel.send_ready()
 while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
-    if message[0] == ToWorker.RELOAD: channel.send_reloaded("")
+    if message[0] in (ToWorker.PREPARE, ToWorker.COMMIT): channel.send_reload_done("")
 """
     admin = worker + "print('admin drained', file=sys.stderr, flush=True)"
     async with running_process(*command(worker, 1, setup=setup, admin=admin)) as process:

@@ -55,12 +55,9 @@ class ReloadLog:
         self.revision = revision
         self._metrics = metrics
 
-    def record_reload(self) -> None:
-        """Record that the settings that were read are in use."""
-        self.revision = self.revision.after_reload(time.time())
-
-    def count_reload(self) -> None:
-        """Count a reload that took effect."""
+    def record_reload(self, revision: Revision) -> None:
+        """Record that the settings of this revision are in use, and count the reload."""
+        self.revision = revision
         self._metrics.reloads.add(1.0)
 
     def log_reload(self, changes: str, read: Settings, before: Settings) -> None:

@@ -49,12 +49,3 @@ class SettingsSource:
         watches = (self._watch, self._upstream_tls, self._server_tls)
         settings, upstream_tls, server_tls = [watch.changed() for watch in watches]
         return settings or upstream_tls or (server_tls and after_failure)
-
-
-def failure_text(error: Exception, file: Path) -> str:
-    """Describe in one line why settings cannot be used: the first problem, and how many."""
-    if not isinstance(error, SettingsError):
-        return f"{file}: {error}"
-    count = len(error.problems)
-    more = f" ({count} problems)" if count > 1 else ""
-    return error.problems[0].describe(file) + more

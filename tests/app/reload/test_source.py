@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.reload.source import SettingsSource, failure_text
+from gateway.app.reload.source import SettingsSource
 from gateway.settings.problems import SettingsError
 
 
@@ -102,14 +102,3 @@ def test_pipe_is_not_read_again(tmp_path: Path) -> None:
             source.read()
     finally:
         os.close(reading)
-
-
-def test_failure_text_has_the_first_problem(file: Path) -> None:
-    file.write_text("upstreams: {u: {endpoints: []}}\nlisten: 1\n")
-    source = SettingsSource(file, {})
-    with pytest.raises(SettingsError) as caught:
-        source.read()
-    text = failure_text(caught.value, file)
-    assert text.startswith(f"{file}:1: upstreams.u.endpoints: ")
-    assert text.endswith(" (2 problems)")
-    assert failure_text(OSError("no luck"), file) == f"{file}: no luck"
