@@ -339,7 +339,10 @@ async def test_client_with_most_streams_loses_its_slowest_ones() -> None:
 async def test_streams_of_who_holds_as_much_as_others_are_not_ended_for_them() -> None:
     account = BufferAccount(40 * MIN_STREAM_BYTES)
     shares = {client: client_share(account, client) for client in "ABC"}
-    bodies = [ArrivingBody(shares[client], 1.0, trickles=True) for client in 16 * "A" + 14 * "BC"]
+    bodies = [
+        ArrivingBody(shares[client], 100.0 - number, trickles=True)
+        for number, client in enumerate(16 * "A" + 14 * "BC")
+    ]
     assert not account.make_room("A")
     assert account.make_room("B")
     assert account.make_room("B")
