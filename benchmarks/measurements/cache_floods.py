@@ -1,9 +1,9 @@
 """Measures what a client that sends ever new heads, models or requests costs the other clients.
 
 The caches that plans are kept in have room for some hundred of them. One client sends 1,000
-requests that all differ, as it may in a fifth of a second, or sends 500 of them twice. Then each of the others sends one
-request on its own connection, and the gateway's CPU time for it counts. That is compared with the
-same after 1,000 requests that are all alike.
+requests that all differ, as it may in a fifth of a second, or sends 500 of them twice. Then each of
+the others sends one request on its own connection, and the gateway's CPU time for it counts. That
+is compared with the same after 1,000 requests that are all alike.
 """
 
 from __future__ import annotations

@@ -118,7 +118,9 @@ async def test_first_message_of_a_stream_is_enough() -> None:
 
 @pytest.mark.parametrize("cuts", [(), (10,), (30,), (1, 18, 40)], ids=str)
 @pytest.mark.parametrize("size", [0, len(LARGE)], ids=["small", "large"])
-async def test_each_further_message_of_a_stream_is_checked(cuts: tuple[int, ...], size: int) -> None:
+async def test_each_further_message_of_a_stream_is_checked(
+    cuts: tuple[int, ...], size: int
+) -> None:
     """Also those that come in one piece with the first, which alone tells the route."""
     seen: list[ScannedModel] = []
     body = _message("one") + _message("two", data=bytes(size)) + _message("three")
