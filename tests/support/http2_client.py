@@ -160,6 +160,8 @@ class Http2Client(Peer):
             if is_last:
                 return
             if not size:
+                if self.closed:
+                    raise ConnectionResetError("the gateway has closed the connection")
                 await self._wait()
 
     async def start(
