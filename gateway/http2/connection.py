@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from types import TracebackType
 from typing import Final
 
 from gateway.http2.errors import ErrorCode, Http2Error
@@ -92,6 +93,30 @@ _HEAD: Final = (b":method", b"HEAD")
 _NO_NAMES: Final[frozenset[bytes]] = frozenset()
 
 
+def _ignore() -> None:
+    """Do nothing."""
+
+
+class _Guard:
+    """Tells of an unexpected error that leaves an operation half done."""
+
+    def __init__(self) -> None:
+        self.on_broken: Callable[[], None] = _ignore
+
+    def __enter__(self) -> None:
+        """Begin an operation."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End it."""
+        if error is not None and not isinstance(error, Http2Error):
+            self.on_broken()
+
+
 class Http2Connection:
     """The state of a connection: settings, streams, windows.
 
@@ -100,7 +125,8 @@ class Http2Connection:
     65,535. ``max_frame_size`` is that of received frames.
 
     After ``next_event`` has raised Http2Error, what there is to send tells the peer why, and the
-    connection must be closed. What is received from then on is ignored.
+    connection must be closed. What is received from then on is ignored. Any other error leaves
+    windows, tables or frames half changed: ``watch`` for it.
     """
 
     def __init__(
@@ -143,6 +169,7 @@ class Http2Connection:
         """Streams that the peer lets this end have open at a time."""
         self.peer_max_header_list = _UNLIMITED
         """Bytes of a header list that the peer reads, as it has told; for information."""
+        self._guard: Final = _Guard()
         self._failure: Http2Error | None = None
         self._closed = False
         self._work_left = _UNLIMITED
@@ -167,28 +194,34 @@ class Http2Connection:
         self._output.append(encode_settings(values))
         self._open_window(None, self._receive_window.opening())
 
+    def watch(self, on_broken: Callable[[], None]) -> None:
+        """Call ``on_broken`` when an operation fails with an unexpected error, which it raises."""
+        self._guard.on_broken = on_broken
+
     # ------------------------------------------------------------------------------- receiving
 
     def receive(self, data: bytes | memoryview) -> None:
         """Add received data; then take the events."""
-        if self._preface_left:
-            data = self._check_preface(data)
-        if data and not self._closed:
-            self._reader.feed(data)
+        with self._guard:
+            if self._preface_left:
+                data = self._check_preface(data)
+            if data and not self._closed:
+                self._reader.feed(data)
 
     def next_event(self) -> Event | None:
         """Return the next event, None if there is none yet, or none in this time slice.
 
         Raises Http2Error, and the connection must be closed.
         """
-        try:
-            while not self._events:
-                if self._closed or self._work_left <= 0 or not self._read_frame():
-                    return None
-            return self._events.popleft()
-        except Http2Error as error:
-            self.close(error.code, error.reason)
-            raise
+        with self._guard:
+            try:
+                while not self._events:
+                    if self._closed or self._work_left <= 0 or not self._read_frame():
+                        return None
+                return self._events.popleft()
+            except Http2Error as error:
+                self.close(error.code, error.reason)
+                raise
 
     def _read_frame(self) -> bool:
         """Handle the next frame; return whether there was one."""
@@ -241,19 +274,21 @@ class Http2Connection:
 
     def acknowledge(self, stream: Stream, size: int) -> None:
         """Count bytes of a DataReceived as used, so that the peer may send as many again."""
-        if stream.is_reset:
-            return  # they were counted when it was reset
-        self._open_window(None, self._receive_window.use(size))
-        increment = stream.receive_window.use(size)
-        if not stream.received_end:
-            self._open_window(stream, increment)
+        with self._guard:
+            if stream.is_reset:
+                return  # they were counted when it was reset
+            self._open_window(None, self._receive_window.use(size))
+            increment = stream.receive_window.use(size)
+            if not stream.received_end:
+                self._open_window(stream, increment)
 
     def set_stream_window(self, stream: Stream, target: int) -> None:
         """Change how much the peer may send on a stream before any of it is used."""
-        window = stream.receive_window
-        window.target = target
-        if not stream.received_end and not stream.is_reset:
-            self._open_window(stream, window.opening())
+        with self._guard:
+            window = stream.receive_window
+            window.target = target
+            if not stream.received_end and not stream.is_reset:
+                self._open_window(stream, window.opening())
 
     def _check_preface(self, data: bytes | memoryview) -> bytes | memoryview:
         """Check the next bytes of the preface, and return what follows: section 3.4."""
@@ -607,10 +642,11 @@ class Http2Connection:
 
         Its headers must be sent before those of the next one: section 5.1.1.
         """
-        assert self._is_client
-        stream_id = self._next_id
-        self._next_id = stream_id + 2
-        return self._add_stream(stream_id)
+        with self._guard:
+            assert self._is_client
+            stream_id = self._next_id
+            self._next_id = stream_id + 2
+            return self._add_stream(stream_id)
 
     def send_headers(
         self,
@@ -620,15 +656,16 @@ class Http2Connection:
         never_indexed: frozenset[bytes] = _NO_NAMES,
     ) -> None:
         """Send the headers or the trailers of a message, with names in lower case."""
-        if stream.is_reset or stream.sent_end:
-            return
-        if not stream.sent_headers:
-            stream.sent_headers = True
-            stream.is_head = self._is_client and _HEAD in fields
-        block = self._encoder.encode(fields, never_indexed)
-        self._output.append(encode_headers(stream.id, block, end_stream, self._max_send_frame))
-        if end_stream:
-            self._end_sent(stream)
+        with self._guard:
+            if stream.is_reset or stream.sent_end:
+                return
+            if not stream.sent_headers:
+                stream.sent_headers = True
+                stream.is_head = self._is_client and _HEAD in fields
+            block = self._encoder.encode(fields, never_indexed)
+            self._output.append(encode_headers(stream.id, block, end_stream, self._max_send_frame))
+            if end_stream:
+                self._end_sent(stream)
 
     def sendable(self, stream: Stream) -> int:
         """Return how many bytes of data can be sent now on a stream."""
@@ -639,74 +676,82 @@ class Http2Connection:
 
         ``end_stream`` ends the message if that was all.
         """
-        if stream.is_reset or stream.sent_end:
-            return 0
-        size = len(data)
-        allowed = min(size, self.sendable(stream))
-        if allowed < size:
-            if allowed < TINY_FRAME and allowed and not self._tiny.spend():
-                # Raised at the next event: the peer has to open its window again.
-                self._failure = _flood(f"more than {MAX_TINY_FRAMES} windows of a few bytes")
+        with self._guard:
+            if stream.is_reset or stream.sent_end:
                 return 0
-            end_stream = False
-        stream.send_window -= allowed
-        self._send_window -= allowed
-        self._tiny.earn(allowed / TINY_FRAME)
-        position = 0
-        while True:
-            length = min(allowed - position, self._max_send_frame)
-            is_last = position + length == allowed
-            if length or end_stream:
-                self._control.earn(CONTROL_FRAMES_PER_MESSAGE)
-                self._output.append(encode_data_header(stream.id, length, end_stream and is_last))
-            if length:
-                if length == size:
-                    self._output.append(data)
-                else:
-                    self._output.append(memoryview(data)[position : position + length])
-            position += length
-            if is_last:
-                break
-        if end_stream:
-            self._end_sent(stream)
-        return allowed
+            size = len(data)
+            allowed = min(size, self.sendable(stream))
+            if allowed < size:
+                if allowed < TINY_FRAME and allowed and not self._tiny.spend():
+                    # Raised at the next event: the peer has to open its window again.
+                    self._failure = _flood(f"more than {MAX_TINY_FRAMES} windows of a few bytes")
+                    return 0
+                end_stream = False
+            stream.send_window -= allowed
+            self._send_window -= allowed
+            self._tiny.earn(allowed / TINY_FRAME)
+            position = 0
+            while True:
+                length = min(allowed - position, self._max_send_frame)
+                is_last = position + length == allowed
+                if length or end_stream:
+                    self._control.earn(CONTROL_FRAMES_PER_MESSAGE)
+                    self._output.append(
+                        encode_data_header(stream.id, length, end_stream and is_last)
+                    )
+                if length:
+                    if length == size:
+                        self._output.append(data)
+                    else:
+                        self._output.append(memoryview(data)[position : position + length])
+                position += length
+                if is_last:
+                    break
+            if end_stream:
+                self._end_sent(stream)
+            return allowed
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """Reset a stream, unless it is closed; its late frames are ignored."""
-        if stream.closed or stream.id not in self.streams:
-            return
-        if stream.sent_headers or not self._is_client:  # else the peer does not know of it
-            self._output.append(encode_rst_stream(stream.id, code))
-            self._remember_reset(stream.id)
-        self._drop_stream(stream)
+        with self._guard:
+            if stream.closed or stream.id not in self.streams:
+                return
+            if stream.sent_headers or not self._is_client:  # else the peer does not know of it
+                self._output.append(encode_rst_stream(stream.id, code))
+                self._remember_reset(stream.id)
+            self._drop_stream(stream)
 
     def ping(self, data: bytes) -> None:
         """Send a PING with 8 bytes; its response is PingAcknowledged."""
-        self._output.append(encode_ping(data))
+        with self._guard:
+            self._output.append(encode_ping(data))
 
     def announce_shutdown(self) -> None:
         """Tell a client to open no more streams; those on their way are still accepted."""
-        self._output.append(encode_goaway(MAX_WINDOW_SIZE, ErrorCode.NO_ERROR))
+        with self._guard:
+            self._output.append(encode_goaway(MAX_WINDOW_SIZE, ErrorCode.NO_ERROR))
 
     def shut_down(self) -> None:
         """Accept no more streams; open ones can finish: section 6.8."""
-        if not self.going_away or self._last_accepted_id == MAX_WINDOW_SIZE:
-            self.going_away = True
-            self._last_accepted_id = max(0, self._last_id)
-            self._output.append(encode_goaway(self._last_accepted_id, ErrorCode.NO_ERROR))
+        with self._guard:
+            if not self.going_away or self._last_accepted_id == MAX_WINDOW_SIZE:
+                self.going_away = True
+                self._last_accepted_id = max(0, self._last_id)
+                self._output.append(encode_goaway(self._last_accepted_id, ErrorCode.NO_ERROR))
 
     def close(self, code: ErrorCode, reason: str = "") -> None:
         """Tell the peer why the connection is closed, and close all streams."""
-        if self._closed:
-            return
-        self.going_away = True
-        self.ignore_received()
-        # Section 6.8: not more than in an earlier GOAWAY.
-        last_id = min(max(0, self._last_id), self._last_accepted_id)
-        self._output.append(encode_goaway(last_id, code, reason.encode()[:_MAX_REASON]))
-        for stream in self.streams.values():
-            stream.is_reset = True
-        self.streams.clear()
+        with self._guard:
+            if self._closed:
+                return
+            self.going_away = True
+            self.ignore_received()
+            # Section 6.8: not more than in an earlier GOAWAY.
+            last_id = min(max(0, self._last_id), self._last_accepted_id)
+            self._output.append(encode_goaway(last_id, code, reason.encode()[:_MAX_REASON]))
+            for stream in self.streams.values():
+                stream.is_reset = True
+            self.streams.clear()
 
     def _open_window(self, stream: Stream | None, increment: int) -> None:
         if increment:

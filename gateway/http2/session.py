@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Callable
 
 from gateway.http1.connection import MAX_COALESCED_WRITE, Connection
 from gateway.http2.connection import Http2Connection
@@ -50,6 +52,12 @@ reader, and often a frame to the other side."""
 _TIME_SLICE = "time slice"
 """The pauser of a session that waits for its next time slice."""
 
+_log = logging.getLogger("tensorgate.http2")
+
+
+def _ignore() -> None:
+    """Do nothing."""
+
 
 class StreamHandler:
     """One stream for its user: reads the peer's message, and sends one with flow control.
@@ -61,7 +69,6 @@ class StreamHandler:
     def __init__(self, session: Http2Session, stream: Stream) -> None:
         self.session = session
         self.stream = stream
-        stream.handler = self
         self.trailers: HeaderList | None = None
         """The trailers of the peer's message, if it had any."""
         self.error: Exception | None = None
@@ -70,13 +77,27 @@ class StreamHandler:
         self._body_error: Exception | None = None
         self._pieces: deque[bytes | memoryview | bytearray] = deque()
         self._buffered = 0
-        self._counts = not stream.received_end
+        self._counts = False
         self._discarding = False
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
-        if self._counts:
-            session.buffers.open_stream(self)
-        session.handlers[self] = None
+        self._register()
+
+    def _register(self) -> None:
+        self.stream.handler = self
+        self.session.handlers[self] = None
+        if not self.stream.received_end:
+            self._counts = True
+            self.session.buffers.open_stream(self)
+
+    def give_back(self) -> None:
+        """Give back what the stream holds, and forget it, whatever state its connection is in."""
+        self._discarding = True
+        self.stream.handler = None
+        self.session.handlers.pop(self, None)
+        self.session.waiting.pop(self, None)
+        self._stop_counting()
+        self._drop_pieces()
 
     @property
     def received_end(self) -> bool:
@@ -112,6 +133,7 @@ class StreamHandler:
         """Return all that was received of the body."""
         data = self.peek()
         self._drop_pieces()
+        self._acknowledge_all()
         return data
 
     def peek(self) -> bytes:
@@ -124,12 +146,18 @@ class StreamHandler:
         self._discarding = True
         self._stop_counting()
         self._drop_pieces()
+        self._acknowledge_all()
 
     def close(self) -> None:
-        """Release the stream: end it if it is not complete, and forget it."""
-        self.discard()
-        self.stream.handler = None
-        self.session.handlers.pop(self, None)
+        """Release the stream: end it if it is not complete, and forget it.
+
+        If that fails, the connection is aborted; nothing is raised.
+        """
+        self.give_back()
+        self.session.run_guarded(self._end_stream)
+
+    def _end_stream(self) -> None:
+        self._acknowledge_all()
         if not self.stream.closed:
             self.end_incomplete()
 
@@ -254,8 +282,15 @@ class StreamHandler:
         self.session.flush_soon()
 
     def _drop_pieces(self) -> None:
-        while self._pieces:
-            self._use(self._pieces.popleft())
+        self._pieces.clear()
+        self._count(-self._buffered)
+
+    def _acknowledge_all(self) -> None:
+        """Let the peer send as much again as it has sent, also what was lost by an error."""
+        unused = self.stream.receive_window.unused
+        if unused:
+            self.session.http2.acknowledge(self.stream, unused)
+            self.session.flush_soon()
 
     def _count(self, size: int) -> None:
         self._buffered += size
@@ -296,6 +331,7 @@ class Http2Session(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the settings."""
         super().connection_made(transport)
+        self.http2.watch(self.transport.abort)
         self.flush_output()
 
     def data_received(self, data: bytes | memoryview) -> None:
@@ -332,9 +368,26 @@ class Http2Session(Connection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release those who wait; the user of each handler is told by ``on_failure``."""
+        self.http2.watch(_ignore)  # else the two form a cycle
         super().connection_lost(exc)
         self._count_partial(0)
         self._count_unread(0)
+
+    def run_guarded(self, step: Callable[[], None]) -> None:
+        """Run a step that no caller guards; if it fails, the connection is aborted."""
+        try:
+            step()
+        except Exception:
+            self.abort_after_error()
+
+    def abort_after_error(self) -> None:
+        """Log an unexpected error, and abort the connection, whose state may be wrong.
+
+        Its end gives back what it holds, and fails its streams.
+        """
+        _log.exception("an HTTP/2 connection is aborted because of an unexpected error")
+        if not self.closed:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         """Let those who wait send."""
@@ -350,8 +403,8 @@ class Http2Session(Connection):
         if self._unflushed >= MAX_COALESCED_WRITE:
             self.flush_output()
         elif not self._flushing and self.http2.has_output:
+            self.loop.call_soon(self.run_guarded, self._flush_scheduled)
             self._flushing = True
-            self.loop.call_soon(self._flush_scheduled)
 
     def flush_output(self) -> None:
         """Write what there is to send."""
@@ -380,7 +433,7 @@ class Http2Session(Connection):
     def _use_time_slice(self) -> None:
         """Process what waits, unless the connection was closed meanwhile."""
         if not (self.closed or self.transport.is_closing()):
-            self.process_received()
+            self.run_guarded(self.process_received)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, DataReceived):

@@ -438,11 +438,13 @@ class Http2ClientConnection(Http2Session):
         """Give back what the connection holds; cancel its calls, since their client is gone."""
         self.buffers.release()
         self._host.remove_connection(self)
-        super().connection_lost(exc)
-        self._lingering.close()
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
-        self._cancel_calls(CLIENT_CLOSED)
+        try:
+            super().connection_lost(exc)
+            self._lingering.close()
+            if self._linger_timer is not None:
+                self._linger_timer.cancel()
+        finally:
+            self._cancel_calls(CLIENT_CLOSED)
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Process frames of the client, unless the connection is closing."""
@@ -469,8 +471,10 @@ class Http2ClientConnection(Http2Session):
             call.start()
         except Exception:
             _log.exception("a request over HTTP/2 failed before its call had started")
-            call.reset(ErrorCode.INTERNAL_ERROR)
-            call.cancel("the gateway failed before the call had started")
+            try:
+                call.reset(ErrorCode.INTERNAL_ERROR)
+            finally:
+                call.cancel("the gateway failed before the call had started")
 
     def fail(self, error: Http2Error) -> None:
         """Close the connection because the client broke the protocol, or a limit."""
@@ -547,12 +551,12 @@ class Http2ClientConnection(Http2Session):
     def on_goaway(self, event: GoAwayReceived) -> None:
         """Close the connection once its calls have ended, also those that follow in its packet."""
         self._shut_down = True
-        self.loop.call_soon(self._close_if_done)
+        self.loop.call_soon(self.run_guarded, self._close_if_done)
 
     def on_call_end(self) -> None:
         """Note the end of a call."""
         self._idle_since = self.loop.time()
-        self._close_if_done()
+        self.run_guarded(self._close_if_done)
 
     def linger(self, stream: Stream) -> None:
         """Let the client end a request whose response is complete."""

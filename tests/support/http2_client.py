@@ -148,6 +148,8 @@ class Http2Client(Peer):
         """Send data as the gateway's windows allow."""
         position = 0
         while True:
+            if self.closed or self._writer.is_closing():
+                raise ConnectionResetError("the gateway has closed the connection")
             window = self.h2.local_flow_control_window(stream_id)
             size = min(len(data) - position, window, self.h2.max_outbound_frame_size)
             is_last = position + size == len(data)

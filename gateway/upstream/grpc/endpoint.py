@@ -6,6 +6,7 @@ So health checks, discovery and every operation beside inference work as with ot
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable
+from contextlib import closing
 
 import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -91,15 +92,11 @@ class GrpcEndpoint(UpstreamEndpoint):
             and not is_grpc_field(name)
         )
         headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
-        response = await self._transport.send(
-            UpstreamRequest(
-                "POST", f"/{form.service}/{rpc.name}", headers, (frame(len(message)) + message,)
-            )
+        rpc_request = UpstreamRequest(
+            "POST", f"/{form.service}/{rpc.name}", headers, (frame(len(message)) + message,)
         )
-        try:
+        with closing(await self._transport.send(rpc_request)) as response:
             return await _as_http(response, rpc, asked, self.name)
-        finally:
-            response.close()
 
     def after_timeout(self) -> None:
         """Use the connection of a call that has timed out no more; see UpstreamEndpoint."""

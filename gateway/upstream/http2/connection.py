@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from gateway.errors import (
     ErrorKind,
@@ -62,6 +63,8 @@ _ONLY_HTTP_1: Final = "it responded in HTTP/1.1, so this is not the address of i
 _NO_SETTINGS: Final = "it closed the connection before it sent its HTTP/2 settings"
 _NO_REQUEST: Final = "it closed the connection before it took a request"
 _NO_STREAMS: Final = "it allows no requests (its SETTINGS_MAX_CONCURRENT_STREAMS is 0)"
+
+_log = logging.getLogger("tensorgate.upstream")
 
 _ERROR_NAMES: Final = {int(code): code.name for code in ErrorCode}
 
@@ -121,11 +124,11 @@ class ServerStream(StreamHandler):
     """One request on a connection, and its response, which a ``receiver`` gets."""
 
     def __init__(self, session: ServerSession, stream: Stream, receiver: StreamReceiver) -> None:
-        super().__init__(session, stream)
         self._server_session = session
         self._has_head = False
         self._is_given_up = False
         self.receiver: StreamReceiver | None = receiver
+        super().__init__(session, stream)
 
     def receive_headers(self, headers: HeaderList) -> None:
         """Take in the headers of the response."""
@@ -171,19 +174,29 @@ class ServerStream(StreamHandler):
     def close(self) -> None:
         """Release the stream, or leave that to the drain: only then the server is not told."""
         self.receiver = None
-        self.give_up()  # also if it is drained: the connection may be silent
-        session, stream = self._server_session, self.stream
-        drain = session.stream_drain
-        is_over = stream.closed or session.closed or not stream.sent_headers
-        if is_over or drain is None or not drain.take_over(self, session.max_streams):
-            self.release()
+        is_drained = False
+        try:
+            self.give_up()  # also if it is drained: the connection may be silent
+            is_drained = self._try_drain()
+        except Exception:
+            self._server_session.abort_after_error()
+        finally:
+            if not is_drained:
+                self.release()
 
     def release(self) -> None:
         """Release the stream; the server is told if it is not complete."""
         self.receiver = None
-        self.reset(ErrorCode.CANCEL)
         super().close()
-        self._server_session.after_stream()
+        session = self._server_session
+        session.give_back()
+        session.run_guarded(session.after_stream)
+
+    def _try_drain(self) -> bool:
+        session, stream = self._server_session, self.stream
+        drain = session.stream_drain
+        is_over = stream.closed or session.closed or not stream.sent_headers
+        return not is_over and drain is not None and drain.take_over(self, session.max_streams)
 
 
 class ServerSession(Http2Session):
@@ -264,7 +277,19 @@ class ServerSession(Http2Session):
             self._silent_since = self.loop.time()
         if self._timer is None:
             self._start_timer(self._silence.in_progress)
-        return ServerStream(self, self.http2.open_stream(), receiver)
+        try:
+            return ServerStream(self, self.http2.open_stream(), receiver)
+        except Exception:
+            self.transport.abort()  # nobody has the stream
+            raise
+
+    def give_back(self) -> None:
+        """Give back what the connection holds, once it is closed and none of its streams is used.
+
+        What was received before that is counted until it is read.
+        """
+        if self.closed and not self.handlers:
+            self.buffers.release()
 
     def after_stream(self) -> None:
         """Count that a stream was released by its user."""
@@ -327,7 +352,7 @@ class ServerSession(Http2Session):
 
     def _start_timer(self, delay: float) -> None:
         self._stop_timer()
-        self._timer = self.loop.call_later(delay, self._check_silence)
+        self._timer = self.loop.call_later(delay, self.run_guarded, self._check_silence)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -336,6 +361,9 @@ class ServerSession(Http2Session):
 
     def shut_down(self) -> None:
         """Close a connection without streams."""
+        self.run_guarded(self._close_transport)
+
+    def _close_transport(self) -> None:
         self._owner.on_leaving(self)
         if self.closed or self.transport.is_closing():
             return
@@ -352,16 +380,17 @@ class ServerSession(Http2Session):
 
     def drop(self) -> None:
         """Give up a connection that is not ready."""
-        forget(self.ready)
         if self._is_connected:
             self.transport.abort()
         else:
             # uvloop does not end the transport of a cancelled connect, and the reference cycle with
             # the connection would stay.
             self.connection_made(ClosedTransport())
+        forget(self.ready)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the settings, and let the kernel find out if the server is gone."""
+        self.transport = cast("asyncio.Transport", transport)  # for ``drop``, whatever fails
         sock = transport.get_extra_info("socket")
         self._is_connected = sock is not None
         if sock is not None and sock.family != socket.AF_UNIX:
@@ -383,9 +412,20 @@ class ServerSession(Http2Session):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all streams that are not complete."""
-        self._stop_timer()
-        super().connection_lost(exc)
-        self._owner.on_leaving(self)
+        try:
+            self._stop_timer()
+            super().connection_lost(exc)
+            self._fail_after(exc)
+        except Exception:
+            _log.exception("an HTTP/2 connection to %s ended with an error", self._server.url)
+            self._fail_all(self._error(ErrorKind.NO_RESPONSE, "", "closed the connection"))
+        finally:
+            self.closed = True
+            self.give_back()
+            self._owner.on_leaving(self)
+
+    def _fail_after(self, exc: Exception | None) -> None:
+        """Fail all streams with what the end of the connection means for them."""
         refused = describe_certificate_refusal(exc)
         if not self.ready.done() or refused:
             why = refused or self._no_http2() or _NO_SETTINGS
@@ -448,7 +488,7 @@ class ServerSession(Http2Session):
         self._goaway = f"GOAWAY {name}{quoted}"
         self._owner.on_leaving(self)
         if not self.handlers:
-            self.loop.call_soon(self.after_stream)
+            self.loop.call_soon(self.run_guarded, self.after_stream)
 
     def on_settings(self) -> None:
         """Take in the limits of the server.

@@ -96,16 +96,16 @@ class ServerConnections:
 
     def on_leaving(self, session: ServerSession) -> None:
         """Use a connection no more; see SessionOwner."""
+        was_used = session in self._sessions
+        self._sessions.pop(session, None)
         self._idle.remove(session)
-        if session in self._sessions:
-            del self._sessions[session]
-            if self._waiting:
-                self._grow()
+        if was_used and self._waiting:
+            self._grow()
 
     def after_timeout(self) -> None:
         """Send new calls elsewhere than over the connection on which a call has timed out."""
         for session in tuple(self._sessions):
-            session.after_timeout()
+            session.run_guarded(session.after_timeout)
 
     async def close(self) -> None:
         """Close the idle connections, and each other one as soon as it is idle."""
@@ -139,23 +139,37 @@ class ServerConnections:
         while len(self._connecting) < min(wanted, allowed):
             task = asyncio.create_task(self._add_connection())
             self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            task.add_done_callback(self._end_connect)
+
+    def _end_connect(self, task: asyncio.Task[None]) -> None:
+        """Fail the requests that wait for a connect which has failed unexpectedly."""
+        self._connecting.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._fail_waiting(error, time.monotonic())
 
     async def _add_connection(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         began = time.monotonic()
+        session: ServerSession | None = None
         try:
             session = await self._connect()
+            self._connecting.discard(task)
+            if (refusal := session.refusal) is not None:
+                # Else a server that sends GOAWAY at once would be connected to without end.
+                self._fail_waiting(refusal, began)
+                return
+            self._add(session)
         except Exception as error:
             self._connecting.discard(task)
+            if session is not None:
+                session.drop()
+                self._sessions.pop(session, None)
             self._fail_waiting(error, began)
-            return
-        self._connecting.discard(task)
-        if (refusal := session.refusal) is not None:
-            # Else a server that sends GOAWAY at once would be connected to without end.
-            self._fail_waiting(refusal, began)
-            return
+
+    def _add(self, session: ServerSession) -> None:
+        """Use a new connection."""
         self._expected_streams = max(1, session.max_streams)
         self._sessions[session] = None
         self.on_capacity()

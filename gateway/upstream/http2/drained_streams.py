@@ -60,14 +60,21 @@ class DrainedStreams:
             stream.end_request()  # that completes it
             return False
         drained = _DrainedStream(stream, self, self._max_bytes)
+        self._add(drained)
+        try:
+            stream.receiver = drained
+            stream.discard()
+            stream.end_request()
+        except Exception:
+            self.remove(drained)
+            raise
+        return True
+
+    def _add(self, drained: _DrainedStream) -> None:
         self._streams[drained] = None
         self._timeouts.add(drained)
         for counter in self.counters:
             counter.count_call()
-        stream.receiver = drained
-        stream.discard()
-        stream.end_request()
-        return True
 
     def remove(self, drained: _DrainedStream) -> None:
         """Count a stream no more, which has ended."""

@@ -146,8 +146,8 @@ class Http2Endpoint(UpstreamEndpoint):
     ) -> asyncio.Task[None]:
         """Start a task that sends a body."""
         task = asyncio.create_task(_send_body(stream, body))
-        self._senders.add(task)
         task.add_done_callback(self._senders.discard)
+        self._senders.add(task)
         return task
 
     async def _connect(self) -> ServerSession:
@@ -197,7 +197,6 @@ class _Call:
             assert self._stream is not None
             return Http2Response(await self._head, self._stream, self)
         except BaseException:
-            connections.stop_waiting(self)
             self.close()
             raise
 
@@ -232,14 +231,15 @@ class _Call:
 
     def close(self) -> None:
         """Release the stream, or reset it if the call is not complete."""
-        forget(self._head)
         # A cancelled task keeps its exception, whose frames may refer back here.
         sender, self._sender = self._sender, None
+        stream, self._stream = self._stream, None
+        self._endpoint.connections.stop_waiting(self)
         if sender is not None:
             sender.cancel()
-        stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
+        forget(self._head)
 
     def _send(self, session: ServerSession) -> None:
         """Send the headers, and a small body; start a task for another one."""

@@ -99,12 +99,10 @@ class ReservedStream(ReservedConnection):
         """Release the stream, or reset it if the call is not complete."""
         self._receiver = None
         if not self._sends:
-            self._session.after_stream()  # it may be idle again
+            self._session.run_guarded(self._session.after_stream)  # it may be idle again
             return
-        try:
-            self._endpoint.connections.stop_waiting(self)
-        finally:
-            self._release()
+        self._endpoint.connections.stop_waiting(self)
+        self._release()
 
     def on_headers(self, headers: HeaderList) -> None:
         """Hold the headers back until the response is complete; see StreamReceiver."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from types import CodeType
 
 import pytest
 
-import gateway
 from gateway.http1.connection import Connection as GatewayConnection
 from gateway.listener.dispatcher import RequestDispatcher
 from gateway.protocol.grpc.framing import frame
@@ -21,6 +17,7 @@ from gateway.proxy.fast_path.call import FastPathCall
 from gateway.system.buffers import BufferAccount, BufferShare
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.pool.lease import Lease
+from tests.support.checks.failing_lines import SOURCES, FailingLines, Line, code_of, name_of
 from tests.support.compiled import needs_source
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.grpc.client import SERVICE
@@ -43,8 +40,7 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 pytestmark = needs_source  # compiled code has no lines
 
-_SOURCES = str(Path(gateway.__file__).parent)
-_HTTP2 = (f"{_SOURCES}/http2/", f"{_SOURCES}/upstream/http2/")
+_HTTP2 = (f"{SOURCES}/http2/", f"{SOURCES}/upstream/http2/")
 """The code of HTTP/2 itself. If a line of it fails, frames are written in part."""
 
 _COUNTING = (
@@ -68,15 +64,10 @@ _COUNTING = (
 )
 """They count, and give back. If a line of theirs failed, the count would stay wrong."""
 
-_CANNOT_FAIL = {
-    getattr(function, "__code__", None)  # compiled functions have none
-    for function in (*_COUNTING, GatewayConnection.write)
-}
+_CANNOT_FAIL = code_of(*_COUNTING, GatewayConnection.write)
 
 _OUTPUT = frame(20) + b"r" * 20
 _GRPC_REQUEST = field(1, b"m") + field(7, b"r" * 16)
-
-_Line = tuple[CodeType, int]
 
 _SETTLED = 5
 """Turns of the event loop in which a call has ended behind its response."""
@@ -84,44 +75,11 @@ _SETTLED = 5
 
 def _is_watched(code: CodeType) -> bool:
     file = code.co_filename
-    return file.startswith(_SOURCES) and not file.startswith(_HTTP2) and code not in _CANNOT_FAIL
+    return file.startswith(SOURCES) and not file.startswith(_HTTP2) and code not in _CANNOT_FAIL
 
 
-class _LineError(Exception):
-    """What a line raises."""
-
-
-class _Lines:
-    """Watches the lines of the gateway that run after the start of a call; one of them fails."""
-
-    def __init__(self, failing: _Line | None = None) -> None:
-        self.seen: dict[_Line, None] = {}
-        self.failed = False
-        self._failing = failing
-        self._has_started = False
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Watch the lines that run inside."""
-        sys.settrace(self._trace)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
-
-    def _trace(self, at: FrameType, event: str, argument: object) -> Any:
-        code = at.f_code
-        if code is FastPathCall.start.__code__:
-            self._has_started = True
-        if not self._has_started or not _is_watched(code):
-            return None
-        if event == "line":
-            line = code, at.f_lineno
-            self.seen[line] = None
-            if line == self._failing and not self.failed:
-                self.failed = True
-                raise _LineError
-        return self._trace
+def _lines(failing: Line | None = None) -> FailingLines:
+    return FailingLines(_is_watched, failing, after=FastPathCall.start)
 
 
 async def _serve(connection: Connection) -> None:
@@ -144,7 +102,7 @@ async def _serve_grpc(peer: Http2Peer) -> None:
         await peer.respond(stream, _OUTPUT, head, trailers)
 
 
-_Call = Callable[[str, _Lines], Awaitable[None]]
+_Call = Callable[[str, FailingLines], Awaitable[None]]
 
 
 async def _settle() -> None:
@@ -153,7 +111,7 @@ async def _settle() -> None:
 
 
 def _http1(data: bytes) -> _Call:
-    async def call(url: str, lines: _Lines) -> None:
+    async def call(url: str, lines: FailingLines) -> None:
         """Send a request; there must be one response, or the end of the connection."""
         async with connect(url) as client:
             with suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -169,7 +127,7 @@ def _http1(data: bytes) -> _Call:
 
 
 def _http2(target: str, body: bytes, *headers: tuple[str, str]) -> _Call:
-    async def call(url: str, lines: _Lines) -> None:
+    async def call(url: str, lines: FailingLines) -> None:
         """Send a request; there must be a response, or the end of the stream or connection."""
         async with connect_http2(url) as client:
             with suppress(ConnectionError):
@@ -222,7 +180,7 @@ async def test_line_that_fails_after_the_start_of_a_call_sends_nothing_twice(nam
     """Each line fails once; whichever it is, the gateway keeps nothing of the call."""
     call = _CALLS[name]
     async with _running(name == "gRPC") as (running, count):
-        normal = _Lines()
+        normal = _lines()
         for _ in range(3):  # the first ones fill caches, and connect
             normal.seen.clear()
             await call(running.url, normal)
@@ -230,12 +188,11 @@ async def test_line_that_fails_after_the_start_of_a_call_sends_nothing_twice(nam
         assert len(normal.seen) > 100
         for line in normal.seen:
             before = count()
-            where = f"{line[0].co_filename}:{line[1]}"
             try:
-                await call(running.url, _Lines(failing=line))
+                await call(running.url, _lines(line))
                 running.remains.forget_faults()
                 await running.remains.until_nothing()
                 assert count() - before <= 1
             except (AssertionError, TimeoutError) as error:
-                error.add_note(f"{where} has failed")
+                error.add_note(f"{name_of(line)} has failed")
                 raise

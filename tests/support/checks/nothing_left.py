@@ -143,7 +143,7 @@ def _of_upstream(name: str, upstream: Upstream) -> dict[str, int]:
     found = _of_concurrency(f"upstream {name}", upstream.concurrency_limit)
     for member in (*pool.members, *pool._leaving):
         found[f"leases of {member.endpoint.url}"] = member.outstanding
-        for transport in _transports(member.endpoint):
+        for transport in transports(member.endpoint):
             found |= _of_transport(transport)
     return found
 
@@ -154,11 +154,15 @@ def _of_transport(transport: HttpEndpoint | Http2Endpoint) -> dict[str, int]:
     if isinstance(transport, HttpEndpoint):
         return found | {f"requests that wait for {url}": transport.connections.waiting}
     streams = sum(len(session.handlers) for session in transport.connections.sessions)
-    waiting = transport.connections.waiting_count
-    return found | {f"streams to {url}": streams, f"requests that wait for {url}": waiting}
+    return found | {
+        f"streams to {url}": streams,
+        f"open streams to {url}": sum(each.stream_count for each in transport.connections.sessions),
+        f"requests that wait for {url}": transport.connections.waiting_count,
+        f"responses to {url} held back": transport.deferrals.size,
+    }
 
 
-def _transports(endpoint: UpstreamEndpoint) -> Iterator[HttpEndpoint | Http2Endpoint]:
+def transports(endpoint: UpstreamEndpoint) -> Iterator[HttpEndpoint | Http2Endpoint]:
     """Yield what keeps the connections of an endpoint, which may have two addresses."""
     for address in endpoint.addresses:
         transport = address._transport if isinstance(address, GrpcEndpoint) else address
