@@ -330,7 +330,7 @@ class Http2Call(StreamHandler):
                 for piece in split(body, _SENT_PIECE):
                     left -= len(piece)
                     async with asyncio.timeout(idle_timeout):
-                        await self.send(piece, end_stream=not (left or trailers))
+                        await self.send(piece, not (left or trailers), is_counted=True)
                 if trailers:
                     self.send_headers(trailers, end_stream=True)
                 record.grpc_status = grpc_status
