@@ -563,6 +563,11 @@ class Http2ClientConnection(Http2Session):
         self.flush_soon()
         self._close_if_done()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there are no calls, and no requests that go on after their response."""
+        return not self._is_busy
+
     def close_if_idle(self) -> None:
         """Close the connection if its client has done nothing for too long."""
         now, timeouts = self.loop.time(), self._host.idle_timeouts
