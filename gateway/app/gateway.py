@@ -648,7 +648,12 @@ def _listener_at(
     each: BoundAddress, settings: Settings, admin: AdminSite | None, clients: AcceptingSockets
 ) -> AcceptingSockets:
     """Return what accepts at an address: that of operators, or else that of ``clients``."""
-    return admin.sockets if admin is not None and each.address == settings.admin else clients
+    if admin is None or each.address != settings.admin:
+        return clients
+    admin.sockets.make_room = (
+        clients.make_room
+    )  # clients can take all descriptors, operators cannot
+    return admin.sockets
 
 
 def _sampler(tracing: Tracing | None) -> TraceSampler | None:

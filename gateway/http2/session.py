@@ -170,13 +170,19 @@ class StreamHandler:
         self.session.http2.send_headers(self.stream, fields, end_stream)
         self.session.flush_soon()
 
-    async def send(self, data: bytes | memoryview, end_stream: bool = False) -> None:
+    async def send(
+        self, data: bytes | memoryview, end_stream: bool = False, is_counted: bool = False
+    ) -> None:
         """Send data as fast as the peer reads them.
 
-        Raises ConnectionResetError if the stream or the connection is closed.
+        While they wait for the peer, they count as buffered, unless ``is_counted`` says that the
+        caller counts them already. Raises ConnectionResetError if the stream or the connection is
+        closed.
         """
         session, stream = self.session, self.stream
         waiting = session.waiting
+        size = 0 if is_counted else len(data)
+        counted = 0
         try:
             while True:
                 if self.error is not None or stream.is_reset or session.closed:
@@ -195,12 +201,16 @@ class StreamHandler:
                 # Those who could not send anything keep their place: else the first one of them
                 # would always be the first again.
                 waiting[self] = None
+                if not counted:
+                    counted = size  # a part that is sent is freed with the rest
+                    session.buffers.change(counted)
                 if sent == _MAX_PART and not session.write_blocked:
                     await asyncio.sleep(0)
                 else:
                     await self._wait_to_send()
         finally:
             waiting.pop(self, None)
+            session.buffers.change(-counted)
 
     async def _wait_to_send(self) -> None:
         self._writer = self.session.loop.create_future()

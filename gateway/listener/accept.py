@@ -21,6 +21,9 @@ MAX_BATCH = 256
 connections are served before the next batch."""
 _ERROR_DELAY = 1.0
 """Seconds without accepting after an error, such as too many open files."""
+_ROOM_DELAY = 0.05
+"""The same after room was made: the descriptors are free once their transports have closed."""
+_NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE))
 
 # accept(2): Linux reports pending errors of the new connection; the next one may be fine.
 _ERRORS_OF_A_CONNECTION = frozenset(
@@ -41,17 +44,29 @@ _ERRORS_OF_A_CONNECTION = frozenset(
 _log = logging.getLogger("tensorgate.listener")
 
 
+def _no_room() -> bool:
+    """Make no room."""
+    return False
+
+
 class AcceptingSocket:
     """Accepts at a listening socket, which it owns, until it is closed.
 
     Each connection goes to ``on_connection``, which must not raise or close this. The servers of
     event loops have no such bound: libuv accepts one connection in a time slice, and asyncio as
-    many as the accept queue may hold.
+    many as the accept queue may hold. If descriptors run out, ``make_room`` closes other
+    connections, and returns whether it has.
     """
 
-    def __init__(self, sock: socket.socket, on_connection: Callable[[socket.socket], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_connection: Callable[[socket.socket], None],
+        make_room: Callable[[], bool] = _no_room,
+    ) -> None:
         self._socket = sock
         self._on_connection = on_connection
+        self._make_room = make_room
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         sock.setblocking(False)
@@ -78,10 +93,14 @@ class AcceptingSocket:
             except OSError as error:
                 if error.errno in _ERRORS_OF_A_CONNECTION:
                     continue
-                _log.error("cannot accept a connection: %s", error.strerror or error)
+                delay = _ERROR_DELAY
+                if error.errno in _NO_DESCRIPTORS and self._make_room():
+                    delay = _ROOM_DELAY
+                else:
+                    _log.error("cannot accept a connection: %s", error.strerror or error)
                 # The socket stays readable, and the loop would do nothing else.
                 self._loop.remove_reader(self._socket)
-                self._pause = self._loop.call_later(_ERROR_DELAY, self._start)
+                self._pause = self._loop.call_later(delay, self._start)
                 return
             self._on_connection(connection)
 
@@ -91,11 +110,13 @@ class AcceptingSockets:
 
     def __init__(self, adopt: Callable[[socket.socket], None]) -> None:
         self._adopt = adopt
+        self.make_room: Callable[[], bool] = _no_room
+        """Closes connections if descriptors run out; see AcceptingSocket."""
         self._sockets: dict[socket.socket, AcceptingSocket] = {}
 
     def listen(self, sock: socket.socket) -> None:
         """Accept connections on a listening socket, and own it from now on."""
-        self._sockets[sock] = AcceptingSocket(sock, self._adopt)
+        self._sockets[sock] = AcceptingSocket(sock, self._adopt, lambda: self.make_room())
 
     async def stop_all(self, max_wait: float) -> None:
         """Stop accepting on all sockets, as ``stop_listening`` does."""

@@ -211,6 +211,11 @@ class ClientConnection(Connection):
     def announce_drain(self) -> None:
         """Do nothing: the next response tells the client."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no call, though perhaps a part of a request's head."""
+        return self._call is None
+
     def close_if_idle(self) -> None:
         """Close the connection if it was without a request for too long.
 

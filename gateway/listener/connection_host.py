@@ -73,6 +73,10 @@ class ListenerConnection(Protocol):
 
     transport: asyncio.Transport
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no call."""
+
     def close_if_idle(self) -> None:
         """Close the connection if its client has done nothing for too long."""
 

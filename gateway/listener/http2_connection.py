@@ -331,7 +331,7 @@ class Http2Call(StreamHandler):
                 for piece in split(body, _SENT_PIECE):
                     left -= len(piece)
                     async with asyncio.timeout(idle_timeout):
-                        await self.send(piece, end_stream=not (left or trailers))
+                        await self.send(piece, not (left or trailers), is_counted=True)
                 if trailers:
                     self.send_headers(trailers, end_stream=True)
                 record.grpc_status = grpc_status
@@ -568,6 +568,11 @@ class Http2ClientConnection(Http2Session):
         """Send the reset; the connection is idle since the response."""
         self.flush_soon()
         self._close_if_done()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there are no calls, and no requests that go on after their response."""
+        return not self._is_busy
 
     def close_if_idle(self) -> None:
         """Close the connection if its client has done nothing for too long."""

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 from gateway.listener.accept import AcceptingSockets
+from gateway.listener.client_shares import client_of
 from gateway.listener.connection import ClientConnection
 from gateway.listener.connection_host import IdleTimeouts, ListenerConnection
 from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
@@ -21,6 +22,8 @@ from gateway.system.buffers import BufferAccount
 
 _MAX_IDLE_CHECK_INTERVAL = 5.0
 """Maximum seconds between two checks for idle connections."""
+_ROOM_SHARE = 4
+"""One of so many idle connections of a client is closed where there are no descriptors left."""
 _CANCEL_TIMEOUT = 0.05
 """Seconds for cancelled calls to end."""
 _CLOSE_TIMEOUT = 1.0
@@ -67,8 +70,9 @@ class HttpListener(RequestDispatcher):
         self._handshaking = Handshakes()
         self._adoptions: set[asyncio.Task[None]] = set()
         self.sockets = AcceptingSockets(self.adopt)
+        self.sockets.make_room = self.make_room
         """Where it listens."""
-        self._connections: set[ListenerConnection] = set()
+        self._connections: dict[ListenerConnection, None] = {}  # the oldest first
         self._idle_check: asyncio.TimerHandle | None = None
 
     @property
@@ -137,6 +141,32 @@ class HttpListener(RequestDispatcher):
             if not isinstance(error, OSError):  # else the client is gone
                 raise
 
+    def make_room(self) -> bool:
+        """Close idle connections, as descriptors have run out; return whether there were any.
+
+        They are the oldest ones of the client that has the most: else one client that opens
+        connections, and sends nothing, would lock out all others and the probes.
+        """
+        clients: dict[str, list[asyncio.Transport]] = {}
+        for connection in self._connections:
+            transport = connection.transport
+            if connection.is_idle and not transport.is_closing():
+                client = client_of(transport.get_extra_info("peername"))
+                clients.setdefault(client, []).append(transport)
+        if not clients:
+            return False
+        client = max(clients, key=lambda name: len(clients[name]))
+        gone = clients[client][: -(-len(clients[client]) // _ROOM_SHARE)]
+        _log.warning(
+            "too many open files: closed %d of %d idle connections of %s",
+            len(gone),
+            len(clients[client]),
+            client or "a Unix socket",
+        )
+        for transport in gone:
+            transport.abort()
+        return True
+
     async def drain(self, max_seconds: float, grace: float = 0.0) -> int:
         """Stop accepting, let calls finish, and drop those that take too long.
 
@@ -198,7 +228,7 @@ class HttpListener(RequestDispatcher):
 
     def add_connection(self, connection: ListenerConnection) -> None:
         """Register a new connection."""
-        self._connections.add(connection)
+        self._connections[connection] = None
         if self._idle_check is None and not self.draining:
             self._idle_check = self._loop.call_later(
                 self._idle_check_interval, self._close_idle_connections
@@ -206,12 +236,12 @@ class HttpListener(RequestDispatcher):
 
     def replace_connection(self, old: ListenerConnection, new: ListenerConnection) -> None:
         """Register what serves an open connection from now on."""
-        self._connections.discard(old)
-        self._connections.add(new)
+        self._connections.pop(old, None)
+        self._connections[new] = None
 
     def remove_connection(self, connection: ListenerConnection) -> None:
         """Unregister a closed connection."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if self._on_closed is not None:
             self._on_closed()
 

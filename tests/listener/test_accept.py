@@ -113,6 +113,26 @@ async def test_lack_of_descriptors_pauses_accepting(
     assert caplog.messages == [ERROR]
 
 
+async def test_accepting_goes_on_soon_where_others_make_room(
+    sock: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accept, "_ERROR_DELAY", 1000.0)
+    batches, rooms = _Batches(), [0]
+
+    def make_room() -> bool:
+        rooms[0] += 1
+        return True
+
+    with _waiting(sock, 3):
+        with no_descriptors():
+            accepting = AcceptingSocket(sock, batches.add, make_room)
+            await until(lambda: rooms[0] == 2)
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: batches.accepted == 3)
+        accepting.close()
+    assert caplog.messages == []
+
+
 async def test_socket_can_be_closed_while_accepting_pauses(
     sock: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

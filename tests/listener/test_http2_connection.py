@@ -395,6 +395,32 @@ async def test_response_waits_for_a_client_that_does_not_read() -> None:
         assert len((await client.response(stream)).body) == 1_000_000
 
 
+async def test_responses_that_clients_do_not_read_count_as_buffered() -> None:
+    """Each of hundreds of streams can hold a piece of its response."""
+    size = 50_000
+
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await response.start(200, "", CIMultiDict({"Content-Length": str(size)}))
+        await response.write(bytes(size))
+        await response.finish()
+
+    async with (
+        running_listener(handle) as running,
+        client_of(running, initial_window_size=0) as client,
+    ):
+        buffers = running.listener.buffers
+        streams = [await client.start("GET", "/") for _ in range(3)]
+        await until(lambda: buffers.buffered >= 3 * size)
+        client.open_window(size, streams[0])
+        assert len((await client.response(streams[0])).body) == size
+        assert buffers.buffered == 2 * size
+        client.reset_stream(streams[1])
+        await until(lambda: buffers.buffered == size)
+        await client.close()
+        await until(lambda: not running.listener.requests)
+        assert buffers.buffered == 0
+
+
 async def test_blocked_stream_does_not_block_others() -> None:
     async def handle(client: ClientRequest, response: ClientResponse) -> None:
         await response.send(

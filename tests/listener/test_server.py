@@ -35,6 +35,44 @@ async def test_unix_socket_is_served(tmp_path: Path) -> None:
         assert await listener.drain(0, 0) == 0
 
 
+async def test_client_with_the_most_idle_connections_makes_room_for_others() -> None:
+    listener = HttpListener(echo, ())
+    async with no_leaks():
+        (sock,) = open_tcp_sockets(HOST, 0)
+        address = sock.getsockname()
+        listener.sockets.listen(sock)
+        assert not listener.make_room()
+        with ExitStack() as stack:
+            crowd = [
+                stack.enter_context(
+                    socket.create_connection(address, source_address=("127.0.0.9", 0))
+                )
+                for _ in range(12)
+            ]
+            async with connect("http://{}:{}".format(*address)) as innocent:
+                await innocent.call("GET", "/")
+                await until(lambda: listener.connections == 13)
+                assert listener.make_room()
+                await until(lambda: listener.connections == 10)
+                assert (await innocent.call("GET", "/")).status == 200
+            for each in crowd:
+                each.setblocking(False)
+            assert [each.recv(1) for each in crowd[:3]] == [b"", b"", b""]  # the oldest
+            with pytest.raises(BlockingIOError):
+                crowd[3].recv(1)
+        await listener.drain(0, 0)
+
+
+async def test_calls_make_no_room() -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await asyncio.Event().wait()
+
+    async with running_listener(handle) as running, connect(running.url) as client:
+        client.send_nowait(request("GET", "/"))
+        await until(lambda: bool(running.listener.requests))
+        assert not running.listener.make_room()
+
+
 async def test_aborted_response_closes_a_unix_connection(tmp_path: Path) -> None:
     async def handle(_: ClientRequest, response: ClientResponse) -> None:
         await response.start(200, "", CIMultiDict())
@@ -370,6 +408,7 @@ class _FailingConnection:
     def __init__(self) -> None:
         self.fake = FakeTransport()
         self.transport: asyncio.Transport = self.fake
+        self.is_idle = False
 
     def close_if_idle(self) -> None:
         raise ZeroDivisionError("it is asked whether it is idle")

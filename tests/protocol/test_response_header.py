@@ -310,6 +310,20 @@ def test_body_tells_whether_it_holds_tensors(
                 check.check_whole(whole)
 
 
+@pytest.mark.parametrize("end", [b"", b"}", b"}]", b"}], ", b"}]}x"])
+def test_json_without_its_end_is_refused(end: bytes) -> None:
+    """A server that sends no length, and dies within its response, seems to have ended it."""
+    check = tensor_check(200, _typed("application/json"), INFER)
+    assert check is not None
+    body = b'{"outputs":[{"name":"o","datatype":"FP32","shape":[3],"data":[1.0,2]' + end
+    if end == b"}":
+        check.check_whole(body)  # to tell it from an end takes reading the whole
+        return
+    with pytest.raises(GatewayError, match="JSON that breaks off"):
+        check.check_whole(body)
+    check.check_whole(b'{"outputs":[]}' + b" \r\n")
+
+
 def test_error_quotes_text_but_no_bytes() -> None:
     error = NoTensorsError(200, "text/html")
     assert "begins with 'a b'" in error.quoting(b" a\n\tb ").message

@@ -267,7 +267,7 @@ async def _send_body(stream: ServerStream, body: SentBody) -> None:
         else:
             for data in body:
                 if data:
-                    await stream.send(data)
+                    await stream.send(data, is_counted=True)  # by the call that has it
         await stream.send(b"", end_stream=True)
     except ConnectionResetError:
         pass  # the stream reports it
