@@ -52,7 +52,7 @@ _NO_PAGE = re.compile(
 _TEXT_TYPE = re.compile(r"\s*(?:\Z|text/|application/(?:[^;,]*\+)?json\b)", re.IGNORECASE)
 """The content types that a page may be sent with: none, any text, JSON."""
 """What bodies may start with; of space alone, nothing is known yet."""
-_OBJECT_END = re.compile(rb"\}[ \t\r\n]*\Z")
+_OBJECT_END: Final = ord("}")
 _OUTPUTS = b'"outputs"'
 _START = 1024
 """Bytes that tell what a body is; the key of the outputs mostly is in them."""
@@ -114,7 +114,7 @@ class TensorCheck:
         self.check_start(body)
         if self._starts is not _JSON_OBJECT or len(body) > CONVERT_CHUNK:
             return
-        if not _OBJECT_END.search(body[-_START:]):
+        if body[-1] != _OBJECT_END and not bytes(body).rstrip().endswith(b"}"):
             # A body without a length ends where the server's connection does, and clients would get
             # it with one.
             raise bad_response("the server's response is JSON that breaks off")
