@@ -428,6 +428,13 @@ class Connection(asyncio.BufferedProtocol, ABC):
         buffered, self._write_buffer = self._write_buffer, b""
         return buffered
 
+    def take_back_write(self, start: bytes) -> bool:
+        """Drop the buffered data if they begin with ``start``; return whether they did."""
+        if not start or not self._write_buffer.startswith(start):
+            return False
+        self._write_buffer = b""
+        return True
+
     def reset(self) -> None:
         """Reset the connection: for HTTP/1.0 a plain close would look like the end of a body."""
         self._write_buffer = b""

@@ -184,7 +184,7 @@ class RequestDispatcher(ConnectionHost):
             where = (response.record.request_id or "-", request.method, request.target)
             _log.exception("request %s: %s %s failed", *where)
             strip_tracebacks(error)
-            if response.started:
+            if response.started and not response.take_back():
                 response.record.set_error(INTERNAL_ERROR)
                 response.abort()
             else:

@@ -139,6 +139,14 @@ class Http2Response(ListenerResponse):
         self._pending = ()
         self._stream.reset(ErrorCode.INTERNAL_ERROR)
 
+    def take_back(self) -> bool:
+        """Forget the response if its headers are still to be sent."""
+        if not self._pending:
+            return False
+        self._pending = ()
+        self._forget_start()
+        return True
+
     def _send_pending(self, end_stream: bool = False) -> None:
         if self._pending:
             fields, self._pending = self._pending, ()

@@ -90,6 +90,11 @@ class ListenerResponse(ClientResponse):
         self._request = head
         self._has_no_body = False
 
+    def _forget_start(self) -> None:
+        """Undo ``_start``; what the head said of the connection holds on."""
+        self.started = False
+        self.record.status = self.record.response_bytes = 0
+
     def _start(self, status: int, headers: CIMultiDict[str]) -> None:
         """Record the start of the response, and complete its headers."""
         self.record.status = status
@@ -121,6 +126,7 @@ class HttpResponse(ListenerResponse):
         self._connection = connection
         self._closes_after = closes_after
         self._chunked = False
+        self._head = b""
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
         """Write the head, together with the start of the body if that follows at once."""
@@ -137,7 +143,8 @@ class HttpResponse(ListenerResponse):
             lines.append(("Connection", "close"))
         elif request.http_1_0:
             lines.append(("Connection", "keep-alive"))
-        self._connection.buffer_write(_encode_response_head(status, reason, headers, lines))
+        self._head = _encode_response_head(status, reason, headers, lines)
+        self._connection.buffer_write(self._head)
 
     async def write(self, data: bytes | memoryview) -> None:
         """Write a piece of the body."""
@@ -156,6 +163,14 @@ class HttpResponse(ListenerResponse):
     def abort(self) -> None:
         """Reset the connection."""
         self._connection.reset()
+
+    def take_back(self) -> bool:
+        """Forget the response if all of it is still buffered."""
+        if not self._connection.take_back_write(self._head):
+            return False
+        self._chunked = False
+        self._forget_start()
+        return True
 
 
 def error_template(error: GatewayError) -> ResponseTemplate:

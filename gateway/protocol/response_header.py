@@ -117,7 +117,10 @@ class TensorCheck:
         if body[-1] != _OBJECT_END and not bytes(body).rstrip().endswith(b"}"):
             # A body without a length ends where the server's connection does, and clients would get
             # it with one.
-            raise bad_response("the server's response is JSON that breaks off")
+            raise bad_response(
+                "the server's response is JSON that breaks off, or that binary tensors follow"
+                f" without {HEADER_LENGTH}"
+            )
         if _OUTPUTS in bytes(body[:_START]):
             return
         text = bytes(body)

@@ -260,7 +260,7 @@ async def run_with_deadline(
             await run(deadline)
     except GatewayError as error:
         strip_tracebacks(error)
-        if response.started:
+        if response.started and not response.take_back():
             response.record.set_abort(error)
             why = escape_for_log(error.message)
             _log.warning("request %s: response aborted: %s", response.record.request_id or "-", why)

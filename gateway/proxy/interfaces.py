@@ -99,6 +99,13 @@ class ClientResponse(ABC):
     def abort(self) -> None:
         """Drop the connection, so that the client sees that the response is incomplete."""
 
+    def take_back(self) -> bool:
+        """Forget a response that has started if nothing of it was sent; return whether it was so.
+
+        Then an error can be told instead.
+        """
+        return False
+
 
 class ClientHead(KeyedHead, Protocol):
     """The head of a client's request, with its headers by what the gateway does with them.

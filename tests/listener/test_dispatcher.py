@@ -141,7 +141,7 @@ async def test_internal_error_during_a_response_aborts_it(
 ) -> None:
     async def handle(_: ClientRequest, response: ClientResponse) -> None:
         await response.start(200, "", CIMultiDict())
-        await response.write(b"begun")
+        await response.write(b"begun" * 1000)
         raise ZeroDivisionError
 
     records: list[CallRecord] = []
@@ -153,6 +153,25 @@ async def test_internal_error_during_a_response_aborts_it(
             await client.call("GET", "/")
     assert "ZeroDivisionError" in caplog.text
     assert [(r.status, r.error_kind) for r in records] == [(200, ErrorKind.INTERNAL)]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_error_takes_the_place_of_a_response_of_which_nothing_was_sent(version: str) -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await response.start(200, "", CIMultiDict({"X-Of": "server"}))
+        await response.write(b"small pieces are sent with the next ones")
+        raise ZeroDivisionError
+
+    records: list[CallRecord] = []
+    async with (
+        running_listener(handle, records.append) as running,
+        connect(running.url) as client,
+    ):
+        await client.send(f"GET / HTTP/{version}\r\nHost: x\r\n\r\n".encode())
+        reply = await client.read_response()
+        assert (reply.status, reply.head.get("X-Of")) == (500, None)
+        assert reply.error
+    assert [(r.status, r.error_kind) for r in records] == [(500, ErrorKind.INTERNAL)]
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])

@@ -291,21 +291,23 @@ async def test_aborted_response_resets_its_stream() -> None:
         assert (await client.call("GET", "/ok")).body == b"ok"
 
 
-@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("sent", ["nothing", "a start that waits", "a start"])
 async def test_failing_handler_ends_its_stream_alone(
-    starts: bool, caplog: pytest.LogCaptureFixture
+    sent: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def handle(client: ClientRequest, response: ClientResponse) -> None:
         if client.target == "/ok":
             await respond(response, b"ok")
             return
-        if starts:
+        if sent != "nothing":
             await response.start(200, "", CIMultiDict())
+        if sent == "a start":
+            await response.write(b"begun")
         raise ZeroDivisionError
 
     async with running_listener(handle) as running, client_of(running) as client:
         reply = await client.call("GET", "/")
-        assert (reply.reset if starts else reply.status) == (2 if starts else 500)
+        assert (reply.reset == 2) if sent == "a start" else (reply.status == 500)
         assert (await client.call("GET", "/ok")).body == b"ok"
     assert "failed" in caplog.text
 

@@ -327,7 +327,8 @@ FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
     "no header of tensors": (
         lambda: _scene(METADATA, NO_CONFIG, HEADERLESS),
         ErrorKind.BAD_RESPONSE,
-        "http://server:8000: the server's response has more than 10000 bytes of JSON",
+        "http://server:8000: the server's response is JSON that breaks off, or that binary tensors"
+        " follow without Inference-Header-Content-Length",
     ),
     "a short client_response": (
         lambda: _scene(METADATA, NO_CONFIG, SHORT),
