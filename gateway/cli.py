@@ -258,7 +258,9 @@ async def _serve_as_worker(channel: WorkerChannel, supervisor: SupervisorReloade
     async with gateway, reloader, MallocTrim():
         tune_garbage_collector()
         channel.send_ready()
-        await channel.receive(gateway.take, reloader.enqueue, gateway.begin_draining)
+        await channel.receive(
+            gateway.take, reloader.enqueue, gateway.begin_draining, gateway.make_room
+        )
     channel.send_dropped(gateway.dropped)
 
 

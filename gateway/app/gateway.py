@@ -303,6 +303,10 @@ class Gateway:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
         self._listener.adopt(connection)
 
+    def make_room(self) -> bool:
+        """Close idle connections of clients, as descriptors have run out; see HttpListener."""
+        return self._listener.make_room()
+
     def reopen_logs(self) -> None:
         """Open the file of the access log anew, as after a rotation."""
         if self._access_log_writer is not None:
@@ -480,6 +484,8 @@ class Gateway:
         from gateway.app.admin_site import AdminSite  # imports aiohttp, which takes time
 
         admin = AdminSite(self)
+        # Clients can take all descriptors, operators cannot.
+        admin.sockets.make_room = self._listener.make_room
         try:
             await admin.__aenter__()
         except BaseException:
@@ -648,12 +654,7 @@ def _listener_at(
     each: BoundAddress, settings: Settings, admin: AdminSite | None, clients: AcceptingSockets
 ) -> AcceptingSockets:
     """Return what accepts at an address: that of operators, or else that of ``clients``."""
-    if admin is None or each.address != settings.admin:
-        return clients
-    admin.sockets.make_room = (
-        clients.make_room
-    )  # clients can take all descriptors, operators cannot
-    return admin.sockets
+    return clients if admin is None or each.address != settings.admin else admin.sockets
 
 
 def _sampler(tracing: Tracing | None) -> TraceSampler | None:

@@ -19,11 +19,18 @@ from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.system.buffers import BufferAccount
+from gateway.system.descriptors import descriptor_limit, exceeds_share
 
 _MAX_IDLE_CHECK_INTERVAL = 5.0
 """Maximum seconds between two checks for idle connections."""
 _ROOM_SHARE = 4
 """One of so many idle connections of a client is closed where there are no descriptors left."""
+_SCARCE_SHARE = 3 / 4
+"""Above this share of open descriptors, idle connections must not hold ``_IDLE_SHARE`` of all, as
+connections to servers are made only while there are free ones."""
+_IDLE_SHARE = 1 / 8
+_SCARCE_CHECK_INTERVAL = 10e-6
+"""Minimum seconds between two such checks, for each connection: they look at all."""
 _CANCEL_TIMEOUT = 0.05
 """Seconds for cancelled calls to end."""
 _CLOSE_TIMEOUT = 1.0
@@ -70,10 +77,11 @@ class HttpListener(RequestDispatcher):
         self._handshaking = Handshakes()
         self._adoptions: set[asyncio.Task[None]] = set()
         self.sockets = AcceptingSockets(self.adopt)
-        self.sockets.make_room = self.make_room
         """Where it listens."""
+        self.sockets.make_room = self.make_room
         self._connections: dict[ListenerConnection, None] = {}  # the oldest first
         self._idle_check: asyncio.TimerHandle | None = None
+        self._next_scarce_check = 0.0
 
     @property
     def connections(self) -> int:
@@ -141,9 +149,10 @@ class HttpListener(RequestDispatcher):
             if not isinstance(error, OSError):  # else the client is gone
                 raise
 
-    def make_room(self) -> bool:
+    def make_room(self, max_idle: int = 0) -> bool:
         """Close idle connections, as descriptors have run out; return whether there were any.
 
+        It closes none while there are at most ``max_idle``.
         They are the oldest ones of the client that has the most: else one client that opens
         connections, and sends nothing, would lock out all others and the probes.
         """
@@ -153,7 +162,7 @@ class HttpListener(RequestDispatcher):
             if connection.is_idle and not transport.is_closing():
                 client = client_of(transport.get_extra_info("peername"))
                 clients.setdefault(client, []).append(transport)
-        if not clients:
+        if sum(map(len, clients.values())) <= max_idle:
             return False
         client = max(clients, key=lambda name: len(clients[name]))
         gone = clients[client][: -(-len(clients[client]) // _ROOM_SHARE)]
@@ -229,6 +238,15 @@ class HttpListener(RequestDispatcher):
     def add_connection(self, connection: ListenerConnection) -> None:
         """Register a new connection."""
         self._connections[connection] = None
+        now = self._loop.time()
+        sock = connection.transport.get_extra_info("socket")
+        if (
+            sock is not None
+            and exceeds_share(sock.fileno(), _SCARCE_SHARE)
+            and now >= self._next_scarce_check
+        ):
+            self._next_scarce_check = now + _SCARCE_CHECK_INTERVAL * self.connections
+            self.make_room(int(descriptor_limit() * _IDLE_SHARE))
         if self._idle_check is None and not self.draining:
             self._idle_check = self._loop.call_later(
                 self._idle_check_interval, self._close_idle_connections

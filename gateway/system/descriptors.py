@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import sys
@@ -24,6 +25,20 @@ def descriptor_limit() -> int:
     """Return how many files and sockets this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def exceeds_share(descriptor: int, share: float) -> bool:
+    """Tell from a new descriptor whether more than a share of the limit is open.
+
+    POSIX: a new descriptor has the lowest free number.
+    """
+    return descriptor >= descriptor_limit() * share
+
+
+def check_share(descriptor: int, share: float) -> None:
+    """Raise OSError (EMFILE) if a new descriptor exceeds a share of the limit."""
+    if exceeds_share(descriptor, share):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def open_standard_descriptors() -> None:

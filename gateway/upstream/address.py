@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
 
+from gateway.system.descriptors import check_share
+
 _HAPPY_EYEBALLS_DELAY = 0.25
 """Seconds until a host's next address is tried as well: RFC 8305, section 5."""
+
+_AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
+"""What getaddrinfo tells of an address: family, type, protocol, canonical name, address."""
+
+MAX_DESCRIPTOR_SHARE = 15 / 16
+"""A connection to a server is made while less than this share of all descriptors is open: the rest
+stays for clients and operators."""
 
 _FULL_QUEUE_RETRY_DELAY = 0.01
 """Seconds until a Unix socket with a full accept queue is tried again."""
@@ -87,28 +97,52 @@ class TcpAddress:
         """Tell whether the host is a name rather than an IP address."""
         return not _is_ip_address(self.host)
 
-    async def connect(self, protocol: asyncio.BaseProtocol, handshake_timeout: float) -> None:
+    async def connect(
+        self,
+        protocol: asyncio.BaseProtocol,
+        handshake_timeout: float,
+        descriptor_share: float = MAX_DESCRIPTOR_SHARE,
+    ) -> None:
         """Connect to the first of the host's addresses that accepts. Raises OSError.
 
-        ``handshake_timeout`` is that of TLS, in seconds.
+        ``handshake_timeout`` is that of TLS, in seconds. If more than ``descriptor_share`` of all
+        descriptors is open, the error is that of a process without descriptors.
         """
         loop = asyncio.get_running_loop()
+        host = self.host if self.address is None else self.address
+        # uvloop does not tell that a zone (RFC 4007) is unknown.
+        addresses: Sequence[_AddressInfo]
+        if _is_ip_address(host) and "%" not in host:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            kind, protocol_number = socket.SOCK_STREAM, socket.IPPROTO_TCP
+            addresses = [(family, kind, protocol_number, "", (host, self.port))]
+        else:
+            addresses = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
+        sock = await start_connection(
+            addresses,
+            happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY,
+            socket_factory=partial(_open_socket, descriptor_share),
+        )
         tls = self.tls
-        create_connection = partial(
-            loop.create_connection,
+        await loop.create_connection(
             lambda: protocol,
+            sock=sock,
             ssl=None if tls is None else tls.context,
             server_hostname=None if tls is None else tls.server_name,
             ssl_handshake_timeout=None if tls is None else handshake_timeout,
         )
-        host = self.host if self.address is None else self.address
-        # uvloop does not tell that a zone (RFC 4007) is unknown.
-        if _is_ip_address(host) and "%" not in host:
-            await create_connection(host, self.port)
-            return
-        addresses = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
-        sock = await start_connection(addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY)
-        await create_connection(sock=sock)
+
+
+def _open_socket(descriptor_share: float, address: _AddressInfo) -> socket.socket:
+    """Open a socket for an address. Raises OSError."""
+    family, kind, protocol, *_ = address
+    sock = socket.socket(family, kind, protocol)
+    try:
+        check_share(sock.fileno(), descriptor_share)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +165,16 @@ class UnixAddress:
         """Return the value of the Host header."""
         return "localhost"
 
-    async def connect(self, protocol: asyncio.BaseProtocol, handshake_timeout: float) -> None:
-        """Connect once the server's accept queue has room. Raises OSError."""
+    async def connect(
+        self,
+        protocol: asyncio.BaseProtocol,
+        handshake_timeout: float,
+        descriptor_share: float = MAX_DESCRIPTOR_SHARE,
+    ) -> None:
+        """Connect once the server's accept queue has room; see TcpAddress. Raises OSError."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            check_share(sock.fileno(), descriptor_share)
             sock.setblocking(False)
             while True:
                 try:
@@ -166,7 +206,12 @@ class ConnectedAddress:
         """Return the value of the Host header."""
         return "localhost"
 
-    async def connect(self, protocol: asyncio.BaseProtocol, handshake_timeout: float) -> None:
+    async def connect(
+        self,
+        protocol: asyncio.BaseProtocol,
+        handshake_timeout: float,
+        descriptor_share: float = MAX_DESCRIPTOR_SHARE,
+    ) -> None:
         """Use the connection. Raises OSError if it was used before."""
         if self.sock.fileno() < 0:
             raise ConnectionResetError("the connection was lost")

@@ -42,7 +42,7 @@ async def _send(
     if body is not None:
         headers["Content-Type"] = "application/json"
     chunks = None if body is None else (body,)
-    request = UpstreamRequest(method, path, headers, chunks, is_idempotent=True)
+    request = UpstreamRequest(method, path, headers, chunks, is_idempotent=True, is_control=True)
     response = await endpoint.send(request)
     try:
         if response.status == ErrorKind.LOOP.value.status:

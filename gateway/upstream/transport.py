@@ -77,6 +77,9 @@ class UpstreamRequest:
 
     Whether the method alone says so is not told here; see ``upstream/http/stale_retry.py``.
     """
+    is_control: bool = False
+    """Whether it is the gateway's own, such as a health check: where descriptors are scarce, it may
+    use those that calls to an endpoint with many connections may not."""
 
 
 class UpstreamResponse(ABC):

@@ -116,6 +116,11 @@ def receive_descriptor(channel: socket.socket) -> tuple[int, int] | None:
     return (message[0], next(iter(descriptors), -1)) if message else None
 
 
+def _no_room() -> bool:
+    """Make no room."""
+    return False
+
+
 class WorkerChannel:
     """A worker's end of the socket that it shares with the supervisor.
 
@@ -156,8 +161,12 @@ class WorkerChannel:
         on_connection: Callable[[socket.socket], None],
         on_reload: Callable[[ReloadMessage], None],
         on_stopping: Callable[[], None],
+        make_room: Callable[[], bool] = _no_room,
     ) -> None:
-        """Handle messages until DRAIN; ``on_connection`` gets each connection."""
+        """Handle messages until DRAIN; ``on_connection`` gets each connection.
+
+        If descriptors run out, ``make_room`` closes other connections, and returns whether it has.
+        """
         loop = asyncio.get_running_loop()
         self._channel.setblocking(False)
         descriptor = self._channel.fileno()
@@ -165,7 +174,7 @@ class WorkerChannel:
         def handle_messages() -> None:
             try:
                 for _ in range(MAX_BATCH):
-                    if not self._handle_next(on_connection, on_reload, on_stopping):
+                    if not self._handle_next(on_connection, on_reload, on_stopping, make_room):
                         end()
                         return
             except BlockingIOError:
@@ -185,6 +194,7 @@ class WorkerChannel:
         on_connection: Callable[[socket.socket], None],
         on_reload: Callable[[ReloadMessage], None],
         on_stopping: Callable[[], None],
+        make_room: Callable[[], bool],
     ) -> bool:
         """Handle the next message; return false at the end of the stream.
 
@@ -203,14 +213,20 @@ class WorkerChannel:
             if not self._draining.is_set():
                 on_reload(message)
         else:
-            self._accept(descriptor, on_connection)
+            self._accept(descriptor, on_connection, make_room)
         return True
 
-    def _accept(self, descriptor: int, on_connection: Callable[[socket.socket], None]) -> None:
+    def _accept(
+        self,
+        descriptor: int,
+        on_connection: Callable[[socket.socket], None],
+        make_room: Callable[[], bool],
+    ) -> None:
         self._send(FromWorker.RECEIVED)
         if descriptor < 0:
             self.count_closed()
             _log.error("a client connection was dropped: too many open files")
+            make_room()
         else:
             on_connection(socket.socket(fileno=descriptor))
 

@@ -32,6 +32,7 @@ class _Ends:
         self.clients: list[socket.socket] = []
         self.reloads: list[ReloadMessage] = []
         self.stops = 0
+        self.rooms = 0
 
     def send_connection(self, kind: ConnectionKind = ToWorker.CLIENT) -> None:
         with socket.socket() as connection:
@@ -64,8 +65,14 @@ class _Ends:
         def on_stopping() -> None:
             self.stops += 1
 
+        def make_room() -> bool:
+            self.rooms += 1
+            return True
+
         async with asyncio.timeout(PATIENCE):
-            await self.channel.receive(self.clients.append, self.reloads.append, on_stopping)
+            await self.channel.receive(
+                self.clients.append, self.reloads.append, on_stopping, make_room
+            )
 
 
 @pytest.fixture
@@ -158,6 +165,7 @@ async def test_connection_without_a_descriptor_counts_as_closed(
     ends.drain()
     await ends.receive()
     assert ends.closed[0] == 1
+    assert ends.rooms == 1  # the next ones get through
     assert len(ends.clients) == 1
     assert ends.replies() == [RECEIVED] * 2
     assert caplog.messages == ["a client connection was dropped: too many open files"]

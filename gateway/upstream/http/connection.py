@@ -88,10 +88,18 @@ class HeadReceiver(Protocol):
         """Handle a failure: there will be no response."""
 
 
+class OpenConnections:
+    """Counts the open connections to an endpoint."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class ServerConnection(Connection):
     """Reads the responses of a ``server``; the caller writes the requests.
 
     ``deferrals`` end the waits for the rest of small bodies; connections may share them.
+    ``open_connections`` counts it from connect to close.
     """
 
     def __init__(
@@ -99,8 +107,10 @@ class ServerConnection(Connection):
         server: ServerName,
         buffers: BufferAccount | None = None,
         deferrals: TimeoutQueue | None = None,
+        open_connections: OpenConnections | None = None,
     ) -> None:
         super().__init__(buffers)
+        self._open_connections = open_connections or OpenConnections()
         self._server = server
         self._deferrals = deferrals or TimeoutQueue(DEFER_TIMEOUT)
         self._deferred_head: ResponseHead | None = None
@@ -256,8 +266,14 @@ class ServerConnection(Connection):
         if self.body is not None and until_close and self.is_clean_eof():
             self._end_body(self.body)
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start with this transport."""
+        self._open_connections.count += 1
+        super().connection_made(transport)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the pending response, if any."""
+        self._open_connections.count -= 1
         super().connection_lost(exc)
         while self._read_ahead:
             self.process_read_ahead()

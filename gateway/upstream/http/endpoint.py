@@ -11,10 +11,15 @@ from gateway.http1.head import ResponseHead, encode_head_lines
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
 from gateway.system.buffers import BufferAccount
+from gateway.system.descriptors import exceeds_share
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.address import ServerAddress
+from gateway.upstream.address import MAX_DESCRIPTOR_SHARE, ServerAddress
 from gateway.upstream.connect_errors import connect_error
-from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
+from gateway.upstream.http.connection import (
+    OpenConnections,
+    ServerConnection,
+    StaleConnectionError,
+)
 from gateway.upstream.http.connection_queue import ConnectionQueue
 from gateway.upstream.http.idle_connections import IdleConnections
 from gateway.upstream.http.stale_retry import StaleRetry, may_send_again
@@ -31,6 +36,11 @@ from gateway.upstream.transport import (
 
 _WRITE_CHUNK = 256 * 1024
 """Bytes of a buffered body that are written in one time slice of the event loop."""
+
+_SMALL_SHARE = 1 / 16
+_LARGE_DESCRIPTOR_SHARE = 7 / 8
+"""An endpoint with more than the small share of all descriptors gets another one for a call only
+below this: a server that does not respond must not take those of health checks and of others."""
 
 # RFC 9110, section 8.6: without a body, these requests have no Content-Length.
 _BODYLESS_METHODS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
@@ -64,6 +74,8 @@ class HttpEndpoint(UpstreamEndpoint):
         self._retry_stale: StaleRetry = retry_stale
         self.idle = IdleConnections(idle_timeout)
         self._deferrals = TimeoutQueue(DEFER_TIMEOUT)
+        self._open_connections = OpenConnections()
+        self._connecting = 0
         self._senders: set[asyncio.Task[None]] = set()
         self.connections = ConnectionQueue(self.idle, self._connect)
         self._encoded: BoundedCache[RequestTemplate, bytes] = BoundedCache(CACHED_HEADS)
@@ -80,7 +92,7 @@ class HttpEndpoint(UpstreamEndpoint):
                 if is_gone or not self.may_resend(request.method, request.is_idempotent):
                     raise
                 strip_tracebacks(error)
-        return await self._call(await self._connect(), request)
+        return await self._call(await self._connect(request.is_control), request)
 
     async def _call(
         self, connection: ServerConnection, request: UpstreamRequest
@@ -136,18 +148,26 @@ class HttpEndpoint(UpstreamEndpoint):
         if not self._deferrals.size:  # else calls in flight still wait for their bodies
             self._deferrals.close()
 
-    async def _connect(self) -> ServerConnection:
-        connection = ServerConnection(self.name, self._buffers, self._deferrals)
+    async def _connect(self, is_control: bool = False) -> ServerConnection:
+        connection = ServerConnection(
+            self.name, self._buffers, self._deferrals, self._open_connections
+        )
+        taken = self._open_connections.count + self._connecting
+        is_large = not is_control and exceeds_share(taken, _SMALL_SHARE)
+        share = _LARGE_DESCRIPTOR_SHARE if is_large else MAX_DESCRIPTOR_SHARE
+        self._connecting += 1
         try:
             async with asyncio.timeout(self._connect_timeout):
                 # The event loop's own limit of a minute for TLS may be shorter than this one.
-                await self._address.connect(connection, self._connect_timeout)
+                await self._address.connect(connection, self._connect_timeout, share)
         except BaseException as error:
             connection.detach_transport()
             # A TimeoutError is an OSError; an invalid host name is a UnicodeError.
             if isinstance(error, (OSError, UnicodeError)):
                 raise connect_error(error, self.name, self._address) from error
             raise
+        finally:
+            self._connecting -= 1
         return connection
 
     def _send(
