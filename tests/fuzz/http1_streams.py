@@ -41,8 +41,8 @@ def any_stream(chance: random.Random, number: int) -> Stream:
     broken = chance.random() < 0.5
     if broken:
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
-            data = _broken(chance, data)
-    cuts = sorted(chance.randrange(1, len(data)) for _ in range(chance.choice((0, 0, 1, 2, 8))))
+            data = _broken(chance, data) or data[:1]
+    cuts = sorted(chance.randint(1, len(data)) for _ in range(chance.choice((0, 0, 1, 2, 8))))
     if chance.random() < 0.1:
         cuts = list(range(1, min(len(data), 1500)))
     return Stream(data, tuple(cuts), plain=not odds and not broken)
