@@ -125,6 +125,11 @@ class TensorCheck:
             raise NoTensorsError(*self._head, text[:_START])
 
 
+def is_success(status: int) -> bool:
+    """Tell whether the response to a request that infers must hold tensors: any 2xx."""
+    return 200 <= status < 300
+
+
 def tensor_check(
     status: int, headers: CIMultiDictProxy[str], kind: OperationKind
 ) -> TensorCheck | None:
@@ -134,7 +139,7 @@ def tensor_check(
     tensors, events or compressed text. Raises NoTensorsError if the head says that there are no
     tensors: login pages, and ingresses that lead elsewhere, respond so.
     """
-    if not 200 <= status < 300:
+    if not is_success(status):
         return None
     content_type = headers.get("Content-Type", "")
     if status in (204, 205):
@@ -317,7 +322,7 @@ def response_header_length(headers: CIMultiDictProxy[str], cap: int | None) -> i
 
 
 def reads_response(dialect: Dialect, encoding: OutputEncoding, any_base64: bool) -> bool:
-    """Tell whether the gateway must read responses of status 200 to send them as requested.
+    """Tell whether the gateway must read successful responses to send them as requested.
 
     ``any_base64`` tells whether BYTES of any output are written as base64.
     """
@@ -339,7 +344,7 @@ def choose_response_action(
     ``encoding`` is the requested one. Raises GatewayError (502) for an invalid size of the JSON, or
     one above the cap.
     """
-    if status != 200:
+    if not is_success(status):
         return ResponseAction.UNTOUCHED, None
     if not reads_response(dialect, encoding, any_base64):
         # The gateway cannot inspect a compressed response.

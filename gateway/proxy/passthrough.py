@@ -202,14 +202,15 @@ async def relay_rewritten(
     destination: Destination,
     deadline: Deadline,
 ) -> None:
-    """Pass a response of status 200 with its body rewritten; untouched if larger than ``cap``."""
+    """Pass a successful response with its body rewritten; untouched if larger than ``cap``."""
     with destination.memory_budget.reserve() as reservation:
         first = await read_first(chunks, cap + 1, reservation)
         if sum(map(len, first)) <= cap:
             document = rewrite(b"".join(first))
             deadline.expect_client()
             headers = with_body(upstream_response.headers, {})
-            await response.send(200, upstream_response.reason, headers, document)
+            status, reason = upstream_response.status, upstream_response.reason
+            await response.send(status, reason, headers, document)
             return
         headers = end_to_end(upstream_response.headers)
         await response.start(upstream_response.status, upstream_response.reason, headers)
