@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gateway.codec.json.nesting import NestingCheck
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
-from gateway.protocol.messages import SEQUENCE_PREFIX
+from gateway.protocol.messages import may_name_sequence
 from gateway.protocol.operations import QUERIES, ModelName, OperationKind
 from gateway.protocol.response_header import NoTensorsError, TensorCheck, tensor_check
 from gateway.proxy.admission.deadline import Deadline
@@ -32,8 +32,6 @@ from gateway.proxy.server_dialect import headers_with_type
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
-_SEQUENCE_MARKS = (SEQUENCE_PREFIX.encode(), b"\\u00")
-"""What JSON with a sequence parameter has in it: its name, or an escape of an ASCII letter."""
 _QUOTE_TIMEOUT = 0.2
 """Seconds in which the body of a refused response must begin to be quoted."""
 
@@ -88,7 +86,7 @@ def _is_idempotent(call: Call, body: Body) -> bool:
     is_predict = call.operation.kind is OperationKind.PREDICT
     if not is_predict or not isinstance(body, tuple) or "Content-Encoding" in call.request.headers:
         return False
-    return not any(mark in bytes(piece) for piece in body for mark in _SEQUENCE_MARKS)
+    return not any(may_name_sequence(bytes(piece)) for piece in body)
 
 
 async def checked_body(
