@@ -49,9 +49,9 @@ _JSON_OBJECT = re.compile(rb"[ \t\r\n]*(?:\{|\Z)")
 _NO_PAGE = re.compile(
     rb"(?!(?:\xef\xbb\xbf)?[ \t\r\n]*<(?:!doctype|html|head|body|\?xml)\b)", re.IGNORECASE
 )
+"""What bodies may start with; of space alone, nothing is known yet."""
 _TEXT_TYPE = re.compile(r"\s*(?:\Z|text/|application/(?:[^;,]*\+)?json\b)", re.IGNORECASE)
 """The content types that a page may be sent with: none, any text, JSON."""
-"""What bodies may start with; of space alone, nothing is known yet."""
 _OBJECT_END: Final = ord("}")
 _OUTPUTS = b'"outputs"'
 _START = 1024
