@@ -142,6 +142,16 @@ NO_OUTPUTS: dict[str, tuple[bytes, str, str]] = {
     "empty JSON": (http_response(b"{}"), "application/json", "{}"),
     "other JSON": (http_response(b'{"login":"please"}'), "application/json", "please"),
 }
+NOTHING_GENERATED: dict[str, tuple[bytes, str, str]] = {
+    f"{what} as {kind}": (http_response(body, {"Content-Type": kind}), kind, words)
+    for what, body, words in (
+        ("nothing", b"", "an empty body"),
+        ("spaces", b" \n", "an empty body"),
+        ("page", PAGE, "Sign in"),
+    )
+    for kind in ("text/event-stream", "application/octet-stream")
+    if body or kind != "text/event-stream"  # a decoupled model may generate nothing
+}
 CASES = [
     pytest.param(form, *response, id=f"{name}: {what}")
     for name, form in FORMS.items()
@@ -149,6 +159,7 @@ CASES = [
         **NO_TENSORS,
         # Servers of V1, and generate, are free in what their JSON holds.
         **({} if "enerate" in name or "V1 server" in name else NO_OUTPUTS),
+        **(NOTHING_GENERATED if "enerate" in name else {}),
     }.items()
 ]
 
