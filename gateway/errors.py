@@ -41,6 +41,7 @@ class ErrorKind(Enum):
     INTERNAL = ErrorTraits(500, 13)
     UNSUPPORTED = ErrorTraits(501, 12)
     BAD_RESPONSE = ErrorTraits(502, 14, upstream_failed=True)
+    NOT_ONE_MESSAGE = ErrorTraits(502, 13, upstream_failed=True)
     NO_RESPONSE = ErrorTraits(502, 14, upstream_failed=True, no_response=True)
     OVERLOADED = ErrorTraits(503, 8)
     EXHAUSTED = ErrorTraits(503, 8, retryable=True)

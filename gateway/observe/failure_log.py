@@ -17,6 +17,7 @@ _MAX_MESSAGES = 20
 _FAILURES = frozenset(
     (
         ErrorKind.BAD_RESPONSE,
+        ErrorKind.NOT_ONE_MESSAGE,
         ErrorKind.NO_RESPONSE,
         ErrorKind.OVERLOADED,
         ErrorKind.EXHAUSTED,

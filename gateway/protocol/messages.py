@@ -8,6 +8,7 @@ What is made for each call is a plain class: a frozen dataclass takes ten times 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,6 +21,8 @@ Fields = dict[str, Any]
 
 SEQUENCE_PREFIX: Final = "sequence_"
 """How the names of parameters begin that make requests parts of a sequence."""
+_SEQUENCE_NAME: Final = re.compile(rb'"sequence_|\\u00[567]')
+"""The start of such a name, or an escape of one of its letters."""
 
 TensorData = Sequence[bytes | memoryview] | int
 """Little-endian bytes: buffered chunks, or the number of bytes that are still to come."""
@@ -115,12 +118,21 @@ class RequestFeatures:
 PLAIN = RequestFeatures()
 
 
+def may_name_sequence(text: bytes) -> bool:
+    """Tell whether JSON may have a member with the name of a sequence parameter.
+
+    Of duplicates, a parser sees one, and a server may take another. Escapes can hide a name.
+    """
+    return _SEQUENCE_NAME.search(text) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class InferRequestHead:
     """What requests of one client have in common: all but the id and the data of tensors.
 
     Readers cache heads, and writers keep in ``written`` what they have made of one, each by keys
-    of its own. ``memory`` estimates the bytes that the head takes. See also InputTensor.
+    of its own. ``memory`` estimates the bytes that the head takes. ``names_sequence`` is what
+    ``may_name_sequence`` tells of its text. See also InputTensor.
     """
 
     inputs: tuple[InputTensor, ...]
@@ -130,6 +142,7 @@ class InferRequestHead:
     output_encoding: OutputEncoding = ALL_BINARY
     features: RequestFeatures = PLAIN
     memory: int = field(default=0, compare=False)
+    names_sequence: bool = field(default=False, compare=False)
     written: dict[tuple[str, ...] | str, bytes] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -141,6 +154,8 @@ class InferRequestHead:
 
         Triton has parameters for that, OpenVINO Model Server inputs with names of the same kind.
         """
+        if self.names_sequence:
+            return True
         names = chain(self.parameters, self.extra, (each.name for each in self.inputs))
         return any(name.startswith(SEQUENCE_PREFIX) for name in names)
 

@@ -49,9 +49,9 @@ _JSON_OBJECT = re.compile(rb"[ \t\r\n]*(?:\{|\Z)")
 _NO_PAGE = re.compile(
     rb"(?!(?:\xef\xbb\xbf)?[ \t\r\n]*<(?:!doctype|html|head|body|\?xml)\b)", re.IGNORECASE
 )
+"""What bodies may start with; of space alone, nothing is known yet."""
 _TEXT_TYPE = re.compile(r"\s*(?:\Z|text/|application/(?:[^;,]*\+)?json\b)", re.IGNORECASE)
 """The content types that a page may be sent with: none, any text, JSON."""
-"""What bodies may start with; of space alone, nothing is known yet."""
 _OBJECT_END: Final = ord("}")
 _OUTPUTS = b'"outputs"'
 _START = 1024
@@ -100,19 +100,30 @@ class NoTensorsError(GatewayError):
 class TensorCheck:
     """Refuses bodies that hold no tensors: those of pages, empty ones, JSON without outputs."""
 
-    def __init__(self, status: int, content_type: str, starts: re.Pattern[bytes]) -> None:
+    def __init__(
+        self,
+        status: int,
+        content_type: str,
+        starts: re.Pattern[bytes],
+        may_be_empty: bool = False,
+    ) -> None:
         self._head: Final = status, content_type
         self._starts: Final = starts
+        self._may_be_empty: Final = may_be_empty
 
     def check_start(self, start: bytes | memoryview) -> None:
         """Check the first bytes of a body, empty if it has none; raises NoTensorsError."""
+        if not start and self._may_be_empty:
+            return
         if not start or not self._starts.match(start[:_START]):
             raise NoTensorsError(*self._head, bytes(start[:_START]))
 
     def check_whole(self, body: bytes | memoryview) -> None:
         """Check a complete body, or the start of one above a chunk; raises NoTensorsError."""
         self.check_start(body)
-        if self._starts is not _JSON_OBJECT or len(body) > CONVERT_CHUNK:
+        if bytes(body[:_START]).isspace() and bytes(body).isspace():
+            raise NoTensorsError(*self._head, bytes(body[:_START]))
+        if not body or self._starts is not _JSON_OBJECT or len(body) > CONVERT_CHUNK:
             return
         if body[-1] != _OBJECT_END and not bytes(body).rstrip().endswith(b"}"):
             # A body without a length ends where the server's connection does, and clients would get
@@ -128,16 +139,21 @@ class TensorCheck:
             raise NoTensorsError(*self._head, text[:_START])
 
 
+def is_success(status: int) -> bool:
+    """Tell whether the response to a request that infers must hold tensors: any 2xx."""
+    return 200 <= status < 300
+
+
 def tensor_check(
     status: int, headers: CIMultiDictProxy[str], kind: OperationKind
 ) -> TensorCheck | None:
     """Return the check for the body of a response to a request that infers.
 
     None if any body passes: that of a redirect, an error, or a response whose head promises binary
-    tensors, events or compressed text. Raises NoTensorsError if the head says that there are no
-    tensors: login pages, and ingresses that lead elsewhere, respond so.
+    tensors, compressed text, or events and bytes of V1. Raises NoTensorsError if the head says that
+    there are no tensors: login pages, and ingresses that lead elsewhere, respond so.
     """
-    if not 200 <= status < 300:
+    if not is_success(status):
         return None
     content_type = headers.get("Content-Type", "")
     if status in (204, 205):
@@ -151,8 +167,12 @@ def tensor_check(
         return None
     if kind is OperationKind.INFER:
         return TensorCheck(status, content_type, _JSON_OBJECT)
-    # What KServe's models make of V1 need be no JSON. Of events there may be none.
-    if _EVENTS_TYPE.match(content_type) or not _TEXT_TYPE.match(content_type):
+    is_stream = _EVENTS_TYPE.match(content_type) is not None
+    if kind is OperationKind.GENERATE:
+        # A decoupled model may generate nothing.
+        return TensorCheck(status, content_type, _NO_PAGE, may_be_empty=is_stream)
+    # What KServe's models make of V1 need be no JSON.
+    if is_stream or not _TEXT_TYPE.match(content_type):
         return None
     return TensorCheck(status, content_type, _NO_PAGE)
 
@@ -320,7 +340,7 @@ def response_header_length(headers: CIMultiDictProxy[str], cap: int | None) -> i
 
 
 def reads_response(dialect: Dialect, encoding: OutputEncoding, any_base64: bool) -> bool:
-    """Tell whether the gateway must read responses of status 200 to send them as requested.
+    """Tell whether the gateway must read successful responses to send them as requested.
 
     ``any_base64`` tells whether BYTES of any output are written as base64.
     """
@@ -342,7 +362,7 @@ def choose_response_action(
     ``encoding`` is the requested one. Raises GatewayError (502) for an invalid size of the JSON, or
     one above the cap.
     """
-    if status != 200:
+    if not is_success(status):
         return ResponseAction.UNTOUCHED, None
     if not reads_response(dialect, encoding, any_base64):
         # The gateway cannot inspect a compressed response.

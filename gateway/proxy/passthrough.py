@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gateway.codec.json.nesting import NestingCheck
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
-from gateway.protocol.messages import SEQUENCE_PREFIX
+from gateway.protocol.messages import may_name_sequence
 from gateway.protocol.operations import QUERIES, ModelName, OperationKind
 from gateway.protocol.response_header import NoTensorsError, TensorCheck, tensor_check
 from gateway.proxy.admission.deadline import Deadline
@@ -32,8 +32,6 @@ from gateway.proxy.server_dialect import headers_with_type
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
-_SEQUENCE_MARKS = (SEQUENCE_PREFIX.encode(), b"\\u00")
-"""What JSON with a sequence parameter has in it: its name, or an escape of an ASCII letter."""
 _QUOTE_TIMEOUT = 0.2
 """Seconds in which the body of a refused response must begin to be quoted."""
 
@@ -88,7 +86,7 @@ def _is_idempotent(call: Call, body: Body) -> bool:
     is_predict = call.operation.kind is OperationKind.PREDICT
     if not is_predict or not isinstance(body, tuple) or "Content-Encoding" in call.request.headers:
         return False
-    return not any(mark in bytes(piece) for piece in body for mark in _SEQUENCE_MARKS)
+    return not any(may_name_sequence(bytes(piece)) for piece in body)
 
 
 async def checked_body(
@@ -202,14 +200,15 @@ async def relay_rewritten(
     destination: Destination,
     deadline: Deadline,
 ) -> None:
-    """Pass a response of status 200 with its body rewritten; untouched if larger than ``cap``."""
+    """Pass a successful response with its body rewritten; untouched if larger than ``cap``."""
     with destination.memory_budget.reserve() as reservation:
         first = await read_first(chunks, cap + 1, reservation)
         if sum(map(len, first)) <= cap:
             document = rewrite(b"".join(first))
             deadline.expect_client()
             headers = with_body(upstream_response.headers, {})
-            await response.send(200, upstream_response.reason, headers, document)
+            status, reason = upstream_response.status, upstream_response.reason
+            await response.send(status, reason, headers, document)
             return
         headers = end_to_end(upstream_response.headers)
         await response.start(upstream_response.status, upstream_response.reason, headers)

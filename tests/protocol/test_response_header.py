@@ -258,7 +258,6 @@ def test_status_without_a_body_is_refused(status: int, kind: OperationKind) -> N
     [
         (INFER, _typed("text/html", **{HEADER_LENGTH: "2"})),
         (INFER, _typed("application/json", **{"Content-Encoding": "gzip"})),
-        (GENERATE, _typed("text/event-stream; charset=utf-8")),
         (PREDICT, _typed("text/event-stream")),
         (PREDICT, _typed("application/octet-stream")),
         (PREDICT, _typed("image/svg+xml")),
@@ -292,6 +291,8 @@ def test_body_is_not_looked_into_where_the_head_is_enough(
         (GENERATE, b"<s>hi", True),
         (GENERATE, b'<?xml version="1.0"?>', False),
         (GENERATE, b"data: 1", True),
+        (GENERATE, b"", False),
+        (GENERATE, b" \r\n", False),
         (GENERATE, b"\n<!doctype html>", False),
     ],
 )
@@ -308,6 +309,23 @@ def test_body_tells_whether_it_holds_tensors(
         else:
             with pytest.raises(NoTensorsError):
                 check.check_whole(whole)
+
+
+@pytest.mark.parametrize("content_type", ["text/event-stream", "application/octet-stream"])
+@pytest.mark.parametrize("body", [b" \n", b"<html>"])
+def test_what_is_generated_is_looked_into_with_any_content_type(
+    body: bytes, content_type: str
+) -> None:
+    check = tensor_check(200, _typed(content_type), GENERATE)
+    assert check is not None
+    check.check_whole(b"data: {}\n\n")
+    if content_type == "text/event-stream":
+        check.check_whole(b"")  # a decoupled model may generate nothing
+    else:
+        with pytest.raises(NoTensorsError):
+            check.check_whole(b"")
+    with pytest.raises(NoTensorsError):
+        check.check_whole(body)
 
 
 @pytest.mark.parametrize("end", [b"", b"}", b"}]", b"}], ", b"}]}x"])

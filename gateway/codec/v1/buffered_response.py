@@ -8,7 +8,7 @@ from gateway.codec.v1.fast_response import write_buffered_prediction
 from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.buffered_response import ConvertedResponse, ResponsePlan, convert_body
 from gateway.errors import bad_response
-from gateway.protocol.response_header import response_header_length
+from gateway.protocol.response_header import is_success, response_header_length
 from gateway.protocol.v1 import V1ResponseLayout, error_document
 
 
@@ -25,7 +25,7 @@ def convert_buffered_v1_response(
     Raises GatewayError: 502 for an invalid response, 406 if a policy refuses a value.
     """
     cap = plan.header_cap
-    if status != 200:
+    if not is_success(status):
         return ConvertedResponse(error_document(body[:cap], reason))
     converted = convert_body(body, plan)
     if converted is None:

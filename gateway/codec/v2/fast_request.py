@@ -27,7 +27,13 @@ from gateway.codec.native import decode_numbers
 from gateway.codec.offload_interface import ConversionJob
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype, Family
-from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor, TensorData
+from gateway.protocol.messages import (
+    InferRequest,
+    InferRequestHead,
+    InputTensor,
+    TensorData,
+    may_name_sequence,
+)
 from gateway.protocol.request_header import parse_request_header, read_head, read_inputs
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
@@ -240,7 +246,8 @@ def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
             return None
         sized.append(tensor)
     size_is_known = all(tensor.size is not None for tensor in tensors)
-    head = replace(head, inputs=tuple(sized))
+    in_sequence = may_name_sequence(surroundings)
+    head = replace(head, inputs=tuple(sized), names_sequence=in_sequence)
     return _Plan(head, fields.get("id"), tuple(tensors), size_is_known)
 
 

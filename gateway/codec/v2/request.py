@@ -15,7 +15,13 @@ from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import ExtractedArray
-from gateway.protocol.messages import Fields, InferRequest, InputTensor, TensorData
+from gateway.protocol.messages import (
+    Fields,
+    InferRequest,
+    InputTensor,
+    TensorData,
+    may_name_sequence,
+)
 from gateway.protocol.request_features import may_hide_classification
 from gateway.protocol.request_header import (
     has_base64_content,
@@ -92,8 +98,14 @@ class InferRequestReader(JsonMessageReader):
             and requests_binary_explicitly(header.fields)
             and not may_hide_classification(header.text)
         )
+        head = replace(
+            head,
+            inputs=tuple(inputs),
+            memory=self._header_size,
+            names_sequence=may_name_sequence(header.text),
+        )
         return InferRequest(
-            replace(head, inputs=tuple(inputs), memory=self._header_size),
+            head,
             header.fields.get("id"),
             tuple(tensors),
             header.text if passes else b"",

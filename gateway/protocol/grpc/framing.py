@@ -103,6 +103,14 @@ class MessageReader:
         return self._message.malformed(f"{self._message.name} {text}")
 
 
+def is_one_message(start: bytes | memoryview, size: int) -> bool:
+    """Tell whether a body of ``size`` bytes that begins with ``start`` is one complete message."""
+    if len(start) < PREFIX_SIZE:
+        return False
+    flag, message_size = _PREFIX.unpack(start[:PREFIX_SIZE])
+    return flag <= 1 and bool(size == PREFIX_SIZE + message_size)
+
+
 def frame(payload_size: int, is_compressed: bool = False) -> bytes:
     """Return the bytes before a message of ``payload_size`` bytes, below 4 GiB."""
     return _PREFIX.pack(is_compressed, payload_size)

@@ -252,7 +252,7 @@ class FastPathCall:
             message = handler.to_client(
                 self._request, head, body, self._destination, self._server, self._plan.header_policy
             )
-            ending = handler.end(record, head, trailers)
+            ending = handler.end(record, head, body, trailers)
             if message is None or ending is None:
                 return False
             if status < FIRST_ERROR_STATUS:

@@ -9,7 +9,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import GatewayError, ServerName
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc import fields
-from gateway.protocol.grpc.framing import PREFIX_SIZE
+from gateway.protocol.grpc.framing import PREFIX_SIZE, is_one_message
 from gateway.protocol.grpc.headers import (
     STATUS,
     TIMEOUT,
@@ -59,9 +59,7 @@ def scan_message(method: GrpcMethod, body: bytes) -> tuple[ScannedModel, tuple[s
     None leaves it to the streaming path: an invalid message, a compressed one, one of very many
     fields, or one that may want outputs to be classified, which has to be checked.
     """
-    if len(body) < PREFIX_SIZE or body[0] or fields.CLASSIFICATION in body:
-        return None
-    if int.from_bytes(body[1:PREFIX_SIZE], "big") != len(body) - PREFIX_SIZE:
+    if not is_one_message(body, len(body)) or body[0] or fields.CLASSIFICATION in body:
         return None
     scanner = ModelScanner(method.name_fields, method.version_field)
     if method.name_fields:
@@ -158,15 +156,22 @@ class GrpcHandler(FastPathHandler):
         return template, passed_lines(head, template), body
 
     def end(
-        self, record: CallRecord, head: UpstreamResponseHead, trailers: FieldLines
+        self,
+        record: CallRecord,
+        head: UpstreamResponseHead,
+        body: bytes | memoryview,
+        trailers: FieldLines,
     ) -> FieldLines | None:
         """Record the status of a call, and return its trailers; see FastPathHandler."""
-        if trailers in _OK_TRAILERS and STATUS not in head.headers:
+        is_message = is_one_message(body, len(body))
+        if is_message and trailers in _OK_TRAILERS and STATUS not in head.headers:
             record_status(record, GrpcStatus.OK)
             return trailers
         code = _status(head, trailers)
         if code is None:
             return None  # it is no response of gRPC
+        if code == GrpcStatus.OK and not is_message:
+            return None  # the streaming path sends the error
         # The streaming path writes a status, and spaces around a text, as clients read them.
         if any(value != value.strip(b" ") for _, value in trailers):
             return None
@@ -179,7 +184,9 @@ class GrpcHandler(FastPathHandler):
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
-        await relay_messages(relay.upstream_response, relay.response, relay.server, relay.deadline)
+        await relay_messages(
+            relay.upstream_response, relay.response, relay.server, relay.deadline, is_unary=True
+        )
 
 
 def _status(head: UpstreamResponseHead, trailers: FieldLines) -> int | None:

@@ -132,11 +132,15 @@ class FastPathHandler(ABC):
         """Return a complete response, None if it takes several time slices; raises GatewayError."""
 
     def end(
-        self, record: CallRecord, head: UpstreamResponseHead, trailers: FieldLines
+        self,
+        record: CallRecord,
+        head: UpstreamResponseHead,
+        body: bytes | memoryview,
+        trailers: FieldLines,
     ) -> FieldLines | None:
         """Record the status of a gRPC call, and return the trailers for its client.
 
-        None leaves the response to the streaming path, as one without a status.
+        None leaves the response to the streaming path, as one without a status or its message.
         """
         return ()
 

@@ -15,6 +15,7 @@ from gateway.protocol.cloud_types import (
 )
 from gateway.protocol.operations import OperationKind
 from gateway.protocol.request_header import HEADER_LENGTH, header_length
+from gateway.protocol.response_header import is_success
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
 from gateway.proxy.interfaces import Call, ClientResponse
@@ -65,6 +66,6 @@ class _CloudTypedResponse(WrappedResponse):
     def change_head(self, status: int, headers: CIMultiDict[str], size: int | None) -> None:
         """Change the Content-Type of a response with a header length."""
         header_size = headers.get(HEADER_LENGTH, "")
-        if status == 200 and header_size.isascii() and header_size.isdigit():
+        if is_success(status) and header_size.isascii() and header_size.isdigit():
             del headers[HEADER_LENGTH]
             headers["Content-Type"] = format_cloud_type(self._cloud, header_size)

@@ -26,7 +26,7 @@ from gateway.protocol.operations import (
     model_path,
     parse_operation_variants,
 )
-from gateway.protocol.response_header import response_header_length
+from gateway.protocol.response_header import is_success, response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import convert_message
 from gateway.proxy.destination import Limits
@@ -184,7 +184,7 @@ def _infer_response(
     status: int, headers: CIMultiDict[str], body: bytes, limits: Limits, is_raw: bool
 ) -> Chunks:
     """Write a ModelInferResponse from an infer response over HTTP, mostly in binary form."""
-    if status != 200:
+    if not is_success(status):
         raise HttpError(status, body)
     caps = limits.max_inference_header_bytes, limits.max_buffered_body_bytes
     size = response_header_length(CIMultiDictProxy(headers), limits.max_inference_header_bytes)

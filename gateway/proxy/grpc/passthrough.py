@@ -8,7 +8,7 @@ from gateway.codec.grpc.request import read_infer_request
 from gateway.errors import ServerName, bad_response
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.error_vocabulary import RESPONSE
-from gateway.protocol.grpc.framing import MessageReader, frame
+from gateway.protocol.grpc.framing import PREFIX_SIZE, MessageReader, frame
 from gateway.protocol.grpc.headers import (
     ACCEPT_ENCODING,
     ENCODING,
@@ -19,14 +19,21 @@ from gateway.protocol.grpc.headers import (
     read_error,
     read_status,
 )
-from gateway.protocol.grpc.methods import INFERENCE_SERVICE
+from gateway.protocol.grpc.methods import INFERENCE_SERVICE, find_method
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
 from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import Chunks, ClientBody, convert_message, response_chunks, write
+from gateway.proxy.body_io import (
+    Chunks,
+    ClientBody,
+    convert_message,
+    prepend,
+    response_chunks,
+    write,
+)
 from gateway.proxy.grpc.classification import check_chunks, check_outputs, marking_request
 from gateway.proxy.grpc.message import read_messages
 from gateway.proxy.grpc.response import record_status, send_status, status_lines
@@ -39,7 +46,7 @@ from gateway.proxy.grpc.stream_errors import (
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientResponse, HeaderLines
 from gateway.proxy.retry import UpstreamCall
-from gateway.upstream.grpc.endpoint import check_grpc_head
+from gateway.upstream.grpc.endpoint import check_grpc_head, check_one_message
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
 _ANY_SIZE = 2**62
@@ -86,6 +93,7 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
         body = await _body(call, reservation)
     upstream_request = UpstreamRequest("POST", target, headers, body, is_grpc=True)
     model = model_name_of(call.operation)
+    is_unary = not find_method(request.target.partition("?")[0]).response_streams
     async with UpstreamCall(
         call.destination, upstream_request, call.deadline, record, model=model
     ) as upstream_call:
@@ -94,8 +102,9 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
             call.response,
             upstream_call.server,
             call.deadline,
-            is_wrapped,
-            ends_at_error,
+            is_unary=is_unary,
+            is_wrapped=is_wrapped,
+            ends_at_error=ends_at_error,
         )
 
 
@@ -104,18 +113,27 @@ async def relay_messages(
     response: ClientResponse,
     server: ServerName,
     deadline: Deadline,
+    *,
+    is_unary: bool,
     is_wrapped: bool = False,
     ends_at_error: bool = False,
 ) -> None:
     """Pass on the response to a gRPC call.
 
     See ``wrap_streamed`` for ``is_wrapped``, and ``end_at_first_error`` for ``ends_at_error``.
+    Raises GatewayError (502) for a response without a status, and for one to a unary call that has
+    the status OK but is not one message.
     """
     check_grpc_head(upstream_response.status, upstream_response.headers, server)
     headers = _valid_head(end_to_end(upstream_response.headers), server)
     headers.popall("Content-Length", None)  # the trailers, not its last byte, end the response
-    await response.start(upstream_response.status, upstream_response.reason, headers)
     chunks = response_chunks(upstream_response, server, deadline)
+    if is_unary:
+        chunks = _one_message(chunks, upstream_response, server)
+        if STATUS in headers:  # mostly the whole response, so nothing may be sent yet
+            first = await anext(chunks, b"")
+            chunks = prepend((first,) if first else (), chunks)
+    await response.start(upstream_response.status, upstream_response.reason, headers)
     if is_wrapped:
         chunks = wrap_streamed(chunks)
     if ends_at_error:
@@ -133,6 +151,20 @@ async def relay_messages(
     await response.finish(_valid_fields(upstream_response.trailers, server))
     if status is not None:
         record_status(response.record, status, upstream_response.grpc_error(server.url))
+
+
+async def _one_message(
+    chunks: Chunks, upstream_response: UpstreamResponse, server: ServerName
+) -> Chunks:
+    """Yield a body; raises GatewayError (502) at its end as ``check_one_message``."""
+    start, size = b"", 0
+    async for chunk in chunks:
+        if len(start) < PREFIX_SIZE:
+            start += chunk[:PREFIX_SIZE]
+        size += len(chunk)
+        yield chunk
+    if upstream_response.grpc_status == GrpcStatus.OK:
+        check_one_message(start, size, server)
 
 
 async def _body(call: Call, reservation: Reservation) -> Body:

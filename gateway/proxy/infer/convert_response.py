@@ -27,6 +27,7 @@ from gateway.protocol.response_header import (
     NoTensorsError,
     ResponseAction,
     TensorCheck,
+    is_success,
     response_header_length,
 )
 from gateway.protocol.v1 import V1ResponseLayout
@@ -235,7 +236,8 @@ async def _send_encoded(
         changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
     headers = with_body(relay.upstream_response.headers, changed)
     headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
-    await relay.response.start(200, relay.upstream_response.reason, headers)
+    received = relay.upstream_response
+    await relay.response.start(received.status, received.reason, headers)
     await relay_chunks(stream((header, *tensors)), relay.response, relay.deadline)
 
 
@@ -244,7 +246,7 @@ async def _relay_prediction(
 ) -> None:
     """Send a binary response, or a server's error, to a V1 client."""
     response, size = relay.upstream_response, None
-    if response.status == 200:
+    if is_success(response.status):
         size = response_header_length(response.headers, plan.header_cap)
     if size is not None:
         await _relay_text(relay, predict_converter(size, layout, *plan.policies_and_caps), chunks)
@@ -368,7 +370,7 @@ class _TextSender:
         # The response's head is read by now, unless there is not even text before the first output.
         response.record.response_elements = self._converter.element_count
         headers = with_body(received.headers, {"Content-Type": "application/json"})
-        await response.start(200, received.reason, headers)
+        await response.start(received.status, received.reason, headers)
 
     async def _write(self, text: bytes | memoryview) -> None:
         await write(self._relay.response, text, self._relay.deadline)

@@ -22,7 +22,7 @@ from gateway.errors import (
     shorten,
 )
 from gateway.protocol.dialects import GrpcForm
-from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
+from gateway.protocol.grpc.framing import PREFIX_SIZE, frame, is_one_message
 from gateway.protocol.grpc.headers import GRPC_TYPE, STATUS, is_grpc_field, is_grpc_type
 from gateway.protocol.grpc.http_mapping import RpcRequest, rpc_of
 from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS, Rpc
@@ -159,6 +159,17 @@ def check_grpc_head(status: int, headers: CIMultiDictProxy[str], server: ServerN
     )
 
 
+def check_one_message(start: bytes | memoryview, size: int, server: ServerName) -> None:
+    """Refuse a unary response of status OK that is not one message of gRPC.
+
+    ``start`` are the first bytes of its body, ``size`` counts all. Raises GatewayError: 502, and
+    INTERNAL over gRPC, as clients may retry UNAVAILABLE although the model has inferred.
+    """
+    if not is_one_message(start, size):
+        text = f"{server.url} did not respond with one gRPC message"
+        raise GatewayError(ErrorKind.NOT_ONE_MESSAGE, text, server=server)
+
+
 async def read_message(
     response: UpstreamResponse,
     cap: int,
@@ -181,9 +192,7 @@ async def read_message(
             raise bad_response(f"the response of {server.url} is larger than {cap} bytes", server)
     if response.grpc_status != GrpcStatus.OK:
         return None
-    size = int.from_bytes(body[1:PREFIX_SIZE], "big")
-    if len(body) < PREFIX_SIZE or len(body) != PREFIX_SIZE + size:
-        raise bad_response(f"{server.url} did not respond with one gRPC message", server)
+    check_one_message(memoryview(body), len(body), server)
     message = memoryview(body)[PREFIX_SIZE:]
     if body[0]:
         return await decompress_message(message, response, server, cap, max_ratio, reserve)

@@ -18,6 +18,7 @@ _FAILURES = {
     ErrorKind.SERVER_TIMEOUT: Outcome.TIMED_OUT,
     ErrorKind.NO_RESPONSE: Outcome.NO_RESPONSE,
     ErrorKind.BAD_RESPONSE: Outcome.BAD_RESPONSE,
+    ErrorKind.NOT_ONE_MESSAGE: Outcome.BAD_RESPONSE,
 }
 """What each error that is an upstream's failure says about the endpoint."""
 _SERVER_ERROR = 500

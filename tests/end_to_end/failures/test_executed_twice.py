@@ -105,6 +105,12 @@ def _escaped() -> bytes:
     return _json(sequence_id=7).replace(b"sequence_id", b"sequenc\\u0065_id")
 
 
+def _duplicated(text: bytes) -> bytes:
+    """Put parameters of a sequence before those that parsers see."""
+    return b'{"parameters":{"sequence_id":7},' + text[1:]
+
+
+_HEADER = _duplicated(json.dumps(json.loads(binary_header(12, binary_output=True))).encode())
 SAFE, INFER_TOO, ALL = "safe infer all", "infer all", "all"
 CASES = {
     "get": Case("GET", "/v2/models/m/config", None, again=SAFE),
@@ -121,6 +127,10 @@ CASES = {
     "json sequence by name": Case("POST", INFER, _json(sequence_id="a")),
     "json sequence with an escape": Case("POST", INFER, _escaped()),
     "binary sequence": Case("POST", INFER, *_binary(sequence_id=7)),
+    "json sequence in a duplicate": Case("POST", INFER, _duplicated(_json(priority=1))),
+    "binary sequence in a duplicate": Case(
+        "POST", INFER, _HEADER + FLOATS.tobytes(), {HEADER_LENGTH: str(len(_HEADER))}
+    ),
     "end of a sequence": Case("POST", INFER, *_binary(sequence_end=True)),
     "generate": Case("POST", "/v2/models/m/generate"),
     "generate_stream": Case("POST", "/v2/models/m/generate_stream"),

@@ -122,8 +122,13 @@ async def test_several_statuses_are_none(place: str, more: tuple[tuple[str, str]
 
 
 @pytest.mark.parametrize("more", [(), (("x-long", "l" * 3000),)], ids=["fast path", "streaming"])
-@pytest.mark.parametrize("place", PLACES[:4])
-@pytest.mark.parametrize(("value", "status"), [("007", "7"), ("00", "0"), ("77", "77")])
+@pytest.mark.parametrize(
+    ("value", "status", "place"),
+    [
+        *((value, value.lstrip("0"), place) for value in ("007", "77") for place in PLACES[:4]),
+        *(("00", "0", place) for place in ("trailers", "later")),  # OK takes a message
+    ],
+)
 async def test_status_is_written_as_all_clients_read_it(
     value: str, status: str, place: str, more: tuple[tuple[str, str], ...]
 ) -> None:

@@ -142,6 +142,16 @@ NO_OUTPUTS: dict[str, tuple[bytes, str, str]] = {
     "empty JSON": (http_response(b"{}"), "application/json", "{}"),
     "other JSON": (http_response(b'{"login":"please"}'), "application/json", "please"),
 }
+NOTHING_GENERATED: dict[str, tuple[bytes, str, str]] = {
+    f"{what} as {kind}": (http_response(body, {"Content-Type": kind}), kind, words)
+    for what, body, words in (
+        ("nothing", b"", "an empty body"),
+        ("spaces", b" \n", "an empty body"),
+        ("page", PAGE, "Sign in"),
+    )
+    for kind in ("text/event-stream", "application/octet-stream")
+    if body or kind != "text/event-stream"  # a decoupled model may generate nothing
+}
 CASES = [
     pytest.param(form, *response, id=f"{name}: {what}")
     for name, form in FORMS.items()
@@ -149,6 +159,7 @@ CASES = [
         **NO_TENSORS,
         # Servers of V1, and generate, are free in what their JSON holds.
         **({} if "enerate" in name or "V1 server" in name else NO_OUTPUTS),
+        **(NOTHING_GENERATED if "enerate" in name else {}),
     }.items()
 ]
 
@@ -482,3 +493,44 @@ async def test_mirror_counts_a_page_as_a_failure(caplog: pytest.LogCaptureFixtur
         assert (await client.ask(form.write())).status == 200
     assert "1 of 1 requests failed" in caplog.text
     assert "Sign in" in caplog.text
+
+
+# ------------------------------------------------------------------------ successes beside 200
+
+ACCEPTED = (b"200 OK", b"203 Non-Authoritative Information")
+
+
+@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+@pytest.mark.parametrize("name", ["JSON", "JSON to a JSON server", "binary to a JSON server", "V1"])
+async def test_tensors_of_any_success_are_converted(name: str, path: type[bytes]) -> None:
+    form = FORMS[name]
+    server = Server(form.good, form.good.replace(*ACCEPTED), inputs=form.inputs)
+    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+        data = path(form.write())
+        usual = await client.ask(data)
+        accepted = await client.ask(data)
+    assert (usual.status, accepted.status) == (200, 203)
+    assert accepted.body == usual.body
+    assert accepted.head.get(HEADER_LENGTH) == usual.head.get(HEADER_LENGTH)
+
+
+@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+@pytest.mark.parametrize("name", ["JSON", "V1"])
+async def test_success_beside_200_without_tensors_is_a_502(name: str, path: type[bytes]) -> None:
+    form = FORMS[name]
+    server = Server(form.good, http_response(b"{}").replace(*ACCEPTED), inputs=form.inputs)
+    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+        data = path(form.write())
+        assert (await client.ask(data)).status == 200
+        refused = await client.ask(data)
+        assert refused.status == 502
+        assert "the server's response of status 203 holds no tensors" in refused.error
+        _check_counted(gateway, "{}")
+
+
+async def test_tensors_of_any_success_are_converted_for_grpc_clients() -> None:
+    server = Server(TENSORS.replace(*ACCEPTED))
+    async with _serving(server) as gateway, grpc_client(gateway.url) as client:
+        response = await client.call("ModelInfer", _grpc_request())
+    assert response.code is grpc.StatusCode.OK
+    assert response.message
