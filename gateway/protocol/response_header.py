@@ -100,21 +100,12 @@ class NoTensorsError(GatewayError):
 class TensorCheck:
     """Refuses bodies that hold no tensors: those of pages, empty ones, JSON without outputs."""
 
-    def __init__(
-        self,
-        status: int,
-        content_type: str,
-        starts: re.Pattern[bytes],
-        may_be_empty: bool = False,
-    ) -> None:
+    def __init__(self, status: int, content_type: str, starts: re.Pattern[bytes]) -> None:
         self._head: Final = status, content_type
         self._starts: Final = starts
-        self._may_be_empty: Final = may_be_empty
 
     def check_start(self, start: bytes | memoryview) -> None:
         """Check the first bytes of a body, empty if it has none; raises NoTensorsError."""
-        if not start and self._may_be_empty:
-            return
         if not start or not self._starts.match(start[:_START]):
             raise NoTensorsError(*self._head, bytes(start[:_START]))
 
@@ -123,7 +114,7 @@ class TensorCheck:
         self.check_start(body)
         if bytes(body[:_START]).isspace() and bytes(body).isspace():
             raise NoTensorsError(*self._head, bytes(body[:_START]))
-        if not body or self._starts is not _JSON_OBJECT or len(body) > CONVERT_CHUNK:
+        if self._starts is not _JSON_OBJECT or len(body) > CONVERT_CHUNK:
             return
         if body[-1] != _OBJECT_END and not bytes(body).rstrip().endswith(b"}"):
             # A body without a length ends where the server's connection does, and clients would get
@@ -150,7 +141,7 @@ def tensor_check(
     """Return the check for the body of a response to a request that infers.
 
     None if any body passes: that of a redirect, an error, or a response whose head promises binary
-    tensors, compressed text, or events and bytes of V1. Raises NoTensorsError if the head says that
+    tensors, events, compressed text, or bytes of V1. Raises NoTensorsError if the head says that
     there are no tensors: login pages, and ingresses that lead elsewhere, respond so.
     """
     if not is_success(status):
@@ -167,12 +158,11 @@ def tensor_check(
         return None
     if kind is OperationKind.INFER:
         return TensorCheck(status, content_type, _JSON_OBJECT)
-    is_stream = _EVENTS_TYPE.match(content_type) is not None
-    if kind is OperationKind.GENERATE:
-        # A decoupled model may generate nothing.
-        return TensorCheck(status, content_type, _NO_PAGE, may_be_empty=is_stream)
+    # The head of a stream of events goes out at once, and of events there may be none.
+    if _EVENTS_TYPE.match(content_type):
+        return None
     # What KServe's models make of V1 need be no JSON.
-    if is_stream or not _TEXT_TYPE.match(content_type):
+    if kind is not OperationKind.GENERATE and not _TEXT_TYPE.match(content_type):
         return None
     return TensorCheck(status, content_type, _NO_PAGE)
 

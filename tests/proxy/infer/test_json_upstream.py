@@ -359,7 +359,7 @@ async def test_response_with_empty_tensors_becomes_binary() -> None:
     assert json.loads(response.body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
 
-@pytest.mark.parametrize("status", [201, 400, 422, 500])
+@pytest.mark.parametrize("status", [302, 400, 422, 500])
 async def test_error_response_passes_untouched(status: int) -> None:
     response = await _Scene(
         _response(b'{"detail":"whatever"}', status=status), **ASKING_BINARY
