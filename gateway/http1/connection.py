@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import ssl
 import struct
+import sys
+import termios
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -13,7 +16,13 @@ from typing import Any, cast
 
 from gateway.http1.body import LAST_CHUNK, frame_chunk
 from gateway.http1.read_buffer import READ_BUFFER
-from gateway.system.buffers import MAX_WINDOW, BodyProgress, BufferAccount, BufferShare
+from gateway.system.buffers import (
+    MAX_WINDOW,
+    PROGRESS,
+    BodyProgress,
+    BufferAccount,
+    BufferShare,
+)
 from gateway.system.hangups import HangupWatch
 from gateway.system.time_slices import time_slice_queue
 
@@ -209,6 +218,38 @@ class BodyStream:
             self._waiter.set_result(None)
 
 
+class UnsentOutput:
+    """What waits for a client that has not read what was written before; see ``Body``."""
+
+    def __init__(self, connection: Connection, progress: BodyProgress) -> None:
+        self._connection = connection
+        self._progress = progress
+        self._unread = connection.unread_bytes()
+        progress.begin_wait(time.monotonic())
+
+    @property
+    def progress(self) -> BodyProgress:
+        """Return how fast the client reads."""
+        unread = self._connection.unread_bytes()
+        if unread < self._unread:
+            self._progress.receive(self._unread - unread)
+            self._progress.begin_wait(time.monotonic())
+        self._unread = unread
+        return self._progress
+
+    def may_pause(self) -> bool:
+        """Tell whether its client may pause: not with bytes to read."""
+        return False
+
+    def is_reading(self) -> bool:
+        """Tell whether the client is the one to wait for; it is."""
+        return True
+
+    def fail_body(self, error: Exception) -> None:
+        """Drop the connection."""
+        self._connection.drop_unread()
+
+
 class Connection(asyncio.BufferedProtocol, ABC):
     """A connection with backpressure: reading pauses, and writers wait for the peer.
 
@@ -232,6 +273,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.closed = False
         self._writable = True
         self._drain_waiter: asyncio.Future[None] | None = None
+        self._unsent_output: UnsentOutput | None = None
+        self._output_progress: BodyProgress | None = None
         self._write_buffer = b""
         self._read_ahead: bytes | memoryview = b""
         """Bytes that were read before they could be processed."""
@@ -371,6 +414,32 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Make writers wait; count the unsent bytes until they resume."""
         self._writable = False
         self._count_unsent(self.transport.get_write_buffer_size())
+        if self.buffers.stall_error is not None and self._unsent_output is None:
+            self._output_progress = self._output_progress or BodyProgress()
+            self._unsent_output = UnsentOutput(self, self._output_progress)
+            self.buffers.open_stream(self._unsent_output, self._counted_unsent)
+
+    def unread_bytes(self) -> int:
+        """Return the bytes that the peer's host has not got of what was written."""
+        unsent = self.transport.get_write_buffer_size()
+        sock = self.transport.get_extra_info("socket")
+        try:
+            queued = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        except (AttributeError, OSError, ValueError):
+            return unsent  # the socket is closed, or counts nothing
+        return unsent + int.from_bytes(queued, sys.byteorder)
+
+    def drop_unread(self) -> None:
+        """Drop the connection, as its client does not read, and others need the room."""
+        self._close_unsent_output()
+        self._write_buffer = b""
+        self._abort_with_reset()
+
+    def _close_unsent_output(self) -> None:
+        output, self._unsent_output = self._unsent_output, None
+        if output is not None and self._output_progress is not None:
+            self._output_progress.receive(PROGRESS)  # or else the connection is over
+            self.buffers.close_stream(output)
 
     def _count_head(self, size: int) -> None:
         """Count a partial head, or the large head of a call in progress."""
@@ -385,6 +454,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Release waiting writers."""
         self._writable = True
         self._count_unsent(0)
+        self._close_unsent_output()
         if self._drain_waiter is not None and not self._drain_waiter.done():
             self._drain_waiter.set_result(None)
 

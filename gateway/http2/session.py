@@ -74,6 +74,8 @@ class StreamHandler:
         self.error: Exception | None = None
         """Why nothing more comes."""
         self.progress = BodyProgress()
+        self.sending = BodyProgress()
+        """How fast the peer reads: the wait for it, and what it takes."""
         self._body_error: Exception | None = None
         self._pieces: deque[bytes | memoryview | bytearray] = deque()
         self._buffered = 0
@@ -183,6 +185,7 @@ class StreamHandler:
         waiting = session.waiting
         size = 0 if is_counted else len(data)
         counted = 0
+        is_unread = False
         try:
             while True:
                 if self.error is not None or stream.is_reset or session.closed:
@@ -193,6 +196,8 @@ class StreamHandler:
                     is_last = len(part) == len(data)
                     sent = session.http2.send_data(stream, part, end_stream and is_last)
                     session.flush_soon(sent)
+                    # While others of the connection go on, it is not silent, but may be slow.
+                    self.sending.receive(sent)
                     if is_last and sent == len(part):
                         return
                     data = memoryview(data)[sent:]
@@ -207,10 +212,23 @@ class StreamHandler:
                 if sent == _MAX_PART and not session.write_blocked:
                     await asyncio.sleep(0)
                 else:
+                    self.sending.begin_wait(time.monotonic())
+                    if not is_unread:
+                        is_unread = True
+                        self.open_unread(size)
                     await self._wait_to_send()
         finally:
             waiting.pop(self, None)
+            if is_unread:
+                self.sending.receive(0)
+                self.close_unread()
             session.buffers.change(-counted)
+
+    def open_unread(self, size: int) -> None:
+        """Note that ``send`` waits for the peer with so many bytes."""
+
+    def close_unread(self) -> None:
+        """Note that it does so no more."""
 
     async def _wait_to_send(self) -> None:
         self._writer = self.session.loop.create_future()

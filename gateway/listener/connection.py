@@ -29,6 +29,7 @@ from gateway.listener.connection_host import (
     DeferredCall,
     UnreadCheck,
     stalled_body_error,
+    unread_response_error,
 )
 from gateway.listener.http2_connection import Http2ClientConnection
 from gateway.listener.messages import (
@@ -207,6 +208,15 @@ class ClientConnection(Connection):
     def drop_call(self) -> None:
         """Reset the connection, which cancels the call."""
         self.reset()
+
+    def drop_unread(self) -> None:
+        """Drop the connection, as its client does not read, and others need the room."""
+        error = unread_response_error()
+        if self._call is None:
+            _log.info("connection of %s reset: %s", self._peer.address or "a client", error.message)
+        else:
+            self.record.set_abort(error)
+        super().drop_unread()
 
     def announce_drain(self) -> None:
         """Do nothing: the next response tells the client."""

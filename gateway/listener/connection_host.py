@@ -33,6 +33,12 @@ def stalled_body_error() -> GatewayError:
     return GatewayError(ErrorKind.CLIENT_TIMEOUT, message + NO_ROOM, RETRY_AFTER)
 
 
+def unread_response_error() -> GatewayError:
+    """Return the error of a response that makes room for others as its client does not read it."""
+    message = "the client did not read its response, or read it slowly, while others needed the "
+    return GatewayError(ErrorKind.OVERLOADED, message + "room (limits.max_buffered_bytes)")
+
+
 @dataclass(frozen=True, slots=True)
 class IdleTimeouts:
     """Seconds after which an idle connection is closed, or a request that goes on is dropped."""

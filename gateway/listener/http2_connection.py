@@ -38,6 +38,7 @@ from gateway.listener.connection_host import (
     ListenerConnection,
     UnreadCheck,
     stalled_body_error,
+    unread_response_error,
 )
 from gateway.listener.http2_messages import (
     Http2Request,
@@ -61,7 +62,7 @@ from gateway.proxy.interfaces import (
     HeaderLines,
     ResponseTemplate,
 )
-from gateway.system.buffers import NO_ROOM
+from gateway.system.buffers import NO_ROOM, BodyProgress
 
 MAX_STREAMS: Final = 100
 """Requests of one connection that may be in progress: RFC 9113, section 6.5.2, advises as many."""
@@ -81,6 +82,30 @@ _SENT_PIECE: Final = 64 * 1024
 _HEAD: Final[Header] = (b":method", b"HEAD")
 
 _log = logging.getLogger("tensorgate.listener")
+
+
+class UnreadResponse:
+    """A response that waits for its client to read; see ``Body``."""
+
+    def __init__(self, call: Http2Call) -> None:
+        self._call = call
+
+    @property
+    def progress(self) -> BodyProgress:
+        """Return how fast the client reads."""
+        return self._call.sending
+
+    def may_pause(self) -> bool:
+        """Tell whether its client may pause: not with bytes to read."""
+        return False
+
+    def is_reading(self) -> bool:
+        """Tell whether the gateway learns what the client has read."""
+        return self._call.is_reading()
+
+    def fail_body(self, error: Exception) -> None:
+        """Drop the call."""
+        self._call.drop_unread()
 
 
 class Http2Call(StreamHandler):
@@ -108,6 +133,9 @@ class Http2Call(StreamHandler):
         self._request_bytes = 0
         self._call: Call | None = None
         self._ended = False
+        self._unread: UnreadResponse | None = None
+        self._rest_size = 0
+        """Bytes of the rest of a buffered response, all of which wait for the client."""
 
     def start(self) -> None:
         """Start the call: on the fast path if its whole body came together with its headers."""
@@ -195,6 +223,7 @@ class Http2Call(StreamHandler):
             if not self.session.write_blocked:
                 sent = self.session.http2.send_data(self.stream, body, end_stream=not trailers)
                 self.session.flush_soon(sent)
+            self.sending.receive(sent)
             if sent < len(body) and not self.stream.closed:
                 self._send_rest(memoryview(body)[sent:], trailers)
                 return
@@ -242,6 +271,23 @@ class Http2Call(StreamHandler):
         """Drop the call because others need the room that its head takes."""
         self._release_head()
         self.record.set_error(overload_error(NO_ROOM))
+        self.drop_call()
+
+    def open_unread(self, size: int) -> None:
+        """Let the response make room for others while it waits for its client."""
+        self._unread = UnreadResponse(self)
+        self.session.buffers.open_stream(self._unread, size + self._rest_size)
+
+    def close_unread(self) -> None:
+        """Let it do so no more."""
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self.session.buffers.close_stream(unread)
+
+    def drop_unread(self) -> None:
+        """Drop the call because others need the room, and its client does not read."""
+        self.close_unread()
+        self.record.set_abort(unread_response_error())
         self.drop_call()
 
     def cancel(self, why: str) -> None:
@@ -326,6 +372,7 @@ class Http2Call(StreamHandler):
             response.started = True
             buffers = self.session.buffers
             buffers.change(len(body))
+            self._rest_size = len(body)
             left = len(body)
             try:
                 for piece in split(body, _SENT_PIECE):
@@ -595,6 +642,15 @@ class Http2ClientConnection(Http2Session):
         elif not self._is_busy and now - self._idle_since >= timeouts.keep_alive_timeout:
             self.http2.close(ErrorCode.NO_ERROR, "idle for too long")
             self._close()
+
+    def drop_unread(self) -> None:
+        """Drop the connection, as its client does not read, and others need the room."""
+        error = unread_response_error()
+        _log.info(
+            "HTTP/2 connection of %s reset: %s", self.peer.address or "a client", error.message
+        )
+        self._cancel_calls(error.message)
+        super().drop_unread()
 
     def announce_drain(self) -> None:
         """Tell the client to open no more streams; those on their way are served."""

@@ -90,9 +90,11 @@ class BodyProgress:
 
 
 class Body(Protocol):
-    """A body that is still arriving."""
+    """A body that is still arriving, or a response that its client has yet to read."""
 
-    progress: BodyProgress
+    @property
+    def progress(self) -> BodyProgress:
+        """Return how fast the client sends, or reads."""
 
     def may_pause(self) -> bool:
         """Tell whether its client may have nothing to say for a while, as in a gRPC stream."""
@@ -101,7 +103,10 @@ class Body(Protocol):
         """Tell whether the gateway reads what the client sends: else it is not the one to wait."""
 
     def fail_body(self, error: Exception) -> None:
-        """End the body: its reader gets this error, after what was received."""
+        """End the body: its reader gets this error, after what was received.
+
+        A client that does not read gets none.
+        """
 
 
 class _Client:
@@ -118,7 +123,8 @@ class BufferAccount:
     """Counts the bytes that a process buffers; ``limit`` is for all of them.
 
     A stream is a body that is still arriving. Its window is what it may buffer before reading is
-    paused. Windows shrink as the number of streams grows, down to one small read each.
+    paused. Windows shrink as the number of streams grows, down to one small read each. A response
+    that waits for its client is one stream more for each ``MIN_STREAM_BYTES`` that wait.
 
     Each connection counts in a ``BufferShare`` of its own.
     """
@@ -135,13 +141,16 @@ class BufferAccount:
         """The shares that have such bytes."""
         self._clients: dict[str, _Client] = {}
         """Those that have streams which may end if others need the room."""
+        self._client_streams = 0
+        """How many these have together."""
         self._slow: dict[Body, BufferShare] = {}
         """Bodies of clients with many that were slow at the last search; the last is to end first.
         """
         self._silent: dict[Body, BufferShare] = {}
         """The same for bodies of which nothing has come."""
-        self._leaving: dict[Body, BufferShare] = {}
-        """Bodies that count no more, and end if the next read brings nothing."""
+        self._leaving: dict[Body, tuple[BufferShare, int]] = {}
+        """Bodies that count no more, and end if the next read brings nothing; each with its bytes
+        of a response, which count as given back meanwhile."""
         self._next_search = 0.0
         self.window = MAX_WINDOW
         """Bytes that a stream may buffer."""
@@ -180,13 +189,11 @@ class BufferAccount:
         Whoever holds most gives way: a client with more streams than its fair share, and than this
         client, loses its slowest one, if that is slow. Otherwise a silent one ends: those of the
         connection with the most streams first, then that which is silent for the longest time.
-        If not the streams take the room, none is ended.
+        If buffered bytes take the room, and not the streams, only unread responses are ended.
 
         The stream gives back its room at once. It ends when all connections have been read once
         more, as bytes may wait there; if they show progress, it goes on, and counts again.
         """
-        if self.buffered > self.streams * MIN_STREAM_BYTES:
-            return False
         now = time.monotonic()
         if now >= self._next_search:
             self._next_search = now + _SEARCH_INTERVAL
@@ -196,9 +203,14 @@ class BufferAccount:
     def _end_slow(self, client: str, now: float) -> bool:
         own = self._streams_of(client)
         holders = len(self._clients) + (client not in self._clients)
-        fair = max(MANY_STREAMS, self._limit // MIN_STREAM_BYTES // holders)
+        room = (self._limit - self.reserved) // MIN_STREAM_BYTES
+        if self._is_filled_by_bytes:
+            room = self._client_streams
+        fair = max(MANY_STREAMS, room // holders)
         while self._slow:
             body, share = self._slow.popitem()
+            if not self._takes_room(body, share):
+                continue
             held = self._streams_of(share.client)
             if held <= max(fair, own):
                 self._slow[body] = share  # for a call of another client
@@ -211,7 +223,7 @@ class BufferAccount:
     def _end_silent(self, now: float) -> bool:
         while self._silent:
             body, share = self._silent.popitem()
-            if share.is_silent(body, now):
+            if self._takes_room(body, share) and share.is_silent(body, now):
                 self._leave(body, share, share.is_silent)
                 return True
         return False
@@ -240,6 +252,14 @@ class BufferAccount:
         self._slow = {entry[3]: entry[4] for entry in sorted(slow)}
         self._silent = {entry[3]: entry[4] for entry in sorted(silent)}
 
+    def _takes_room(self, body: Body, share: BufferShare) -> bool:
+        return share.bodies[body] > 0 or not self._is_filled_by_bytes
+
+    @property
+    def _is_filled_by_bytes(self) -> bool:
+        """Whether buffered bytes take more room than the minimum of all streams."""
+        return self.buffered > self.streams * MIN_STREAM_BYTES
+
     def _streams_of(self, client: str) -> int:
         found = self._clients.get(client)
         return 0 if found is None else found.streams
@@ -248,27 +268,35 @@ class BufferAccount:
         self, body: Body, share: BufferShare, may_end: Callable[[Body, float], bool]
     ) -> None:
         """Count a body no more, and end it after the next read if it may still end then."""
+        size = share.bodies[body]
         share.close_stream(body)
-        self._leaving[body] = share
+        self._leaving[body] = share, size
+        self.buffered -= size
         loop = asyncio.get_running_loop()
         # The first callback runs before, and the second one after, a turn of the sockets.
         loop.call_soon(loop.call_soon, self._end, body, may_end)
 
     def _end(self, body: Body, may_end: Callable[[Body, float], bool]) -> None:
-        share = self._leaving.pop(body, None)
-        if share is None or share.stall_error is None:
+        left = self._leaving.get(body)
+        if left is None:
             return  # it has ended itself
-        share.open_stream(body)
+        self.forget(body)
+        share, size = left
+        stall_error = share.stall_error
+        if stall_error is None:
+            return  # its connection has
+        share.open_stream(body, size)
         if may_end(body, time.monotonic()):
-            body.fail_body(share.stall_error())
+            body.fail_body(stall_error())
 
-    def add_stream(self, share: BufferShare) -> None:
-        """Count a stream of a client's connection."""
+    def add_streams(self, share: BufferShare, count: int) -> None:
+        """Count so many streams more of a client's connection."""
         client = self._clients.get(share.client)
         if client is None:
             client = self._clients[share.client] = _Client()
         client.shares[share] = None
-        client.streams += 1
+        client.streams += count
+        self._client_streams += count
 
     def remove_streams(self, share: BufferShare, count: int, *, is_last: bool) -> None:
         """Count so many streams of a client's connection no more; the last one may be of them."""
@@ -276,6 +304,7 @@ class BufferAccount:
         if client is None or share not in client.shares:
             return
         client.streams -= count
+        self._client_streams -= count
         if is_last:
             del client.shares[share]
             if not client.shares:
@@ -285,7 +314,9 @@ class BufferAccount:
         """Keep no reference to a body that has ended."""
         self._slow.pop(body, None)
         self._silent.pop(body, None)
-        self._leaving.pop(body, None)
+        left = self._leaving.pop(body, None)
+        if left is not None:
+            self.buffered += left[1]
 
     def set_limit(self, limit: int) -> None:
         """Change the limit."""
@@ -313,18 +344,15 @@ class BufferShare:
         """Bytes of heads, which are among the buffered ones."""
         self.client = ""
         """Whose connection it is: clients share the room for streams; see ``client_of``."""
-        self.bodies: dict[Body, None] = {}
-        """Those that are still arriving."""
+        self.streams = 0
+        self.bodies: dict[Body, int] = {}
+        """Those that are still arriving, and unread responses, with the bytes that wait of these.
+        """
         self.drop_head: Callable[[], None] | None = None
         """Gives up the connection's largest head, and with it what it is the head of."""
 
         self.stall_error: Callable[[], Exception] | None = None
         """Makes the error of a body that stalls while others need the room; None if none ends."""
-
-    @property
-    def streams(self) -> int:
-        """Return the number of bodies that are still arriving."""
-        return len(self.bodies)
 
     @property
     def window(self) -> int:
@@ -346,23 +374,28 @@ class BufferShare:
         self.buffered += size
         self.account.buffered += size
 
-    def open_stream(self, body: Body) -> None:
-        """Count a body that is still arriving."""
-        self.bodies[body] = None
-        self.account.streams += 1
-        self.account.resize_windows()
+    def open_stream(self, body: Body, size: int = 0) -> None:
+        """Count a body that is still arriving, or a response of which ``size`` bytes wait."""
+        self.bodies[body] = size
+        count = _streams_for(size)
+        self._change_streams(count)
         if self.stall_error is not None:
-            self.account.add_stream(self)
+            self.account.add_streams(self, count)
 
     def close_stream(self, body: Body) -> None:
         """Stop counting such a body."""
         self.account.forget(body)
-        if body not in self.bodies:
+        size = self.bodies.pop(body, None)
+        if size is None:
             return  # it had to make room
-        del self.bodies[body]
-        self.account.streams -= 1
+        count = _streams_for(size)
+        self._change_streams(-count)
+        self.account.remove_streams(self, count, is_last=not self.bodies)
+
+    def _change_streams(self, count: int) -> None:
+        self.streams += count
+        self.account.streams += count
         self.account.resize_windows()
-        self.account.remove_streams(self, 1, is_last=not self.bodies)
 
     def is_slow(self, body: Body, now: float) -> bool:
         """Tell whether a body that the gateway reads brings less than ``PROGRESS`` in time."""
@@ -370,7 +403,7 @@ class BufferShare:
 
     def is_silent(self, body: Body, now: float) -> bool:
         """Tell whether nothing comes of a body that the gateway reads, for longer than usual."""
-        has_many = self.streams > MANY_STREAMS
+        has_many = len(self.bodies) > MANY_STREAMS
         patience = STALLED if has_many else STALLED_ALONE
         return (
             body.progress.silence(now) >= patience
@@ -421,3 +454,8 @@ class BufferShare:
 
 def _heads(share: BufferShare) -> int:
     return share.heads
+
+
+def _streams_for(size: int) -> int:
+    """Return how many streams a body counts as of which ``size`` bytes wait for its client."""
+    return max(1, -(-size // MIN_STREAM_BYTES))

@@ -61,7 +61,8 @@ class MemoryBudget:
         self._make_room(MIN_STREAM_BYTES, client)
 
     def _make_room(self, size: int, client: str) -> None:
-        left = _MAX_ENDED + size // MIN_STREAM_BYTES
+        # Responses that wait for their clients may take more room than there is.
+        left = _MAX_ENDED + max(size, size - self.buffers.free) // MIN_STREAM_BYTES
         while self.buffers.free < size:
             if not left or not self.buffers.make_room(client):
                 raise self._full()

@@ -57,8 +57,9 @@ _COUNTING = (
     BufferShare.change,
     BufferShare.open_stream,
     BufferShare.close_stream,
+    BufferShare._change_streams,
     BufferAccount.resize_windows,
-    BufferAccount.add_stream,
+    BufferAccount.add_streams,
     BufferAccount.remove_streams,
     BufferAccount.forget,
 )

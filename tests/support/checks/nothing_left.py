@@ -112,9 +112,10 @@ def _of_buffers(buffers: BufferAccount) -> dict[str, int]:
         "connections with such bytes": len(buffers.holders_of_heads),
         "bodies in transit": buffers.streams,
         "clients with such bodies": len(buffers._clients),
-        "bodies that may make room": sum(
-            map(len, (buffers._slow, buffers._silent, buffers._leaving))
-        ),
+        "streams of these": buffers._client_streams,
+        "bodies that may make room": len(buffers._slow)
+        + len(buffers._silent)
+        + len(buffers._leaving),
     }
 
 
