@@ -419,6 +419,12 @@ class Connection(asyncio.BufferedProtocol, ABC):
             self._unsent_output = UnsentOutput(self, self._output_progress)
             self.buffers.open_stream(self._unsent_output, self._counted_unsent)
 
+    @property
+    def output_progress(self) -> BodyProgress | None:
+        """Return how fast the peer reads while it has yet to take what was written; else None."""
+        output = self._unsent_output
+        return None if output is None else output.progress
+
     def unread_bytes(self) -> int:
         """Return the bytes that the peer's host has not got of what was written."""
         unsent = self.transport.get_write_buffer_size()

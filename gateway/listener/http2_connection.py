@@ -92,8 +92,8 @@ class UnreadResponse:
 
     @property
     def progress(self) -> BodyProgress:
-        """Return how fast the client reads."""
-        return self._call.sending
+        """Return how fast the client reads: the socket tells it while that is full."""
+        return self._call.session.output_progress or self._call.sending
 
     def may_pause(self) -> bool:
         """Tell whether its client may pause: not with bytes to read."""

@@ -165,11 +165,13 @@ class HttpListener(RequestDispatcher):
         if sum(map(len, clients.values())) <= max_idle:
             return False
         client = max(clients, key=lambda name: len(clients[name]))
-        gone = clients[client][: -(-len(clients[client]) // _ROOM_SHARE)]
+        # Of what was written, some may wait for the client: it would be cut short.
+        idle = sorted(clients[client], key=lambda each: each.get_write_buffer_size() > 0)
+        gone = idle[: -(-len(idle) // _ROOM_SHARE)]
         _log.warning(
             "too many open files: closed %d of %d idle connections of %s",
             len(gone),
-            len(clients[client]),
+            len(idle),
             client or "a Unix socket",
         )
         for transport in gone:

@@ -37,6 +37,8 @@ PROGRESS: Final = MIN_WINDOW // 2
 """Bytes that each read brings at least if so many wait, even where windows are smallest."""
 _SEARCH_INTERVAL: Final = 0.2
 """Seconds between two searches for bodies that may end: each looks at all that are in transit."""
+_SEARCH_REST: Final = 10
+"""The time after a search, in times of what it took: searches take a tenth of the time at most."""
 
 _UNBOUNDED = 2**62
 
@@ -135,6 +137,8 @@ class BufferAccount:
         self.buffered = 0
         """Bytes that connections have read ahead, or could not send yet, with their heads."""
         self.streams = 0
+        self.unread = 0
+        """Streams that unread responses count as; they need no window."""
         self.heads = 0
         """Bytes of clients' heads: those that are incomplete, and large ones of calls."""
         self.holders_of_heads: dict[BufferShare, None] = {}
@@ -196,8 +200,9 @@ class BufferAccount:
         """
         now = time.monotonic()
         if now >= self._next_search:
-            self._next_search = now + _SEARCH_INTERVAL
             self._search(now)
+            done = time.monotonic()
+            self._next_search = max(now + _SEARCH_INTERVAL, done + _SEARCH_REST * (done - now))
         return self._end_slow(client, now) or self._end_silent(now)
 
     def _end_slow(self, client: str, now: float) -> bool:
@@ -231,7 +236,7 @@ class BufferAccount:
     def _search(self, now: float) -> None:
         """Find the bodies that may end, in the order in which they have to."""
         slow: list[tuple[int, float, int, Body, BufferShare]] = []
-        silent: list[tuple[int, float, int, Body, BufferShare]] = []
+        silent: list[tuple[bool, int, float, int, Body, BufferShare]] = []
         for client in self._clients.values():
             found = []
             for share in client.shares:
@@ -244,13 +249,15 @@ class BufferAccount:
                 for index, body in enumerate(quiet):
                     # Each that ends leaves one less to its connection.
                     left, seconds = len(bodies) - index, body.progress.silence(now)
-                    silent.append((left, seconds, len(silent), body, share))
+                    # Those that take no more room than others, and may be silent, end last.
+                    key = not body.may_pause(), left, seconds, len(silent)
+                    silent.append((*key, body, share))
             found.sort(key=lambda each: -each[0].progress.slowness(now))
             for index, (body, share) in enumerate(found):
                 left, seconds = client.streams - index, body.progress.slowness(now)
                 slow.append((left, seconds, len(slow), body, share))
         self._slow = {entry[3]: entry[4] for entry in sorted(slow)}
-        self._silent = {entry[3]: entry[4] for entry in sorted(silent)}
+        self._silent = {entry[4]: entry[5] for entry in sorted(silent)}
 
     def _takes_room(self, body: Body, share: BufferShare) -> bool:
         return share.bodies[body] > 0 or not self._is_filled_by_bytes
@@ -325,7 +332,7 @@ class BufferAccount:
 
     def resize_windows(self) -> None:
         """Divide the windows' part of the limit among the streams."""
-        share = self._limit // (_WINDOW_SHARE * max(1, self.streams))
+        share = self._limit // (_WINDOW_SHARE * max(1, self.streams - self.unread))
         self.window = max(MIN_WINDOW, min(MAX_WINDOW, share))
 
 
@@ -345,6 +352,8 @@ class BufferShare:
         self.client = ""
         """Whose connection it is: clients share the room for streams; see ``client_of``."""
         self.streams = 0
+        self.unread = 0
+        """Streams that unread responses count as."""
         self.bodies: dict[Body, int] = {}
         """Those that are still arriving, and unread responses, with the bytes that wait of these.
         """
@@ -378,7 +387,7 @@ class BufferShare:
         """Count a body that is still arriving, or a response of which ``size`` bytes wait."""
         self.bodies[body] = size
         count = _streams_for(size)
-        self._change_streams(count)
+        self._change_streams(count, size)
         if self.stall_error is not None:
             self.account.add_streams(self, count)
 
@@ -389,12 +398,15 @@ class BufferShare:
         if size is None:
             return  # it had to make room
         count = _streams_for(size)
-        self._change_streams(-count)
+        self._change_streams(-count, size)
         self.account.remove_streams(self, count, is_last=not self.bodies)
 
-    def _change_streams(self, count: int) -> None:
+    def _change_streams(self, count: int, size: int) -> None:
         self.streams += count
         self.account.streams += count
+        if size:
+            self.unread += count
+            self.account.unread += count
         self.account.resize_windows()
 
     def is_slow(self, body: Body, now: float) -> bool:
@@ -444,6 +456,7 @@ class BufferShare:
         self.change_heads(-self.heads)
         self.change(-self.buffered)
         self.account.streams -= self.streams
+        self.account.unread -= self.unread
         self.account.resize_windows()
         self.account.remove_streams(self, self.streams, is_last=True)
         for body in self.bodies:

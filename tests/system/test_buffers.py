@@ -413,3 +413,28 @@ async def test_streams_that_had_stalled_are_not_kept_with_their_connections() ->
     del bodies, shares, share
     gc.collect()
     assert not any(each() for each in kept)
+
+
+def test_unread_responses_take_no_part_of_the_windows() -> None:
+    account = BufferAccount(1024 * MIB)
+    share, body = client_share(account), ArrivingBody()
+    share.open_stream(body, 64 * MIB)
+    assert account.streams == 64 * MIB // MIN_STREAM_BYTES
+    assert account.window == MAX_WINDOW
+    share.close_stream(body)
+    assert (account.streams, account.unread) == (0, 0)
+    share.open_stream(body, 64 * MIB)
+    share.release()
+    assert (account.streams, account.unread) == (0, 0)
+
+
+async def test_streams_that_may_be_silent_make_room_last() -> None:
+    """However many their connection has: each takes no more room than others."""
+    account = BufferAccount(100 * MIN_STREAM_BYTES)
+    patient = client_share(account, "patient")
+    streams = [ArrivingBody(patient, 9 * STALLED_ALONE, may_pause=True) for _ in range(20)]
+    stalled = [ArrivingBody(client_share(account, "stalled"), 2 * STALLED_ALONE) for _ in range(8)]
+    for _ in stalled:
+        assert account.make_room("stalled")
+    assert not await ended(streams)
+    assert await ended(stalled) == list(range(8))

@@ -111,6 +111,7 @@ class ServerConnection(Connection):
     ) -> None:
         super().__init__(buffers)
         self._open_connections = open_connections or OpenConnections()
+        self._is_counted = False
         self._server = server
         self._deferrals = deferrals or TimeoutQueue(DEFER_TIMEOUT)
         self._deferred_head: ResponseHead | None = None
@@ -214,7 +215,13 @@ class ServerConnection(Connection):
 
         uvloop does not end it then, and the reference cycle with the connection would stay.
         """
-        self.connection_made(ClosedTransport())
+        super().connection_made(ClosedTransport())
+        self._stop_counting()
+
+    def _stop_counting(self) -> None:
+        if self._is_counted:
+            self._is_counted = False
+            self._open_connections.count -= 1
 
     def drop(self) -> None:
         """Close at once, without a call to the receiver or an error for the body's reader."""
@@ -268,12 +275,13 @@ class ServerConnection(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start with this transport."""
+        self._is_counted = True
         self._open_connections.count += 1
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the pending response, if any."""
-        self._open_connections.count -= 1
+        self._stop_counting()
         super().connection_lost(exc)
         while self._read_ahead:
             self.process_read_ahead()

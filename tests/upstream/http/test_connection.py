@@ -12,7 +12,11 @@ from gateway.http1.head import HeadParser, ResponseHead
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http import connection as upstream_connection
-from gateway.upstream.http.connection import MAX_INTERIM_RESPONSES, ServerConnection
+from gateway.upstream.http.connection import (
+    MAX_INTERIM_RESPONSES,
+    OpenConnections,
+    ServerConnection,
+)
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import UpstreamRequest
 from tests.http1.fake_transport import FakeTransport
@@ -1043,3 +1047,12 @@ async def test_error_of_the_gateway_while_reading_reaches_the_receiver(
     assert isinstance(error, ZeroDivisionError)
     assert "it is asked" in caplog.text
     assert "abort" in transport.calls
+
+
+async def test_connection_that_was_never_established_counts_no_more() -> None:
+    opened = OpenConnections()
+    connection = ServerConnection(ServerName(URL, "upstream 'servers'"), open_connections=opened)
+    connection.detach_transport()
+    assert opened.count == 0
+    connection.connection_lost(None)
+    assert opened.count == 0
