@@ -218,11 +218,11 @@ class StreamHandler:
                         self.open_unread(size)
                     await self._wait_to_send()
         finally:
+            session.buffers.change(-counted)
             waiting.pop(self, None)
             if is_unread:
-                self.sending.receive(0)
                 self.close_unread()
-            session.buffers.change(-counted)
+                self.sending.receive(0)
 
     def open_unread(self, size: int) -> None:
         """Note that ``send`` waits for the peer with so many bytes."""

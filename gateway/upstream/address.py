@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -111,18 +112,18 @@ class TcpAddress:
         loop = asyncio.get_running_loop()
         host = self.host if self.address is None else self.address
         # uvloop does not tell that a zone (RFC 4007) is unknown.
-        addresses: Sequence[_AddressInfo]
         if _is_ip_address(host) and "%" not in host:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             kind, protocol_number = socket.SOCK_STREAM, socket.IPPROTO_TCP
-            addresses = [(family, kind, protocol_number, "", (host, self.port))]
+            address = (family, kind, protocol_number, "", (host, self.port))
+            sock = await _connect_socket(_open_socket(descriptor_share, address), address[-1])
         else:
             addresses = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
-        sock = await start_connection(
-            addresses,
-            happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY,
-            socket_factory=partial(_open_socket, descriptor_share),
-        )
+            sock = await start_connection(
+                addresses,
+                happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY,
+                socket_factory=partial(_open_socket, descriptor_share),
+            )
         tls = self.tls
         await loop.create_connection(
             lambda: protocol,
@@ -140,6 +141,32 @@ def _open_socket(descriptor_share: float, address: _AddressInfo) -> socket.socke
     try:
         check_share(sock.fileno(), descriptor_share)
     except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+async def _connect_socket(sock: socket.socket, address: tuple[Any, ...]) -> socket.socket:
+    """Connect a socket to an IP address, and return it. Raises OSError.
+
+    ``sock_connect`` of uvloop resolves the address once more, in a thread: it takes time, and where
+    the system allows no more threads, libuv ends the process.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        sock.setblocking(False)
+        error = sock.connect_ex(address)
+        if error == errno.EINPROGRESS:
+            writable = asyncio.Event()
+            loop.add_writer(sock, writable.set)
+            try:
+                await writable.wait()
+            finally:
+                loop.remove_writer(sock)
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+    except BaseException:
         sock.close()
         raise
     return sock
