@@ -406,7 +406,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def connection_lost(self, exc: Exception | None) -> None:
         """Release waiting writers, and stop counting."""
         self.closed = True
-        self.read_flow.close()
+        if hasattr(self, "read_flow"):  # else connection_made has failed
+            self.read_flow.close()
         self._count_head(0)
         self.resume_writing()
 
