@@ -174,8 +174,13 @@ class _Server:
                     stream = await peer.stream(served)
                     served += 1
                     name = dict(stream.headers).get("play", _respond.__name__)
-                    with suppress(StreamClosedError):  # it was reset meanwhile
+                    try:
                         await _PLAYS[name](peer, stream)
+                    except StreamClosedError:
+                        pass  # it was reset meanwhile
+                    except ProtocolError:  # the same, if the next stream has begun
+                        if stream.reset is None:
+                            raise
         finally:
             self.connections -= 1
 
@@ -262,7 +267,8 @@ _CALLS: dict[str, _Call] = {
 async def _call(call: _Call, url: str, lines: FailingLines) -> None:
     """Make one call; it must end in time, whatever way it does."""
     async with asyncio.timeout(_PATIENCE), connect_http2(url) as client:
-        with lines.watched(), suppress(ConnectionError, RuntimeError):  # uvloop
+        # RuntimeError is uvloop's. A stream may be reset while the client still sends on it.
+        with lines.watched(), suppress(ConnectionError, RuntimeError, StreamClosedError):
             await call(client)
             client.send_goaway()
             await client.until_closed()
