@@ -93,15 +93,11 @@ _HEAD: Final = (b":method", b"HEAD")
 _NO_NAMES: Final[frozenset[bytes]] = frozenset()
 
 
-def _ignore() -> None:
-    """Do nothing."""
-
-
 class _Guard:
     """Tells of an unexpected error that leaves an operation half done."""
 
     def __init__(self) -> None:
-        self.on_broken: Callable[[], None] = _ignore
+        self.on_broken: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
         """Begin an operation."""
@@ -113,8 +109,9 @@ class _Guard:
         traceback: TracebackType | None,
     ) -> None:
         """End it."""
-        if error is not None and not isinstance(error, Http2Error):
-            self.on_broken()
+        on_broken = self.on_broken
+        if error is not None and on_broken is not None and not isinstance(error, Http2Error):
+            on_broken()
 
 
 class Http2Connection:
@@ -194,8 +191,11 @@ class Http2Connection:
         self._output.append(encode_settings(values))
         self._open_window(None, self._receive_window.opening())
 
-    def watch(self, on_broken: Callable[[], None]) -> None:
-        """Call ``on_broken`` when an operation fails with an unexpected error, which it raises."""
+    def watch(self, on_broken: Callable[[], None] | None) -> None:
+        """Call ``on_broken`` when an operation fails with an unexpected error, which it raises.
+
+        None ends that.
+        """
         self._guard.on_broken = on_broken
 
     # ------------------------------------------------------------------------------- receiving

@@ -55,10 +55,6 @@ _TIME_SLICE = "time slice"
 _log = logging.getLogger("tensorgate.http2")
 
 
-def _ignore() -> None:
-    """Do nothing."""
-
-
 class StreamHandler:
     """One stream for its user: reads the peer's message, and sends one with flow control.
 
@@ -396,7 +392,7 @@ class Http2Session(Connection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release those who wait; the user of each handler is told by ``on_failure``."""
-        self.http2.watch(_ignore)  # else the two form a cycle
+        self.http2.watch(None)  # else the two form a cycle
         super().connection_lost(exc)
         self._count_partial(0)
         self._count_unread(0)
