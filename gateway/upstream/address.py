@@ -8,9 +8,8 @@ import os
 import socket
 import ssl
 from dataclasses import dataclass
-from functools import partial
 from ipaddress import ip_address
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
@@ -19,9 +18,6 @@ from gateway.system.descriptors import check_share
 
 _HAPPY_EYEBALLS_DELAY = 0.25
 """Seconds until a host's next address is tried as well: RFC 8305, section 5."""
-
-_AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
-"""What getaddrinfo tells of an address: family, type, protocol, canonical name, address."""
 
 MAX_DESCRIPTOR_SHARE = 15 / 16
 """A connection to a server is made while less than this share of all descriptors is open: the rest
@@ -114,15 +110,14 @@ class TcpAddress:
         # uvloop does not tell that a zone (RFC 4007) is unknown.
         if _is_ip_address(host) and "%" not in host:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            kind, protocol_number = socket.SOCK_STREAM, socket.IPPROTO_TCP
-            address = (family, kind, protocol_number, "", (host, self.port))
-            sock = await _connect_socket(_open_socket(descriptor_share, address), address[-1])
+            sock = _open_socket(descriptor_share, family)
+            await _connect_socket(sock, (host, self.port))
         else:
             addresses = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
             sock = await start_connection(
                 addresses,
                 happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY,
-                socket_factory=partial(_open_socket, descriptor_share),
+                socket_factory=lambda address: _open_socket(descriptor_share, *address[:3]),
             )
         tls = self.tls
         await loop.create_connection(
@@ -134,10 +129,12 @@ class TcpAddress:
         )
 
 
-def _open_socket(descriptor_share: float, address: _AddressInfo) -> socket.socket:
-    """Open a socket for an address. Raises OSError."""
-    family, kind, protocol, *_ = address
+def _open_socket(
+    descriptor_share: float, family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0
+) -> socket.socket:
+    """Open a socket that does not block. Raises OSError, also above the share of descriptors."""
     sock = socket.socket(family, kind, protocol)
+    sock.setblocking(False)
     try:
         check_share(sock.fileno(), descriptor_share)
     except OSError:
@@ -146,15 +143,14 @@ def _open_socket(descriptor_share: float, address: _AddressInfo) -> socket.socke
     return sock
 
 
-async def _connect_socket(sock: socket.socket, address: tuple[Any, ...]) -> socket.socket:
-    """Connect a socket to an IP address, and return it. Raises OSError.
+async def _connect_socket(sock: socket.socket, address: tuple[str, int]) -> None:
+    """Connect a socket to an IP address, or close it and raise OSError.
 
     ``sock_connect`` of uvloop resolves the address once more, in a thread: it takes time, and where
     the system allows no more threads, libuv ends the process.
     """
     loop = asyncio.get_running_loop()
     try:
-        sock.setblocking(False)
         error = sock.connect_ex(address)
         if error == errno.EINPROGRESS:
             writable = asyncio.Event()
@@ -169,7 +165,6 @@ async def _connect_socket(sock: socket.socket, address: tuple[Any, ...]) -> sock
     except BaseException:
         sock.close()
         raise
-    return sock
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +194,8 @@ class UnixAddress:
         descriptor_share: float = MAX_DESCRIPTOR_SHARE,
     ) -> None:
         """Connect once the server's accept queue has room; see TcpAddress. Raises OSError."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = _open_socket(descriptor_share, socket.AF_UNIX)
         try:
-            check_share(sock.fileno(), descriptor_share)
-            sock.setblocking(False)
             while True:
                 try:
                     sock.connect(self.path)
