@@ -284,8 +284,7 @@ async def proxy_call(call: Call) -> None:
     destination, model = call.destination, model_name_of(call.operation)
     destination.upstream.pool.lease(model=model)  # raises without an endpoint
     check_room(destination.concurrency_limits)
-    client = call.response.record.client_network
-    with destination.memory_budget.reserve(client) as reservation:
+    with call.reserve() as reservation:
         if is_grpc(call.request):
             await _proxy_grpc(call, reservation)
             return

@@ -14,6 +14,7 @@ from gateway.http1.head import STATUSES_WITHOUT_BODY, HeaderField
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.destination import Destination
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.upstream.transport import FieldLines as FieldLines
@@ -219,3 +220,7 @@ class Call:
     operation: Operation
     destination: Destination
     deadline: Deadline
+
+    def reserve(self) -> Reservation:
+        """Return a reservation for the body that the client sends; others may have to make room."""
+        return self.destination.memory_budget.reserve(self.response.record.client_network)

@@ -53,8 +53,7 @@ async def passthrough(
     limits_chunks = dialect is None or dialect.limits_chunks
     headers = await headers_with_type(request, destination.upstream, deadline)
     max_depth = destination.limits.max_json_depth
-    client = call.response.record.client_network
-    with destination.memory_budget.reserve(client) as reservation:
+    with call.reserve() as reservation:
         checked = await checked_body(
             request, body, max_depth, reservation, limits_chunks=limits_chunks
         )

@@ -93,9 +93,7 @@ async def generate(call: Call) -> None:
     if call.request.method != "POST":
         raise GatewayError(ErrorKind.NOT_ALLOWED, "Method Not Allowed")
     destination, record = call.destination, call.response.record
-    budget = destination.memory_budget
-    client = record.client_network
-    with budget.reserve(client) as reservation, budget.reserve() as buffered:
+    with call.reserve() as reservation, destination.memory_budget.reserve() as buffered:
         received = await _receive(call, reservation)
         await check_request(call, received)
         upstream_request = _write_request(call, received.request)

@@ -27,8 +27,7 @@ _TEXT_FORMS = ("json", "v1")
 
 async def infer(call: Call) -> None:
     """Serve an infer request of any encoding: JSON, binary, mixed or raw binary."""
-    client = call.response.record.client_network
-    with call.destination.memory_budget.reserve(client) as reservation:
+    with call.reserve() as reservation:
         received = await receive_request(call, reservation)
         reservation.resize(received.buffered_size)
         await send_request(call, received, call.request.target)

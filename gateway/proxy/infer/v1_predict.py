@@ -36,8 +36,7 @@ async def predict(call: Call) -> None:
         await passthrough(call, model=model_name_of(operation), inference=operation.kind)
         return
     body = ClientBody(call.request, destination.limits.max_request_bytes, call.deadline)
-    client = call.response.record.client_network
-    with destination.memory_budget.reserve(client) as reservation:
+    with call.reserve() as reservation:
         try:
             request, layout = await _read(call, body, model, reservation)
         except ModelMismatchError:
