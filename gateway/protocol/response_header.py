@@ -112,7 +112,7 @@ class TensorCheck:
     def check_whole(self, body: bytes | memoryview) -> None:
         """Check a complete body, or the start of one above a chunk; raises NoTensorsError."""
         self.check_start(body)
-        if bytes(body[:_START]).isspace() and bytes(body).isspace():
+        if bytes(body[:1]).isspace() and bytes(body).isspace():
             raise NoTensorsError(*self._head, bytes(body[:_START]))
         if self._starts is not _JSON_OBJECT or len(body) > CONVERT_CHUNK:
             return
