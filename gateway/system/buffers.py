@@ -280,7 +280,7 @@ class BufferAccount:
         self._leaving[body] = share, size
         self.buffered -= size
         loop = asyncio.get_running_loop()
-        # The first callback runs before, and the second one after, a turn of the sockets.
+        # The first callback runs before the sockets are read once more, the second one after that.
         loop.call_soon(loop.call_soon, self._end, body, may_end)
 
     def _end(self, body: Body, may_end: Callable[[Body, float], bool]) -> None:

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -281,13 +281,11 @@ async def _traffic(
         load_on(url, MIXED, pause=0.01, model=over_http) as http,
         load_on(url, some, pause=0.01, model=over_grpc) as to_grpc_servers,
         grpc_load_on(url, MODELS, pause=0.01) as grpc,
-        AsyncExitStack() as stack,
+        nullcontext()
+        if triton is None
+        else impatient_clients_of(url.removeprefix("http://")) as impatient,
         asyncio.TaskGroup() as group,
     ):
-        impatient = None
-        if triton is not None:
-            clients = impatient_clients_of(url.removeprefix("http://"))
-            impatient = await stack.enter_async_context(clients)
         traffic = _Traffic(http, to_grpc_servers, grpc, impatient)
         tasks = [group.create_task(leaver.run()) for leaver in disconnecting]
         tasks += [group.create_task(_attack(url)) for _ in range(HOSTILE)]
