@@ -1,7 +1,8 @@
 """How much generated input tests try, and for how long fuzz tests search.
 
 TENSORGATE_TEST_SCALE in the environment is the share of a full run. TENSORGATE_FUZZ_SECONDS is the
-time of each fuzz test, whatever the scale.
+time of each fuzz test, whatever the scale. TENSORGATE_FAILING_RUN is the run of a line that fails,
+where single lines of the gateway fail: the first, if it is not set.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 
 SCALE = float(os.environ.get("TENSORGATE_TEST_SCALE", "0.25"))
+FAILING_RUN = int(os.environ.get("TENSORGATE_FAILING_RUN", "1"))
 
 
 def scaled(count: int) -> int:

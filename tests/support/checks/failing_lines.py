@@ -35,7 +35,8 @@ def name_of(line: Line) -> str:
 class FailingLines:
     """Watches the lines of the code that ``is_watched``; one of them fails, once.
 
-    With ``after``, it watches from the first call of that function on.
+    It fails when it runs for the ``nth`` time. With ``after``, that counts from the first call of
+    that function on.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class FailingLines:
         is_watched: Callable[[CodeType], bool],
         failing: Line | None = None,
         after: object = None,
+        nth: int = 1,
     ) -> None:
-        self.seen: dict[Line, None] = {}
-        self.failed = False
+        self.seen: dict[Line, int] = {}
+        """The lines that have run, and how often."""
         self._is_watched = is_watched
         self._failing = failing
+        self._nth = nth
         self._after = getattr(after, "__code__", None)
 
     @contextmanager
@@ -67,8 +70,7 @@ class FailingLines:
             return None
         if event == "line":
             line = code, at.f_lineno
-            self.seen[line] = None
-            if line == self._failing and not self.failed:
-                self.failed = True
+            self.seen[line] = self.seen.get(line, 0) + 1
+            if line == self._failing and self.seen[line] == self._nth:
                 raise LineError
         return self._trace
