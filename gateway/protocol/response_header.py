@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from multidict import CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError, bad_response, shorten
+from gateway.errors import GatewayError, bad_response
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.error_vocabulary import RESPONSE
@@ -21,7 +20,6 @@ from gateway.protocol.json_errors import (
     quote_value,
 )
 from gateway.protocol.messages import Fields, InferResponseHead, OutputEncoding, OutputTensor
-from gateway.protocol.operations import OperationKind
 from gateway.protocol.request_header import (
     HEADER_LENGTH,
     HEADER_LENGTH_DIGITS,
@@ -31,31 +29,12 @@ from gateway.protocol.request_header import (
     without,
 )
 from gateway.protocol.tensors import MAX_RANK, element_count
-from gateway.sizes import CONVERT_CHUNK, QUOTED_NAME, QUOTED_TEXT
 
 MAX_RESPONSE_DEPTH = 200
 """Levels of nesting that a response's JSON may have."""
 
 MAX_OUTPUTS = 4096
 """Outputs that a response may have."""
-
-
-_PAGE_TYPE = re.compile(
-    r"\s*(?:text/(?:html|xml)|application/(?:xhtml\+)?xml)(?![\w.+-])", re.IGNORECASE
-)
-"""The content types of pages: HTML, XHTML, XML."""
-_EVENTS_TYPE = re.compile(r"\s*text/event-stream\b", re.IGNORECASE)
-_JSON_OBJECT = re.compile(rb"[ \t\r\n]*(?:\{|\Z)")
-_NO_PAGE = re.compile(
-    rb"(?!(?:\xef\xbb\xbf)?[ \t\r\n]*<(?:!doctype|html|head|body|\?xml)\b)", re.IGNORECASE
-)
-"""What bodies may start with; of space alone, nothing is known yet."""
-_TEXT_TYPE = re.compile(r"\s*(?:\Z|text/|application/(?:[^;,]*\+)?json\b)", re.IGNORECASE)
-"""The content types that a page may be sent with: none, any text, JSON."""
-_OBJECT_END: Final = ord("}")
-_OUTPUTS = b'"outputs"'
-_START = 1024
-"""Bytes that tell what a body is; the key of the outputs mostly is in them."""
 
 
 class ResponseAction(Enum):
@@ -73,98 +52,9 @@ class ResponseAction(Enum):
     """The same, unless its JSON says that all outputs have the requested encoding already."""
 
 
-class NoTensorsError(GatewayError):
-    """A response of status 2xx, to a request that infers, holds no tensors: 502.
-
-    ``start`` is the start of its body, None if that is not known.
-    """
-
-    def __init__(self, status: int, content_type: str, start: bytes | None = None) -> None:
-        kind = f"the Content-Type {shorten(content_type, QUOTED_NAME)!r}"
-        text = (
-            f"the server's response of status {status} holds no tensors; it has "
-            f"{kind if content_type else 'no Content-Type'}"
-        )
-        if start is not None and b"\0" not in start:  # else it is no text
-            words = " ".join(start[: 4 * QUOTED_TEXT].decode(errors="replace").split())
-            begin = f"begins with {shorten(words, QUOTED_TEXT)!r}"
-            text += f" and {begin if words else 'an empty body'}"
-        super().__init__(ErrorKind.BAD_RESPONSE, text)
-        self._head = status, content_type
-
-    def quoting(self, start: bytes) -> NoTensorsError:
-        """Return the error with the start of the body, which is then known."""
-        return NoTensorsError(*self._head, start)
-
-
-class TensorCheck:
-    """Refuses bodies that hold no tensors: those of pages, empty ones, JSON without outputs."""
-
-    def __init__(self, status: int, content_type: str, starts: re.Pattern[bytes]) -> None:
-        self._head: Final = status, content_type
-        self._starts: Final = starts
-
-    def check_start(self, start: bytes | memoryview) -> None:
-        """Check the first bytes of a body, empty if it has none; raises NoTensorsError."""
-        if not start or not self._starts.match(start[:_START]):
-            raise NoTensorsError(*self._head, bytes(start[:_START]))
-
-    def check_whole(self, body: bytes | memoryview) -> None:
-        """Check a complete body, or the start of one above a chunk; raises NoTensorsError."""
-        self.check_start(body)
-        if bytes(body[:1]).isspace() and bytes(body).isspace():
-            raise NoTensorsError(*self._head, bytes(body[:_START]))
-        if self._starts is not _JSON_OBJECT or len(body) > CONVERT_CHUNK:
-            return
-        if body[-1] != _OBJECT_END and not bytes(body).rstrip().endswith(b"}"):
-            # A body without a length ends where the server's connection does, and clients would get
-            # it with one.
-            raise bad_response(
-                "the server's response is JSON that breaks off, or that binary tensors follow"
-                f" without {HEADER_LENGTH}"
-            )
-        if _OUTPUTS in bytes(body[:_START]):
-            return
-        text = bytes(body)
-        if _OUTPUTS not in text and b"\\u" not in text:  # escapes could hide the key
-            raise NoTensorsError(*self._head, text[:_START])
-
-
 def is_success(status: int) -> bool:
     """Tell whether the response to a request that infers must hold tensors: any 2xx."""
     return 200 <= status < 300
-
-
-def tensor_check(
-    status: int, headers: CIMultiDictProxy[str], kind: OperationKind
-) -> TensorCheck | None:
-    """Return the check for the body of a response to a request that infers.
-
-    None if any body passes: that of a redirect, an error, or a response whose head promises binary
-    tensors, events, compressed text, or bytes of V1. Raises NoTensorsError if the head says that
-    there are no tensors: login pages, and ingresses that lead elsewhere, respond so.
-    """
-    if not is_success(status):
-        return None
-    content_type = headers.get("Content-Type", "")
-    if status in (204, 205):
-        raise NoTensorsError(status, content_type, b"")
-    # Servers differ in Content-Type, and some send none: it refuses pages alone.
-    if HEADER_LENGTH in headers and kind is OperationKind.INFER:
-        return None
-    if _PAGE_TYPE.match(content_type):
-        raise NoTensorsError(status, content_type)
-    if "Content-Encoding" in headers:
-        return None
-    if kind is OperationKind.INFER:
-        return TensorCheck(status, content_type, _JSON_OBJECT)
-    # The head of a stream of events goes out at once, and of events there may be none.
-    if _EVENTS_TYPE.match(content_type):
-        return None
-    # What KServe's models make of V1 need be no JSON.
-    if kind is not OperationKind.GENERATE and not _TEXT_TYPE.match(content_type):
-        return None
-    return TensorCheck(status, content_type, _NO_PAGE)
 
 
 def parse_response_header(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> Fields:
@@ -319,7 +209,7 @@ def response_header_length(headers: CIMultiDictProxy[str], cap: int | None) -> i
     if not values:
         return None
     value = ", ".join(values)  # two values are no number
-    if not HEADER_LENGTH_DIGITS.fullmatch(value):
+    if not HEADER_LENGTH_DIGITS.fullmatch(value) or not int(value):
         raise bad_response(f"the server's response has {HEADER_LENGTH}: {value[:40]!r}")
     if cap is not None and int(value) > cap:
         raise bad_response(

@@ -6,10 +6,16 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.codec.json.nesting import NestingCheck
+from gateway.codec.v2.tensor_check import (
+    BodyEnd,
+    NoTensorsError,
+    TensorCheck,
+    last_byte,
+    tensor_check,
+)
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.protocol.messages import may_name_sequence
 from gateway.protocol.operations import QUERIES, ModelName, OperationKind
-from gateway.protocol.response_header import NoTensorsError, TensorCheck, tensor_check
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import (
@@ -131,7 +137,7 @@ async def relay_response(
     """Pass a response to the client as it arrives; ``chunks`` replace its body.
 
     With a ``check``, it starts once the body has begun, or once a small one is complete. Raises
-    NoTensorsError if the check refuses it.
+    GatewayError (502) if the check refuses it, before the client has all of it.
     """
     if check is not None:
         chunks = await _checked_chunks(upstream_response, server, deadline, check)
@@ -153,10 +159,39 @@ async def _checked_chunks(
         body = await read_response(response, server, deadline)
         check.check_whole(body)
         return stream((body,))
-    chunks = response_chunks(response, server, deadline)
-    first = await anext(chunks, b"")
-    check.check_start(first)
-    return prepend((first,), chunks)
+    chunks, end = await check_start(response_chunks(response, server, deadline), check, size)
+    return check_end(chunks, end, size)
+
+
+async def check_start(
+    chunks: Chunks, check: TensorCheck, size: int | None
+) -> tuple[Chunks, BodyEnd]:
+    """Return a body of this size, None if it is unknown, and what must hold at its end.
+
+    Raises GatewayError (502) if its start shows that it does not hold its tensors.
+    """
+    first: list[bytes | memoryview] = []
+    missing = check.start_size
+    while missing > 0 and (chunk := await anext(chunks, b"")):
+        first.append(chunk)
+        missing -= len(chunk)
+    end = check.check_start(first[0] if len(first) == 1 else b"".join(first), size)
+    return prepend(first, chunks), end
+
+
+async def check_end(chunks: Chunks, end: BodyEnd, size: int | None) -> Chunks:
+    """Yield a body; raises GatewayError (502) in place of its last chunk if it breaks off.
+
+    A body of unknown size is complete only at its end: then the error comes after that chunk.
+    """
+    received, last = 0, b""
+    async for chunk in chunks:
+        received += len(chunk)
+        last = last_byte(chunk) or last
+        if received == size:
+            end.check(received, last)
+        yield chunk
+    end.check(received, last)
 
 
 async def relay_tensors(

@@ -10,11 +10,11 @@ from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.fast_response import fast_convert_response
 from gateway.codec.v2.response import encoded_converter, json_converter
 from gateway.codec.v2.response_reader import has_text_for_base64
+from gateway.codec.v2.tensor_check import TensorCheck
 from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import (
     ResponseAction,
-    TensorCheck,
     check_no_binary_outputs,
     has_encoding,
     parse_response_header,
@@ -50,7 +50,8 @@ class ResponsePlan:
 
     ``header_size`` is the size of the JSON before binary tensors, None for JSON alone. JSON around
     data may have ``header_cap`` bytes, and data that must be buffered ``body_cap``. ``check``
-    refuses bodies without tensors; it is None for errors and redirects.
+    refuses bodies without tensors; it is None for errors and redirects. Binary ones that are
+    converted do without: the conversion checks all of them.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
     refuses a value.
     """
     action, header_size = plan.action, plan.header_size
-    if plan.check is not None:
+    if plan.check is not None and header_size is None:
         plan.check.check_whole(body)
     if action is ResponseAction.UNTOUCHED:
         return None
@@ -98,6 +99,8 @@ def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
             return _write_json(body, header_size, plan)
         is_inspected = action is ResponseAction.ENCODE_UNLESS_FITTING
         if is_inspected and has_requested_encoding(body[:header_size], plan):
+            if plan.check is not None:
+                plan.check.check_whole(body)
             return None
     return _encode(body, header_size, plan)
 

@@ -16,13 +16,14 @@ from gateway.codec.v2.buffered_response import (
     convert_body,
     convert_large_body,
 )
+from gateway.codec.v2.tensor_check import NoTensorsError, tensor_check
 from gateway.errors import GatewayError, ServerName, name_server
 from gateway.http1.head import STATUSES_WITHOUT_BODY
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.messages import InferRequestHead
 from gateway.protocol.operations import Operation, OperationKind
-from gateway.protocol.response_header import NoTensorsError, ResponseAction, tensor_check
+from gateway.protocol.response_header import ResponseAction
 from gateway.protocol.v1 import V1ResponseLayout, infer_path
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import connection_options, end_to_end, with_body

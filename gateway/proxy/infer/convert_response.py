@@ -20,13 +20,12 @@ from gateway.codec.v2.buffered_response import (
     has_requested_encoding,
 )
 from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
+from gateway.codec.v2.tensor_check import NoTensorsError
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.response_header import (
-    NoTensorsError,
     ResponseAction,
-    TensorCheck,
     is_success,
     response_header_length,
 )
@@ -50,7 +49,13 @@ from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.infer.response_plan import plan_response
 from gateway.proxy.interfaces import ClientResponse
-from gateway.proxy.passthrough import quote_body, relay_response, relay_rewritten
+from gateway.proxy.passthrough import (
+    check_end,
+    check_start,
+    quote_body,
+    relay_response,
+    relay_rewritten,
+)
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 from gateway.upstream.transport import UpstreamResponse
 
@@ -151,8 +156,10 @@ async def _convert_large(relay: ResponseRelay, plan: ResponsePlan) -> None:
 
 async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
     response = relay.upstream_response
-    if plan.check is not None:
-        chunks = check_first(chunks, plan.check)
+    if plan.check is not None and plan.header_size is None:
+        chunks, end = await check_start(chunks, plan.check, response.content_length)
+        if plan.action is ResponseAction.FILL and relay.layout is None:  # else it is read
+            chunks = check_end(chunks, end, response.content_length)
     if plan.action is not ResponseAction.UNTOUCHED and plan.header_size is None:
         chunks = check_all_json(chunks)
     if plan.action in (ResponseAction.ENCODE, ResponseAction.ENCODE_UNLESS_FITTING):
@@ -171,15 +178,6 @@ async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Ch
         )
     else:
         await _relay_text(relay, json_converter(plan.header_size, *plan.policies_and_caps), chunks)
-
-
-async def check_first(chunks: Chunks, check: TensorCheck) -> Chunks:
-    """Yield a body; raises GatewayError (502) if its start shows that it holds no tensors."""
-    first = await anext(chunks, b"")
-    check.check_start(first)
-    yield first
-    async for chunk in chunks:
-        yield chunk
 
 
 async def check_all_json(chunks: Chunks) -> Chunks:
@@ -220,9 +218,11 @@ async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> N
 async def _pass_fitting(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
     """Pass a response on that has the requested encoding already."""
     if relay.layout is None:
-        await relay_response(
-            relay.upstream_response, relay.response, relay.server, relay.deadline, chunks
-        )
+        response = relay.upstream_response
+        if plan.check is not None:
+            chunks, end = await check_start(chunks, plan.check, response.content_length)
+            chunks = check_end(chunks, end, response.content_length)
+        await relay_response(response, relay.response, relay.server, relay.deadline, chunks)
     else:
         await _relay_prediction(relay, relay.layout, plan, chunks)
 

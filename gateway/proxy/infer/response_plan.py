@@ -8,9 +8,10 @@ from multidict import CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.buffered_response import ResponsePlan
+from gateway.codec.v2.tensor_check import tensor_check
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.operations import OperationKind
-from gateway.protocol.response_header import choose_response_action, tensor_check
+from gateway.protocol.response_header import choose_response_action
 from gateway.proxy.destination import Destination
 
 

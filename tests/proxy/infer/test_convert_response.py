@@ -169,16 +169,20 @@ async def test_error_response_passes_untouched(form: OutputEncoding, status: int
 
 async def test_response_requested_in_binary_passes_untouched() -> None:
     relay = _Relay()
-    client_response = await relay.run(_response(b"not", b"looked", b"at"), ALL_BINARY)
-    assert client_response.body == b"notlookedat"
+    size = 100_000
+    header = binary_response_header(size)
+    start, end = len(header), size - 10
+    response = _response(header, bytes(end), bytes(10))
+    client_response = await relay.run(response, ALL_BINARY)
+    assert client_response.body == header + bytes(size)
     assert relay.log == [
+        f"server sends {start}",
         "client gets 200",
-        "server sends 3",
-        "client gets 3",
-        "server sends 6",
-        "client gets 6",
-        "server sends 2",
-        "client gets 2",
+        f"client gets {start}",
+        f"server sends {end}",
+        f"client gets {end}",
+        "server sends 10",
+        "client gets 10",
         "client has got all",
     ]
 

@@ -200,8 +200,8 @@ async def test_converted_response_has_a_content_length() -> None:
     assert response.headers["Content-Length"] == str(len(response.body))
 
 
-async def test_response_of_a_server_that_honors_encodings_is_not_inspected() -> None:
-    told = _forwarded("R", cut=3)
+async def test_response_of_a_server_that_honors_encodings_is_not_buffered() -> None:
+    told = _forwarded("R", cut=-3)
     scene = _Scene(told, body=[_request(default=True)], dialect=TRITON)
     response = await scene.run()
     assert _forms(response) == {"L": LEFT.tolist(), "R": RIGHT.tobytes()}
