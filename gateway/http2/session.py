@@ -203,8 +203,7 @@ class StreamHandler:
                 # would always be the first again.
                 waiting[self] = None
                 if not counted:
-                    counted = size  # a part that is sent is freed with the rest
-                    session.buffers.change(counted)
+                    counted = self._count_unsent(size)  # a part that is sent is freed with the rest
                 if sent == _MAX_PART and not session.write_blocked:
                     await asyncio.sleep(0)
                 else:
@@ -219,6 +218,11 @@ class StreamHandler:
             if is_unread:
                 self.close_unread()
                 self.sending.receive(0)
+
+    def _count_unsent(self, size: int) -> int:
+        """Count the bytes that wait for the peer; return how many those are."""
+        self.session.buffers.change(size)
+        return size
 
     def open_unread(self, size: int) -> None:
         """Note that ``send`` waits for the peer with so many bytes."""

@@ -42,6 +42,7 @@ _GIVING_BACK = code_of(
     StreamHandler.give_back,
     StreamHandler.close,
     StreamHandler._count,
+    StreamHandler._count_unsent,
     StreamHandler._stop_counting,
     StreamHandler._drop_pieces,
     Http2Session.run_guarded,
