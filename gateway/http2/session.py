@@ -75,6 +75,8 @@ class StreamHandler:
         self._body_error: Exception | None = None
         self._pieces: deque[bytes | memoryview | bytearray] = deque()
         self._buffered = 0
+        self._unsent = 0
+        """Bytes that ``send`` counts as buffered."""
         self._counts = False
         self._discarding = False
         self._reader: asyncio.Future[None] | None = None
@@ -96,6 +98,7 @@ class StreamHandler:
         self.session.waiting.pop(self, None)
         self._stop_counting()
         self._drop_pieces()
+        self._count_unsent(0)
 
     @property
     def received_end(self) -> bool:
@@ -180,7 +183,6 @@ class StreamHandler:
         session, stream = self.session, self.stream
         waiting = session.waiting
         size = 0 if is_counted else len(data)
-        counted = 0
         is_unread = False
         try:
             while True:
@@ -202,8 +204,7 @@ class StreamHandler:
                 # Those who could not send anything keep their place: else the first one of them
                 # would always be the first again.
                 waiting[self] = None
-                if not counted:
-                    counted = self._count_unsent(size)  # a part that is sent is freed with the rest
+                self._count_unsent(size)  # a part that is sent is freed with the rest
                 if sent == _MAX_PART and not session.write_blocked:
                     await asyncio.sleep(0)
                 else:
@@ -213,16 +214,17 @@ class StreamHandler:
                         self.open_unread(size)
                     await self._wait_to_send()
         finally:
-            session.buffers.change(-counted)
+            self._count_unsent(0)
             waiting.pop(self, None)
             if is_unread:
                 self.close_unread()
                 self.sending.receive(0)
 
-    def _count_unsent(self, size: int) -> int:
-        """Count the bytes that wait for the peer; return how many those are."""
-        self.session.buffers.change(size)
-        return size
+    def _count_unsent(self, size: int) -> None:
+        """Count so many bytes that wait for the peer, in place of those before."""
+        if size != self._unsent:
+            self.session.buffers.change(size - self._unsent)
+            self._unsent = size
 
     def open_unread(self, size: int) -> None:
         """Note that ``send`` waits for the peer with so many bytes."""
