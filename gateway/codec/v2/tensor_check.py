@@ -179,7 +179,9 @@ class BinaryCheck(TensorCheck):
 
     def check_whole(self, body: bytes | memoryview) -> None:
         """Check a complete body; raises GatewayError (502)."""
-        checked = bytes(body[: self._header_size]), len(body)
+        start = body[: self._header_size]
+        header = start if isinstance(start, bytes) else bytes(start)
+        checked = header, len(body)
         if checked != self._checked:
             self.check_start(body, len(body))
             if self._header_size <= _START:
