@@ -10,6 +10,7 @@ import pytest
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.listener.running_listener import read_body, respond, running_listener
+from tests.listener.running_listener import scheme as scheme
 from tests.support.gateway import until
 from tests.support.http2_client import Http2Client, connect_http2
 from tests.support.http_messages import request
