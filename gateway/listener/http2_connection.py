@@ -52,7 +52,6 @@ from gateway.listener.http2_messages import (
 from gateway.listener.lingering import LingeringStreams
 from gateway.listener.messages import ListenerResponse, error_template, with_request_id
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.grpc.framing import PREFIX_SIZE
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.body_io import split
 from gateway.proxy.dispatch import error_body
@@ -82,6 +81,8 @@ _MAX_CACHED_HEADS: Final = 8
 _SENT_PIECE: Final = 64 * 1024
 """Bytes of the rest of a buffered response of which the client must read some in time."""
 
+_PREFIX_SIZE: Final = 5
+"""Bytes before a message of gRPC: whether it is compressed, and its length in four."""
 _UNKNOWN_SIZE: Final = 2**62
 
 _HEAD: Final[Header] = (b":method", b"HEAD")
@@ -191,8 +192,8 @@ class Http2Call(StreamHandler):
 
     def count_received(self, data: bytes | memoryview) -> None:
         """Count a piece of the body, which may be the last one."""
-        if not self._request_bytes and len(data) >= PREFIX_SIZE:
-            self._first_message_size = PREFIX_SIZE + int.from_bytes(data[1:PREFIX_SIZE], "big")
+        if not self._request_bytes and len(data) >= _PREFIX_SIZE:
+            self._first_message_size = _PREFIX_SIZE + int.from_bytes(data[1:_PREFIX_SIZE], "big")
         self._request_bytes += len(data)
         if self.record is not NO_CALL:
             self.record.request_bytes = self._request_bytes
