@@ -106,6 +106,7 @@ MOST_FILES = 16
 
 TESTED_BY = {
     "listener/lingering.py": "listener/hostile/test_lingering.py",
+    "listener/open_connections.py": "listener/hostile/test_crowds.py",
     "proxy/infer/convert_buffered_request.py": "proxy/fast_path/test_handlers.py",
     "proxy/infer/response_plan.py": "proxy/fast_path/test_handlers.py",
     "codec/grpc/document_reader.py": "codec/grpc/test_documents.py",

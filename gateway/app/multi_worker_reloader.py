@@ -36,7 +36,12 @@ from gateway.app.single_process_reloader import OnApplied, notify_applied
 from gateway.observe.gateway_metrics import ReloadMetrics
 from gateway.settings.schema import Settings
 from gateway.workers.ipc import ConnectionKind, ReloadMessage, ToWorker
-from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate, RefusedUpdate
+from gateway.workers.reload_broadcast import (
+    PREPARE_TIMEOUT,
+    ConfigSource,
+    ConfigUpdate,
+    RefusedUpdate,
+)
 
 if TYPE_CHECKING:
     from gateway.app.admin_process import AdminProcess
@@ -262,7 +267,14 @@ class WorkerReloader(BackgroundTask):
         error = message.error
         if not error:
             try:
-                await handle(message.document)
+                # What hangs must not keep the steps that follow from this process.
+                async with asyncio.timeout(PREPARE_TIMEOUT) as limit:
+                    await handle(message.document)
+            except TimeoutError as failure:
+                if not limit.expired():
+                    error = failure_reason(failure)
+                else:
+                    error = f"not prepared within {PREPARE_TIMEOUT:g} s"
             except Exception as failure:  # whatever it is, it must not end the task
                 error = failure_reason(failure)
         self._reply(error)
@@ -277,10 +289,17 @@ class WorkerReloader(BackgroundTask):
         self._gateway.revision = pickle.loads(document)  # noqa: S301
 
     async def _commit(self) -> None:
-        """Use what is prepared; the supervisor asks for that only if all processes are ready."""
-        assert self._prepared is not None
-        (prepared, reload), self._prepared = self._prepared, None
-        close_replaced = prepared.commit()
+        """Use what is prepared; the supervisor asks for that only if all processes are ready.
+
+        If that fails, this process may have a part of it: the supervisor replaces it.
+        """
+        try:
+            assert self._prepared is not None
+            (prepared, reload), self._prepared = self._prepared, None
+            close_replaced = prepared.commit()
+        except Exception as failure:  # whatever it is, it must not end the task
+            self._reply(failure_reason(failure))
+            return
         self._gateway.revision = reload.revision
         self._reply("")
         notify_applied(self._on_applied, reload.settings)

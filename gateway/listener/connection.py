@@ -28,6 +28,7 @@ from gateway.listener.connection_host import (
     Continuation,
     DeferredCall,
     UnreadCheck,
+    seconds_stalled,
     stalled_body_error,
     unread_response_error,
 )
@@ -225,6 +226,17 @@ class ClientConnection(Connection):
     def is_idle(self) -> bool:
         """Whether there is no call, though perhaps a part of a request's head."""
         return self._call is None
+
+    def seconds_stalled(self, now: float) -> float:
+        """Return for how many seconds its call has waited for the client; 0 if it does not."""
+        return max((seconds_stalled(body, now) for body in self.buffers.bodies), default=0.0)
+
+    def drop(self, why: str) -> None:
+        """Reset the connection; ``why`` is the error of its call."""
+        if self._call is not None:
+            self.record.error = self.record.error or why
+        self._write_buffer = b""
+        self._abort_with_reset()
 
     def close_if_idle(self) -> None:
         """Close the connection if it was without a request for too long.

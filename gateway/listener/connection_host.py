@@ -17,7 +17,7 @@ from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, FastPathClient
-from gateway.system.buffers import NO_ROOM, BufferAccount
+from gateway.system.buffers import NO_ROOM, Body, BufferAccount
 from gateway.system.hangups import HangupWatch
 
 CLIENT_CLOSED = "the client closed the connection"
@@ -74,6 +74,12 @@ class UnreadCheck:
         return now - self._since
 
 
+def seconds_stalled(body: Body, now: float) -> float:
+    """Return how slow a body is, or a response that is read; 0 if its client is not waited for."""
+    progress = body.progress
+    return progress.slowness(now) if progress.is_waited_for and body.is_reading() else 0.0
+
+
 class ListenerConnection(Protocol):
     """A connection of a client, as its listener sees it."""
 
@@ -82,6 +88,15 @@ class ListenerConnection(Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether it has no call."""
+
+    def seconds_stalled(self, now: float) -> float:
+        """Return for how many seconds all its calls have waited for the client, 0 if one has not.
+
+        ``now`` is of ``time.monotonic``. A call whose request is complete waits for its server.
+        """
+
+    def drop(self, why: str) -> None:
+        """Reset the connection; ``why`` is the error of its calls."""
 
     def close_if_idle(self) -> None:
         """Close the connection if its client has done nothing for too long."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -37,6 +38,7 @@ from gateway.listener.connection_host import (
     DeferredCall,
     ListenerConnection,
     UnreadCheck,
+    seconds_stalled,
     stalled_body_error,
     unread_response_error,
 )
@@ -78,6 +80,10 @@ _MAX_CACHED_HEADS: Final = 8
 
 _SENT_PIECE: Final = 64 * 1024
 """Bytes of the rest of a buffered response of which the client must read some in time."""
+
+_PREFIX_SIZE: Final = 5
+"""Bytes before a message of gRPC: whether it is compressed, and its length in four."""
+_UNKNOWN_SIZE: Final = 2**62
 
 _HEAD: Final[Header] = (b":method", b"HEAD")
 
@@ -131,6 +137,8 @@ class Http2Call(StreamHandler):
         self.head_size = 0
         """Bytes that a large head counts."""
         self._request_bytes = 0
+        self._first_message_size = _UNKNOWN_SIZE
+        """Bytes of the first message of a gRPC call, with its prefix."""
         self._call: Call | None = None
         self._ended = False
         self._unread: UnreadResponse | None = None
@@ -182,9 +190,11 @@ class Http2Call(StreamHandler):
         self._end_deferral()
         self._start_task(self._head)
 
-    def count_received(self, size: int) -> None:
-        """Count bytes of the body, which may be the last ones."""
-        self._request_bytes += size
+    def count_received(self, data: bytes | memoryview) -> None:
+        """Count a piece of the body, which may be the last one."""
+        if not self._request_bytes and len(data) >= _PREFIX_SIZE:
+            self._first_message_size = _PREFIX_SIZE + int.from_bytes(data[1:_PREFIX_SIZE], "big")
+        self._request_bytes += len(data)
         if self.record is not NO_CALL:
             self.record.request_bytes = self._request_bytes
         if self.received_end and isinstance(self._call, DeferredCall):
@@ -247,6 +257,20 @@ class Http2Call(StreamHandler):
     def may_pause(self) -> bool:
         """Tell whether its client may have nothing to say for a while; see ``Body``."""
         return self._is_grpc
+
+    def seconds_stalled(self, now: float) -> float:
+        """Return for how many seconds the call has waited for the client; 0 if it does not.
+
+        A stream of gRPC may be quiet after its first message.
+        """
+        bodies, unread = self.session.buffers.bodies, self._unread
+        if unread is not None:
+            return seconds_stalled(unread, now)
+        if self not in bodies or (
+            self._is_grpc and self._request_bytes >= self._first_message_size
+        ):
+            return 0.0
+        return seconds_stalled(self, now)
 
     def end_incomplete(self) -> None:
         """Let the client end its request after a complete response; else reset the stream."""
@@ -570,12 +594,12 @@ class Http2ClientConnection(Http2Session):
     def on_data(self, handler: StreamHandler, event: DataReceived) -> None:
         """Count a piece of a request's body."""
         assert isinstance(handler, Http2Call)
-        handler.count_received(len(event.data))
+        handler.count_received(event.data)
 
     def on_trailers(self, handler: StreamHandler) -> None:
         """End a request; its trailers are for gRPC alone."""
         assert isinstance(handler, Http2Call)
-        handler.count_received(0)
+        handler.count_received(b"")
 
     def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
         """Cancel the call of a stream."""
@@ -620,6 +644,19 @@ class Http2ClientConnection(Http2Session):
     def is_idle(self) -> bool:
         """Whether there are no calls, and no requests that go on after their response."""
         return not self._is_busy
+
+    def seconds_stalled(self, now: float) -> float:
+        """Return for how many seconds all its calls have waited for the client, 0 if one has not.
+
+        Without a call, what comes belongs to requests that have their responses.
+        """
+        calls = [handler for handler in self.handlers if isinstance(handler, Http2Call)]
+        return min((call.seconds_stalled(now) for call in calls), default=math.inf)
+
+    def drop(self, why: str) -> None:
+        """Reset the connection; ``why`` is the error of its calls."""
+        self._cancel_calls(why)
+        self._abort_with_reset()
 
     def close_if_idle(self) -> None:
         """Close the connection if its client has done nothing for too long."""

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 from gateway.listener.accept import AcceptingSockets
 from gateway.listener.client_shares import client_of
 from gateway.listener.connection import ClientConnection
 from gateway.listener.connection_host import IdleTimeouts, ListenerConnection
 from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
+from gateway.listener.open_connections import OpenConnections
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.listener.tls_transport import Handshakes, TlsTransport
 from gateway.observe.call_record import CallObserver
@@ -19,18 +21,9 @@ from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.system.buffers import BufferAccount
-from gateway.system.descriptors import descriptor_limit, exceeds_share
 
 _MAX_IDLE_CHECK_INTERVAL = 5.0
 """Maximum seconds between two checks for idle connections."""
-_ROOM_SHARE = 4
-"""One of so many idle connections of a client is closed where there are no descriptors left."""
-_SCARCE_SHARE = 3 / 4
-"""Above this share of open descriptors, idle connections must not hold ``_IDLE_SHARE`` of all, as
-connections to servers are made only while there are free ones."""
-_IDLE_SHARE = 1 / 8
-_SCARCE_CHECK_INTERVAL = 10e-6
-"""Minimum seconds between two such checks, for each connection: they look at all."""
 _CANCEL_TIMEOUT = 0.05
 """Seconds for cancelled calls to end."""
 _CLOSE_TIMEOUT = 1.0
@@ -79,9 +72,8 @@ class HttpListener(RequestDispatcher):
         self.sockets = AcceptingSockets(self.adopt)
         """Where it listens."""
         self.sockets.make_room = self.make_room
-        self._connections: dict[ListenerConnection, None] = {}  # the oldest first
+        self._connections = OpenConnections()
         self._idle_check: asyncio.TimerHandle | None = None
-        self._next_scarce_check = 0.0
 
     @property
     def connections(self) -> int:
@@ -131,13 +123,24 @@ class HttpListener(RequestDispatcher):
         )
 
     def adopt(self, sock: socket.socket) -> None:
-        """Serve a connection that was accepted elsewhere, and own its socket from now on."""
+        """Serve a connection that was accepted elsewhere, and own its socket from now on.
+
+        It is closed at once if its client has taken the room of others: see OpenConnections.
+        """
+        peer: object = None
+        with suppress(OSError):  # it is gone already
+            peer = sock.getpeername()
+        if not self._connections.admit(sock.fileno(), client_of(peer)):
+            sock.close()
+            if self._on_closed is not None:
+                self._on_closed()
+            return
         adoption = self._loop.create_task(self._adopt(sock, self._tls))
         self._adoptions.add(adoption)
         adoption.add_done_callback(self._adoptions.discard)
 
     async def _adopt(self, sock: socket.socket, tls: ReloadingTlsContext | None) -> None:
-        is_unix = sock.family == socket.AF_UNIX
+        descriptor, is_unix = sock.fileno(), sock.family == socket.AF_UNIX
         try:
             await self._loop.connect_accepted_socket(
                 lambda: self._make_protocol(is_unix, tls), sock
@@ -148,35 +151,15 @@ class HttpListener(RequestDispatcher):
                 self._on_closed()
             if not isinstance(error, OSError):  # else the client is gone
                 raise
+        finally:
+            self._connections.forget(descriptor)
 
-    def make_room(self, max_idle: int = 0) -> bool:
-        """Close idle connections, as descriptors have run out; return whether there were any.
+    def make_room(self) -> bool:
+        """Close connections, as descriptors have run out; return whether there were any to close.
 
-        It closes none while there are at most ``max_idle``.
-        They are the oldest ones of the client that has the most: else one client that opens
-        connections, and sends nothing, would lock out all others and the probes.
+        See OpenConnections.
         """
-        clients: dict[str, list[asyncio.Transport]] = {}
-        for connection in self._connections:
-            transport = connection.transport
-            if connection.is_idle and not transport.is_closing():
-                client = client_of(transport.get_extra_info("peername"))
-                clients.setdefault(client, []).append(transport)
-        if sum(map(len, clients.values())) <= max_idle:
-            return False
-        client = max(clients, key=lambda name: len(clients[name]))
-        # Of what was written, some may wait for the client: it would be cut short.
-        idle = sorted(clients[client], key=lambda each: each.get_write_buffer_size() > 0)
-        gone = idle[: -(-len(idle) // _ROOM_SHARE)]
-        _log.warning(
-            "too many open files: closed %d of %d idle connections of %s",
-            len(gone),
-            len(idle),
-            client or "a Unix socket",
-        )
-        for transport in gone:
-            transport.abort()
-        return True
+        return self._connections.make_room()
 
     async def drain(self, max_seconds: float, grace: float = 0.0) -> int:
         """Stop accepting, let calls finish, and drop those that take too long.
@@ -202,7 +185,7 @@ class HttpListener(RequestDispatcher):
         await self._wait_while(lambda: bool(self._active_calls), _CANCEL_TIMEOUT)
         if late:
             self._for_each_connection(lambda each: each.close_for_drain(_CLOSE_TIMEOUT))
-            await self._wait_while(lambda: bool(self._connections), _CLOSE_TIMEOUT)
+            await self._wait_while(lambda: len(self._connections) > 0, _CLOSE_TIMEOUT)
         open_connections = [connection.transport for connection in self._connections]
         for transport in (*self._handshaking, *open_connections):
             transport.abort()
@@ -227,7 +210,7 @@ class HttpListener(RequestDispatcher):
     async def _drain_connections(self, grace: float, until: float) -> None:
         """Wait until all connections are closed; idle ones stay open for the grace period."""
         end_of_grace = self._loop.time() + grace
-        while self._connections or self._handshaking:
+        while len(self._connections) or self._handshaking:
             now = self._loop.time()
             if now >= until:
                 return
@@ -239,16 +222,7 @@ class HttpListener(RequestDispatcher):
 
     def add_connection(self, connection: ListenerConnection) -> None:
         """Register a new connection."""
-        self._connections[connection] = None
-        now = self._loop.time()
-        sock = connection.transport.get_extra_info("socket")
-        if (
-            sock is not None
-            and exceeds_share(sock.fileno(), _SCARCE_SHARE)
-            and now >= self._next_scarce_check
-        ):
-            self._next_scarce_check = now + _SCARCE_CHECK_INTERVAL * self.connections
-            self.make_room(int(descriptor_limit() * _IDLE_SHARE))
+        self._connections.add(connection)
         if self._idle_check is None and not self.draining:
             self._idle_check = self._loop.call_later(
                 self._idle_check_interval, self._close_idle_connections
@@ -256,12 +230,11 @@ class HttpListener(RequestDispatcher):
 
     def replace_connection(self, old: ListenerConnection, new: ListenerConnection) -> None:
         """Register what serves an open connection from now on."""
-        self._connections.pop(old, None)
-        self._connections[new] = None
+        self._connections.replace(old, new)
 
     def remove_connection(self, connection: ListenerConnection) -> None:
         """Unregister a closed connection."""
-        self._connections.pop(connection, None)
+        self._connections.discard(connection)
         if self._on_closed is not None:
             self._on_closed()
 

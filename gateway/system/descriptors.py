@@ -41,6 +41,16 @@ def check_share(descriptor: int, share: float) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
+def exceeds_share_now(share: float) -> bool:
+    """Tell whether a new descriptor would exceed a share of the limit."""
+    try:
+        descriptor = os.dup(_STANDARD[0])
+    except OSError:
+        return True
+    os.close(descriptor)
+    return exceeds_share(descriptor, share)
+
+
 def open_standard_descriptors() -> None:
     """Open /dev/null at each standard descriptor that is closed.
 

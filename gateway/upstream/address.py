@@ -113,6 +113,8 @@ class TcpAddress:
             sock = _open_socket(descriptor_share, family)
             await _connect_socket(sock, (host, self.port))
         else:
+            # A resolver without descriptors says that it does not know the name.
+            _open_socket(descriptor_share, socket.AF_INET).close()
             addresses = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
             sock = await start_connection(
                 addresses,

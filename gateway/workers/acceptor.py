@@ -34,8 +34,11 @@ from gateway.workers.worker_pool import NEVER, PendingConnection, WorkerPool
 
 _RETRY_DELAY = 0.01
 """Seconds until the next try to hand out a connection that no process could take."""
-_ERROR_DELAY = 1.0
-"""Seconds without accepting after an error, such as too many open files."""
+_ERROR_DELAY = 0.05
+"""Seconds without accepting after an error, such as too many open files: this process closes a
+connection once a worker has it."""
+_LOG_INTERVAL = 1.0
+"""Seconds in which such errors are logged once."""
 
 _log = logging.getLogger("tensorgate.workers")
 
@@ -61,7 +64,7 @@ class Acceptor:
         self._selector = selector
         self._sockets = _nonblocking(sockets)
         self._accepting: set[socket.socket] = set()
-        self._accept_at = 0.0
+        self._accept_at = self._log_after = 0.0
         self._drain = ListenerDrain()
 
     @property
@@ -183,8 +186,11 @@ class Acceptor:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            _log.error("cannot accept a connection: %s", error.strerror or error)
-            self._accept_at = time.monotonic() + _ERROR_DELAY
+            now = time.monotonic()
+            self._accept_at = now + _ERROR_DELAY
+            if now >= self._log_after:
+                self._log_after = now + _LOG_INTERVAL
+                _log.error("cannot accept a connection: %s", error.strerror or error)
             return
         self._add([PendingConnection(connection, self._sockets[sock])])
 

@@ -17,12 +17,20 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+from gateway.system.descriptors import exceeds_share_now
+
 MAX_TEXT = 4000
 """Bytes of text in a message; longer text is cut."""
 
 MAX_BATCH = 128
 """Messages that a worker handles in one time slice of its event loop. Open connections are served
 before the next batch."""
+
+_FULL_SHARE = 31 / 32
+"""Above this share of open descriptors, a worker makes room before it receives more: those of a
+message that finds none are lost, and new settings need some."""
+_ROOM_DELAY = 0.05
+"""Seconds in which connections close that had to make room."""
 
 _log = logging.getLogger("tensorgate.workers")
 
@@ -165,7 +173,8 @@ class WorkerChannel:
     ) -> None:
         """Handle messages until DRAIN; ``on_connection`` gets each connection.
 
-        If descriptors run out, ``make_room`` closes other connections, and returns whether it has.
+        Before descriptors run out, ``make_room`` closes other connections, and returns whether it
+        has.
         """
         loop = asyncio.get_running_loop()
         self._channel.setblocking(False)
@@ -174,7 +183,11 @@ class WorkerChannel:
         def handle_messages() -> None:
             try:
                 for _ in range(MAX_BATCH):
-                    if not self._handle_next(on_connection, on_reload, on_stopping, make_room):
+                    if exceeds_share_now(_FULL_SHARE) and make_room():
+                        loop.remove_reader(descriptor)
+                        loop.call_later(_ROOM_DELAY, begin)
+                        return
+                    if not self._handle_next(on_connection, on_reload, on_stopping):
                         end()
                         return
             except BlockingIOError:
@@ -186,7 +199,11 @@ class WorkerChannel:
                 _log.error("the supervisor has died: this worker drains and stops")
                 self._draining.set()
 
-        loop.add_reader(descriptor, handle_messages)
+        def begin() -> None:
+            if self._channel.fileno() == descriptor:  # else it was closed meanwhile
+                loop.add_reader(descriptor, handle_messages)
+
+        begin()
         await self._draining.wait()
 
     def _handle_next(
@@ -194,7 +211,6 @@ class WorkerChannel:
         on_connection: Callable[[socket.socket], None],
         on_reload: Callable[[ReloadMessage], None],
         on_stopping: Callable[[], None],
-        make_room: Callable[[], bool],
     ) -> bool:
         """Handle the next message; return false at the end of the stream.
 
@@ -213,20 +229,14 @@ class WorkerChannel:
             if not self._draining.is_set():
                 on_reload(message)
         else:
-            self._accept(descriptor, on_connection, make_room)
+            self._accept(descriptor, on_connection)
         return True
 
-    def _accept(
-        self,
-        descriptor: int,
-        on_connection: Callable[[socket.socket], None],
-        make_room: Callable[[], bool],
-    ) -> None:
+    def _accept(self, descriptor: int, on_connection: Callable[[socket.socket], None]) -> None:
         self._send(FromWorker.RECEIVED)
         if descriptor < 0:
             self.count_closed()
             _log.error("a client connection was dropped: too many open files")
-            make_room()
         else:
             on_connection(socket.socket(fileno=descriptor))
 

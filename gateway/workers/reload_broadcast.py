@@ -5,6 +5,7 @@
    has the previous settings, and prepares the new ones too.
 2. COMMIT, once every process is ready: what is prepared is swapped in by assignments that cannot
    fail. The source commits first, so that a process that starts from then on has the new settings.
+   A process that fails here, by a bug, drains and is replaced.
    ABORT, if a process refuses or does not reply in time: each one gives back what it has prepared.
 
 A process that dies or drains is not waited for: the one that takes its place has what holds then.

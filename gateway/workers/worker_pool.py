@@ -89,12 +89,13 @@ class WorkerProcess:
         self.serves = serves
         self.state = WorkerState.STARTING
         self.is_leaving = False
-        """It got a signal of its own."""
+        """It got a signal of its own, or could not use new settings: another one takes its place.
+        """
         self.unacknowledged: deque[PendingConnection] = deque()
         """Connections that were sent: another worker gets them if this one dies."""
         self.sent_connections = 0
-        self.pending_reload_steps = 0
-        """Steps of reloads that it has not replied to."""
+        self.pending_reload_steps: deque[ReloadStep] = deque()
+        """Steps of reloads that it has not replied to, the oldest first."""
         self.reload_error = ""
         """Its last reply to a step of a reload: why that failed, or an empty text."""
         self.dropped_calls = 0
@@ -122,7 +123,7 @@ class WorkerProcess:
         """Send a step of a reload, with a descriptor of its document; false: try that again."""
         if not self._send(step, document):
             return self.state is WorkerState.EXITING
-        self.pending_reload_steps += 1
+        self.pending_reload_steps.append(step)
         return True
 
     def announce_stop(self) -> None:
@@ -152,8 +153,10 @@ class WorkerProcess:
         elif kind == FromWorker.RECEIVED:
             self.unacknowledged.popleft().sock.close()
         elif kind == FromWorker.RELOAD_DONE:
-            self.pending_reload_steps -= 1
             self.reload_error = text
+            if self.pending_reload_steps.popleft() == ToWorker.COMMIT and text:
+                _log.error("%s did not get all of the new settings, and is replaced", self.name)
+                self.is_leaving = True
         elif kind == FromWorker.LEAVING:
             self.is_leaving = True
         elif kind == FromWorker.DROPPED:

@@ -5,14 +5,18 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from gateway.app import multi_worker_reloader
 from gateway.app.gateway import Gateway
 from gateway.app.loaded_resources import LoadedResources
 from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader
+from gateway.app.reload.prepared import CloseReplaced, PreparedReload
+from gateway.app.reload.revision import Revision
 from gateway.app.reload.source import SettingsSource
 from gateway.app.single_process_reloader import OnApplied
 from gateway.errors import INTERNAL_ERROR_TEXT
@@ -216,6 +220,47 @@ async def test_unexpected_error_ends_neither_supervisor_nor_worker(
         assert caplog.text.count("RuntimeError: no luck") == 2
         assert worker.gateway.revision.last_failure == f"{reloads.file}: {INTERNAL_ERROR_TEXT}"
         await _reload(reloads, worker)
+
+
+class _Faulty:
+    """Settings that fail in one of the steps; the next ones do not."""
+
+    def __init__(self) -> None:
+        self.revision = Revision(0.0, "")
+
+    async def prepare(self, settings: Settings) -> PreparedReload:
+        if settings.log.level == "debug":
+            await asyncio.Event().wait()
+        return PreparedReload("", self._swap, AsyncExitStack())
+
+    def _swap(self) -> CloseReplaced:
+        raise ValueError("a bug")
+
+    def reopen_logs(self) -> None:
+        pass
+
+
+async def test_error_of_a_commit_is_replied_and_ends_no_worker(
+    reloads: _Reloads, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = _Worker(cast("Gateway", _Faulty()))
+    async with worker.reloader:
+        for _ in range(2):
+            assert await worker.prepare(reloads.request()) == ""
+            assert await worker.commit() == INTERNAL_ERROR_TEXT
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
+
+
+async def test_settings_that_are_not_prepared_in_time_are_refused(
+    reloads: _Reloads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multi_worker_reloader, "PREPARE_TIMEOUT", 0.1)
+    worker = _Worker(cast("Gateway", _Faulty()))
+    async with worker.reloader:
+        reloads.write("http://127.0.0.1:2", end="log: {level: debug}")
+        assert await worker.prepare(reloads.request()) == "not prepared within 0.1 s"
+        reloads.write("http://127.0.0.1:2")
+        assert await worker.prepare(reloads.request()) == ""
 
 
 async def test_worker_reloads_on_after_an_error_of_whoever_takes_note_of_the_settings(

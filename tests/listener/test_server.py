@@ -410,6 +410,12 @@ class _FailingConnection:
         self.transport: asyncio.Transport = self.fake
         self.is_idle = False
 
+    def seconds_stalled(self, now: float) -> float:
+        return now
+
+    def drop(self, why: str) -> None:
+        raise ZeroDivisionError("it is dropped")
+
     def close_if_idle(self) -> None:
         raise ZeroDivisionError("it is asked whether it is idle")
 

@@ -1,10 +1,55 @@
-"""Clients that connect while the gateway stops: a program of its own, as it forks."""
+"""How the supervisor accepts: without descriptors, and while the gateway stops."""
 
+import selectors
 import signal
 import socket
+import time
+from typing import cast
 
+import pytest
+
+from gateway.workers.acceptor import Acceptor
+from gateway.workers.ipc import ToWorker
+from gateway.workers.worker_pool import WorkerPool, WorkerProcess, WorkerState
+from tests.support.checks.descriptors import no_descriptors
 from tests.support.gateway_process import running_process
 from tests.workers.programs import command
+
+
+class _Pool:
+    """A pool with one worker that is ready."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.has_started, self.is_stopping = True, False
+        self.processes = [WorkerProcess(1, channel, 0.0)]
+        self.processes[0].state = WorkerState.READY
+
+
+def test_supervisor_without_descriptors_accepts_again_soon(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Operators and clients do not wait for each other, nor for seconds."""
+    ours, theirs = socket.socketpair()
+    sock = socket.create_server(("127.0.0.1", 0))
+    with ours, theirs, sock, socket.create_connection(sock.getsockname()):
+        selector = selectors.PollSelector()
+        acceptor = Acceptor({sock: ToWorker.CLIENT}, cast("WorkerPool", _Pool(ours)), selector)
+
+        def accept() -> None:
+            acceptor.accept_if_possible()
+            seconds = acceptor.next_step - time.monotonic()
+            for key, _ in selector.select(min(seconds, 5)):
+                key.data()
+
+        with no_descriptors():
+            accept()
+            assert acceptor.next_step < time.monotonic() + 0.1
+            for _ in range(4):
+                accept()
+        assert caplog.messages == ["cannot accept a connection: Too many open files"]
+        while not acceptor.has_pending_clients:
+            accept()
+        acceptor.close_in_child()
 
 
 async def test_client_whose_handshake_is_under_way_at_the_stop_is_served() -> None:

@@ -17,6 +17,7 @@ from gateway.workers.ipc import (
     receive,
     send,
 )
+from tests.support.checks.descriptors import no_descriptors
 from tests.support.gateway import until
 
 PATIENCE = 5
@@ -165,10 +166,25 @@ async def test_connection_without_a_descriptor_counts_as_closed(
     ends.drain()
     await ends.receive()
     assert ends.closed[0] == 1
-    assert ends.rooms == 1  # the next ones get through
     assert len(ends.clients) == 1
     assert ends.replies() == [RECEIVED] * 2
     assert caplog.messages == ["a client connection was dropped: too many open files"]
+
+
+async def test_worker_makes_room_before_it_receives_what_needs_a_descriptor(
+    ends: _Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends.send_settings(b"new")
+    ends.send_connection()
+    with no_descriptors():
+        receiving = asyncio.create_task(ends.receive())
+        await until(lambda: ends.rooms)
+        assert (ends.reloads, ends.clients) == ([], [])
+    ends.drain()
+    await receiving
+    assert ends.reloads == [ReloadMessage(ToWorker.PREPARE, b"new")]
+    assert len(ends.clients) == 1
+    assert not caplog.messages
 
 
 async def test_steps_of_reloads_are_received_in_order(

@@ -153,6 +153,24 @@ def test_update_is_used_by_all_workers_once_each_of_them_is_ready(make: _Make) -
     assert reloads.source.aborted == []
 
 
+def test_worker_that_fails_to_commit_is_replaced(
+    make: _Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    reloads = make(b"x")
+    reloads.broadcaster.request()
+    reloads.turn()
+    for number in (0, 1):
+        reloads.prepare(number)
+    reloads.turn()
+    reloads.commit(0)
+    assert reloads.receive(1) == (ToWorker.COMMIT, b"")
+    send(reloads.ends[1], FromWorker.RELOAD_DONE, "a bug")
+    reloads.turn()
+    assert [worker.is_leaving for worker in reloads.workers] == [False, True]
+    assert reloads.applied == [b"x"]
+    assert caplog.messages == ["worker 2 did not get all of the new settings, and is replaced"]
+
+
 def test_update_that_one_worker_refuses_is_used_by_none(make: _Make) -> None:
     reloads = make(b"x", b"y", count=3)
     reloads.broadcaster.request()

@@ -187,7 +187,8 @@ async def _why_not_ready(endpoint: UpstreamEndpoint) -> str | None:
                 response.close()
     except GatewayError as error:
         strip_tracebacks(error)
-        return error.message
+        # Without descriptors or ports of its own, the gateway learns nothing of the server.
+        return None if error.kind is ErrorKind.EXHAUSTED else error.message
     except TimeoutError:
         return f"{endpoint.url} did not say in {READINESS_TIMEOUT:g} s that it is ready"
     return None if response.status == 200 else f"{endpoint.url} returned {response.status}"

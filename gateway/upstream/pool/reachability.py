@@ -20,15 +20,14 @@ _PROBE_TIMEOUT = 2.0
 _PATH = "/v2/health/ready"
 """Any response to it will do."""
 
-_CONNECT_ERRORS = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
-
 _log = logging.getLogger("tensorgate.upstream")
 
 
 class Reachability:
     """Marks an upstream unreachable after connect failures at all its endpoints.
 
-    It stays so until a call or a probe connects. ``start_probing`` is called when probes have to
+    It stays so until a call or a probe connects, or the gateway has nothing left to probe it with:
+    that is no fault of the upstream's. ``start_probing`` is called when probes have to
     begin. ``notify`` is called with True if calls here find the upstream unreachable, else False.
     """
 
@@ -73,10 +72,13 @@ class Reachability:
 
     def record_connect(self, url: str) -> None:
         """Record that a call or a probe connected to an endpoint."""
+        self._mark_reachable(f"{url} responds")
+
+    def _mark_reachable(self, why: str) -> None:
         self.failures = 0
         if self.unreachable is not None:
             self.unreachable = None
-            _log.warning("upstream %s is ready again: %s responds", self._upstream, url)
+            _log.warning("upstream %s is ready again: %s", self._upstream, why)
             self._notify(False)
 
     def _mark_unreachable(self, why: str) -> None:
@@ -100,7 +102,9 @@ class Reachability:
     async def _probe_all(self, members: Sequence[Member]) -> None:
         results = await asyncio.gather(*map(_probe, members), return_exceptions=True)
         for result in results:
-            if isinstance(result, BaseException):
+            if isinstance(result, GatewayError):
+                self._mark_reachable(f"it cannot be asked: {result.message}")
+            elif isinstance(result, BaseException):
                 # A bug of the gateway must be seen, and must not end the probes.
                 _log.error("an endpoint could not be probed", exc_info=result)
             elif result is not None:
@@ -108,8 +112,11 @@ class Reachability:
                 self.record_connect(result.endpoint.url)
 
 
-async def _probe(member: Member) -> Member | None:
-    """Return the member if its endpoint responds, whatever the response says."""
+async def _probe(member: Member) -> Member | GatewayError | None:
+    """Return the member if its endpoint responds, whatever the response says; else None.
+
+    If the gateway itself is out of descriptors or ports, return that error.
+    """
     for endpoint in member.endpoint.probe_targets:
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT):
@@ -118,6 +125,8 @@ async def _probe(member: Member) -> Member | None:
             return None
         except GatewayError as error:
             strip_tracebacks(error)
-            if error.kind in _CONNECT_ERRORS:
+            if error.kind is ErrorKind.EXHAUSTED:
+                return error
+            if error.kind is ErrorKind.UNREACHABLE:
                 return None
     return member

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 
 from tests.support.addresses import free_address
 from tests.support.gateway_process import TENSORGATE, TIMEOUT, gateway_process
@@ -21,6 +24,8 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer, al
 LIMIT = 512
 """Open files of each process of the gateway."""
 FEW_DESCRIPTORS = ("bash", "-c", f'ulimit -n {LIMIT}; exec "$0" "$@"', TENSORGATE)
+CROWD, OTHER = "127.0.0.9", "127.0.0.2"
+"""The addresses of a client with many connections, and of one with few."""
 STREAMS = 100
 HANGS = "/v2/models/hangs/stats"
 CALL = request("GET", "/v2/models/m/stats")
@@ -54,11 +59,38 @@ async def _gateway(tmp_path: Path, workers: int) -> AsyncIterator[tuple[str, str
             yield url, f"http://{admin}"
 
 
-async def _check_served(url: str, admin: str) -> None:
+class _Crowd:
+    """A client that sends the same request over each of its connections, and goes on no more."""
+
+    def __init__(self, url: str, request: bytes) -> None:
+        address = urlsplit(url)
+        self._address = (address.hostname, address.port)
+        self._request = request
+        self._sockets = ExitStack()
+
+    async def connect(self, count: int) -> None:
+        """Open connections; some may be refused, or closed later on."""
+        loop = asyncio.get_running_loop()
+        for _ in range(count):
+            sock = self._sockets.enter_context(socket.socket())
+            sock.bind((CROWD, 0))
+            sock.setblocking(False)
+            with suppress(ConnectionError):
+                await loop.sock_connect(sock, self._address)
+                await loop.sock_sendall(sock, self._request)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sockets.close()
+
+
+async def _check_served(url: str, admin: str, own_host: str | None = None) -> None:
     """Call the good upstream and the probe, each over a connection of its own."""
     async with asyncio.timeout(TIMEOUT):
         for _ in range(20):
-            async with connect(url) as client:
+            async with connect(url, own_host=own_host) as client:
                 reply = await client.ask(CALL)
                 assert (reply.status, reply.body) == (200, b"fine")
             async with connect(admin) as operator:
@@ -98,13 +130,40 @@ async def test_calls_that_hang_leave_descriptors_to_others(tmp_path: Path, worke
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_idle_clients_leave_descriptors_to_others(tmp_path: Path, workers: int) -> None:
     async with _gateway(tmp_path, workers) as (url, admin):
-        address = urlsplit(url)
-        with ExitStack() as stack:
-            for _ in range(int(LIMIT * 0.94) * workers):
-                sock = stack.enter_context(socket.socket())
-                sock.bind(("127.0.0.9", 0))
-                sock.setblocking(False)
-                await asyncio.get_running_loop().sock_connect(
-                    sock, (address.hostname, address.port)
-                )
+        with _Crowd(url, b"") as crowd:
+            await crowd.connect(int(LIMIT * 0.94) * workers)
             await _check_served(url, admin)
+
+
+def _http2_request(*headers: tuple[str, str]) -> bytes:
+    """Return what a client sends up to a request's headers, which a body is to follow."""
+    client = H2Connection(H2Configuration())
+    client.initiate_connection()
+    first = [(":method", "POST"), (":scheme", "http"), (":authority", "x"), *headers]
+    client.send_headers(1, first)
+    return client.data_to_send()
+
+
+BUSY = {
+    "bodies that never end": request("POST", "/v2/models/m/infer", None, {"Content-Length": "9"}),
+    "chunked bodies": request("POST", "/v2/models/m/infer", None, {"Transfer-Encoding": "chunked"}),
+    "streams that never end": _http2_request((":path", "/v2/models/m/infer")),
+    "gRPC without a first message": _http2_request(
+        (":path", "/inference.GRPCInferenceService/ModelStreamInfer"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ),
+    "calls that wait": request("GET", HANGS),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("busy", BUSY)
+async def test_busy_connections_of_one_client_leave_descriptors_to_others(
+    tmp_path: Path, busy: str, workers: int
+) -> None:
+    async with _gateway(tmp_path, workers) as (url, admin):
+        with _Crowd(url, BUSY[busy]) as crowd:
+            for _ in range(3):
+                await crowd.connect(LIMIT * workers)
+                await _check_served(url, admin, OTHER)

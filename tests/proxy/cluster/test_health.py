@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy.cluster import health
 from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness, unready_endpoints
@@ -175,6 +176,12 @@ async def test_error_tells_the_reason_of_every_endpoint(monkeypatch: pytest.Monk
         f"cannot connect to {B}: Connection refused",
         f"{C} returned 204",
     )
+
+
+async def test_endpoint_is_ready_as_far_as_a_gateway_without_descriptors_knows() -> None:
+    lack = GatewayError(ErrorKind.EXHAUSTED, "the gateway is out of local resources")
+    endpoint = ScriptedEndpoint(EventLog(), lack, url=A)
+    assert await unready_endpoints(_upstream(endpoint, *servers(b=connect_error(B)))) == ()
 
 
 async def test_check_counts_as_no_call() -> None:

@@ -284,9 +284,13 @@ async def test_errors_name_the_server(endpoint_at: EndpointAt) -> None:
     assert text == f"cannot connect to {server.url}: Connection refused"
 
 
-async def test_lack_of_descriptors_is_not_the_servers_error(endpoint_at: EndpointAt) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_lack_of_descriptors_is_not_the_servers_error(
+    endpoint_at: EndpointAt, host: str
+) -> None:
     async with ScriptedServer() as server:
-        endpoint = endpoint_at(server.url)
+        url = server.url.replace("127.0.0.1", host)
+        endpoint = endpoint_at(url)
         with no_descriptors(), pytest.raises(GatewayError) as caught:
             await endpoint.send(_request())
         await _read(await endpoint.send(_request()))
@@ -296,8 +300,7 @@ async def test_lack_of_descriptors_is_not_the_servers_error(endpoint_at: Endpoin
     assert caught.value.kind is ErrorKind.EXHAUSTED
     reason = "Too many open files"
     assert caught.value.message == (
-        "the gateway is out of local resources (ports or file descriptors) for "
-        f"{server.url}: {reason}"
+        f"the gateway is out of local resources (ports or file descriptors) for {url}: {reason}"
     )
     assert caught.value.retry_after == 1
 

@@ -112,6 +112,22 @@ async def test_server_that_does_not_respond_is_not_back(
         await pool.close()
 
 
+async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    lack = GatewayError(ErrorKind.EXHAUSTED, "the gateway is out of local resources")
+    async with no_leaks():
+        pool = Pool([ScriptedEndpoint(EventLog(), lack, url="http://0")], upstream="u")
+        await pool.start()
+        fail_calls(pool, 0, UNREACHABLE, times=3)
+        await until(lambda: pool.unreachable is None)
+        await pool.close()
+    assert caplog.messages[1] == (
+        "upstream u is ready again: it cannot be asked: the gateway is out of local resources"
+    )
+
+
 async def test_internal_error_does_not_end_the_probes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
