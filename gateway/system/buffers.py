@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 MAX_WINDOW = 640 * 1024
 """Bytes of a body that are buffered before reading is paused: the tensors of an image."""
@@ -238,24 +238,28 @@ class BufferAccount:
         slow: list[tuple[int, float, int, Body, BufferShare]] = []
         silent: list[tuple[bool, int, float, int, Body, BufferShare]] = []
         for client in self._clients.values():
-            found = []
+            found: list[tuple[float, Body, BufferShare]] = []
             for share in client.shares:
-                bodies = share.bodies
-                if client.streams > MANY_STREAMS:
-                    waited = [body for body in bodies if body.progress.is_waited_for]
-                    found += [(body, share) for body in waited if share.is_slow(body, now)]
-                quiet = [body for body in bodies if share.is_silent(body, now)]
-                quiet.sort(key=lambda body: -body.progress.silence(now))
-                for index, body in enumerate(quiet):
+                quiet: list[tuple[float, Body]] = []
+                for body in share.bodies:
+                    progress = body.progress  # once, as it may take a system call
+                    if not progress.is_waited_for or not body.is_reading():
+                        continue
+                    slowness, silence = progress.slowness(now), progress.silence(now)
+                    if slowness >= STALLED and client.streams > MANY_STREAMS:
+                        found.append((slowness, body, share))
+                    if share.is_stalled(body, silence):
+                        quiet.append((silence, body))
+                quiet.sort(key=_seconds, reverse=True)
+                for index, (seconds, body) in enumerate(quiet):
                     # Each that ends leaves one less to its connection.
-                    left, seconds = len(bodies) - index, body.progress.silence(now)
+                    left = len(share.bodies) - index
                     # Those that take no more room than others, and may be silent, end last.
                     key = not body.may_pause(), left, seconds, len(silent)
                     silent.append((*key, body, share))
-            found.sort(key=lambda each: -each[0].progress.slowness(now))
-            for index, (body, share) in enumerate(found):
-                left, seconds = client.streams - index, body.progress.slowness(now)
-                slow.append((left, seconds, len(slow), body, share))
+            found.sort(key=_seconds, reverse=True)
+            for index, (seconds, body, share) in enumerate(found):
+                slow.append((client.streams - index, seconds, len(slow), body, share))
         self._slow = {entry[3]: entry[4] for entry in sorted(slow)}
         self._silent = {entry[4]: entry[5] for entry in sorted(silent)}
 
@@ -415,13 +419,13 @@ class BufferShare:
 
     def is_silent(self, body: Body, now: float) -> bool:
         """Tell whether nothing comes of a body that the gateway reads, for longer than usual."""
-        has_many = len(self.bodies) > MANY_STREAMS
-        patience = STALLED if has_many else STALLED_ALONE
-        return (
-            body.progress.silence(now) >= patience
-            and (has_many or not body.may_pause())
-            and body.is_reading()
-        )
+        return self.is_stalled(body, body.progress.silence(now)) and body.is_reading()
+
+    def is_stalled(self, body: Body, silence: float) -> bool:
+        """Tell whether so many seconds without a byte of a body are longer than usual."""
+        if len(self.bodies) > MANY_STREAMS:
+            return silence >= STALLED
+        return silence >= STALLED_ALONE and not body.may_pause()
 
     def hold_head(self, size: int) -> bool:
         """Count so many bytes of a head more, if there is room for them; return whether there is.
@@ -467,6 +471,10 @@ class BufferShare:
 
 def _heads(share: BufferShare) -> int:
     return share.heads
+
+
+def _seconds(entry: tuple[Any, ...]) -> float:
+    return float(entry[0])
 
 
 def _streams_for(size: int) -> int:
