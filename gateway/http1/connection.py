@@ -17,11 +17,13 @@ from typing import Any, cast
 from gateway.http1.body import LAST_CHUNK, frame_chunk
 from gateway.http1.read_buffer import READ_BUFFER
 from gateway.system.buffers import (
+    MAX_PROGRESS,
     MAX_WINDOW,
-    PROGRESS,
+    NOTHING_RESERVED,
     BodyProgress,
     BufferAccount,
     BufferShare,
+    ReservedBytes,
 )
 from gateway.system.hangups import HangupWatch
 from gateway.system.time_slices import time_slice_queue
@@ -113,10 +115,16 @@ class ReadFlow:
 class BodyStream:
     """Buffers the received part of a body for its one reader.
 
-    It counts in ``buffers`` until it is read to its end, or discarded.
+    It counts in ``buffers`` until it is read to its end, or discarded. Its call has ``reserved``.
     """
 
-    def __init__(self, read_flow: ReadFlow, buffers: BufferShare) -> None:
+    def __init__(
+        self,
+        read_flow: ReadFlow,
+        buffers: BufferShare,
+        reserved: ReservedBytes = NOTHING_RESERVED,
+    ) -> None:
+        self.reserved = reserved
         self._read_flow = read_flow
         self._buffers = buffers
         self._open = True
@@ -136,7 +144,7 @@ class BodyStream:
             return
         self._pieces.append(data)
         self._count(max(len(data), _MIN_PIECE_COST))
-        self.progress.receive(len(data))
+        self.progress.receive(len(data), self.reserved.progress)
         if self.is_full and not last:
             self._read_flow.pause(self)
         self._wake()
@@ -232,10 +240,15 @@ class UnsentOutput:
         """Return how fast the client reads."""
         unread = self._connection.unread_bytes()
         if unread < self._unread:
-            self._progress.receive(self._unread - unread)
+            self._progress.receive(self._unread - unread, self.reserved.progress)
             self._progress.begin_wait(time.monotonic())
         self._unread = unread
         return self._progress
+
+    @property
+    def reserved(self) -> ReservedBytes:
+        """Return what the call of the response has reserved."""
+        return self._connection.reserved
 
     def may_pause(self) -> bool:
         """Tell whether its client may pause: not with bytes to read."""
@@ -278,6 +291,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._write_buffer = b""
         self._read_ahead: bytes | memoryview = b""
         """Bytes that were read before they could be processed."""
+
+    @property
+    def reserved(self) -> ReservedBytes:
+        """Return what the call has reserved whose response is written."""
+        return NOTHING_RESERVED
 
     @property
     def write_blocked(self) -> bool:
@@ -445,7 +463,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def _close_unsent_output(self) -> None:
         output, self._unsent_output = self._unsent_output, None
         if output is not None and self._output_progress is not None:
-            self._output_progress.receive(PROGRESS)  # or else the connection is over
+            self._output_progress.receive(MAX_PROGRESS)  # or else the connection is over
             self.buffers.close_stream(output)
 
     def _count_head(self, size: int) -> None:

@@ -28,7 +28,7 @@ from gateway.http2.flood_limits import TINY_FRAME
 from gateway.http2.header_table import Header
 from gateway.http2.hpack import HeaderList
 from gateway.http2.stream import Stream
-from gateway.system.buffers import BodyProgress, BufferAccount
+from gateway.system.buffers import NOTHING_RESERVED, BodyProgress, BufferAccount, ReservedBytes
 from gateway.system.hangups import HangupWatch
 
 STREAM_WINDOW = 64 * 1024
@@ -99,6 +99,11 @@ class StreamHandler:
         self._stop_counting()
         self._drop_pieces()
         self._count_unsent(0)
+
+    @property
+    def reserved(self) -> ReservedBytes:
+        """Return what the stream's call has reserved; see ``Body``."""
+        return NOTHING_RESERVED
 
     @property
     def received_end(self) -> bool:
@@ -195,7 +200,7 @@ class StreamHandler:
                     sent = session.http2.send_data(stream, part, end_stream and is_last)
                     session.flush_soon(sent)
                     # While others of the connection go on, it is not silent, but may be slow.
-                    self.sending.receive(sent)
+                    self.sending.receive(sent, self.reserved.progress)
                     if is_last and sent == len(part):
                         return
                     data = memoryview(data)[sent:]
@@ -254,7 +259,7 @@ class StreamHandler:
             session.http2.acknowledge(self.stream, unused)
         if data and not self._discarding:
             self._add_piece(data)
-            self.progress.receive(len(data))
+            self.progress.receive(len(data), self.reserved.progress)
         if self.stream.received_end:
             self._stop_counting()
         self._wake_reader()

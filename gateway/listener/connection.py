@@ -49,7 +49,7 @@ from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
 from gateway.proxy.interfaces import FieldLines, HeaderLines, ResponseTemplate
-from gateway.system.buffers import NO_ROOM
+from gateway.system.buffers import NO_ROOM, ReservedBytes
 
 _MIN_PREFACE = len(b"PRI")
 """Bytes of the preface of HTTP/2 after which no method of HTTP/1.1 begins like it."""
@@ -85,6 +85,11 @@ class ClientConnection(Connection):
         self._idle_since = 0.0
         self._unread = UnreadCheck()
         self._may_be_http2 = True
+
+    @property
+    def reserved(self) -> ReservedBytes:
+        """Return what the current call has reserved."""
+        return self.record.reserved
 
     @property
     def unsent(self) -> int:
@@ -200,7 +205,7 @@ class ClientConnection(Connection):
         assert self._head is not None
         assert isinstance(self._call, FastPathCall)
         fast_path_call = self._call
-        body = self._body = BodyStream(self.read_flow, self.buffers)
+        body = self._body = BodyStream(self.read_flow, self.buffers, self.record.reserved)
         body.end()
         self._start_task(self._head, body, rest).add_done_callback(lambda _: over())
         # Only now, so that the host always counts one of the two.
@@ -367,7 +372,7 @@ class ClientConnection(Connection):
         self.added_headers, self.added_lines, request_id = self._forwarded_headers.make(head)
         record = self.record = CallRecord(head.method, head.target, request_id, started)
         record.client = self._peer.address or ""
-        record.client_network = self.buffers.client
+        record.reserved.client = self.buffers.client
         record.noted = head.noted
         sampler = self._host.trace_sampler
         if sampler is not None:
@@ -379,7 +384,7 @@ class ClientConnection(Connection):
                 return
             record.request_bytes = 0  # its body is read anew
             may_be_fast = False
-        body = self._body = BodyStream(self.read_flow, self.buffers)
+        body = self._body = BodyStream(self.read_flow, self.buffers, self.record.reserved)
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
         may_be_fast = may_be_fast and head.length is not None
         labels = self._host.fast_path_labels(head) if may_be_fast else None
@@ -418,7 +423,7 @@ class ClientConnection(Connection):
         data = body.take()
         self._body = None
         if not self._start_fast_path(self._head, data):
-            body = self._body = BodyStream(self.read_flow, self.buffers)
+            body = self._body = BodyStream(self.read_flow, self.buffers, self.record.reserved)
             body.feed(data, last=True)
             body.end()
             self._start_task(self._head, body)

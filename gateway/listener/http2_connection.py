@@ -64,7 +64,7 @@ from gateway.proxy.interfaces import (
     HeaderLines,
     ResponseTemplate,
 )
-from gateway.system.buffers import NO_ROOM, BodyProgress
+from gateway.system.buffers import NO_ROOM, BodyProgress, ReservedBytes
 
 MAX_STREAMS: Final = 100
 """Requests of one connection that may be in progress: RFC 9113, section 6.5.2, advises as many."""
@@ -100,6 +100,11 @@ class UnreadResponse:
     def progress(self) -> BodyProgress:
         """Return how fast the client reads: the socket tells it while that is full."""
         return self._call.session.output_progress or self._call.sending
+
+    @property
+    def reserved(self) -> ReservedBytes:
+        """Return what its call has reserved."""
+        return self._call.reserved
 
     def may_pause(self) -> bool:
         """Tell whether its client may pause: not with bytes to read."""
@@ -145,6 +150,11 @@ class Http2Call(StreamHandler):
         self._rest_size = 0
         """Bytes of the rest of a buffered response, all of which wait for the client."""
 
+    @property
+    def reserved(self) -> ReservedBytes:
+        """Return what the call has reserved."""
+        return self.record.reserved
+
     def start(self) -> None:
         """Start the call: on the fast path if its whole body came together with its headers."""
         if self._ended:
@@ -171,7 +181,7 @@ class Http2Call(StreamHandler):
         self.added_headers, self.added_lines, request_id = self._connection.add_headers(head)
         record = self.record = CallRecord(head.method, head.target, request_id, self._started)
         record.client = self._connection.peer.address or ""
-        record.client_network = self.session.buffers.client
+        record.reserved.client = self.session.buffers.client
         record.noted = head.noted
         sampler = self._host.trace_sampler
         if sampler is not None:
@@ -233,7 +243,7 @@ class Http2Call(StreamHandler):
             if not self.session.write_blocked:
                 sent = self.session.http2.send_data(self.stream, body, end_stream=not trailers)
                 self.session.flush_soon(sent)
-            self.sending.receive(sent)
+            self.sending.receive(sent, self.reserved.progress)
             if sent < len(body) and not self.stream.closed:
                 self._send_rest(memoryview(body)[sent:], trailers)
                 return

@@ -8,6 +8,7 @@ from typing import Final
 from gateway.errors import ErrorKind, GatewayError
 from gateway.observe.call_capture import CallCapture
 from gateway.observe.call_trace import CallTrace, HeaderLine, find_trace_parent
+from gateway.system.buffers import ReservedBytes
 
 
 class CallLabels:
@@ -68,7 +69,6 @@ class CallRecord:
         "attempts",
         "capture",
         "client",
-        "client_network",
         "endpoint",
         "error",
         "error_kind",
@@ -84,6 +84,7 @@ class CallRecord:
         "request_bytes",
         "request_elements",
         "request_id",
+        "reserved",
         "response_bytes",
         "response_elements",
         "retries",
@@ -111,8 +112,8 @@ class CallRecord:
         """When the call started, on the clock of ``time.perf_counter``."""
         self.client = ""
         """The address of the client; empty over a Unix socket."""
-        self.client_network = ""
-        """The same, but for IPv6 the network: whose share of the buffers its calls use."""
+        self.reserved = ReservedBytes()
+        """What the call has reserved, and for which client."""
         self.noted: Sequence[HeaderLine] = ()
         """The headers of the request that are read from each head, such as ``traceparent``."""
         self.trace: CallTrace | None = None
@@ -192,6 +193,7 @@ class CallRecord:
     def part(self) -> CallRecord:
         """Return the record of a part of the call; ``add_parts`` adds it."""
         part = CallRecord(self.method, self.target)
+        part.reserved = self.reserved
         part.capture = self.capture
         if self.trace is not None:
             part.trace = self.trace.part()

@@ -159,7 +159,7 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
         await grpc_request.route(route_limits.max_request_bytes, check, rewriter)
         route_match = found
 
-    with router.memory_budget.reserve(response.record.client_network) as reservation:
+    with router.memory_budget.reserve(response.record.reserved) as reservation:
         try:
             timeout = client_timeout(request.headers)
             deadline = limits.new_deadline(client_timeout=timeout)
@@ -226,7 +226,7 @@ async def _serve_from_servers(
         call = Call(request, response, operation, destination, deadline)
         try:
             if operation.kind not in _ALWAYS_ADMITTED_KINDS:
-                destination.memory_budget.check_admission(response.record.client_network)
+                destination.memory_budget.check_admission(response.record.reserved.client)
             if is_for_one_server:
                 await proxy_call(call)
             elif is_grpc(request):
@@ -329,7 +329,7 @@ async def _serve_from_all(
     call: Call, upstreams: tuple[Upstream, ...], readiness: Readiness
 ) -> None:
     """Serve an operation of the gateway itself, or over several servers."""
-    with call.destination.memory_budget.reserve() as reservation:
+    with call.reserve() as reservation:
         call = await filter_call(call, reservation)
         if call.operation.kind is OperationKind.LIVENESS:
             await live(call.response)
@@ -348,7 +348,7 @@ async def _serve_grpc_from_all(
     async def serve(as_http: Call) -> None:
         await _serve_from_all(as_http, upstreams, readiness)
 
-    with call.destination.memory_budget.reserve() as reservation:
+    with call.reserve() as reservation:
         if rpc.service == HEALTH_SERVICE:
             await serve_health(call, rpc, readiness, reservation)
         elif rpc.is_reflection:

@@ -222,5 +222,5 @@ class Call:
     deadline: Deadline
 
     def reserve(self) -> Reservation:
-        """Return a reservation for the body that the client sends; others may have to make room."""
-        return self.destination.memory_budget.reserve(self.response.record.client_network)
+        """Return a reservation for what is buffered of the call; others may have to make room."""
+        return self.destination.memory_budget.reserve(self.response.record.reserved)

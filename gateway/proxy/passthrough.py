@@ -235,7 +235,7 @@ async def relay_rewritten(
     deadline: Deadline,
 ) -> None:
     """Pass a successful response with its body rewritten; untouched if larger than ``cap``."""
-    with destination.memory_budget.reserve() as reservation:
+    with destination.memory_budget.reserve(response.record.reserved) as reservation:
         first = await read_first(chunks, cap + 1, reservation)
         if sum(map(len, first)) <= cap:
             document = rewrite(b"".join(first))

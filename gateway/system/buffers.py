@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 MAX_WINDOW = 640 * 1024
 """Bytes of a body that are buffered before reading is paused: the tensors of an image."""
@@ -30,11 +30,15 @@ MANY_STREAMS: Final = 8
 """Bodies that a connection, or a client, has at most at a time if it is a usual one."""
 STALLED: Final = 1.0
 """Seconds without a byte after which a body of a connection with more may make room for a call.
-A body is slow if it takes as long for ``PROGRESS`` bytes."""
+A body is slow if it takes as long for what ``ReservedBytes.progress`` tells."""
 STALLED_ALONE: Final = 5.0
 """Seconds without a byte on other connections: slow clients pause so long, too."""
 PROGRESS: Final = MIN_WINDOW // 2
 """Bytes that each read brings at least if so many wait, even where windows are smallest."""
+_PROGRESS_SHARE: Final = MIN_STREAM_BYTES // PROGRESS
+"""A body that holds more must bring this part of it in time, an eighth."""
+MAX_PROGRESS: Final = 2**20
+"""Bytes that are always enough: a usual client uploads faster than that many in ``STALLED``."""
 _SEARCH_INTERVAL: Final = 0.2
 """Seconds between two searches for bodies that may end: each looks at all that are in transit."""
 _SEARCH_REST: Final = 10
@@ -45,6 +49,28 @@ _UNBOUNDED = 2**62
 
 def _ignore() -> None:
     """Ignore a refusal."""
+
+
+class ReservedBytes:
+    """What one call has reserved: it counts for its client, and where a body of the call ends."""
+
+    __slots__ = ("client", "is_leaving", "size")
+
+    def __init__(self, client: str = "") -> None:
+        self.client = client
+        """Whose call it is; see ``client_of``."""
+        self.size = 0
+        self.is_leaving = False
+        """Whether a body of the call makes room: what it has reserved counts as given back."""
+
+    @property
+    def progress(self) -> int:
+        """Return the bytes that a body of the call must bring, or take, in time."""
+        return min(MAX_PROGRESS, (MIN_STREAM_BYTES + self.size) // _PROGRESS_SHARE)
+
+
+NOTHING_RESERVED: Final = ReservedBytes()
+"""That of bodies that are of no client's call."""
 
 
 class BodyProgress:
@@ -65,10 +91,10 @@ class BodyProgress:
         if not self._waits_since:
             self._waits_since = now
 
-    def receive(self, size: int) -> None:
-        """Count bytes that came."""
+    def receive(self, size: int, progress: int = PROGRESS) -> None:
+        """Count bytes that came; so many in all are ``progress``."""
         self._received += size
-        if self._received >= PROGRESS:
+        if self._received >= progress:
             self._received, self._waited = 0, 0.0
         elif self._waits_since:
             self._waited += time.monotonic() - self._waits_since
@@ -84,7 +110,7 @@ class BodyProgress:
         return now - self._waits_since if self._waits_since else 0.0
 
     def slowness(self, now: float) -> float:
-        """Return for how many seconds the reader has waited since ``PROGRESS`` bytes last came.
+        """Return for how many seconds the reader has waited since there was progress.
 
         A new body begins at ``STALLED``.
         """
@@ -97,6 +123,10 @@ class Body(Protocol):
     @property
     def progress(self) -> BodyProgress:
         """Return how fast the client sends, or reads."""
+
+    @property
+    def reserved(self) -> ReservedBytes:
+        """Return what its call has reserved."""
 
     def may_pause(self) -> bool:
         """Tell whether its client may have nothing to say for a while, as in a gRPC stream."""
@@ -112,13 +142,19 @@ class Body(Protocol):
 
 
 class _Client:
-    """The connections of one client that have streams, and how many those are."""
+    """The connections of one client that have streams, and what the client holds."""
 
-    __slots__ = ("shares", "streams")
+    __slots__ = ("reserved", "shares", "streams")
 
     def __init__(self) -> None:
         self.shares: dict[BufferShare, None] = {}
         self.streams = 0
+        self.reserved = 0
+
+    @property
+    def held(self) -> int:
+        """Return how many streams it holds, or the room of as many."""
+        return self.streams + self.reserved // MIN_STREAM_BYTES
 
 
 class BufferAccount:
@@ -144,17 +180,17 @@ class BufferAccount:
         self.holders_of_heads: dict[BufferShare, None] = {}
         """The shares that have such bytes."""
         self._clients: dict[str, _Client] = {}
-        """Those that have streams which may end if others need the room."""
-        self._client_streams = 0
-        """How many these have together."""
+        """Those that have streams which may end if others need the room, or have reserved bytes."""
+        self._of_clients = _Client()
+        """What these hold together."""
         self._slow: dict[Body, BufferShare] = {}
-        """Bodies of clients with many that were slow at the last search; the last is to end first.
-        """
+        """Bodies that were slow at the last search, of clients that hold much; the last is to end
+        first."""
         self._silent: dict[Body, BufferShare] = {}
         """The same for bodies of which nothing has come."""
         self._leaving: dict[Body, tuple[BufferShare, int]] = {}
         """Bodies that count no more, and end if the next read brings nothing; each with its bytes
-        of a response, which count as given back meanwhile."""
+        of a response. These, and what their calls have reserved, count as given back meanwhile."""
         self._next_search = 0.0
         self.window = MAX_WINDOW
         """Bytes that a stream may buffer."""
@@ -190,7 +226,7 @@ class BufferAccount:
     def make_room(self, client: str = "") -> bool:
         """End a stream for a call of ``client`` that finds no room; return whether there was one.
 
-        Whoever holds most gives way: a client with more streams than its fair share, and than this
+        Whoever holds most gives way: a client that holds more than its fair share, and than this
         client, loses its slowest one, if that is slow. Otherwise a silent one ends: those of the
         connection with the most streams first, then that which is silent for the longest time.
         If buffered bytes take the room, and not the streams, only unread responses are ended.
@@ -206,18 +242,17 @@ class BufferAccount:
         return self._end_slow(client, now) or self._end_silent(now)
 
     def _end_slow(self, client: str, now: float) -> bool:
-        own = self._streams_of(client)
+        own = self._held_by(client)
         holders = len(self._clients) + (client not in self._clients)
-        room = (self._limit - self.reserved) // MIN_STREAM_BYTES
+        room = (self._limit - self.reserved + self._of_clients.reserved) // MIN_STREAM_BYTES
         if self._is_filled_by_bytes:
-            room = self._client_streams
+            room = self._of_clients.held
         fair = max(MANY_STREAMS, room // holders)
         while self._slow:
             body, share = self._slow.popitem()
             if not self._takes_room(body, share):
                 continue
-            held = self._streams_of(share.client)
-            if held <= max(fair, own):
+            if self._held_by(share.client) <= max(fair, own):
                 self._slow[body] = share  # for a call of another client
                 return False
             if body.progress.is_waited_for and share.is_slow(body, now):
@@ -238,38 +273,45 @@ class BufferAccount:
         slow: list[tuple[int, float, int, Body, BufferShare]] = []
         silent: list[tuple[bool, int, float, int, Body, BufferShare]] = []
         for client in self._clients.values():
-            found = []
+            found: list[tuple[float, Body, BufferShare]] = []
             for share in client.shares:
-                bodies = share.bodies
-                if client.streams > MANY_STREAMS:
-                    waited = [body for body in bodies if body.progress.is_waited_for]
-                    found += [(body, share) for body in waited if share.is_slow(body, now)]
-                quiet = [body for body in bodies if share.is_silent(body, now)]
-                quiet.sort(key=lambda body: -body.progress.silence(now))
-                for index, body in enumerate(quiet):
+                quiet: list[tuple[float, Body]] = []
+                for body in share.bodies:
+                    progress = body.progress  # once, as it may take a system call
+                    if not progress.is_waited_for or not body.is_reading():
+                        continue
+                    slowness, silence = progress.slowness(now), progress.silence(now)
+                    if slowness >= STALLED and client.held > MANY_STREAMS:
+                        found.append((slowness, body, share))
+                    if share.is_stalled(body, silence):
+                        quiet.append((silence, body))
+                quiet.sort(key=_seconds, reverse=True)
+                for index, (seconds, body) in enumerate(quiet):
                     # Each that ends leaves one less to its connection.
-                    left, seconds = len(bodies) - index, body.progress.silence(now)
+                    left = len(share.bodies) - index
                     # Those that take no more room than others, and may be silent, end last.
                     key = not body.may_pause(), left, seconds, len(silent)
                     silent.append((*key, body, share))
-            found.sort(key=lambda each: -each[0].progress.slowness(now))
-            for index, (body, share) in enumerate(found):
-                left, seconds = client.streams - index, body.progress.slowness(now)
+            found.sort(key=_seconds, reverse=True)
+            left = client.held
+            for seconds, body, share in found:
                 slow.append((left, seconds, len(slow), body, share))
+                left -= _streams_for(share.bodies[body]) + body.reserved.size // MIN_STREAM_BYTES
         self._slow = {entry[3]: entry[4] for entry in sorted(slow)}
         self._silent = {entry[4]: entry[5] for entry in sorted(silent)}
 
     def _takes_room(self, body: Body, share: BufferShare) -> bool:
-        return share.bodies[body] > 0 or not self._is_filled_by_bytes
+        holds_bytes = share.bodies[body] > 0 or body.reserved.size >= MIN_STREAM_BYTES
+        return holds_bytes or not self._is_filled_by_bytes
 
     @property
     def _is_filled_by_bytes(self) -> bool:
         """Whether buffered bytes take more room than the minimum of all streams."""
         return self.buffered > self.streams * MIN_STREAM_BYTES
 
-    def _streams_of(self, client: str) -> int:
+    def _held_by(self, client: str) -> int:
         found = self._clients.get(client)
-        return 0 if found is None else found.streams
+        return 0 if found is None else found.held
 
     def _leave(
         self, body: Body, share: BufferShare, may_end: Callable[[Body, float], bool]
@@ -279,6 +321,7 @@ class BufferAccount:
         share.close_stream(body)
         self._leaving[body] = share, size
         self.buffered -= size
+        self._set_leaving(body.reserved, True)
         loop = asyncio.get_running_loop()
         # The first callback runs before the sockets are read once more, the second one after that.
         loop.call_soon(loop.call_soon, self._end, body, may_end)
@@ -294,16 +337,46 @@ class BufferAccount:
             return  # its connection has
         share.open_stream(body, size)
         if may_end(body, time.monotonic()):
+            self._set_leaving(body.reserved, True)  # until the call ends, at once
             body.fail_body(stall_error())
+
+    def _set_leaving(self, call: ReservedBytes, is_leaving: bool) -> None:
+        if call.is_leaving != is_leaving:
+            call.is_leaving = is_leaving
+            self._count_reserved(-call.size if is_leaving else call.size, call.client)
+
+    def reserve(self, size: int, call: ReservedBytes | None = None) -> None:
+        """Count so many reserved bytes more, or fewer; those of a ``call`` count for its client."""
+        if call is None:
+            self.reserved += size
+            return
+        call.size += size
+        if not call.is_leaving:
+            self._count_reserved(size, call.client)
+
+    def _count_reserved(self, size: int, name: str) -> None:
+        self.reserved += size
+        self._of_clients.reserved += size
+        client = self._client(name)
+        client.reserved += size
+        self._forget_if_empty(name, client)
+
+    def _client(self, name: str) -> _Client:
+        client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = _Client()
+        return client
+
+    def _forget_if_empty(self, name: str, client: _Client) -> None:
+        if not (client.shares or client.reserved):
+            del self._clients[name]
 
     def add_streams(self, share: BufferShare, count: int) -> None:
         """Count so many streams more of a client's connection."""
-        client = self._clients.get(share.client)
-        if client is None:
-            client = self._clients[share.client] = _Client()
+        client = self._client(share.client)
         client.shares[share] = None
         client.streams += count
-        self._client_streams += count
+        self._of_clients.streams += count
 
     def remove_streams(self, share: BufferShare, count: int, *, is_last: bool) -> None:
         """Count so many streams of a client's connection no more; the last one may be of them."""
@@ -311,11 +384,10 @@ class BufferAccount:
         if client is None or share not in client.shares:
             return
         client.streams -= count
-        self._client_streams -= count
+        self._of_clients.streams -= count
         if is_last:
             del client.shares[share]
-            if not client.shares:
-                del self._clients[share.client]
+            self._forget_if_empty(share.client, client)
 
     def forget(self, body: Body) -> None:
         """Keep no reference to a body that has ended."""
@@ -324,6 +396,7 @@ class BufferAccount:
         left = self._leaving.pop(body, None)
         if left is not None:
             self.buffered += left[1]
+            self._set_leaving(body.reserved, False)
 
     def set_limit(self, limit: int) -> None:
         """Change the limit."""
@@ -410,18 +483,18 @@ class BufferShare:
         self.account.resize_windows()
 
     def is_slow(self, body: Body, now: float) -> bool:
-        """Tell whether a body that the gateway reads brings less than ``PROGRESS`` in time."""
+        """Tell whether a body that the gateway reads makes no progress in time."""
         return body.progress.slowness(now) >= STALLED and body.is_reading()
 
     def is_silent(self, body: Body, now: float) -> bool:
         """Tell whether nothing comes of a body that the gateway reads, for longer than usual."""
-        has_many = len(self.bodies) > MANY_STREAMS
-        patience = STALLED if has_many else STALLED_ALONE
-        return (
-            body.progress.silence(now) >= patience
-            and (has_many or not body.may_pause())
-            and body.is_reading()
-        )
+        return self.is_stalled(body, body.progress.silence(now)) and body.is_reading()
+
+    def is_stalled(self, body: Body, silence: float) -> bool:
+        """Tell whether so many seconds without a byte of a body are longer than usual."""
+        if len(self.bodies) > MANY_STREAMS:
+            return silence >= STALLED
+        return silence >= STALLED_ALONE and not body.may_pause()
 
     def hold_head(self, size: int) -> bool:
         """Count so many bytes of a head more, if there is room for them; return whether there is.
@@ -467,6 +540,10 @@ class BufferShare:
 
 def _heads(share: BufferShare) -> int:
     return share.heads
+
+
+def _seconds(entry: tuple[Any, ...]) -> float:
+    return float(entry[0])
 
 
 def _streams_for(size: int) -> int:

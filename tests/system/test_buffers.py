@@ -7,6 +7,7 @@ import pytest
 
 from gateway.system.buffers import (
     MANY_STREAMS,
+    MAX_PROGRESS,
     MAX_WINDOW,
     MIN_STREAM_BYTES,
     MIN_WINDOW,
@@ -16,6 +17,7 @@ from gateway.system.buffers import (
     BodyProgress,
     BufferAccount,
     BufferShare,
+    ReservedBytes,
 )
 
 MIB = 2**20
@@ -25,7 +27,8 @@ class ArrivingBody:
     """A body whose reader waits for so many seconds already; 0 if it does not wait.
 
     It is silent for so long. If it ``moves``, its last bytes came just before; if it ``trickles``,
-    single ones come all the time.
+    single ones come all the time. Its call has reserved ``reserves`` bytes, which it gives back
+    when the body ends.
     """
 
     def __init__(
@@ -34,14 +37,18 @@ class ArrivingBody:
         waits_for: float = 0.0,
         *,
         may_pause: bool = False,
-        moves: bool = False,
+        moves: int = 0,
         trickles: bool = False,
+        reserves: int = 0,
     ) -> None:
         now = time.monotonic()
         self.progress = BodyProgress()
+        self.reserved = ReservedBytes("" if share is None else share.client)
+        if share is not None:
+            share.account.reserve(reserves, self.reserved)
         self.reads = True
         if moves:
-            self.progress.receive(PROGRESS)
+            self.progress.receive(moves, self.reserved.progress)
         if waits_for:
             self.progress.begin_wait(now - waits_for)
         if trickles:
@@ -63,6 +70,7 @@ class ArrivingBody:
         self.error = error
         assert self._share is not None
         self._share.close_stream(self)
+        self._share.account.reserve(-self.reserved.size, self.reserved)
 
 
 def test_few_streams_have_the_largest_window() -> None:
@@ -316,6 +324,37 @@ async def test_search_for_streams_looks_at_them_once_for_many_calls() -> None:
     assert looks < 10 * len(bodies)
 
 
+class AskedBody:
+    """A body that counts how often it is asked for its progress, which may take a system call."""
+
+    def __init__(self, share: BufferShare, seconds: float) -> None:
+        self._progress = ArrivingBody(None, seconds, trickles=True).progress
+        self.reserved = ReservedBytes(share.client)
+        self.asked = 0
+        share.open_stream(self)
+
+    @property
+    def progress(self) -> BodyProgress:
+        self.asked += 1
+        return self._progress
+
+    def is_reading(self) -> bool:
+        return True
+
+    def may_pause(self) -> bool:
+        return False
+
+    def fail_body(self, error: Exception) -> None:
+        pytest.fail("it holds no more than others")
+
+
+async def test_search_asks_each_stream_once_for_its_progress() -> None:
+    account = BufferAccount(100 * MIN_STREAM_BYTES)
+    bodies = [AskedBody(client_share(account), 2 * STALLED) for _ in range(100)]
+    assert not account.make_room()
+    assert {body.asked for body in bodies} == {1}
+
+
 async def test_client_with_most_streams_loses_its_slowest_ones() -> None:
     """However few each of its connections has."""
     account = BufferAccount(30 * MIN_STREAM_BYTES)
@@ -364,12 +403,12 @@ async def test_all_clients_behind_one_proxy_lose_no_stream_that_trickles() -> No
 async def test_fast_streams_are_not_ended_for_other_clients() -> None:
     account = BufferAccount(30 * MIN_STREAM_BYTES)
     share = client_share(account, "greedy")
-    bodies = [ArrivingBody(share, STALLED / 2, moves=True) for _ in range(30)]
+    bodies = [ArrivingBody(share, STALLED / 2, moves=PROGRESS) for _ in range(30)]
     assert not account.make_room("other")
     account = BufferAccount(30 * MIN_STREAM_BYTES)
     share = client_share(account, "greedy")
-    bodies = [ArrivingBody(share, STALLED / 2, moves=True) for _ in range(28)]
-    bodies += [ArrivingBody(share, 2 * STALLED, moves=True), ArrivingBody(share, 0.01)]
+    bodies = [ArrivingBody(share, STALLED / 2, moves=PROGRESS) for _ in range(28)]
+    bodies += [ArrivingBody(share, 2 * STALLED, moves=PROGRESS), ArrivingBody(share, 0.01)]
     while account.make_room("other"):
         pass
     assert await ended(bodies) == [28, 29]
@@ -438,3 +477,105 @@ async def test_streams_that_may_be_silent_make_room_last() -> None:
         assert account.make_room("stalled")
     assert not await ended(streams)
     assert await ended(stalled) == list(range(8))
+
+
+async def test_client_that_has_reserved_most_loses_its_slowest_body() -> None:
+    """However few bodies it has."""
+    account = BufferAccount(12 * MIB)
+    greedy = client_share(account, "greedy")
+    bodies = [
+        ArrivingBody(greedy, seconds, trickles=True, reserves=2 * MIB)
+        for seconds in (0.1, 0.4, 0.2, 0.3, 0.5)
+    ]
+    usual = ArrivingBody(client_share(account, "usual"), 9.0, trickles=True, reserves=2 * MIB)
+    streams = client_share(account, "streams")
+    small = [ArrivingBody(streams, 9.0, trickles=True) for _ in range(20)]
+    while account.make_room("other"):
+        pass
+    # A quarter of the room is the fair share of each of four clients.
+    assert await ended(bodies) == [1, 2, 3, 4]
+    assert not await ended([usual, *small])
+    assert account.reserved == 4 * MIB
+
+
+async def test_body_must_bring_an_eighth_of_what_its_call_has_reserved() -> None:
+    account = BufferAccount(100 * MIB)
+    share = client_share(account, "greedy")
+    reserved = 4 * MIB - MIN_STREAM_BYTES
+    bodies = [
+        ArrivingBody(share, STALLED / 2, moves=moves, reserves=reserves)
+        for reserves, moves in (
+            (reserved, 4 * MIB // 8),
+            (reserved, 4 * MIB // 8 - 1),
+            (30 * MIB, MAX_PROGRESS),
+            (30 * MIB, MAX_PROGRESS - 1),
+        )
+    ]
+    while account.make_room("other"):
+        pass
+    assert await ended(bodies) == [1, 3]
+
+
+async def test_reserved_bytes_of_a_body_that_makes_room_are_given_back_at_once() -> None:
+    account = BufferAccount(12 * MIB)
+    share = client_share(account, "greedy")
+    bodies = [ArrivingBody(share, 9.0, reserves=3 * MIB) for _ in range(4)]
+    account.reserve(MIB)  # of nobody
+    for left in (10, 7):
+        assert account.make_room("other")
+        assert account.reserved == left * MIB
+    (goes_on, _) = leaving = [body for body in bodies if body.reserved.is_leaving]
+    goes_on.progress.receive(MAX_PROGRESS)
+    for body in leaving:
+        account.reserve(1, body.reserved)
+    assert account.reserved == 7 * MIB
+    assert await ended(leaving) == [1]
+    assert account.reserved == 10 * MIB + 1  # what goes on counts again
+
+
+async def test_body_that_ends_while_it_makes_room_counts_what_its_call_has_reserved() -> None:
+    account = BufferAccount(12 * MIB)
+    share = client_share(account, "greedy")
+    body = ArrivingBody(share, 9.0, reserves=11 * MIB)
+    assert account.make_room("other")
+    assert account.reserved == 0
+    share.close_stream(body)
+    assert account.reserved == 11 * MIB
+    assert not await ended([body])
+
+
+async def test_lost_connection_counts_what_its_call_has_reserved_until_that_ends() -> None:
+    account = BufferAccount(12 * MIB)
+    share = client_share(account, "greedy")
+    body = ArrivingBody(share, 9.0, reserves=11 * MIB)
+    assert account.make_room("other")
+    share.release()
+    await turn_of_sockets()
+    assert account.reserved == 11 * MIB
+    account.reserve(-11 * MIB, body.reserved)
+    assert account.reserved == 0
+
+
+async def test_body_with_reserved_bytes_makes_room_where_buffered_bytes_take_it() -> None:
+    account = BufferAccount(12 * MIB)
+    share = client_share(account, "greedy")
+    body = ArrivingBody(share, 9.0, trickles=True, reserves=4 * MIB)
+    stream = ArrivingBody(share, 9.5, trickles=True)
+    share.change(8 * MIB)
+    assert account.make_room("other")
+    assert not account.make_room("other")
+    assert await ended([body, stream]) == [0]
+
+
+async def test_client_that_is_slow_on_many_streams_keeps_its_fair_share() -> None:
+    """Its streams share its speed, so each is slow; but not one of them is silent."""
+    account = BufferAccount(150 * MIN_STREAM_BYTES)
+    one, other = client_share(account, "slow"), client_share(account, "other")
+    slow = [ArrivingBody(one, 5.0, trickles=True) for _ in range(100)]
+    others = [ArrivingBody(other, 0.1, moves=PROGRESS) for _ in range(50)]
+    for client in ("new", "slow", "other"):
+        while account.make_room(client):
+            pass
+    assert len(await ended(slow)) == 50
+    assert one.streams == other.streams == 50
+    assert not await ended(others)

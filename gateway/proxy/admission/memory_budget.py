@@ -10,7 +10,7 @@ from gateway.errors import GatewayError
 from gateway.observe.metric_cells import Counter
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
-from gateway.system.buffers import MIN_STREAM_BYTES, BufferAccount
+from gateway.system.buffers import MIN_STREAM_BYTES, BufferAccount, ReservedBytes
 
 _MAX_ENDED: Final = 32
 """Bodies that end for one call beside those whose room it takes: as many calls may have come at the
@@ -35,23 +35,23 @@ class MemoryBudget:
         """Return the bytes that are reserved and buffered."""
         return self.buffers.total
 
-    def reserve(self, client: str | None = None) -> Reservation:
+    def reserve(self, call: ReservedBytes | None = None) -> Reservation:
         """Return an empty reservation for one call, which is released when its context ends.
 
-        If it is for the body that a ``client`` sends, others may have to make room.
+        With a ``call`` of a client, it counts for that, and others may have to make room.
         """
-        return Reservation(self, client)
+        return Reservation(self, call)
 
-    def adjust(self, size: int, client: str | None = None) -> None:
+    def adjust(self, size: int, call: ReservedBytes | None = None) -> None:
         """Reserve so many bytes more, or fewer; raises GatewayError (503) over the limit.
 
-        With a ``client``, others may have to make room, as for its admission.
+        With a ``call`` of a client, others may have to make room, as for its admission.
         """
         if size > 0 and size > self.buffers.free:
-            if client is None:
+            if call is None:
                 raise self._full()
-            self._make_room(size, client)
-        self.buffers.reserved += size
+            self._make_room(size, call.client)
+        self.buffers.reserve(size, call)
 
     def check_admission(self, client: str = "") -> None:
         """Raise GatewayError (503) if there is no room for one more call, and none can be made.
@@ -85,19 +85,19 @@ class MemoryBudget:
 class Reservation:
     """The bytes that one call has reserved, while its context is open."""
 
-    def __init__(self, budget: MemoryBudget, client: str | None = None) -> None:
+    def __init__(self, budget: MemoryBudget, call: ReservedBytes | None = None) -> None:
         self._budget = budget
-        self._client = client
+        self._call = call
         self._size = 0
 
     def resize(self, size: int) -> None:
         """Reserve ``size`` bytes in all; raises GatewayError (503) over the limit."""
-        self._budget.adjust(size - self._size, self._client)
+        self._budget.adjust(size - self._size, self._call)
         self._size = size
 
     def resize_unchecked(self, size: int) -> None:
         """Reserve ``size`` bytes in all, even over the limit, for a response that has started."""
-        self._budget.buffers.reserved += size - self._size
+        self._budget.buffers.reserve(size - self._size, self._call)
         self._size = size
 
     def grow(self, size: int) -> None:

@@ -35,7 +35,7 @@ async def repository_index(call: Call, upstreams: Sequence[Upstream]) -> None:
     without a list. Raises GatewayError (502) that names the servers that fail: an index without
     their models would say that there are none.
     """
-    with call.destination.memory_budget.reserve() as reservation:
+    with call.reserve() as reservation:
         body = await buffer_body(call, reservation)
         if call.request.method == "POST" and not any(body or ()):
             body = (_FULL_INDEX,)
@@ -61,7 +61,7 @@ async def statistics(call: Call, upstreams: Sequence[Upstream]) -> None:
     A header names the endpoints that fail: the counts of the others are true without them.
     """
     request = make_sub_request(call.request, call.request.target)
-    with call.destination.memory_budget.reserve() as reservation:
+    with call.reserve() as reservation:
         sub_responses = await query_servers(call, upstreams, lambda _: request, reservation)
         failed = [each for each in sub_responses if not each.success]
         if len(failed) == len(sub_responses):

@@ -34,7 +34,7 @@ async def broadcast(
     if count_endpoints(upstreams) == 1:
         await passthrough(call, target_for(call.destination.upstream))
         return
-    with call.destination.memory_budget.reserve() as reservation:
+    with call.reserve() as reservation:
         body = await buffer_body(call, reservation)
         sub_responses = await query_servers(
             call,

@@ -31,7 +31,7 @@ async def server_metadata(call: Call, upstreams: Sequence[Upstream]) -> None:
     if len(upstreams) == 1:
         await _relay_metadata(call, request)
         return
-    with call.destination.memory_budget.reserve() as reservation:
+    with call.reserve() as reservation:
         sub_responses = await query_servers(
             call, upstreams, lambda _: request, reservation, queries_all=lambda _: False
         )

@@ -81,7 +81,7 @@ async def _compare_settings(
     call: Call, upstreams: Sequence[Upstream], target_for: TargetFor, model: str | None
 ) -> None:
     """Send the first endpoint's settings, with headers that name endpoints that differ or fail."""
-    with call.destination.memory_budget.reserve() as reservation:
+    with call.reserve() as reservation:
         sub_responses = await query_servers(
             call,
             upstreams,

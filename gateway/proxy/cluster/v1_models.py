@@ -58,7 +58,7 @@ async def _model_readiness(call: Call, model: str) -> None:
         await passthrough(call, model=model_name_of(call.operation))
         return
     path = model_path(model, call.operation.version)
-    with call.destination.memory_budget.reserve() as reservation:
+    with call.reserve() as reservation:
         response = await _query(call, path + "/ready", reservation)
         if response.status == 200 and reports_ready(response.body):
             await send_json(call, ready_document(model))
@@ -73,7 +73,7 @@ async def _model_readiness(call: Call, model: str) -> None:
 async def _model_list(call: Call, upstreams: Sequence[Upstream]) -> None:
     index_request = make_sub_request(call.request, _INDEX, (b'{"ready":true}',), "POST")
     index_request.headers["Content-Type"] = "application/json"
-    with call.destination.memory_budget.reserve() as reservation:
+    with call.reserve() as reservation:
         result = await query_model_lists(call, index_request, upstreams, reservation)
         if result.are_complete:
             await _send_merged_list(call, result)

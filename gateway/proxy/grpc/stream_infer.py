@@ -82,6 +82,7 @@ async def _infer(call: Call, read: ReadRequest, reservation: Reservation) -> Chu
     record = CallRecord(main.method, main.target, main.request_id, time.perf_counter())
     record.labels = main.labels
     record.trace = main.trace
+    record.reserved = main.reserved
     request = HttpFormRequest(call.request, "POST", target, CIMultiDict(), b"")
     convert, cap = infer_converter(read, limits), limits.max_buffered_body_bytes
     response = CollectedResponse(call.response, record, convert, cap, reservation)

@@ -78,6 +78,10 @@ class ResponseRelay:
     deadline: Deadline
     layout: V1ResponseLayout | None = None
 
+    def reserve(self) -> Reservation:
+        """Return a reservation for what is buffered of the response."""
+        return self.destination.memory_budget.reserve(self.response.record.reserved)
+
     def chunks(self) -> Chunks:
         """Yield the body of the server's response as it arrives."""
         return response_chunks(self.upstream_response, self.server, self.deadline)
@@ -191,7 +195,7 @@ async def check_all_json(chunks: Chunks) -> Chunks:
 async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
     """Convert each output to the requested encoding, for which all of them are buffered."""
     scheduler, size = relay.destination.scheduler, plan.header_size
-    with relay.destination.memory_budget.reserve() as reservation:
+    with relay.reserve() as reservation:
         if plan.action is ResponseAction.ENCODE_UNLESS_FITTING and size is not None:
             first = await read_first(chunks, size, reservation)
             chunks = prepend(first, chunks)
@@ -251,7 +255,7 @@ async def _relay_prediction(
     if size is not None:
         await _relay_text(relay, predict_converter(size, layout, *plan.policies_and_caps), chunks)
         return
-    with relay.destination.memory_budget.reserve() as reservation:
+    with relay.reserve() as reservation:
         # Above the cap, no more of an error is of interest, and a response is invalid.
         body = b"".join(await read_first(chunks, plan.header_cap + 1, reservation))
         head = response.status, response.reason, response.headers
@@ -270,7 +274,7 @@ async def _relay_text(
     """
     scheduler = relay.destination.scheduler
     size = CONVERT_CHUNK if relay.layout is None else ENCODE_CHUNK
-    with relay.destination.memory_budget.reserve() as reservation:
+    with relay.reserve() as reservation:
         sender = _TextSender(relay, converter, reservation)
         async for chunk in chunks:
             for piece in split(chunk, size):

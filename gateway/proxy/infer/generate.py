@@ -93,7 +93,7 @@ async def generate(call: Call) -> None:
     if call.request.method != "POST":
         raise GatewayError(ErrorKind.NOT_ALLOWED, "Method Not Allowed")
     destination, record = call.destination, call.response.record
-    with call.reserve() as reservation, destination.memory_budget.reserve() as buffered:
+    with call.reserve() as reservation, call.reserve() as buffered:
         received = await _receive(call, reservation)
         await check_request(call, received)
         upstream_request = _write_request(call, received.request)
@@ -168,7 +168,7 @@ async def _read_inputs(call: Call, text: bytes) -> InferRequest:
     if request is not None:
         return request
     reader = InferRequestReader(header_cap, depth_cap + 1, tensor_cap=tensor_cap)
-    with destination.memory_budget.reserve() as reservation:
+    with call.reserve() as reservation:
         for piece in split(text, CONVERT_CHUNK):
             reader.feed(piece)
             await destination.scheduler.next_slice()

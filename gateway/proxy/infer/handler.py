@@ -94,7 +94,7 @@ async def _send_over_grpc(
     record.server_form = "grpc"
     if record.labels.client_form in _TEXT_FORMS:
         record.request_elements = received.request.head.element_count
-    with destination.memory_budget.reserve() as reservation:
+    with call.reserve() as reservation:
         headers = with_body(call.request.headers, {})
         upstream_request = await grpc_infer_request(
             received, call.operation, headers, destination, reservation

@@ -23,7 +23,7 @@ LONG_HEAD = {"x-long": "x" * 2048}
 
 _VOLATILE = (
     *("started", "seconds", "sent_at", "first_byte_seconds", "server_seconds", "prepare_seconds"),
-    *("queue_seconds", "request_id", "noted", "labels", "other_attempts", "endpoint"),
+    *("queue_seconds", "request_id", "noted", "labels", "other_attempts", "endpoint", "reserved"),
 )
 _OWN_HEADERS = frozenset(("date", "connection", "transfer-encoding", "x-request-id", ":status"))
 

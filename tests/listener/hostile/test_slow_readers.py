@@ -167,8 +167,8 @@ async def until_settled(gateway: RunningGateway) -> None:
     seen = [0] * 20
 
     def is_settled() -> bool:
-        seen.append(buffers.buffered)
-        return buffers.buffered > 0 and len(set(seen[-20:])) == 1
+        seen.append(buffers.total)
+        return buffers.total > 0 and len(set(seen[-20:])) == 1
 
     await until(is_settled)
 

@@ -140,13 +140,17 @@ class GrpcBodies(Http2Bodies):
 
 
 @asynccontextmanager
-async def gateway_with_little_room() -> AsyncIterator[RunningGateway]:
+async def gateway_with_little_room(
+    response: bytes = binary_response(bytes(4)),
+) -> AsyncIterator[RunningGateway]:
+    """Run a gateway whose server gives this response to each infer request."""
+
     async def read(connection: Connection) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 received = await connection.request()
                 infers = received.head.target == INFER
-                await connection.send(binary_response(bytes(4)) if infers else http_response(b"ok"))
+                await connection.send(response if infers else http_response(b"ok"))
 
     async with (
         ScriptedServer(read) as server,
@@ -269,7 +273,7 @@ async def test_body_whose_bytes_the_gateway_has_not_read_goes_on(newcomer: str) 
                     upload.h2.send_data(stream, bytes(PROGRESS))
                 upload.flush()
             block_event_loop(1.1 * STALLED)
-            budget.check_admission(response.record.client_network)
+            budget.check_admission(response.record.reserved.client)
         await echo(client, response)
 
     async with running_listener(handle) as running, AsyncExitStack() as clients:

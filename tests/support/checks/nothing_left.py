@@ -112,7 +112,8 @@ def _of_buffers(buffers: BufferAccount) -> dict[str, int]:
         "connections with such bytes": len(buffers.holders_of_heads),
         "bodies in transit": buffers.streams,
         "clients with such bodies": len(buffers._clients),
-        "streams of these": buffers._client_streams,
+        "streams of these": buffers._of_clients.streams,
+        "bytes that these have reserved": buffers._of_clients.reserved,
         "bodies that may make room": len(buffers._slow)
         + len(buffers._silent)
         + len(buffers._leaving),
