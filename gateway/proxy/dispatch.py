@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from urllib.parse import unquote
 
 import orjson
@@ -130,7 +131,8 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
         limits.max_buffered_body_bytes,
         limits.max_decompression_ratio,
     )
-    grpc_request = GrpcRequest(request, rpc, *caps)
+    next_slice = partial(router.message_scheduler.next_slice, response.record.reserved.client)
+    grpc_request = GrpcRequest(request, rpc, *caps, next_slice=next_slice)
     route_match: RouteMatch | None = None
     timeout: float | None = None
 
@@ -155,7 +157,7 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
         if (rewrite := found.rewrite) is not None:
             caps = route_limits.max_buffered_body_bytes, route_limits.max_decompression_ratio
             names = unquote(rewrite.model), unquote(rewrite.version or "")
-            rewriter = ModelRewriter(rpc, *names, request.headers, *caps, reservation)
+            rewriter = ModelRewriter(rpc, *names, request.headers, *caps, reservation, next_slice)
         await grpc_request.route(route_limits.max_request_bytes, check, rewriter)
         route_match = found
 

@@ -24,6 +24,7 @@ from gateway.protocol.operations import (
     replace_model,
 )
 from gateway.protocol.request_header import client_form
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.cluster.health import Readiness
 from gateway.proxy.cluster.scatter_gather import count_endpoints
@@ -180,6 +181,8 @@ class Router:
         self._targets = [_RouteTargets(route, random) for route in routes]
         self._widest_limits = _widest([route.limits for route in routes])
         self.readiness = Readiness(collect_upstreams(routes))
+        self.message_scheduler = ConversionScheduler()
+        """Shares the event loop among gRPC messages that are read before their route is known."""
         self._authenticator = Authenticator(group for route in routes for group in route.keys)
 
     @property

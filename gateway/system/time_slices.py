@@ -24,6 +24,12 @@ class TimeSliceQueue:
         if len(self._waiting) == 1:
             self._loop.call_soon(self._run)
 
+    async def next_slice(self) -> None:
+        """Yield to other calls, and wait for a time slice."""
+        granted = self._loop.create_future()
+        self.add(lambda: None if granted.done() else granted.set_result(None))
+        await granted
+
     def _run(self) -> None:
         time_slice = self._waiting.popleft()
         if self._waiting:  # also if this one raises

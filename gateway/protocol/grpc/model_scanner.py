@@ -34,7 +34,7 @@ MAX_MARKED: Final = 64 * 1024
 MAX_ALL_MARKED: Final = 256 * 1024
 """Bytes of all values of a message that have the mark, which are kept until its end."""
 
-MAX_FIELDS: Final = 200_000
+MAX_FIELDS: Final = 20_000
 """Fields of a message itself, which are inputs, outputs, parameters and raw contents."""
 
 

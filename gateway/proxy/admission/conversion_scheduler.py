@@ -9,20 +9,22 @@ from collections import deque
 class ConversionScheduler:
     """Lets one call convert one chunk in each iteration of the event loop.
 
-    So a small request waits for one chunk of the large ones at a time.
+    So a small request waits for one chunk of the large ones at a time. Clients take turns, however
+    many of their calls wait.
     """
 
     def __init__(self) -> None:
         self._taken = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Those that wait, for each client; the client whose turn it is comes first."""
 
-    async def next_slice(self) -> None:
+    async def next_slice(self, client: str = "") -> None:
         """Yield to other calls and wait for the next time slice; call it between two chunks."""
         if self.try_take_slice():
             await asyncio.sleep(0)
             return
         granted = asyncio.get_running_loop().create_future()
-        self._waiting.append(granted)
+        self._waiting.setdefault(client, deque()).append(granted)
         await granted
 
     def try_take_slice(self) -> bool:
@@ -34,10 +36,14 @@ class ConversionScheduler:
         return True
 
     def _grant_next(self) -> None:
-        """Grant the next time slice to the call that has waited longest."""
+        """Grant the next time slice to the call that has waited longest, of the next client."""
         self._taken = False
         while self._waiting:
-            granted = self._waiting.popleft()
+            client = next(iter(self._waiting))
+            calls = self._waiting.pop(client)
+            granted = calls.popleft()
+            if calls:
+                self._waiting[client] = calls  # behind the other clients
             if not granted.done():  # else its call was cancelled
                 self._taken = True
                 granted.set_result(None)

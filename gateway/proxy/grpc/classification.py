@@ -36,7 +36,9 @@ def marking_request(call: Call) -> GrpcRequest:
         # The sizes were checked before a rewrite may have added to them.
         caps = MAX_MESSAGE, limits.max_buffered_body_bytes
         method = find_method(request.target.partition("?")[0])
-        request = GrpcRequest(request, method, *caps, limits.max_decompression_ratio)
+        next_slice = call.destination.scheduler.next_slice
+        ratio = limits.max_decompression_ratio
+        request = GrpcRequest(request, method, *caps, ratio, next_slice=next_slice)
         request.content_length = call.request.content_length
     request.marks_outputs = True
     return request

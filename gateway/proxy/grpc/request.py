@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -33,6 +32,9 @@ _MIN_PIECE = 1024
 _SCAN_STEP = 4 * 1024
 """Bytes that are scanned at once: at most so many fields as take one or two milliseconds."""
 
+TimeSliceWaiter = Callable[[], Awaitable[None]]
+"""Lets other calls have a time slice, and waits for the next one."""
+
 ModelCheck = Callable[[ScannedModel, tuple[str, ...]], None]
 """Raises GatewayError if a further message of a stream must not go where the first one went.
 
@@ -55,7 +57,7 @@ class GrpcRequest(ClientRequest):
 
     ``read`` gives the body as it came, unless its route rewrites the model; what ``find_model``
     has read ahead comes again. ``cap`` limits the bytes of a message, ``ahead_cap`` those that are
-    read ahead.
+    read ahead. A message with many fields is scanned in time slices, which ``next_slice`` gives.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class GrpcRequest(ClientRequest):
         cap: int,
         ahead_cap: int,
         max_decompression_ratio: int = 100,
+        *,
+        next_slice: TimeSliceWaiter,
     ) -> None:
         self.method = request.method
         self.target = request.target
@@ -96,6 +100,7 @@ class GrpcRequest(ClientRequest):
         """What the next reads return."""
         self._max_decompression_ratio = max_decompression_ratio
         self._checked: tuple[ScannedModel, tuple[str, ...]] | None = None
+        self._next_slice = next_slice
         self._work = 0
         """What was done since other calls had a time slice; a field counts 1."""
 
@@ -280,7 +285,7 @@ class GrpcRequest(ClientRequest):
         self._work += work
         if self._work >= _TIME_SLICE:
             self._work = 0
-            await asyncio.sleep(0)
+            await self._next_slice()
 
     def _begin_message(self, part: MessagePiece) -> None:
         self._message_size = part.size

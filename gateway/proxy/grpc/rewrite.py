@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from multidict import CIMultiDictProxy
@@ -26,7 +26,7 @@ class ModelRewriter:
     Of a field that occurs twice the last counts, so the new names are appended to a message while
     it streams: https://protobuf.dev/programming-guides/encoding/#last-one-wins
     The size precedes a message: a compressed one is buffered, up to ``cap`` bytes and ``max_ratio``
-    times its size, and is sent uncompressed.
+    times its size, and is sent uncompressed. ``next_slice`` waits for a time slice.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class ModelRewriter:
         cap: int,
         max_ratio: int,
         reservation: Reservation,
+        next_slice: Callable[[], Awaitable[None]],
     ) -> None:
         self._renamed: Final = ScannedModel(model, version)
         self._model: Final = model.encode()
@@ -49,6 +50,7 @@ class ModelRewriter:
         self._cap: Final = cap
         self._max_ratio: Final = max_ratio
         self._reservation: Final = reservation
+        self._next_slice: Final = next_slice
         # Whoever reads the request has checked the sizes.
         self._messages: Final = MessageReader(MAX_MESSAGE, "the most of protobuf", REQUEST)
         self._decompressor: MessageDecompressor | None = None
@@ -95,7 +97,7 @@ class ModelRewriter:
         for chunk in decompressor.feed(part.data, last=part.ends):
             self._reserve(len(text) + len(chunk) + decompressor.buffered_bytes)
             text += chunk
-            await asyncio.sleep(0)
+            await self._next_slice()
         self._reserve(len(text) + decompressor.buffered_bytes)
         if part.ends:
             self._decompressor = None

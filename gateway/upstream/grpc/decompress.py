@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -11,6 +10,7 @@ from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.headers import ENCODING
 from gateway.protocol.json_errors import quote_value
+from gateway.system.time_slices import time_slice_queue
 from gateway.upstream.transport import UpstreamResponse
 
 MAX_RATIO: Final = 100
@@ -50,7 +50,7 @@ async def decompress_message(
             text += piece
             if len(text) > cap:
                 break
-            await asyncio.sleep(0)
+            await time_slice_queue().next_slice()
     except GatewayError as error:
         if error.kind is not ErrorKind.BAD_RESPONSE:
             raise

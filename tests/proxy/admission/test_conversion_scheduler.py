@@ -3,10 +3,12 @@ import asyncio
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 
 
-async def _convert(scheduler: ConversionScheduler, name: str, log: list[str], chunks: int) -> None:
+async def _convert(
+    scheduler: ConversionScheduler, name: str, log: list[str], chunks: int, client: str = ""
+) -> None:
     for _ in range(chunks):
         log.append(name)
-        await scheduler.next_slice()
+        await scheduler.next_slice(client)
 
 
 async def _laps(log: list[str]) -> None:
@@ -35,6 +37,15 @@ async def test_conversions_share_the_time_slices() -> None:
     assert [log.count(name) for name in "abcd"] == [10] * 4
     order = "".join(later)
     assert all(set(order[i : i + 4]) == set("abcd") for i in range(len(order) - 8))
+
+
+async def test_clients_take_turns_however_many_calls_they_have() -> None:
+    log: list[str] = []
+    scheduler = ConversionScheduler()
+    greedy = [_convert(scheduler, "g", log, 10, "greedy") for _ in range(100)]
+    await asyncio.gather(*greedy, *(_convert(scheduler, name, log, 10, name) for name in "ab"))
+    later = log[102:]  # all start together
+    assert later[:35].count("a") == later[:35].count("b") == 9
 
 
 async def test_cancelled_conversion_passes_its_time_slice_on() -> None:

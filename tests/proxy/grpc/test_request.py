@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import sys
 import zlib
@@ -17,9 +18,10 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.methods import find_method
 from gateway.protocol.grpc.model_scanner import ScannedModel
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
-from gateway.proxy.grpc.request import GrpcRequest, is_grpc
+from gateway.proxy.grpc.request import GrpcRequest, TimeSliceWaiter, is_grpc
 from gateway.proxy.interfaces import ClientRequest
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.time_slices import others
@@ -61,7 +63,18 @@ def _grpc(
     *pieces: bytes, method: str = "ModelInfer", encoding: str = "", cap: int = 2**30
 ) -> GrpcRequest:
     client = _Client(pieces, method, encoding)
-    return GrpcRequest(client, find_method(client.target), cap, ahead_cap=cap)
+    return _request(client, cap, cap)
+
+
+def _request(
+    client: ClientRequest,
+    ahead_cap: int = 2**30,
+    cap: int = 2**30,
+    next_slice: TimeSliceWaiter | None = None,
+) -> GrpcRequest:
+    if next_slice is None:
+        next_slice = ConversionScheduler().next_slice
+    return GrpcRequest(client, find_method(client.target), cap, ahead_cap, next_slice=next_slice)
 
 
 async def _find(request: GrpcRequest) -> tuple[ScannedModel, tuple[str, ...]]:
@@ -102,7 +115,7 @@ async def test_small_body_is_read_to_its_end_and_has_a_length() -> None:
 async def test_large_body_is_read_until_it_names_a_model() -> None:
     body = _message(data=LARGE)
     client = _Client([body[:100], body[100:200], body[200:]], "ModelInfer")
-    request = GrpcRequest(client, find_method(client.target), 2**30, 2**30)
+    request = _request(client)
     assert (await _find(request))[0].name == "m"
     assert (client.reads, request.content_length) == (1, None)
 
@@ -110,7 +123,7 @@ async def test_large_body_is_read_until_it_names_a_model() -> None:
 async def test_first_message_of_a_stream_is_enough() -> None:
     first, second = _message("one"), _message("one")
     client = _Client([first, second], "ModelStreamInfer")
-    request = GrpcRequest(client, find_method(client.target), 2**30, 2**30)
+    request = _request(client)
     assert (await _find(request))[0].name == "one"
     assert client.reads == 1
     assert await _rest(request) == first + second
@@ -182,15 +195,15 @@ _FIELDS = b"\x20\x01"
     ("body", "encoding"),
     [
         (_message() * 10_000, ""),
-        (frame(60_000) + _FIELDS * 30_000, ""),
+        ((frame(30_000) + _FIELDS * 15_000) * 2, ""),
         (None, "gzip"),
     ],
     ids=["messages", "fields", "compressed"],
 )
 async def test_other_calls_have_their_turn(body: bytes | None, encoding: str) -> None:
     if body is None:
-        data = gzip.compress(_FIELDS * 100_000)
-        body = frame(len(data), is_compressed=True) + data
+        data = gzip.compress(_FIELDS * 15_000)
+        body = (frame(len(data), is_compressed=True) + data) * 2
     request = _grpc(body, method="ModelStreamInfer", encoding=encoding)
     await request.route(2**30, lambda *_: None)
     with others() as waiting:
@@ -248,9 +261,25 @@ async def test_large_message_without_a_model_is_not_buffered_for_ever() -> None:
     client = _Client(
         [body[start : start + 2**16] for start in range(0, len(body), 2**16)], "ModelInfer"
     )
-    request = GrpcRequest(client, find_method(client.target), 2**30, ahead_cap=2**18)
+    request = _request(client, 2**18)
     with pytest.raises(GatewayError, match="names no model in its first 262144 bytes"):
         await _find(request)
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+async def test_messages_of_many_fields_share_one_time_slice(encoding: str) -> None:
+    """However many streams a client opens, others wait for the scan of 2,000 fields or so."""
+    message = b"\x1a\0" * 15_000  # empty fields
+    data = gzip.compress(message) if encoding else message
+    body = bytes((bool(encoding),)) + len(data).to_bytes(4) + data
+    scheduler = ConversionScheduler()
+    requests = [
+        _request(_Client([body], "ModelInfer", encoding), next_slice=scheduler.next_slice)
+        for _ in range(20)
+    ]
+    with others() as waiting:
+        await asyncio.gather(*map(_find, requests))
+    assert waiting.turns >= 20 * (len(message) // 2) // 2500
 
 
 async def test_smaller_cap_of_the_route_applies() -> None:

@@ -15,6 +15,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
 from gateway.protocol.grpc.methods import GrpcMethod, find_method
 from gateway.protocol.grpc.wire import MAX_MESSAGE
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.grpc.rewrite import ModelRewriter
 from gateway.sizes import CONVERT_CHUNK
@@ -29,7 +30,9 @@ GZIP = CIMultiDictProxy(CIMultiDict({"grpc-encoding": "gzip"}))
 def _rewriter(
     budget: MemoryBudget, method: GrpcMethod = INFER, version: str = "", cap: int = 2**20
 ) -> ModelRewriter:
-    return ModelRewriter(method, "new", version, GZIP, cap, 100, budget.reserve())
+    return ModelRewriter(
+        method, "new", version, GZIP, cap, 100, budget.reserve(), ConversionScheduler().next_slice
+    )
 
 
 def _feed(
