@@ -499,6 +499,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
             self.transport.write(b"".join(pieces))
         else:
             self.transport.writelines(pieces)
+        if not self._writable:  # as heads and the ends of bodies do not wait for the peer
+            self._count_unsent(self.transport.get_write_buffer_size())
 
     def write_body(self, data: bytes | memoryview, chunked: bool) -> None:
         """Write a piece of a body, which must not be empty; a small one is buffered."""
@@ -517,7 +519,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def flush(self) -> None:
         """Write the buffered data."""
         if self._write_buffer and not self.transport.is_closing():
-            self.transport.write(self._take_write_buffer())
+            self.write()
 
     def _take_write_buffer(self) -> bytes:
         buffered, self._write_buffer = self._write_buffer, b""

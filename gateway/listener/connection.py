@@ -146,7 +146,7 @@ class ClientConnection(Connection):
                 self._receive_body(self._body, data)
                 if self._is_lingering():
                     self.defer_next_drop()
-            elif self._body is None and self._call is None:
+            elif self._body is None and self._call is None and not self.write_blocked:
                 self._receive_head(data)
             else:
                 self.buffer_read_ahead(data)  # the next request waits for this response
@@ -257,7 +257,7 @@ class ClientConnection(Connection):
             return
         idle = now - self._idle_since
         if not self._reader.started:
-            if idle >= timeouts.keep_alive_timeout:
+            if idle >= timeouts.keep_alive_timeout and not self._read_ahead:
                 self.close()
         elif idle >= timeouts.request_header_timeout:
             limit = timeouts.request_header_timeout
@@ -377,7 +377,7 @@ class ClientConnection(Connection):
         sampler = self._host.trace_sampler
         if sampler is not None:
             record.trace = sampler.sample(head, self._peer, "1.1")
-        may_be_fast = is_small and not head.http_1_0 and not self.write_blocked
+        may_be_fast = is_small and not head.http_1_0
         if may_be_fast and len(data) == head.length:
             record.request_bytes = len(data)
             if self._start_fast_path(head, data):
@@ -507,8 +507,15 @@ class ClientConnection(Connection):
             self._linger_timer.cancel()
             self._linger_timer = None
         self._idle_since = self.loop.time()
-        if self._read_ahead:
+        if self._read_ahead and not self.write_blocked:
             self.process_read_ahead()
+
+    def resume_writing(self) -> None:
+        """Go on to the next request, which has waited until the client read the responses."""
+        super().resume_writing()
+        if self._read_ahead and self._call is None and self._body is None and not self.closed:
+            self._idle_since = self.loop.time()
+            self.time_slices.add(self.process_read_ahead)
 
     def _reject(self, error: GatewayError, responds: bool = True) -> None:
         """Respond to a request without a valid head, and close the connection.

@@ -84,6 +84,8 @@ _SENT_PIECE: Final = 64 * 1024
 _PREFIX_SIZE: Final = 5
 """Bytes before a message of gRPC: whether it is compressed, and its length in four."""
 _UNKNOWN_SIZE: Final = 2**62
+_UNSENT: Final = "unsent output"
+"""The pauser of a connection whose client does not read while no memory is left."""
 
 _HEAD: Final[Header] = (b":method", b"HEAD")
 
@@ -502,6 +504,8 @@ class Http2ClientConnection(Http2Session):
         timeout = host.idle_timeouts.linger_timeout
         self._lingering = LingeringStreams(http2, timeout, self._on_lingering_end)
         self._unread = UnreadCheck()
+        self._waits_for_client = False
+        """Whether nothing is read and processed before the client reads."""
 
     def take_over(self, old: ListenerConnection, client: str, data: bytes) -> None:
         """Serve the transport of a connection of this client, which has received this data."""
@@ -535,7 +539,15 @@ class Http2ClientConnection(Http2Session):
             super().data_received(data)
 
     def process_received(self) -> None:
-        """Process frames of a time slice; requests start when all of them are processed."""
+        """Process frames of a time slice; requests start when all of them are processed.
+
+        If no memory is left, a client that does not read gets no further responses.
+        """
+        if self.write_blocked and self.buffers.free < 0:
+            self._waits_for_client = True
+            self.read_flow.pause(_UNSENT)
+            self._count_unread(self.http2.unread_bytes)
+            return
         super().process_received()
         if not self._partial_size:
             self._partial_since = 0.0
@@ -545,6 +557,14 @@ class Http2ClientConnection(Http2Session):
             begun, self._begun = self._begun, []
             for call in begun:
                 self._start_call(call)
+
+    def resume_writing(self) -> None:
+        """Let those who wait send, and process what the client has sent meanwhile."""
+        super().resume_writing()
+        if self._waits_for_client and not self.closed:
+            self._waits_for_client = False
+            self.read_flow.resume(_UNSENT)
+            self.time_slices.add(self._use_time_slice)
 
     def _start_call(self, call: Http2Call) -> None:
         """Start a call; an unexpected error ends no other one."""
