@@ -12,6 +12,7 @@ import termios
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
 
 from gateway.http1.body import LAST_CHUNK, frame_chunk
@@ -240,7 +241,9 @@ class UnsentOutput:
         """Return how fast the client reads."""
         unread = self._connection.unread_bytes()
         if unread < self._unread:
-            self._progress.receive(self._unread - unread, self.reserved.progress)
+            # Over HTTP/2 all responses that wait take room, each for its share of what is read.
+            needed = self.reserved.progress * max(1, len(self._connection.buffers.bodies))
+            self._progress.receive(self._unread - unread, min(needed, MAX_PROGRESS))
             self._progress.begin_wait(time.monotonic())
         self._unread = unread
         return self._progress
@@ -277,7 +280,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self, buffers: BufferAccount | None = None, hangups: HangupWatch | None = None
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.time_slices = time_slice_queue()
+        self._time_slices = time_slice_queue()
         self.buffers = BufferShare(buffers or BufferAccount())
         self._hangups = hangups
         self._offered_size = 0
@@ -346,7 +349,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
         All such connections together read once in an iteration of the event loop.
         """
         self.read_flow.pause(_DROPPING, is_short=True)
-        self.time_slices.add(self._resume_dropping)
+        self.await_time_slice(self._resume_dropping)
+
+    def await_time_slice(self, step: Callable[[], None]) -> None:
+        """Take this step in the next time slice that the connection's client gets."""
+        self._time_slices.add(step, self.buffers.client)
 
     def _resume_dropping(self) -> None:
         self.read_flow.resume(_DROPPING)
@@ -385,7 +392,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def defer_read_ahead(self, data: bytes | memoryview) -> None:
         """Buffer data, and process it in the next time slice."""
         self.buffer_read_ahead(data)
-        self.time_slices.add(self.process_read_ahead)
+        self.await_time_slice(self.process_read_ahead)
 
     def process_read_ahead(self) -> None:
         """Process the buffered data as if it came now."""

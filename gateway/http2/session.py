@@ -459,9 +459,9 @@ class Http2Session(Connection):
         if unread or delay:
             self.read_flow.pause(_TIME_SLICE, is_short=True)
             if delay:
-                self.loop.call_later(delay, self.time_slices.add, self._use_time_slice)
+                self.loop.call_later(delay, self.await_time_slice, self._use_time_slice)
             else:
-                self.time_slices.add(self._use_time_slice)
+                self.await_time_slice(self._use_time_slice)
         else:
             self.read_flow.resume(_TIME_SLICE)
 

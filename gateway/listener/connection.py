@@ -515,7 +515,7 @@ class ClientConnection(Connection):
         super().resume_writing()
         if self._read_ahead and self._call is None and self._body is None and not self.closed:
             self._idle_since = self.loop.time()
-            self.time_slices.add(self.process_read_ahead)
+            self.await_time_slice(self.process_read_ahead)
 
     def _reject(self, error: GatewayError, responds: bool = True) -> None:
         """Respond to a request without a valid head, and close the connection.

@@ -564,7 +564,7 @@ class Http2ClientConnection(Http2Session):
         if self._waits_for_client and not self.closed:
             self._waits_for_client = False
             self.read_flow.resume(_UNSENT)
-            self.time_slices.add(self._use_time_slice)
+            self.await_time_slice(self._use_time_slice)
 
     def _start_call(self, call: Http2Call) -> None:
         """Start a call; an unexpected error ends no other one."""

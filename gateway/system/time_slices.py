@@ -1,28 +1,29 @@
-"""Gives connections with much to process a time slice each, one after the other."""
+"""Gives connections with much to process a time slice each, by turns of their clients."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
+
+from gateway.system.fair_queue import FairQueue
 
 
 class TimeSliceQueue:
     """Runs one time slice in each iteration of the event loop.
 
-    However many wait here, all others wait for one of their time slices only.
+    However many wait here, all others wait for one of their time slices only. Clients take turns.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: FairQueue[Callable[[], None]] = FairQueue()
 
-    def add(self, time_slice: Callable[[], None]) -> None:
+    def add(self, time_slice: Callable[[], None], client: str = "") -> None:
         """Call ``time_slice`` once, in a later iteration of the event loop."""
-        self._waiting.append(time_slice)
-        if len(self._waiting) == 1:
+        if not self._waiting:
             self._loop.call_soon(self._run)
+        self._waiting.append(time_slice, client)
 
     async def next_slice(self) -> None:
         """Yield to other calls, and wait for a time slice."""

@@ -22,6 +22,15 @@ async def test_one_turn_is_taken_in_each_iteration() -> None:
     assert taken[3:] == ["later"]
 
 
+async def test_clients_take_turns_however_many_connections_they_have() -> None:
+    queue = TimeSliceQueue(asyncio.get_running_loop())
+    taken: list[str] = []
+    for name in ("a1", "a2", "a3", "b1", "b2"):
+        queue.add(lambda name=name: taken.append(name), name[0])  # type: ignore[misc]
+    await iterations(5)
+    assert taken == ["a1", "b1", "a2", "b2", "a3"]
+
+
 async def test_who_waits_again_is_the_last() -> None:
     queue = TimeSliceQueue(asyncio.get_running_loop())
     taken: list[str] = []

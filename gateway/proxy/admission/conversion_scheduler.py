@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+
+from gateway.system.fair_queue import FairQueue
 
 
 class ConversionScheduler:
@@ -15,8 +16,7 @@ class ConversionScheduler:
 
     def __init__(self) -> None:
         self._taken = False
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Those that wait, for each client; the client whose turn it is comes first."""
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
     async def next_slice(self, client: str = "") -> None:
         """Yield to other calls and wait for the next time slice; call it between two chunks."""
@@ -24,7 +24,7 @@ class ConversionScheduler:
             await asyncio.sleep(0)
             return
         granted = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(granted)
+        self._waiting.append(granted, client)
         await granted
 
     def try_take_slice(self) -> bool:
@@ -39,11 +39,7 @@ class ConversionScheduler:
         """Grant the next time slice to the call that has waited longest, of the next client."""
         self._taken = False
         while self._waiting:
-            client = next(iter(self._waiting))
-            calls = self._waiting.pop(client)
-            granted = calls.popleft()
-            if calls:
-                self._waiting[client] = calls  # behind the other clients
+            granted = self._waiting.popleft()
             if not granted.done():  # else its call was cancelled
                 self._taken = True
                 granted.set_result(None)

@@ -129,6 +129,8 @@ def _of_config(config: ActiveConfig) -> dict[str, int]:
     }
     for name, count in _of_buffers(limits.mirror_memory_budget.buffers).items():
         found[f"{name} of mirrors"] = count
+    messages: Any = config.router.message_scheduler._waiting
+    found["messages that wait to be scanned"] = sum(not each.done() for each in messages)
     for route in config.router.routes:
         if route.mirror is not None:
             found[f"mirrored copies of route {route.name}"] = route.mirror.in_flight
