@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 from gateway.app.background import BackgroundTask
 from gateway.system.memory import has_malloc_trim, resident_bytes, trim_malloc
@@ -32,6 +33,7 @@ class MallocTrim(BackgroundTask):
             used = time.process_time()
             await asyncio.sleep(_INTERVAL)
             is_idle = time.process_time() - used < _IDLE_LOAD * _INTERVAL
-            if is_idle and resident_bytes() > enough:
-                # In a thread, so that only allocations wait for it.
-                await asyncio.to_thread(trim_malloc)
+            with suppress(OSError):  # no descriptor is left to look at the memory
+                if is_idle and resident_bytes() > enough:
+                    # In a thread, so that only allocations wait for it.
+                    await asyncio.to_thread(trim_malloc)

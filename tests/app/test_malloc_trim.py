@@ -9,7 +9,7 @@ MIB = 2**20
 
 # In a process of its own, as malloc_trim concerns the whole process.
 PROGRAM = """
-import asyncio, time
+import asyncio, resource, time
 from gateway.app import malloc_trim
 from gateway.system.memory import resident_bytes, tune_malloc
 
@@ -21,6 +21,10 @@ async def main():
     bodies, rest = [], []
     async with malloc_trim.MallocTrim():
         await asyncio.sleep(0)
+        most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no file can be opened
+        await asyncio.sleep(4 * malloc_trim._INTERVAL)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         for _ in range(500):
             bodies.append([bytes(40_000) for _ in range(10)])
             rest.append(bytes(1000))

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
-from gateway.system.buffers import MIN_STREAM_BYTES
+from gateway.http1.connection import UnsentOutput
+from gateway.system.buffers import (
+    MIN_STREAM_BYTES,
+    PROGRESS,
+    STALLED,
+    BodyProgress,
+    BufferAccount,
+    BufferShare,
+    ReservedBytes,
+)
 from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.grpc.client import SERVICE
 from tests.support.grpc.proto_file import message_class
@@ -212,6 +222,30 @@ async def test_all_clients_behind_one_address_lose_no_response_that_they_read(
                 await slow.read_a_little()
                 assert (await newcomer.call("POST", "/v2/x", SMALL)).status == 503
         assert not slow.ended()
+
+
+def test_what_a_client_reads_counts_for_all_responses_of_its_connection() -> None:
+    """Over HTTP/2 it would hold 100 of them by reading as fast as for one."""
+    connection = WaitingConnection()
+    output = UnsentOutput(connection, BodyProgress())  # type: ignore[arg-type]
+    connection.unread -= 10 * PROGRESS - 1
+    assert output.progress.slowness(time.monotonic()) >= STALLED
+    connection.unread -= 1
+    assert output.progress.slowness(time.monotonic()) < STALLED
+
+
+class WaitingConnection:
+    """A connection whose client has yet to read ten responses."""
+
+    def __init__(self) -> None:
+        self.unread = LARGE
+        self.reserved = ReservedBytes()
+        self.buffers = BufferShare(BufferAccount())
+        for _ in range(10):
+            self.buffers.open_stream(UnsentOutput(self, BodyProgress()))  # type: ignore[arg-type]
+
+    def unread_bytes(self) -> int:
+        return self.unread
 
 
 async def test_response_of_a_slow_server_goes_on() -> None:
