@@ -236,6 +236,8 @@ def test_binary_response_that_differs_from_the_last_is_checked() -> None:
     check.check_whole(first + _RAW)
     check.check_whole(first.replace(b'"a"', b'"b"') + _RAW)
     with pytest.raises(GatewayError):
+        check.check_whole(first.replace(b'"a"', b'"a,') + _RAW)  # its id does not end
+    with pytest.raises(GatewayError):
         check.check_whole(first.replace(b":12", b":13") + _RAW)
     with pytest.raises(GatewayError):
         check.check_whole(first + _RAW[1:])
