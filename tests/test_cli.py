@@ -247,8 +247,8 @@ async def test_invalid_settings_are_printed_with_file_and_line(
     status, out, err = await ended(*command, config)
     assert (status, out) == (2, "")
     lines = err.splitlines()
-    assert lines[0].startswith(f"{file}:2: upstreams.demo.endpoints[0]: ")
-    assert lines[1].startswith(f"{file}:4: limits.idle_tiem: unknown key")
+    assert lines[0].startswith(f"{file}:4: limits.idle_tiem: unknown key")
+    assert lines[1].startswith(f"{file}:2: upstreams.demo.endpoints[0]: ")
     assert len(lines) == 2
 
 
@@ -551,6 +551,23 @@ def test_check_warns_of_an_endpoint_that_is_the_gateway_itself(call: Call, file:
         f"{file}:5: upstreams.a.endpoints[1]: warning: http://localhost:8080 is the gateway itself"
         " (listen, line 6: 0.0.0.0:8080); requests come back and are answered with 508\n",
     )
+
+
+def test_check_warns_of_regular_expressions_that_are_globs(
+    call: Call, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write_text(
+        "upstreams: {triton: {endpoints: ['http://127.0.0.1:1']}}\n"
+        "routes:\n"
+        "  - {match: {model: '^resnet.*$', headers: {X-Tenant: '(a|b)'}}, upstream: triton}\n"
+        "  - {match: {model: 're:^resnet.*$', version: '[1-9]*'}, upstream: triton}\n"
+    )
+    assert call("check", str(file))[0] == 0
+    looks = "looks like a regular expression, but it is a glob"
+    assert [message.split(", where")[0] for message in caplog.messages] == [
+        f"routes[0].match.model: '^resnet.*$' {looks}",
+        f"routes[0].match.headers.X-Tenant: '(a|b)' {looks}",
+    ]
 
 
 async def test_unchecked_server_certificates_are_warned_of_once(file: Path) -> None:
