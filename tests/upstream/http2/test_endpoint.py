@@ -361,9 +361,7 @@ async def test_server_that_sends_no_settings_is_unreachable(http2_at: Http2Endpo
         await connection.reader.read(100)
 
     async with ScriptedServer(play) as server:
-        with pytest.raises(
-            GatewayError, match="closed the connection before it sent its HTTP/2 .* http://"
-        ):
+        with pytest.raises(GatewayError, match=r"before it sent its HTTP/2 .* http://"):
             await call(http2_at(server.url))
 
 
