@@ -59,7 +59,9 @@ _KEEPALIVE_PROBES = 3
 _PING: Final = b"are you?"
 
 _HTTP_1: Final = b"HTTP/1."
-_HTTP_1_ADDRESS: Final = "; the address of a server that speaks HTTP/1.1 begins with http://"
+_HTTP_1_ADDRESS: Final = (
+    "; the address of a server that speaks HTTP/1.1 begins with http:// or https://"
+)
 _ONLY_HTTP_1: Final = "it responded in HTTP/1.1" + _HTTP_1_ADDRESS
 _NO_SETTINGS: Final = (
     "it closed the connection before it sent its HTTP/2 settings" + _HTTP_1_ADDRESS

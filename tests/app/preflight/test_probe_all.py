@@ -77,7 +77,7 @@ async def test_http_server_at_a_grpc_address_is_told_from_a_broken_one() -> None
         report = await _probed({"u": {"endpoints": [url]}})
     assert list(report.lines())[1] == (
         f"  {url}: cannot connect to {url}: it responded in HTTP/1.1; the address of a server that "
-        "speaks HTTP/1.1 begins with http://"
+        "speaks HTTP/1.1 begins with http:// or https://"
     )
 
 

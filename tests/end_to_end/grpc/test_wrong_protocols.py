@@ -22,7 +22,7 @@ ONLY_HTTP2 = (
 )
 ONLY_HTTP1 = (
     f"cannot connect to {UPSTREAM}: it responded in HTTP/1.1; the address of a server that speaks "
-    "HTTP/1.1 begins with http://"
+    "HTTP/1.1 begins with http:// or https://"
 )
 
 

@@ -24,7 +24,7 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer
 from tests.upstream.http2.calls import call, make_request, read_reply
 from tests.upstream.http2.conftest import Http2EndpointAt
 
-HTTP_1_ADDRESS = "the address of a server that speaks HTTP/1.1 begins with http://"
+HTTP_1_ADDRESS = "the address of a server that speaks HTTP/1.1 begins with http:// or https://"
 
 
 async def _pieces(*pieces: bytes | BaseException) -> AsyncIterator[bytes]:
@@ -361,7 +361,7 @@ async def test_server_that_sends_no_settings_is_unreachable(http2_at: Http2Endpo
         await connection.reader.read(100)
 
     async with ScriptedServer(play) as server:
-        with pytest.raises(GatewayError, match=r"before it sent its HTTP/2 .* http://"):
+        with pytest.raises(GatewayError, match=r"before it sent its HTTP/2 .* http:// or https://"):
             await call(http2_at(server.url))
 
 
