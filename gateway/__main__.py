@@ -1,6 +1,27 @@
-"""``python -m gateway`` is ``tensorgate``."""
+"""The command ``tensorgate``, and ``python -m gateway``."""
 
-from gateway.cli import main
+import os
+import signal
+
+_INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C ended, as shells have it."""
+
+
+def main() -> None:
+    """Run the command line; where a command does not handle Ctrl-C, that ends it with one line."""
+    # A shell ignores it for commands in the background.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # An exception could come up anywhere in the imports, which take half a second.
+        signal.signal(signal.SIGINT, _end)
+    from gateway.cli import main as run
+
+    run()
+
+
+def _end(*_: object) -> None:
+    os.write(2, b"tensorgate: interrupted\n")
+    os._exit(_INTERRUPTED)
+
 
 if __name__ == "__main__":
     main()

@@ -44,10 +44,13 @@ from gateway.system.descriptors import open_standard_descriptors, raise_descript
 from gateway.system.memory import tune_garbage_collector, tune_malloc
 from gateway.system.threads import tune_thread_switches
 from gateway.workers.ipc import WorkerChannel
+from gateway.workers.signals import IGNORED_SIGNALS, STOP_SIGNALS, log_ignored
 from gateway.workers.supervisor import NoWorkerError, Supervisor
 
 _T = TypeVar("_T")
 
+_INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C ended, as shells have it."""
 _DEMO_ADMIN_PORT = 9080
 _DEMO_KEY = "demo"
 """What the demo's page asks for before it acts; the demo is reached from this machine only."""
@@ -79,15 +82,16 @@ def serve(config: Path) -> None:
     invalid settings, and 1 if they cannot be used, as an address that is in use.
     """
     open_standard_descriptors()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it would end the process before it serves
+    for number in (*IGNORED_SIGNALS, signal.SIGHUP):  # they would end it before it serves
+        signal.signal(number, signal.SIG_IGN)
     source = SettingsSource(config, os.environ)
-    settings = _load_or_exit(source.read)
-    workers = worker_count(settings)
-    _start_logging(settings.log.level, many=workers > 1)
-    tune_malloc()
-    tune_thread_switches()
-    raise_descriptor_limit()
     with _exit_on_errors():
+        settings = _load_or_exit(source.read)
+        workers = worker_count(settings)
+        _start_logging(settings.log.level, many=workers > 1)
+        tune_malloc()
+        tune_thread_switches()
+        raise_descriptor_limit()
         if workers == 1:
             _run(_serve(settings, source))
         else:
@@ -213,6 +217,9 @@ def _exit_on_errors(*more: type[Exception]) -> Iterator[None]:
     except expected as error:
         click.echo(f"tensorgate: {error}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("tensorgate: interrupted", err=True)
+        sys.exit(_INTERRUPTED)
 
 
 def _run(main: Coroutine[None, None, _T]) -> _T:
@@ -222,11 +229,13 @@ def _run(main: Coroutine[None, None, _T]) -> _T:
 
 async def _serve(settings: Settings, source: SettingsSource) -> None:
     stop = asyncio.Event()
-    _call_on_stop_signal(stop.set)
+    # Until it serves, Ctrl-C is not for it to handle.
+    _handle_signals(stop.set, signal.SIGTERM)
     revision = Revision(time.time(), str(source.file))
     async with Gateway(settings, revision=revision) as gateway:
         async with SingleProcessReloader(gateway, source, _set_log_level) as reloader, MallocTrim():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request_reload)
+            _handle_signals(stop.set, signal.SIGINT)
+            _handle_signals(reloader.request_reload, signal.SIGHUP)
             _log_started(gateway.addresses)
             tune_garbage_collector()
             await stop.wait()
@@ -252,7 +261,7 @@ def _serve_with_workers(workers: int, settings: Settings, source: SettingsSource
 
 async def _serve_as_worker(channel: WorkerChannel, supervisor: SupervisorReloader) -> None:
     """Serve the connections that the supervisor accepts."""
-    _call_on_stop_signal(channel.send_leaving)
+    _handle_signals(channel.send_leaving, *STOP_SIGNALS)
     gateway = supervisor.gateway(channel.count_closed, channel.slot)
     reloader = WorkerReloader(gateway, _set_log_level, channel.send_reload_done)
     async with gateway, reloader, MallocTrim():
@@ -266,7 +275,7 @@ async def _serve_as_worker(channel: WorkerChannel, supervisor: SupervisorReloade
 
 async def _serve_as_admin(channel: WorkerChannel, supervisor: SupervisorReloader) -> None:
     """Serve the admin address for the workers."""
-    _call_on_stop_signal(channel.send_leaving)
+    _handle_signals(channel.send_leaving, *STOP_SIGNALS)
     admin = supervisor.admin_process()
     reloader = WorkerReloader(admin, _set_log_level, channel.send_reload_done)
     async with admin, reloader, MallocTrim():
@@ -280,13 +289,16 @@ class _LogEvents:
 
     def __init__(self, reloader: SupervisorReloader) -> None:
         self._reloader = reloader
+        self._has_started = False
 
     def on_started(self, workers: Sequence[int]) -> None:
+        self._has_started = True
         _log.info("%d workers: %s", len(workers), ", ".join(map(str, workers)))
         _log_started(self._reloader.addresses)
 
     def on_stopping(self) -> None:
-        _log_stopping(self._reloader.settings)
+        if self._has_started:
+            _log_stopping(self._reloader.settings)
 
 
 def _log_started(addresses: Sequence[str]) -> None:
@@ -312,7 +324,7 @@ async def _demo(once: bool, port: int) -> None:
     from gateway.demo.walkthrough.walkthrough import next_steps, run_show
 
     stop = asyncio.Event()
-    _call_on_stop_signal(stop.set)
+    _handle_signals(stop.set, *STOP_SIGNALS)
     admin_port = _free_port(_DEMO_ADMIN_PORT)
     async with (
         DemoServer() as server,
@@ -360,10 +372,13 @@ def _demo_settings(server_url: str, port: int, admin_port: int) -> Settings:
     )
 
 
-def _call_on_stop_signal(callback: Callable[[], None]) -> None:
+def _handle_signals(callback: Callable[[], None], *numbers: int) -> None:
+    """Have the event loop call ``callback`` for some signals, and log those that are ignored."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in numbers:
         loop.add_signal_handler(number, callback)
+    for number in IGNORED_SIGNALS:
+        loop.add_signal_handler(number, log_ignored, number)
 
 
 def _summary(settings: Settings) -> str:

@@ -1,6 +1,7 @@
 """The command line as its user has it: processes, signals, exit statuses, and what is printed."""
 
 import asyncio
+import os
 import re
 import resource
 import signal
@@ -14,9 +15,10 @@ import pytest
 from gateway import __version__
 from gateway.build_info import describe_build
 from gateway.cli import main
-from tests.support.addresses import HOST, free_address
+from tests.support.addresses import HOST, free_address, free_port
 from tests.support.certificates import ca_file, certificate_files, server_certificate
 from tests.support.gateway_process import (
+    FAST_FILE_WATCH,
     TENSORGATE,
     TIMEOUT,
     gateway_process,
@@ -26,6 +28,7 @@ from tests.support.gateway_process import (
 )
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.raw_client import connect
+from tests.support.servers.gated_response import GatedResponse
 from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
@@ -247,8 +250,8 @@ async def test_invalid_settings_are_printed_with_file_and_line(
     status, out, err = await ended(*command, config)
     assert (status, out) == (2, "")
     lines = err.splitlines()
-    assert lines[0].startswith(f"{file}:2: upstreams.demo.endpoints[0]: ")
-    assert lines[1].startswith(f"{file}:4: limits.idle_tiem: unknown key")
+    assert lines[0].startswith(f"{file}:4: limits.idle_tiem: unknown key")
+    assert lines[1].startswith(f"{file}:2: upstreams.demo.endpoints[0]: ")
     assert len(lines) == 2
 
 
@@ -294,6 +297,91 @@ async def test_a_signal_ends_the_gateway_after_its_calls(file: Path, number: int
     assert '"GET /v2/x" 200 7 ' in err
     assert err.splitlines()[-1].endswith("stopped")
     assert "were aborted" not in err
+
+
+async def test_ctrl_c_during_the_imports_ends_it_with_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    slow = "import sys, time; print('imports', file=sys.stderr, flush=True); time.sleep(60)"
+    (folder / "uvloop.py").write_text(slow)
+    async with running_process(*MODULE, "schema", PYTHONPATH=str(folder)) as process:
+        await process.wait_for_output("imports")
+        process.signal(signal.SIGINT)
+        assert await process.end() == (130, "", "imports\ntensorgate: interrupted\n")
+
+
+@pytest.mark.parametrize("command", [(TENSORGATE,), FAST_FILE_WATCH], ids=["command", "import"])
+async def test_ctrl_c_while_settings_are_read_ends_it_with_one_line(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    pipe = tmp_path / "gateway.yaml"
+    os.mkfifo(pipe)
+    async with running_process(*command, "serve", "--config", str(pipe)) as process:
+        with await asyncio.to_thread(pipe.open, "w"):  # it reads
+            process.signal(signal.SIGINT)
+            assert await process.end() == (130, "", "tensorgate: interrupted\n")
+
+
+_STARTS_AS_LONG_AS_IT_LISTENS = """
+import asyncio, os, sys
+from pathlib import Path
+from gateway.app.malloc_trim import MallocTrim
+
+async def wait(self):
+    print("starts", file=sys.stderr, flush=True)
+    while f"{int(os.environ['PORT']):04X} 00000000:0000 0A" in Path("/proc/net/tcp").read_text():
+        await asyncio.sleep(0.01)
+    return await begin(self)
+
+begin = MallocTrim.__aenter__
+MallocTrim.__aenter__ = wait
+from gateway.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_ctrl_c_before_it_serves_ends_it_with_one_line(file: Path, workers: int) -> None:
+    port = free_port()
+    more = f"workers: {workers}\n"
+    config = write_settings(file, "http://127.0.0.1:1", f"{HOST}:{port}", more)
+    command = (sys.executable, "-c", _STARTS_AS_LONG_AS_IT_LISTENS, "serve", "--config", config)
+    async with running_process(*command, PORT=str(port)) as process:
+        await process.wait_for_output("(?s)" + "starts.*" * workers)
+        process.signal(signal.SIGINT)
+        status, out, err = await process.end()
+    assert (status, out) == (130, "")
+    said = [line for line in err.splitlines() if line != "starts" and "dialect unknown" not in line]
+    assert said == ["tensorgate: interrupted"]
+
+
+def _children_of(pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_signals_that_other_servers_know_change_nothing(file: Path, workers: int) -> None:
+    gated = GatedResponse()
+    more = f"workers: {workers}\nadmin: {HOST}:{free_port()}\n"
+    async with (
+        ScriptedServer(gated) as server,
+        gateway_process(write_settings(file, server.url, more=more)) as (process, url),
+        connect(url) as client,
+    ):
+        await client.send(request("GET", "/v2/x"))
+        await server.connection()
+        children = _children_of(process.pid)
+        assert len(children) == (0 if workers == 1 else 3)
+        for pid in (process.pid, *children):
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(pid, number)
+                by = rf"\[{pid}\]" if children else ""
+                line = (
+                    rf"WARNING tensorgate{by}: {number.name} is ignored: SIGHUP reads the settings"
+                )
+                await process.wait_for_output(line)
+        gated.may_respond.set()
+        assert (await client.read_response()).status == 200
 
 
 async def test_the_gateway_raises_its_limit_of_open_files(file: Path) -> None:
@@ -551,6 +639,23 @@ def test_check_warns_of_an_endpoint_that_is_the_gateway_itself(call: Call, file:
         f"{file}:5: upstreams.a.endpoints[1]: warning: http://localhost:8080 is the gateway itself"
         " (listen, line 6: 0.0.0.0:8080); requests come back and are answered with 508\n",
     )
+
+
+def test_check_warns_of_regular_expressions_that_are_globs(
+    call: Call, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write_text(
+        "upstreams: {triton: {endpoints: ['http://127.0.0.1:1']}}\n"
+        "routes:\n"
+        "  - {match: {model: '^resnet.*$', headers: {X-Tenant: '(a|b)'}}, upstream: triton}\n"
+        "  - {match: {model: 're:^resnet.*$', version: '[1-9]*'}, upstream: triton}\n"
+    )
+    assert call("check", str(file))[0] == 0
+    looks = "looks like a regular expression, but it is a glob"
+    assert [message.split(", where")[0] for message in caplog.messages] == [
+        f"routes[0].match.model: '^resnet.*$' {looks}",
+        f"routes[0].match.headers.X-Tenant: '(a|b)' {looks}",
+    ]
 
 
 async def test_unchecked_server_certificates_are_warned_of_once(file: Path) -> None:

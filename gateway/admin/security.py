@@ -24,8 +24,8 @@ HEADERS = {
 }
 """The headers of all responses."""
 
-_GUARDED = "/api/"
-"""What the page reads, and what it does. Probes and Prometheus may use any name for the rest."""
+_GUARDED = ("/api/", "/status", "/metrics")
+"""What tells of the gateway or changes it. Probes may use any name for /live and /ready."""
 
 
 def refusal(path: str, host: str, origin: str | None, hosts: Collection[str]) -> str:
@@ -39,7 +39,7 @@ def refusal(path: str, host: str, origin: str | None, hosts: Collection[str]) ->
     if not _is_own_name(name, hosts):
         return (
             f"the host name {name[:100]!r} is not known here: use localhost or the IP address, or"
-            " add it to admin_hosts"
+            " add it to admin_hosts, also for Prometheus"
         )
     if origin is not None and not _is_own_origin(origin, host, hosts):
         return f"a request from the origin {origin[:100]!r} is refused"

@@ -21,6 +21,7 @@ from gateway.app.build.upstreams import UpstreamSpec
 from gateway.app.build.worker_count import offload_warnings, worker_count
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy, new_identity
+from gateway.settings.routes import pattern_warnings
 from gateway.settings.schema import Settings
 from gateway.system.file_watcher import digest
 
@@ -94,6 +95,7 @@ def log_warnings(settings: Settings, before: Settings | None = None) -> None:
 def _warnings(settings: Settings) -> Iterator[str]:
     yield from tls_warnings(settings)
     yield from offload_warnings(settings)
+    yield from pattern_warnings(settings.routes)
 
 
 def _forwarded_policy(settings: Settings, identity: str) -> ForwardedPolicy:

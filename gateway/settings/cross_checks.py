@@ -28,6 +28,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SERVER_TLS_FILES = ("certificate", "key", "client_ca")
 _UPSTREAM_TLS_FILES = ("ca", "certificate", "key")
 _TRACING_PACKAGES = ("opentelemetry.proto", "google.protobuf")
+_ONE_PROTOCOL_EACH = (
+    "if one server speaks both, write it as {http: URL, grpc: URL}, else an upstream for each"
+)
 _GRPC_HEALTH_PATH = re.compile(
     r"/v2/(?:health/(?:live|ready)|models/[^/]+(?:/versions/[^/]+)?/ready)"
 )
@@ -329,7 +332,7 @@ def _grpc(upstream: object) -> Iterator[CrossError]:
             yield (
                 ("endpoints",),
                 f"all of them must have both addresses, or none: {describe(texts[0])} has one;"
-                " write an upstream for each",
+                f" {_ONE_PROTOCOL_EACH}",
             )
         return
     protocol = _value(upstream, "inference_protocol")
@@ -344,8 +347,7 @@ def _grpc(upstream: object) -> Iterator[CrossError]:
         other = next(endpoint for endpoint in texts if not is_grpc(endpoint))
         yield (
             ("endpoints",),
-            f"all of them must be gRPC, or none: {describe(other)} is not;"
-            " write an upstream for each",
+            f"all of them must be gRPC, or none: {describe(other)} is not; {_ONE_PROTOCOL_EACH}",
         )
     path = _value(_value(upstream, "health_check"), "path")
     if isinstance(path, str) and not _GRPC_HEALTH_PATH.fullmatch(path):

@@ -7,6 +7,8 @@ from pydantic_core import ErrorDetails
 
 from gateway.settings.sections import section_keys, sections_with_key
 from gateway.settings.values.wording import (
+    LIKENESS,
+    TYPING_ERROR,
     KeyPath,
     closest_name,
     describe,
@@ -18,6 +20,19 @@ from gateway.settings.values.wording import (
 _LITERAL = re.compile(r"'([^']*)'|\b([0-9]+)\b")
 _SHELL_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _KEY_AND_VALUE = re.compile(r"([A-Za-z_][\w-]*)( *= *|:)(?!//)\S.*")
+_TIMEOUT = re.compile(r".*time[_-]?outs?", re.IGNORECASE)
+TIMEOUTS = {
+    "limits.request_timeout": "a whole call, also in routes[].limits",
+    "limits.idle_timeout": "a call without a byte, also in routes[].limits",
+    "limits.connect_timeout": "connecting to a server",
+    "limits.request_header_timeout": "the head of a request",
+    "limits.keep_alive_timeout": "a client between two requests",
+    "limits.drain_timeout": "a shutdown",
+    "concurrency.queue_timeout": "waiting for a slot, also of an upstream",
+    "upstreams.NAME.idle_timeout": "an unused connection to a server",
+    "upstreams.NAME.health_check.timeout": "a health check",
+}
+"""All timeouts, with what each is for: by name alone they are mistaken for each other."""
 _EXAMPLES = {"upstreams": "triton: {endpoints: [http://127.0.0.1:8000]}"}
 
 
@@ -56,8 +71,13 @@ def _unknown_key(path: KeyPath) -> str:
     if name.startswith("-"):
         return "unknown key; the - of a list needs a space behind it"
     homes = " and of ".join([each or "the top level" for each in sections_with_key(name)][:2])
-    if closest_name(name, known) is None and homes:
-        return f"unknown key; it is a key of {homes}"
+    is_timeout = _TIMEOUT.fullmatch(name) is not None
+    if closest_name(name, known, TYPING_ERROR if is_timeout else LIKENESS) is None:
+        if is_timeout and (not homes or name == "timeout"):
+            timeouts = ", ".join(f"{path} ({what})" for path, what in TIMEOUTS.items())
+            return f"unknown key; the timeouts are {timeouts}"
+        if homes:
+            return f"unknown key; it is a key of {homes}"
     return f"unknown key{suggest(name, known)}" + (f" {name} is a key of {homes}" if homes else "")
 
 

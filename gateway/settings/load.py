@@ -15,7 +15,13 @@ from gateway.settings.cross_checks import (
     unwritable_files,
 )
 from gateway.settings.error_text import error_message
-from gateway.settings.problems import MISSING_FILE, Problem, SettingsError, UnreadableError
+from gateway.settings.problems import (
+    MISSING_FILE,
+    UNKNOWN_KEY,
+    Problem,
+    SettingsError,
+    UnreadableError,
+)
 from gateway.settings.schema import Settings
 from gateway.settings.sections import section_keys
 from gateway.settings.values.wording import KeyPath, format_path
@@ -122,7 +128,8 @@ def _put(value: Any, path: KeyPath, item: object) -> None:
 def _validation_problems(errors: list[ErrorDetails], document: YamlDocument) -> Iterator[Problem]:
     for details in errors:
         if not _is_consequence(details):
-            yield _problem(details["loc"], error_message(details), document)
+            kind = UNKNOWN_KEY if details["type"] == "extra_forbidden" else ""
+            yield _problem(details["loc"], error_message(details), document, kind)
 
 
 def _yaml_problems(document: YamlDocument, errors: list[ErrorDetails]) -> Iterator[Problem]:

@@ -7,6 +7,9 @@ from pathlib import Path
 INDENTATION = "indentation"
 """Kind of a problem that may cause others: these come first."""
 
+UNKNOWN_KEY = "unknown key"
+"""Kind of a problem that may be why another key is missing: these come next."""
+
 MISSING_FILE = "named file"
 """Kind of a problem in a file that the settings name, not in the settings."""
 
@@ -32,7 +35,10 @@ class Problem:
 
 
 class SettingsError(Exception):
-    """All problems of a settings file: indentation first, then the rest in the file's order."""
+    """All problems of a settings file: indentation, unknown keys, then the rest.
+
+    Each kind is in the file's order.
+    """
 
     def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
         self.file = file
@@ -58,5 +64,6 @@ class UnreadableError(Exception):
         super().__init__(message)
 
 
-def _sort_key(problem: Problem) -> tuple[bool, int, int]:
-    return (problem.kind != INDENTATION, problem.line or 0, problem.column or 0)
+def _sort_key(problem: Problem) -> tuple[bool, bool, int, int]:
+    is_later = (problem.kind != INDENTATION, problem.kind not in (INDENTATION, UNKNOWN_KEY))
+    return (*is_later, problem.line or 0, problem.column or 0)

@@ -1,6 +1,6 @@
 """Settings of a route: which requests it takes, their upstream, and how they are treated."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictBool
@@ -25,6 +25,7 @@ from gateway.settings.values.patterns import (
     parse_header_name,
     parse_path_part,
     parse_pattern,
+    pattern_warning,
     with_header_names,
 )
 from gateway.settings.values.wording import describe
@@ -240,3 +241,14 @@ class Route(Section):
     limits: RouteLimits = Field(
         default=RouteLimits(), description="Limits that differ from those of the whole gateway."
     )
+
+
+def pattern_warnings(routes: Sequence[Route]) -> Iterator[str]:
+    """Yield the patterns that may not mean what was meant, each with why."""
+    for i, route in enumerate(routes):
+        match = route.match
+        patterns = {"model": match.model, "version": match.version}
+        patterns |= {f"headers.{name}": value for name, value in match.headers.items()}
+        for name, pattern in patterns.items():
+            if pattern is not None and (warning := pattern_warning(pattern)):
+                yield f"routes[{i}].match.{name}: {warning}"

@@ -95,8 +95,9 @@ class Settings(Section):
     )
     admin_hosts: OneOrMore[Annotated[str, AfterValidator(_host_name)]] = Field(
         default=(),
-        description="Host names by which operators open the page of the admin address, beside"
-        " localhost and IP addresses. Others are refused, as web pages of others could use them.",
+        description="Host names by which operators open the page of the admin address, and by"
+        " which Prometheus reads it, beside localhost and IP addresses. Others are refused, as web"
+        " pages of others could use them. Only /live and /ready respond to any name.",
     )
     admin_actions: StrictBool = Field(
         default=False,

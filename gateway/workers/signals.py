@@ -1,14 +1,29 @@
-"""Signals as events of a selector loop."""
+"""Signals as events of a selector loop, and those that do nothing."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-HANDLED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD)
+IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""By default they end a process at once. Other servers reopen logs or start a new binary."""
+HANDLED_SIGNALS = (*STOP_SIGNALS, *IGNORED_SIGNALS, signal.SIGHUP, signal.SIGCHLD)
+
+_log = logging.getLogger("tensorgate")
+
+
+def log_ignored(number: int) -> None:
+    """Log that a signal did nothing, and which ones do what it may have been sent for."""
+    name = signal.Signals(number).name
+    _log.warning(
+        "%s is ignored: SIGHUP reads the settings again and opens the access log anew, SIGTERM"
+        " finishes the calls in progress and stops",
+        name,
+    )
 
 
 class SignalWatcher:
@@ -24,11 +39,14 @@ class SignalWatcher:
         return self._receiver.fileno()
 
     def received(self) -> set[int]:
-        """Return the signals since the last call."""
+        """Return the signals since the last call; log those that are ignored."""
         try:
-            return set(self._receiver.recv(64))
+            received = set(self._receiver.recv(64))
         except BlockingIOError:
             return set()
+        for number in received.intersection(IGNORED_SIGNALS):
+            log_ignored(number)
+        return received.difference(IGNORED_SIGNALS)
 
     @contextmanager
     def handling(self) -> Iterator[None]:
@@ -44,13 +62,14 @@ class SignalWatcher:
                 signal.set_wakeup_fd(-1)
 
     def reset_in_child(self) -> None:
-        """Restore the default actions in a forked child, but ignore SIGHUP.
+        """Restore the default actions in a forked child, but ignore what would end it needlessly.
 
         Signals must be blocked meanwhile: the wakeup socket is still the parent's.
         """
         signal.set_wakeup_fd(-1)
         for number in (*STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for number in (*IGNORED_SIGNALS, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         self._receiver.close()
         self._sender.close()

@@ -81,13 +81,14 @@ class Supervisor:
         self._acceptor = Acceptor(sockets, self._pool, self._selector)
         self._reloads = None if config_source is None else ReloadBroadcaster(config_source)
         self._signals = SignalWatcher()
+        self._is_interrupted = False
         self._all_clients_accepted = False
         self._kill_at = NEVER
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT, and drain; return the number of calls that were cut.
 
-        Raises NoWorkerError.
+        Raises NoWorkerError; KeyboardInterrupt if SIGINT came before it served.
         """
         self._selector.register(self._signals, selectors.EVENT_READ, self._handle_signals)
         with self._signals.handling():
@@ -98,6 +99,8 @@ class Supervisor:
                 for key, _ in self._selector.select(self._timeout()):
                     key.data()
                 self._step(time.monotonic())
+        if self._is_interrupted and not self._pool.has_started:
+            raise KeyboardInterrupt
         return self._pool.dropped_calls
 
     def _close_in_child(self) -> None:
@@ -152,6 +155,7 @@ class Supervisor:
             self._reloads.request()
         if signal.SIGCHLD in received:
             self._pool.reap_adopted_children()
+        self._is_interrupted |= signal.SIGINT in received
         if received & set(STOP_SIGNALS) and not self._pool.is_stopping:
             self._stop()
 

@@ -100,6 +100,17 @@ def test_other_origins_are_refused(origin: str) -> None:
     assert len(reason) < 300
 
 
-@pytest.mark.parametrize("path", ["/", "/live", "/ready", "/status", "/metrics", "/page/main.js"])
-def test_probes_and_tools_may_use_any_name(path: str) -> None:
+@pytest.mark.parametrize("path", ["/status", "/metrics", "/api/overview"])
+def test_what_tells_of_the_gateway_needs_a_name_that_is_known(path: str) -> None:
+    for name in ("127.0.0.1", "localhost", *KNOWN):
+        assert security.refusal(path, f"{name}:9080", None, KNOWN) == ""
+    reason = security.refusal(path, "tensorgate.models.svc:9080", None, KNOWN)
+    assert reason == (
+        "the host name 'tensorgate.models.svc' is not known here: use localhost or the IP address,"
+        " or add it to admin_hosts, also for Prometheus"
+    )
+
+
+@pytest.mark.parametrize("path", ["/", "/live", "/ready", "/page/main.js"])
+def test_probes_and_files_of_the_page_may_use_any_name(path: str) -> None:
     assert security.refusal(path, "anything.svc", "http://evil.example", ()) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import yaml
 
 from gateway.settings.load import load
-from tests.docs.markdown import PAGES, Block, blocks, name
+from gateway.settings.values.units import parse_size
+from tests.docs.markdown import PAGES, ROOT, Block, blocks, name
 
 _OF_OTHERS = {"apiVersion", "spec", "containers", "lifecycle", "scrape_configs", "volumes"}
 """Keys at the top of what is for Kubernetes or Prometheus."""
@@ -48,3 +50,13 @@ def _upstreams_of(routes: list[dict[str, Any]]) -> set[str]:
         if "mirror" in route:
             found.add(route["mirror"]["upstream"])
     return found
+
+
+def test_limit_in_the_readme_takes_eight_images_in_json() -> None:
+    """Of float32 as Python writes them: with all the digits of a double, and an exponent."""
+    (sample,) = [
+        each.text for each in blocks(ROOT / "README.md") if "max_request_bytes" in each.text
+    ]
+    route = yaml.safe_load(sample)["routes"][0]
+    element = len(json.dumps([-1.1920928955078125e-07, 1])) - len("[1]")
+    assert 8 * 3 * 224 * 224 * element < parse_size(route["limits"]["max_request_bytes"])

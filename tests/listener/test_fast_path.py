@@ -214,7 +214,7 @@ async def test_each_of_many_heads_is_sent_as_it_came(fast_path_requests: list[st
         ("http://x/v2/a%2Fb?c=d", "/v2/a%2Fb?c=d", "x"),
         ("hTTps://x:1", "/", "x:1"),
         ("http://x?y", "/?y", "x"),
-        ("/v2//x/../y", "/v2//x/../y", "gateway"),
+        ("/v2//x/../y", "/v2//x/../y", "localhost"),
     ],
 )
 async def test_server_gets_the_target_in_origin_form(

@@ -152,7 +152,7 @@ async def test_cookies_are_joined_and_authority_is_the_host() -> None:
 
     async with running_listener(handle) as running, client_of(running) as client:
         reply = await client.call("GET", "/", None, [("cookie", "a=1"), ("cookie", "b=2")])
-        assert reply.body == b"[('Cookie', 'a=1; b=2'), ('Host', 'gateway')]"
+        assert reply.body == b"[('Cookie', 'a=1; b=2'), ('Host', 'localhost')]"
 
 
 async def test_trailers_and_headers_of_connections() -> None:

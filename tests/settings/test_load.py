@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.dialects import DIALECTS
 from gateway.protocol.operations import OPERATION_KINDS
+from gateway.settings.error_text import TIMEOUTS
 from gateway.settings.limits import Limits
 from gateway.settings.load import MAX_FILE_BYTES, load
 from gateway.settings.log import Log
@@ -20,7 +21,8 @@ from gateway.settings.routes import (
     RouteLimits,
     WeightedUpstream,
 )
-from gateway.settings.schema import ClientTls, Settings
+from gateway.settings.schema import ClientTls, Settings, settings_schema
+from gateway.settings.sections import sections_with_key
 from gateway.settings.upstreams import HealthCheck, OutlierDetection, Upstream
 from gateway.settings.values.addresses import TcpAddress, UnixAddress
 from tests.settings.loading import ONE_UPSTREAM, problems, route_to
@@ -377,7 +379,20 @@ def test_an_endless_file_is_an_error() -> None:
     assert problems(Path("/dev/zero")) == (Problem("", None, None, message),)
 
 
-def test_problems_are_reported_in_the_order_of_the_file(file: Path) -> None:
+def test_timeouts_in_messages_are_all_that_there_are() -> None:
+    schema = settings_schema()
+    keys = {
+        key for part in (schema, *schema["$defs"].values()) for key in part.get("properties", ())
+    }
+    assert {path.rpartition(".")[2] for path in TIMEOUTS} == {
+        key for key in keys if "timeout" in key
+    }
+    for path in TIMEOUTS:
+        section, _, key = path.rpartition(".")
+        assert section in sections_with_key(key)
+
+
+def test_unknown_keys_come_first_and_the_rest_in_the_order_of_the_file(file: Path) -> None:
     file.write_text(
         "log: {level: loud}\n"
         "routes: [{upstream: tritom}]\n"
@@ -388,10 +403,10 @@ def test_problems_are_reported_in_the_order_of_the_file(file: Path) -> None:
     )
     found = problems(file)
     assert [(each.line, each.column, each.setting) for each in found] == [
+        (3, 35, "limits.idle"),
         (1, 7, "log.level"),
         (2, 11, "routes[0].upstream"),
         (3, 24, "limits.idle_timeout"),
-        (3, 35, "limits.idle"),
         (4, 1, "listen"),
         (6, 1, "listen"),
     ]

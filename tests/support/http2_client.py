@@ -136,7 +136,7 @@ class Http2Client(Peer):
     ) -> int:
         """Send the headers of a request; return its stream's id."""
         stream_id = self.h2.get_next_available_stream_id()
-        pseudo = [(":method", method), (":scheme", "http"), (":authority", "gateway")]
+        pseudo = [(":method", method), (":scheme", "http"), (":authority", "localhost")]
         fields = [*pseudo, (":path", target), *headers]
         self.h2.send_headers(stream_id, fields, end_stream=end_stream)
         self.replies[stream_id] = Http2Reply()

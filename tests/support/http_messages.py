@@ -47,7 +47,7 @@ def request(
     method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> bytes:
     """Write a request that is well-formed; ``headers`` go before those made here."""
-    made = {"Host": "gateway"}
+    made = {"Host": "localhost"}
     if body is not None:
         made["Content-Length"] = str(len(body))
     return message(f"{method} {target} HTTP/1.1", {**made, **(headers or {})}, body or b"")

@@ -37,6 +37,8 @@ try:
     print("dropped", Supervisor(sockets, {workers}, main, admin_main, 0.1, Events(), source).run())
 except NoWorkerError as error:
     print(error)
+except KeyboardInterrupt:
+    print("interrupted")
 """
 
 

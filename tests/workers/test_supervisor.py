@@ -29,13 +29,18 @@ os.fork = fork
     assert err.count("cannot start a worker: no more processes; next try in 0.1 s") == 2
 
 
-async def test_signal_stops_workers_that_are_not_ready_yet() -> None:
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(signal.SIGTERM, "dropped 0\n"), (signal.SIGINT, "interrupted\n")],
+    ids=["SIGTERM", "SIGINT"],
+)
+async def test_signal_stops_workers_that_are_not_ready_yet(number: int, expected: str) -> None:
     main = "print('here', file=sys.stderr, flush=True); next_message(channel)"
     async with running_process(*command(main, 2)) as process:
         await process.wait_for_output("here")
-        process.signal(signal.SIGINT)
+        process.signal(number)
         status, out, err = await process.end()
-    assert (status, out) == (0, "dropped 0\n")
+    assert (status, out) == (0, expected)
     assert "started" not in err
     assert err.count("stopping") == 1
 

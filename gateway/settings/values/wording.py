@@ -14,7 +14,10 @@ KeyPath = tuple[str | int, ...]
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _COMPARED = 60  # characters of a name that are compared with known ones
-_LIKENESS = 0.66  # of 1: names that are less alike are no typing error
+LIKENESS = 0.66
+"""How alike two names are of which one was probably meant, of 1."""
+TYPING_ERROR = 0.85
+"""How alike they are if one is the other with a letter or two too many, missing or wrong."""
 _LISTED_KEYS = 30  # names in a message: no section has more keys
 
 # Names of other programs (numpy, Python's logging, Envoy, nginx), and earlier names of settings.
@@ -41,7 +44,6 @@ _ELSEWHERE = {
     "lb_policy": "load_balancing",
     "metadata_models": "metadata_cache_size",
     "metadata_time": "metadata_ttl",
-    "proxy_read_timeout": "idle_timeout",
     "resolve": "dns_refresh",
     "retries": "retry_budget",
     "share": "percent",
@@ -110,7 +112,7 @@ def spaces(count: int) -> str:
     return "1 space" if count == 1 else f"{count} spaces"
 
 
-def closest_name(name: object, known: Iterable[str]) -> str | None:
+def closest_name(name: object, known: Iterable[str], likeness: float = LIKENESS) -> str | None:
     """Return the known name that was probably meant.
 
     Case and the sign between words do not count. Names of other programs count as well.
@@ -123,7 +125,7 @@ def closest_name(name: object, known: Iterable[str]) -> str | None:
     for each in (wanted, elsewhere, *wanted.split("_")):
         if each in folded:
             return folded[each]
-    near = get_close_matches(wanted, folded, n=1, cutoff=_LIKENESS)
+    near = get_close_matches(wanted, folded, n=1, cutoff=likeness)
     return folded[near[0]] if near else None
 
 

@@ -59,8 +59,13 @@ _KEEPALIVE_PROBES = 3
 _PING: Final = b"are you?"
 
 _HTTP_1: Final = b"HTTP/1."
-_ONLY_HTTP_1: Final = "it responded in HTTP/1.1, so this is not the address of its gRPC server"
-_NO_SETTINGS: Final = "it closed the connection before it sent its HTTP/2 settings"
+_HTTP_1_ADDRESS: Final = (
+    "; the address of a server that speaks HTTP/1.1 begins with http:// or https://"
+)
+_ONLY_HTTP_1: Final = "it responded in HTTP/1.1" + _HTTP_1_ADDRESS
+_NO_SETTINGS: Final = (
+    "it closed the connection before it sent its HTTP/2 settings" + _HTTP_1_ADDRESS
+)
 _NO_REQUEST: Final = "it closed the connection before it took a request"
 _NO_STREAMS: Final = "it allows no requests (its SETTINGS_MAX_CONCURRENT_STREAMS is 0)"
 
@@ -508,7 +513,8 @@ class ServerSession(Http2Session):
         """Fail all streams, as the server does not speak HTTP/2 as it should."""
         self._owner.on_leaving(self)
         if not self.ready.done():
-            why = self._no_http2() or f"it does not speak HTTP/2: {error.reason}"
+            reason = f"it does not speak HTTP/2: {error.reason}{_HTTP_1_ADDRESS}"
+            why = self._no_http2() or reason
             self._fail_all(self._error(ErrorKind.UNREACHABLE, "cannot connect to", why))
         else:
             why = f"broke the HTTP/2 protocol: {error.reason}"

@@ -71,6 +71,16 @@ async def test_report_lists_servers_and_models() -> None:
     assert report.exit_status == 3
 
 
+async def test_http_server_at_a_grpc_address_is_told_from_a_broken_one() -> None:
+    async with ScriptedServer(KSERVE) as server:
+        url = server.url.replace("http:", "grpc:")
+        report = await _probed({"u": {"endpoints": [url]}})
+    assert list(report.lines())[1] == (
+        f"  {url}: cannot connect to {url}: it responded in HTTP/1.1; the address of a server that "
+        "speaks HTTP/1.1 begins with http:// or https://"
+    )
+
+
 async def test_control_characters_of_servers_are_replaced() -> None:
     async with ScriptedServer(
         always_respond(http_response(b"\x1b[2J\n\x00 \xff", status="500 Oh"))

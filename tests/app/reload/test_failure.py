@@ -38,6 +38,18 @@ def test_failure_text_has_the_first_problem(tmp_path: Path) -> None:
     assert failure_text(ListenError("no luck"), file) == f"{file}: no luck"
 
 
+def test_failure_text_has_the_misspelt_key_and_not_the_one_that_is_missing(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        "upstreams: {u: {endpoints: ['http://a:1']}, v: {endpoints: ['http://b:1']}}\n"
+        "routes: [{upstream: [{name: u, weight: 60}, {name: v, weigt: 40}]}]\n"
+    )
+    with pytest.raises(SettingsError) as caught:
+        SettingsSource(file, {}).read()
+    expected = "routes[0].upstream[1].weigt: unknown key; did you mean weight? (2 problems)"
+    assert failure_text(caught.value, file) == f"{file}:2: {expected}"
+
+
 def test_limit_of_the_system_is_a_plain_reason(caplog: pytest.LogCaptureFixture) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _NO_MORE_THREADS], capture_output=True, check=True, text=True

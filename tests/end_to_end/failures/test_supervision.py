@@ -132,7 +132,7 @@ async def test_dns_changes_add_and_remove_endpoints(names: NameService) -> None:
             assert await _names(gateway) == ["b"] * 6
             await until(lambda: all(each.left.is_set() for each in a.connections))
         # The Host header is the client's, as always.
-        assert {each.head.get("Host") for each in b.requests} == {"gateway"}
+        assert {each.head.get("Host") for each in b.requests} == {"localhost"}
 
 
 async def test_response_continues_when_its_address_vanishes(names: NameService) -> None:

@@ -21,8 +21,8 @@ ONLY_HTTP2 = (
     "begins with grpc://"
 )
 ONLY_HTTP1 = (
-    f"cannot connect to {UPSTREAM}: it responded in HTTP/1.1, so this is not the address of its "
-    "gRPC server"
+    f"cannot connect to {UPSTREAM}: it responded in HTTP/1.1; the address of a server that speaks "
+    "HTTP/1.1 begins with http:// or https://"
 )
 
 

@@ -393,7 +393,7 @@ def _requests(draw: st.DrawFn, theme: str) -> tuple[bytes, bytes]:
     if body and _rarely(draw, 25):
         headers.append(("Content-Encoding", "gzip"))
         body = body if _rarely(draw, 5) else gzip.compress(body, mtime=0)
-    lines = [("Host", "gateway"), *headers]
+    lines = [("Host", "localhost"), *headers]
     if body is not None:
         lines.insert(draw(st.integers(0, len(lines))), ("Content-Length", str(len(body))))
     return _message(f"{method} {target} HTTP/1.1", lines, body or b""), _metadata(inputs)

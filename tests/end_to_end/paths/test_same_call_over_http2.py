@@ -81,7 +81,7 @@ def _seen(status: int, headers: list[tuple[str, str]], body: bytes) -> Reply:
 
 async def _over_http1(client: RawClient, call: Call) -> Reply:
     method, target, body, headers = call
-    lines = [f"{method} {target} HTTP/1.1", "Host: gateway"]
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")

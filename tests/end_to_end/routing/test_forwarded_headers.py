@@ -142,7 +142,7 @@ async def test_every_request_has_forwarded_headers(data: bytes, send: Send) -> N
         assert told == {
             "X-Forwarded-For": "127.0.0.1",
             "X-Forwarded-Proto": "http",
-            "X-Forwarded-Host": "gateway",
+            "X-Forwarded-Host": "localhost",
             "Via": f"1.1 {GATEWAY}",
         }
 
@@ -170,7 +170,7 @@ CLAIMS = (
 REPLACED = {
     "X-Forwarded-For": "127.0.0.1",
     "X-Forwarded-Proto": "http",
-    "X-Forwarded-Host": "gateway",
+    "X-Forwarded-Host": "localhost",
     "Via": f"2 front, 1.1 {GATEWAY}",
     "X-Request-Id": "from-the-client",
 }
@@ -180,7 +180,7 @@ ADDED_TO = {
     "X-Forwarded-Proto": "https",
     "X-Forwarded-Host": "public.example",
 }
-OWN = "for=127.0.0.1;host=gateway;proto=http"
+OWN = "for=127.0.0.1;host=localhost;proto=http"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ async def test_ipv6_client_address_is_forwarded(send: Send) -> None:
         assert (await client.read_response()).status == 200
         head = server.requests[-1].head
         assert head.get("X-Forwarded-For") == "::1"
-        assert head.get("Forwarded") == 'for="[::1]";host=gateway;proto=http'
+        assert head.get("Forwarded") == 'for="[::1]";host=localhost;proto=http'
 
 
 async def test_unix_socket_client_has_no_address(tmp_path: Path, send: Send) -> None:
@@ -229,7 +229,7 @@ async def test_unix_socket_client_has_no_address(tmp_path: Path, send: Send) -> 
         assert plain.get("X-Forwarded-Proto") == "http"
         assert claiming.get("X-Forwarded-For") == "203.0.113.1, 203.0.113.2"
         assert claiming.get("Forwarded") == (
-            'for="[2001:db8::1]", for=unknown;host=gateway;proto=http'
+            'for="[2001:db8::1]", for=unknown;host=localhost;proto=http'
         )
 
 
@@ -241,7 +241,7 @@ async def test_tls_client_has_the_https_scheme(tmp_path: Path, send: Send) -> No
         assert (await client.read_response()).status == 200
         head = server.requests[-1].head
         assert head.get("X-Forwarded-Proto") == "https"
-        assert head.get("Forwarded") == "for=127.0.0.1;host=gateway;proto=https"
+        assert head.get("Forwarded") == "for=127.0.0.1;host=localhost;proto=https"
 
 
 async def test_clients_with_equal_heads_keep_their_addresses(fast_path_requests: list[str]) -> None:

@@ -24,6 +24,8 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer
 from tests.upstream.http2.calls import call, make_request, read_reply
 from tests.upstream.http2.conftest import Http2EndpointAt
 
+HTTP_1_ADDRESS = "the address of a server that speaks HTTP/1.1 begins with http:// or https://"
+
 
 async def _pieces(*pieces: bytes | BaseException) -> AsyncIterator[bytes]:
     for piece in pieces:
@@ -321,7 +323,7 @@ async def test_server_that_speaks_http1_alone_is_unreachable(
         with pytest.raises(GatewayError) as raised:
             await call(endpoint)
     error = raised.value
-    why = "it responded in HTTP/1.1, so this is not the address of its gRPC server"
+    why = f"it responded in HTTP/1.1; {HTTP_1_ADDRESS}"
     assert error.kind is ErrorKind.UNREACHABLE
     assert error.message == f"cannot connect to {endpoint.url}: {why}"
     assert error.public_message == f"cannot connect to upstream 'u': {why}"
@@ -339,6 +341,7 @@ async def test_server_that_speaks_no_http_is_unreachable(http2_at: Http2Endpoint
     error = raised.value
     assert error.kind is ErrorKind.UNREACHABLE
     assert error.message.startswith(f"cannot connect to {endpoint.url}: it does not speak HTTP/2: ")
+    assert error.message.endswith(HTTP_1_ADDRESS)
 
 
 async def test_closed_port_is_unreachable(http2_at: Http2EndpointAt) -> None:
@@ -358,7 +361,7 @@ async def test_server_that_sends_no_settings_is_unreachable(http2_at: Http2Endpo
         await connection.reader.read(100)
 
     async with ScriptedServer(play) as server:
-        with pytest.raises(GatewayError, match="closed the connection before it sent its HTTP/2"):
+        with pytest.raises(GatewayError, match=r"before it sent its HTTP/2 .* http:// or https://"):
             await call(http2_at(server.url))
 
 
