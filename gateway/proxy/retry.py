@@ -35,9 +35,9 @@ class UpstreamCall:
     """Sends a request to an endpoint; holds the response while its context is open.
 
     If an endpoint is unreachable, no server has seen the request: another endpoint is tried. After
-    other failures that depends on the retry policy of the destination. A retry needs a body that is
-    buffered, or of which nothing was read. Each endpoint is tried once, within the upstream's
-    retry budget.
+    other failures that depends on the retry policy of the destination, and on the upstream's retry
+    budget. A retry needs a body that is buffered, or of which nothing was read. Each endpoint is
+    tried once: unhealthy and ejected ones last.
 
     ``record`` gets the endpoint and the attempts. ``tried`` are endpoints that have failed before;
     ``model`` is the one that the request names.
@@ -255,7 +255,10 @@ class RetryState:
         self.tried.append(endpoint)
         if not isinstance(error, GatewayError):
             return False
-        return self._policy.allows(error.kind, self.is_repeatable) and self._may_retry()
+        if not self._policy.allows(error.kind, self.is_repeatable):
+            return False
+        # Nothing was sent: to try each endpoint once adds no load to any server.
+        return self._has_alternative if error.kind is ErrorKind.UNREACHABLE else self._may_retry()
 
     def should_retry_status(self, status: int, endpoint: UpstreamEndpoint) -> bool:
         """Record the status of a response; tell whether to try another endpoint for it."""
@@ -267,9 +270,9 @@ class RetryState:
     def _may_retry(self) -> bool:
         """Tell whether there is another endpoint, and room in the retry budget."""
         pool = self.upstream.pool
-        if not pool.has_alternative(self.tried, self.model):
-            return False
-        return self.upstream.retry_budget.try_spend(pool.leases_total, sum(pool.outstanding))
+        return self._has_alternative and self.upstream.retry_budget.try_spend(
+            pool.leases_total, sum(pool.outstanding)
+        )
 
 
 async def use_reachable_endpoint(
@@ -282,6 +285,10 @@ async def use_reachable_endpoint(
     """Call ``use`` with a reachable endpoint; return its lease and the result.
 
     The endpoint has ``model``, as far as is known.
+    @property
+    def _has_alternative(self) -> bool:
+        return self.upstream.pool.has_alternative(self.tried, self.model)
+
     """
     return await RetryState(upstream, SAFE_RETRIES_ONLY, [], model).reach(use, deadline, record)
 
