@@ -29,6 +29,7 @@ from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
 from gateway.proxy.retry import UpstreamCall
 from gateway.proxy.server_dialect import headers_with_type
+from gateway.upstream.content_decoding import decode_response
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
@@ -64,6 +65,9 @@ async def passthrough(
             checked,
             is_idempotent=_is_idempotent(call, checked),
         )
+            if call.response.is_grpc:  # the gateway reads it
+                ratio = destination.limits.max_decompression_ratio
+                received = decode_response(received, server, ratio)
         async with UpstreamCall(
             destination, upstream_request, deadline, call.response.record, model=model
         ) as upstream_call:

@@ -159,6 +159,44 @@ def closed_on_error(response: UpstreamResponse) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class WrappedResponse(UpstreamResponse):
+    """A response that is like another one, but for what a subclass changes."""
+
+    def __init__(self, response: UpstreamResponse) -> None:
+        self.status = response.status
+        self.reason = response.reason
+        self.headers = response.headers
+        self._response = response
+
+    @property
+    def content_length(self) -> int | None:
+        """Return the size of the body; None if it is not known yet."""
+        return self._response.content_length
+
+    @property
+    def received_bytes(self) -> int:
+        """Return the bytes of the body that were read so far."""
+        return self._response.received_bytes
+
+    @property
+    def head_delay(self) -> float:
+        """Return the seconds between the arrival of the head and this response."""
+        return self._response.head_delay
+
+    @property
+    def trailers(self) -> HeaderLines:
+        """Return the trailers."""
+        return self._response.trailers
+
+    async def read(self) -> bytes | memoryview:
+        """Return the next chunk of the body; see UpstreamResponse."""
+        return await self._response.read()
+
+    def close(self) -> None:
+        """Close the response."""
+        self._response.close()
+
+
 class RequestTemplate:
     """The method, raw target and headers that many requests share.
 

@@ -32,6 +32,7 @@ from gateway.proxy.interfaces import Call, ClientRequest
 from gateway.proxy.retry import UpstreamCall, close_attempt, send_attempt
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.head_limits import check_lengths
+from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 
@@ -249,6 +250,7 @@ async def _buffer_response(
     """Read a server's whole response; raises GatewayError: 502 over the cap, 503 for overload."""
     chunks = await buffer_chunks(
         response_chunks(response, server, deadline),
+    response = decode_response(response, server)
         reservation,
         MAX_MODEL_DOCUMENT,
         lambda cap: bad_response(f"{server.url} returned more than {cap} bytes", server),

@@ -333,6 +333,8 @@ class InferHandler(FastPathHandler):
                 is_small = request.layout is None and len(content) <= MAX_FAST_RESPONSE
                 converted = convert_large_body(content, plan) if is_small else None
                 if converted is None:
+            if plan.is_coded:
+                return None
                     return None
         except GatewayError as error:
             raise _explain(error, server, body) from error
