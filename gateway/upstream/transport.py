@@ -10,9 +10,12 @@ from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import ServerName
+from gateway.errors import ServerName, describe_error
 from gateway.protocol.grpc.headers import read_error, read_message, read_status
-from gateway.protocol.grpc.status import GrpcStatus, http_status
+from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
+
+FIRST_ERROR_STATUS = 400
+"""The first status of an error."""
 
 HeaderLines = tuple[tuple[str, str], ...]
 """Names and values of headers, in order."""
@@ -122,6 +125,14 @@ class UpstreamResponse(ABC):
         return read_error(self.trailers or tuple(self.headers.items()), server)
 
     @property
+    def error(self) -> str:
+        """Return the status and the message of an error, as far as known; empty for no error."""
+        code = self.grpc_status
+        if code is None:
+            return describe_error(self.status, "") if self.status >= FIRST_ERROR_STATUS else ""
+        return describe_error(status_name(code), self.grpc_message) if code else ""
+
+    @property
     def received_bytes(self) -> int:
         """Return the bytes of the body that were read so far."""
         return 0
@@ -148,17 +159,6 @@ class UpstreamResponse(ABC):
         """Return the connection to the pool, or drop it if the body was not read to its end."""
 
 
-@contextmanager
-def closed_on_error(response: UpstreamResponse) -> Iterator[None]:
-    """Close a response if an error keeps it from the caller who would have closed it."""
-    try:
-        yield
-    except BaseException:
-        response.close()
-        raise
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class WrappedResponse(UpstreamResponse):
     """A response that is like another one, but for what a subclass changes."""
 
@@ -197,6 +197,17 @@ class WrappedResponse(UpstreamResponse):
         self._response.close()
 
 
+@contextmanager
+def closed_on_error(response: UpstreamResponse) -> Iterator[None]:
+    """Close a response if an error keeps it from the caller who would have closed it."""
+    try:
+        yield
+    except BaseException:
+        response.close()
+        raise
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RequestTemplate:
     """The method, raw target and headers that many requests share.
 

@@ -41,6 +41,7 @@ from gateway.proxy.passthrough import relay_response, relay_tensors
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
+from gateway.upstream.quoted_response import quote_error
 from gateway.upstream.transport import FieldLines, RequestTemplate, UpstreamResponseHead
 
 ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview]
@@ -118,6 +119,12 @@ class FastPathHandler(ABC):
     def outcome(self, head: UpstreamResponseHead, trailers: FieldLines) -> int:
         """Return the HTTP status that says how a call went; see UpstreamResponse."""
         return head.status
+
+    def error(
+        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines
+    ) -> str:
+        """Return the status and the message of an error; see UpstreamResponse."""
+        return quote_error(head.status, head.headers, body)
 
     @abstractmethod
     def to_client(
@@ -326,6 +333,8 @@ class InferHandler(FastPathHandler):
                 if plan.check is not None:
                     plan.check.check_whole(body)
                 return _untouched(head, body, policy)
+            if plan.is_coded:
+                return None
             content = bytes(body)
             if len(content) <= CONVERT_CHUNK:
                 converted = _convert(request, head, content, plan)
@@ -333,8 +342,6 @@ class InferHandler(FastPathHandler):
                 is_small = request.layout is None and len(content) <= MAX_FAST_RESPONSE
                 converted = convert_large_body(content, plan) if is_small else None
                 if converted is None:
-            if plan.is_coded:
-                return None
                     return None
         except GatewayError as error:
             raise _explain(error, server, body) from error
