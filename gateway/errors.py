@@ -53,6 +53,9 @@ class ErrorKind(Enum):
     LOOP = ErrorTraits(508, 9)
 
 
+MAX_QUOTED_ERROR = 300
+"""Characters of a server's own message that are quoted."""
+
 RETRY_AFTER = 1
 """Seconds of Retry-After if the gateway itself is out of resources."""
 
@@ -153,6 +156,16 @@ def escape_for_log(message: str) -> str:
     if message.isprintable():
         return message
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in message)
+
+
+def describe_error(status: object, message: str, most: int = MAX_QUOTED_ERROR) -> str:
+    """Describe an error that a server returned, by its status and its message.
+
+    The message becomes one line without control characters, of ``most`` characters at most.
+    """
+    words = " ".join(message[: 2 * MAX_QUOTED_ERROR + most].split())
+    text = shorten(escape_for_log(replace_surrogates(words[: most + 1])), most)
+    return f"{status}: {text}" if text else str(status)
 
 
 def bad_request(message: str) -> GatewayError:

@@ -52,6 +52,7 @@ from gateway.observe.access_log import (
 )
 from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallObserver
+from gateway.observe.failure_log import FAILURE_LOG
 from gateway.observe.gateway_metrics import GatewayMetrics, ReloadMetrics
 from gateway.observe.log_writer import LogWriter
 from gateway.offload.threads import OffloadThreads
@@ -533,7 +534,7 @@ class Gateway:
         self, settings: Settings, writer: LogWriter | None, tracing: Tracing | None
     ) -> tuple[CallObserver, ...]:
         """Return what gets the record of each call."""
-        observers: list[CallObserver] = [self.call_metrics.observe]
+        observers: list[CallObserver] = [self.call_metrics.observe, FAILURE_LOG.observe]
         if writer is not None:
             observers.append(_access_log(settings, writer).write)
         if settings.admin is not None:

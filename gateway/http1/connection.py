@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import socket
 import ssl
 import struct
@@ -427,6 +428,28 @@ class Connection(asyncio.BufferedProtocol, ABC):
             return True
         except ssl.SSLError:
             return False
+
+    def receive_rest(self, exc: Exception | None) -> None:
+        """Process what the peer had sent before a write to it failed with ``exc``.
+
+        A peer may respond before it has read a whole request, and close (RFC 9112, section 9.6).
+        The next write then fails, and the event loop reads nothing more: not even the response,
+        which the kernel still has. Over TLS that is lost.
+        """
+        sock = self.transport.get_extra_info("socket")
+        is_tls = self.transport.get_extra_info("ssl_object") is not None
+        if not isinstance(exc, OSError) or sock is None or is_tls:
+            return
+        left = MAX_WINDOW
+        while left > 0:
+            try:
+                data = os.read(sock.fileno(), min(left, MAX_READ_AHEAD))
+            except OSError:
+                return
+            if not data:
+                return
+            left -= len(data)
+            self.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release waiting writers, and stop counting."""

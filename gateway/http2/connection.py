@@ -21,6 +21,7 @@ from gateway.http2.events import (
     InterimReceived,
     PingAcknowledged,
     SettingsReceived,
+    StreamRefused,
     StreamReset,
     TrailersReceived,
     WindowOpened,
@@ -458,7 +459,7 @@ class Http2Connection:
                 f"trailers of more than {MAX_HEADER_LIST} bytes",
                 stream.id,
             )
-        check_trailers(headers.fields, stream.id)
+        check_trailers(headers.fields, stream.id, is_request=not self._is_client)
         if stream.content_left > 0:
             raise _stream_error("the body does not have its Content-Length", stream.id)
         self._end_received(stream)
@@ -614,6 +615,8 @@ class Http2Connection:
             self._drop_stream(stream)
             if had_headers:  # else nobody knows of it
                 self._events.append(StreamReset(stream, error, by_peer=False))
+                return
+        self._events.append(StreamRefused(error))
 
     # --------------------------------------------------------------------------------- sending
 

@@ -70,6 +70,13 @@ class StreamReset(Event):
         self.by_peer: Final = by_peer
 
 
+class StreamRefused(Event):
+    """A stream was reset that nobody has, as the peer broke the protocol on it, or a limit."""
+
+    def __init__(self, error: Http2Error) -> None:
+        self.error: Final = error
+
+
 class WindowOpened(Event):
     """More data can be sent: on one stream, or on all if ``stream`` is None."""
 

@@ -36,6 +36,11 @@ _REQUEST: Final = {
 _RESPONSE: Final = {b":status": _STATUS}
 _NONE: Final[dict[bytes, re.Pattern[bytes]]] = {}
 
+_SPACE: Final = b" \t"
+"""Section 8.2.1: white space around a value is malformed. But users send it in ``Bearer $TOKEN``
+with an empty variable, and over HTTP/1.1 it is no part of the value. So that of requests is ignored
+here, and must be stripped by whoever uses the value."""
+
 _MAX_CACHED_FIELD: Final = 256
 
 _known: BoundedCache[Header, bool] = BoundedCache(CACHED_LINES)
@@ -45,9 +50,9 @@ _known: BoundedCache[Header, bool] = BoundedCache(CACHED_LINES)
 def check_request(fields: tuple[Header, ...], stream_id: int) -> int:
     """Check the headers of a request; return its Content-Length, or -1.
 
-    Raises Http2Error.
+    White space around the values of regular fields passes. Raises Http2Error.
     """
-    found, length = _check(fields, _REQUEST, stream_id)
+    found, length = _check(fields, _REQUEST, stream_id, _SPACE)
     method = found.get(b":method")
     if method is None:
         raise _malformed(":method is missing", stream_id)
@@ -84,15 +89,21 @@ def check_response(fields: tuple[Header, ...], stream_id: int) -> tuple[int, int
     return int(status), length
 
 
-def check_trailers(fields: tuple[Header, ...], stream_id: int) -> None:
+def check_trailers(fields: tuple[Header, ...], stream_id: int, *, is_request: bool = False) -> None:
     """Check trailers, which have no pseudo-header fields: section 8.1. Raises Http2Error."""
-    _check(fields, _NONE, stream_id)
+    _check(fields, _NONE, stream_id, _SPACE if is_request else b"")
 
 
 def _check(
-    fields: tuple[Header, ...], allowed: dict[bytes, re.Pattern[bytes]], stream_id: int
+    fields: tuple[Header, ...],
+    allowed: dict[bytes, re.Pattern[bytes]],
+    stream_id: int,
+    space: bytes = b"",
 ) -> tuple[dict[bytes, bytes], int]:
-    """Check fields; return the pseudo-header fields and the host, and the Content-Length or -1."""
+    """Check fields; return the pseudo-header fields and the host, and the Content-Length or -1.
+
+    Around the values of regular fields, ``space`` passes.
+    """
     found: dict[bytes, bytes] = {}
     length = -1
     only_pseudo = True
@@ -106,12 +117,16 @@ def _check(
             continue
         only_pseudo = False
         if name == b"content-length":
-            length = _read_length(value, length, stream_id)
+            length = _read_length(_trim(value, space), length, stream_id)
         elif _known.get(field) is None:
-            _check_field(field, stream_id)
-        if name == b"host" and found.setdefault(name, value) != value:
+            _check_field((name, _trim(value, space)), stream_id)
+        if name == b"host" and found.setdefault(name, host := _trim(value, space)) != host:
             raise _malformed("more than one host", stream_id)
     return found, length
+
+
+def _trim(value: bytes, space: bytes) -> bytes:
+    return value.strip(space) if space else value
 
 
 def _check_pseudo(

@@ -20,6 +20,7 @@ from gateway.http2.events import (
     InterimReceived,
     PingAcknowledged,
     SettingsReceived,
+    StreamRefused,
     StreamReset,
     TrailersReceived,
     WindowOpened,
@@ -502,6 +503,8 @@ class Http2Session(Connection):
     def _handle_rare(self, event: Event) -> None:
         if isinstance(event, GoAwayReceived):
             self.on_goaway(event)
+        elif isinstance(event, StreamRefused):
+            self.on_refused(event.error)
         elif isinstance(event, SettingsReceived):
             self.on_settings()
         elif isinstance(event, PingAcknowledged):
@@ -551,6 +554,9 @@ class Http2Session(Connection):
     @abstractmethod
     def on_failure(self, error: Http2Error) -> None:
         """Handle a connection error: fail all streams; the connection is closed after it."""
+
+    def on_refused(self, error: Http2Error) -> None:
+        """Handle that a stream of the peer was reset before it had a handler, or after that."""
 
     def on_goaway(self, event: GoAwayReceived) -> None:
         """Handle that the peer accepts no more streams."""

@@ -44,6 +44,7 @@ from gateway.listener.messages import (
 )
 from gateway.listener.tls_transport import ALPN_PROTOCOL
 from gateway.observe.call_record import CallRecord
+from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
@@ -527,6 +528,7 @@ class ClientConnection(Connection):
         record.seconds = self.loop.time() - self._idle_since if self._reader.started else 0.0
         record.client = self._peer.address or ""
         record.set_error(error)
+        REFUSAL_LOG.warn(f"request of {record.client or 'a Unix socket'} refused", error.message)
         if responds:
             record.status = error.kind.value.status
             body = error_body(error.message)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.errors import ErrorKind, GatewayError, bad_request, escape_for_log
+from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.http1.connection import HEAD_COPIES
 from gateway.http1.head import (
     MAX_CACHED_HEAD,
@@ -52,6 +52,7 @@ from gateway.listener.http2_messages import (
 from gateway.listener.lingering import LingeringStreams
 from gateway.listener.messages import ListenerResponse, error_template, with_request_id
 from gateway.observe.call_record import CallRecord
+from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.body_io import split
 from gateway.proxy.dispatch import error_body
@@ -437,6 +438,9 @@ class Http2Call(StreamHandler):
         """Respond to a request without a valid head."""
         record = self.record = self._make_record("-", "-")
         record.set_error(error)
+        REFUSAL_LOG.warn(
+            f"HTTP/2 request of {record.client or 'a Unix socket'} refused", error.message
+        )
         has_body = _HEAD not in self._headers.fields
         self.respond(error_template(error), b"", error_body(error.message) if has_body else b"")
 
@@ -634,9 +638,19 @@ class Http2ClientConnection(Http2Session):
     def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
         """Cancel the call of a stream."""
         assert isinstance(handler, Http2Call)
-        name = event.error.code.name
-        why = f"the client reset the stream: {name}"
-        handler.cancel(why if event.by_peer else _protocol_error_text(event.error))
+        if event.by_peer:
+            handler.cancel(f"the client reset the stream: {event.error.code.name}")
+        else:
+            self.on_refused(event.error)
+            handler.cancel(_protocol_error_text(event.error))
+
+    def on_refused(self, error: Http2Error) -> None:
+        """Log why a stream was reset."""
+        self._log_refusal("stream", error)
+
+    def _log_refusal(self, what: str, error: Http2Error) -> None:
+        client = self.peer.address or "a Unix socket"
+        REFUSAL_LOG.warn(f"HTTP/2 {what} of {client} closed", f"{error.reason} ({error.code.name})")
 
     def on_unread(self, stream: Stream, size: int) -> None:
         """Count what was dropped of a stream that lingers."""
@@ -644,9 +658,7 @@ class Http2ClientConnection(Http2Session):
 
     def on_failure(self, error: Http2Error) -> None:
         """Cancel all calls, and log why the connection is closed."""
-        client = self.peer.address or "a Unix socket"
-        reason = escape_for_log(error.reason)
-        _log.info("HTTP/2 connection of %s closed: %s (%s)", client, reason, error.code.name)
+        self._log_refusal("connection", error)
         self._cancel_calls(_protocol_error_text(error))
 
     def on_goaway(self, event: GoAwayReceived) -> None:

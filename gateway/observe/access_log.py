@@ -33,8 +33,8 @@ def reason_of(record: CallRecord) -> str:
     """Return why a call failed; empty for one that did not."""
     if record.error:
         return record.error
-    if record.status >= _FIRST_ERROR_STATUS and record.is_from_server:
-        return f"the server returned {record.status}"
+    if record.status >= _FIRST_ERROR_STATUS and (record.server_error or record.is_from_server):
+        return f"the server returned {record.server_error or record.status}"
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, describe_error
 from gateway.observe.call_capture import CallCapture
 from gateway.observe.call_trace import CallTrace, HeaderLine, find_trace_parent
 from gateway.system.buffers import ReservedBytes
@@ -91,6 +91,7 @@ class CallRecord:
         "seconds",
         "sent_at",
         "sent_bytes",
+        "server_error",
         "server_form",
         "server_seconds",
         "started",
@@ -169,6 +170,8 @@ class CallRecord:
         self.error = ""
         """Why the gateway refused, failed or aborted the call; empty if it did not."""
         self.error_kind: ErrorKind | None = None
+        self.server_error = ""
+        """The status and the message of the error that a server returned last; empty for none."""
 
     def set_endpoint(self, upstream: str, endpoint: str) -> None:
         """Record where the call goes; what is measured from now on is of this endpoint."""
@@ -177,6 +180,7 @@ class CallRecord:
             self.forget_attempt()
         self.upstream = upstream
         self.endpoint = endpoint
+        self.server_error = ""
 
     def begin_attempt(self, now: float) -> None:
         """Record that the request is sent to the endpoint."""
@@ -209,6 +213,7 @@ class CallRecord:
             self.attempts += part.attempts
             self.retries += part.retries
             self.other_attempts += part.other_attempts
+            self.server_error = self.server_error or part.server_error
         if len(parts) == 1:
             for part in sent:
                 self.sent_at = part.sent_at
@@ -241,10 +246,11 @@ class CallRecord:
         self.answered_by_server = self.is_from_server
         self.set_error(error)
 
-    def set_passed_error(self, status: int) -> None:
+    def set_passed_error(self, status: int, message: str) -> None:
         """Record that the client gets the error of a server that was asked for metadata."""
         self.answered_by_server = True
-        self.error = f"the server returned {status} to the request for the model's metadata"
+        returned = f"the server returned {status} to the request for the model's metadata"
+        self.error = describe_error(returned, message)
 
     @property
     def is_from_server(self) -> bool:

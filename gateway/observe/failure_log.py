@@ -1,4 +1,4 @@
-"""Logs why calls failed, at a limited rate."""
+"""Logs why calls failed and connections were refused, at a limited rate."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import time
 from collections.abc import Callable
 
 from gateway.errors import ErrorKind, GatewayError, escape_for_log
+from gateway.observe.call_record import CallRecord
 
 _WINDOW = 10.0
 """Seconds in which the same message is logged once."""
 _MAX_MESSAGES = 20
 """Different messages that are logged in that time."""
+_FIRST_SERVER_ERROR, _NOT_IMPLEMENTED = 500, 501
+_DEADLINE_EXCEEDED = 4
+"""The status of gRPC."""
 
 # The gateway's own 502, 503 and 504. NOT_READY answers a health check, so no call failed.
 _FAILURES = frozenset(
@@ -30,40 +34,69 @@ _FAILURES = frozenset(
 _log = logging.getLogger("tensorgate")
 
 
-class FailureLog:
-    """Logs why calls failed: each message once in ten seconds, and a limited number of messages.
+class LimitedLog:
+    """Logs warnings: each message once in ten seconds, and a limited number of messages.
 
-    ``clock`` returns seconds.
+    ``what`` says in the plural what a message is about. ``clock`` returns seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what = what
         self._clock = clock
         self._window_end = float("-inf")
         self._logged: set[str] = set()
         self._suppressed = 0
+
+    def warn(self, prefix: str, message: str) -> None:
+        """Log a message; its prefix, such as the address of a client, makes it no other message."""
+        now = self._clock()
+        if now >= self._window_end:
+            if self._suppressed:
+                _log.warning("%d more %s within %g s", self._suppressed, self._what, _WINDOW)
+            self._logged.clear()
+            self._suppressed = 0
+            self._window_end = now + _WINDOW
+        if message in self._logged or len(self._logged) >= _MAX_MESSAGES:
+            self._suppressed += 1
+            return
+        self._logged.add(message)
+        _log.warning("%s: %s", prefix, escape_for_log(message))
+
+
+class FailureLog:
+    """Logs why calls failed, at a limited rate; ``clock`` returns seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limited = LimitedLog("calls failed", clock)
 
     def write(self, error: GatewayError, request_id: str = "", status: int = 0) -> None:
         """Log a failed call, if its upstream or a limit of the gateway is the reason.
 
         ``status`` is that of the access log; 0 is the one that the error has over HTTP.
         """
-        if error.kind not in _FAILURES:
+        if error.kind in _FAILURES:
+            self._warn(request_id, status or error.kind.value.status, error.message)
+
+    def observe(self, record: CallRecord) -> None:
+        """Log a call that has ended with a server's response of 5xx, in the server's words.
+
+        Not if its client asked for what the server does not have, or if its own deadline has ended.
+        """
+        if record.status < _FIRST_SERVER_ERROR or record.error or not record.server_error:
             return
-        now = self._clock()
-        if now >= self._window_end:
-            if self._suppressed:
-                _log.warning("%d more calls failed within %g s", self._suppressed, _WINDOW)
-            self._logged.clear()
-            self._suppressed = 0
-            self._window_end = now + _WINDOW
-        if error.message in self._logged or len(self._logged) >= _MAX_MESSAGES:
-            self._suppressed += 1
-            return
-        self._logged.add(error.message)
-        status = status or error.kind.value.status
-        message = escape_for_log(error.message)
-        _log.warning("request %s failed with %d: %s", request_id or "-", status, message)
+        if record.status != _NOT_IMPLEMENTED and record.grpc_status != _DEADLINE_EXCEEDED:
+            message = f"{record.endpoint or record.upstream} returned {record.server_error}"
+            self._warn(record.request_id, record.status, message)
+
+    def _warn(self, request_id: str, status: int, message: str) -> None:
+        self._limited.warn(f"request {request_id or '-'} failed with {status}", message)
 
 
 FAILURE_LOG = FailureLog()
 """The failure log of this process."""
+
+REFUSAL_LOG = LimitedLog("connections or requests of clients were refused")
+"""Why this process refused connections and requests that were no valid HTTP, or beyond a limit.
+
+What one client does wrong again and again must not hide the failures of others' calls.
+"""

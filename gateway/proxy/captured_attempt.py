@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from gateway.observe.call_capture import CallCapture, CapturedAttempt, CapturedMessage
 from gateway.upstream.transport import (
-    HeaderLines,
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
+    WrappedResponse,
     closed_on_error,
 )
 
@@ -67,33 +67,15 @@ class _CapturedBody:
             yield piece
 
 
-class _CapturedResponse(UpstreamResponse):
+class _CapturedResponse(WrappedResponse):
     """A response, captured while it is read."""
 
     def __init__(
         self, response: UpstreamResponse, attempt: CapturedAttempt, message: CapturedMessage
     ) -> None:
-        self.status = response.status
-        self.reason = response.reason
-        self.headers = response.headers
-        self._response = response
+        super().__init__(response)
         self._attempt = attempt
         self._message = message
-
-    @property
-    def received_bytes(self) -> int:
-        """Return the bytes of the body that were read so far."""
-        return self._response.received_bytes
-
-    @property
-    def head_delay(self) -> float:
-        """Return the seconds between the arrival of the head and this response."""
-        return self._response.head_delay
-
-    @property
-    def trailers(self) -> HeaderLines:
-        """Return the trailers."""
-        return self._response.trailers
 
     async def read(self) -> bytes | memoryview:
         """Return the next chunk of the body."""
@@ -106,7 +88,3 @@ class _CapturedResponse(UpstreamResponse):
         if not piece:
             self._message.trailers = list(self._response.trailers)
         return piece
-
-    def close(self) -> None:
-        """Close the response."""
-        self._response.close()

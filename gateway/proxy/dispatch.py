@@ -238,7 +238,7 @@ async def _serve_from_servers(
         except UpstreamResponseError as error:
             strip_tracebacks(error)
             deadline.expect_client()
-            response.record.set_passed_error(error.status)
+            response.record.set_passed_error(error.status, error.message)
             headers = CIMultiDict({"Content-Type": error.content_type})
             await response.send(error.status, "", headers, error.body)
 

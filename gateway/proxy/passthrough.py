@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from gateway.codec.json.nesting import NestingCheck
@@ -13,7 +12,7 @@ from gateway.codec.v2.tensor_check import (
     last_byte,
     tensor_check,
 )
-from gateway.errors import GatewayError, ServerName, name_server_in_errors
+from gateway.errors import ServerName, name_server_in_errors
 from gateway.protocol.messages import may_name_sequence
 from gateway.protocol.operations import QUERIES, ModelName, OperationKind
 from gateway.proxy.admission.deadline import Deadline
@@ -33,13 +32,11 @@ from gateway.proxy.body_io import (
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
-from gateway.proxy.retry import UpstreamCall
+from gateway.proxy.retry import UpstreamCall, read_start
 from gateway.proxy.server_dialect import headers_with_type
 from gateway.sizes import CONVERT_CHUNK
+from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
-
-_QUOTE_TIMEOUT = 0.2
-"""Seconds in which the body of a refused response must begin to be quoted."""
 
 
 async def passthrough(
@@ -74,6 +71,9 @@ async def passthrough(
             destination, upstream_request, deadline, call.response.record, model=model
         ) as upstream_call:
             received, server = upstream_call.response, upstream_call.server
+            if call.response.is_grpc:  # the gateway reads it
+                ratio = destination.limits.max_decompression_ratio
+                received = decode_response(received, server, ratio)
             if inference is None:
                 await relay_response(received, call.response, server, deadline)
             else:
@@ -218,11 +218,8 @@ async def quote_body(
 ) -> NoTensorsError:
     """Return the error of a response with the start of its body, if that arrives soon."""
     deadline.expect_server(server)
-    try:
-        async with asyncio.timeout(_QUOTE_TIMEOUT):
-            return error.quoting(bytes(await response.read()))
-    except (TimeoutError, GatewayError):
-        return error
+    start = await read_start(response)
+    return error if start is None else error.quoting(start)
 
 
 async def relay_rewritten(

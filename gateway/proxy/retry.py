@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.head_limits import check_lengths
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.pool.member import Outcome
+from gateway.upstream.quoted_response import quoted_response
 from gateway.upstream.transport import (
     UpstreamEndpoint,
     UpstreamRequest,
@@ -30,14 +32,17 @@ from gateway.upstream.transport import (
 
 _T = TypeVar("_T")
 
+_QUOTE_TIMEOUT = 0.2
+"""Seconds in which the body of a refused response must begin to be quoted."""
+
 
 class UpstreamCall:
     """Sends a request to an endpoint; holds the response while its context is open.
 
     If an endpoint is unreachable, no server has seen the request: another endpoint is tried. After
-    other failures that depends on the retry policy of the destination. A retry needs a body that is
-    buffered, or of which nothing was read. Each endpoint is tried once, within the upstream's
-    retry budget.
+    other failures that depends on the retry policy of the destination, and on the upstream's retry
+    budget. A retry needs a body that is buffered, or of which nothing was read. Each endpoint is
+    tried once: unhealthy and ejected ones last.
 
     ``record`` gets the endpoint and the attempts. ``tried`` are endpoints that have failed before;
     ``model`` is the one that the request names.
@@ -116,9 +121,10 @@ class UpstreamCall:
                     record.trace.fail_attempt(translated)
                 outcome, why = lease.classify_error(translated)
             elif is_retried:
-                outcome, why = lease.classify_retried(response.outcome)
+                record.received_bytes = 0
+                outcome, why = lease.classify_retried(response.outcome, response.error)
             else:
-                outcome, why = lease.classify_status(response.outcome)
+                outcome, why = lease.classify_status(response.outcome, response.error)
         finally:
             lease.release(outcome, why)
 
@@ -130,6 +136,8 @@ class UpstreamCall:
             try:
                 status, endpoint = self.response.outcome, self._lease.endpoint
                 is_retried = self._retry.should_retry_status(status, endpoint)
+                if is_retried:
+                    await read_start(self.response)  # it says why it is retried
             except BaseException as error:
                 self._release_endpoint(error)
                 raise
@@ -177,7 +185,7 @@ async def send_attempt(
         record.first_byte_seconds = record.server_seconds - response.head_delay
         if record.trace is not None:
             record.trace.set_status(response.status)
-    return response
+        return quoted_response(response)
 
 
 def _with_trace_parent(
@@ -193,9 +201,19 @@ def _with_trace_parent(
     return replace(request, headers=headers)
 
 
+async def read_start(response: UpstreamResponse) -> bytes | None:
+    """Return the start of a response's body if it arrives soon, else None."""
+    try:
+        async with asyncio.timeout(_QUOTE_TIMEOUT):
+            return bytes(await response.read())
+    except (TimeoutError, GatewayError):
+        return None
+
+
 def close_attempt(response: UpstreamResponse, record: CallRecord) -> None:
     """Close the response of the last attempt, and record its end."""
     response.close()
+    record.server_error = record.server_error or response.error
     record.server_seconds = time.perf_counter() - record.sent_at
     record.received_bytes = response.received_bytes
     if record.trace is not None:
@@ -255,7 +273,10 @@ class RetryState:
         self.tried.append(endpoint)
         if not isinstance(error, GatewayError):
             return False
-        return self._policy.allows(error.kind, self.is_repeatable) and self._may_retry()
+        if not self._policy.allows(error.kind, self.is_repeatable):
+            return False
+        # Nothing was sent: to try each endpoint once adds no load to any server.
+        return self._has_alternative if error.kind is ErrorKind.UNREACHABLE else self._may_retry()
 
     def should_retry_status(self, status: int, endpoint: UpstreamEndpoint) -> bool:
         """Record the status of a response; tell whether to try another endpoint for it."""
@@ -264,12 +285,16 @@ class RetryState:
         self.tried.append(endpoint)
         return self._may_retry()
 
+    @property
+    def _has_alternative(self) -> bool:
+        return self.upstream.pool.has_alternative(self.tried, self.model)
+
     def _may_retry(self) -> bool:
         """Tell whether there is another endpoint, and room in the retry budget."""
         pool = self.upstream.pool
-        if not pool.has_alternative(self.tried, self.model):
-            return False
-        return self.upstream.retry_budget.try_spend(pool.leases_total, sum(pool.outstanding))
+        return self._has_alternative and self.upstream.retry_budget.try_spend(
+            pool.leases_total, sum(pool.outstanding)
+        )
 
 
 async def use_reachable_endpoint(

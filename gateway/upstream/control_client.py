@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest
 
 
@@ -45,11 +46,12 @@ async def _send(
     request = UpstreamRequest(method, path, headers, chunks, is_idempotent=True, is_control=True)
     response = await endpoint.send(request)
     try:
+        decoded = decode_response(response, endpoint.name)
         if response.status == ErrorKind.LOOP.value.status:
             message = f"loop: {endpoint.url} leads back to the gateway"
             raise GatewayError(ErrorKind.LOOP, message, server=endpoint.name)
         content = bytearray()
-        while chunk := await response.read():
+        while chunk := await decoded.read():
             content += chunk
             if len(content) > max_bytes:
                 message = f"the response of {endpoint.url} to {method} {path} is larger than"

@@ -16,6 +16,7 @@ from gateway.protocol.operations import model_path
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.control_client import send_control_request
+from gateway.upstream.quoted_response import read_server_error
 from gateway.upstream.transport import UpstreamEndpoint
 
 RECHECK_INTERVAL: Final = 5.0
@@ -33,6 +34,11 @@ class UpstreamResponseError(Exception):
         self.status = status
         self.content_type = content_type
         self.body = body
+
+    @property
+    def message(self) -> str:
+        """Return the message in the body."""
+        return read_server_error(self.body)
 
 
 @dataclass(frozen=True, slots=True)

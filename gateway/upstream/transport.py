@@ -10,9 +10,12 @@ from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import ServerName
+from gateway.errors import ServerName, describe_error
 from gateway.protocol.grpc.headers import read_error, read_message, read_status
-from gateway.protocol.grpc.status import GrpcStatus, http_status
+from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
+
+FIRST_ERROR_STATUS = 400
+"""The first status of an error."""
 
 HeaderLines = tuple[tuple[str, str], ...]
 """Names and values of headers, in order."""
@@ -122,6 +125,14 @@ class UpstreamResponse(ABC):
         return read_error(self.trailers or tuple(self.headers.items()), server)
 
     @property
+    def error(self) -> str:
+        """Return the status and the message of an error, as far as known; empty for no error."""
+        code = self.grpc_status
+        if code is None:
+            return describe_error(self.status, "") if self.status >= FIRST_ERROR_STATUS else ""
+        return describe_error(status_name(code), self.grpc_message) if code else ""
+
+    @property
     def received_bytes(self) -> int:
         """Return the bytes of the body that were read so far."""
         return 0
@@ -146,6 +157,44 @@ class UpstreamResponse(ABC):
     @abstractmethod
     def close(self) -> None:
         """Return the connection to the pool, or drop it if the body was not read to its end."""
+
+
+class WrappedResponse(UpstreamResponse):
+    """A response that is like another one, but for what a subclass changes."""
+
+    def __init__(self, response: UpstreamResponse) -> None:
+        self.status = response.status
+        self.reason = response.reason
+        self.headers = response.headers
+        self._response = response
+
+    @property
+    def content_length(self) -> int | None:
+        """Return the size of the body; None if it is not known yet."""
+        return self._response.content_length
+
+    @property
+    def received_bytes(self) -> int:
+        """Return the bytes of the body that were read so far."""
+        return self._response.received_bytes
+
+    @property
+    def head_delay(self) -> float:
+        """Return the seconds between the arrival of the head and this response."""
+        return self._response.head_delay
+
+    @property
+    def trailers(self) -> HeaderLines:
+        """Return the trailers."""
+        return self._response.trailers
+
+    async def read(self) -> bytes | memoryview:
+        """Return the next chunk of the body; see UpstreamResponse."""
+        return await self._response.read()
+
+    def close(self) -> None:
+        """Close the response."""
+        self._response.close()
 
 
 @contextmanager

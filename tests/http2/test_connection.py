@@ -16,6 +16,7 @@ from gateway.http2.events import (
     InterimReceived,
     PingAcknowledged,
     SettingsReceived,
+    StreamRefused,
     StreamReset,
     TrailersReceived,
     WindowOpened,
@@ -259,11 +260,10 @@ def test_frames_in_each_state_of_a_stream(
         assert peer.frames() == []
     else:
         assert peer.reset_code().name == result.upper()
-        for event in peer.events:
-            assert isinstance(event, StreamReset)
-            assert not event.by_peer
-            assert event.error.code.name == result.upper()
-        assert len(peer.events) == (state is half_closed)
+        (event,) = peer.events
+        assert isinstance(event, StreamReset if state is half_closed else StreamRefused)
+        assert event.error.code.name == result.upper()
+        assert isinstance(event, StreamRefused) or not event.by_peer
     # The connection goes on.
     peer.events.clear()
     assert peer.request(7).id == 7
@@ -331,7 +331,9 @@ def test_streams_beyond_the_limit_are_refused() -> None:
     peer.request(3)
     peer.send(peer.headers(5), data(5), peer.headers(5, OK, end=True))
     assert peer.reset_code() == CODE.REFUSED_STREAM
-    assert peer.events == []
+    (refused,) = peer.events
+    assert isinstance(refused, StreamRefused)
+    assert refused.error.reason == "more than 2 streams"
     peer.send(encode_rst_stream(1, CODE.CANCEL))
     assert peer.request(7).id == 7
 
@@ -786,8 +788,8 @@ def test_message_without_body_must_not_tell_a_length(is_client: bool) -> None:
     field = (b"content-length", b"1")
     peer.send(peer.headers(1, (*(OK if is_client else POST), field), end=True))
     assert peer.reset_code() == CODE.PROTOCOL_ERROR
-    # A server has never heard of the request.
-    assert [type(event) for event in peer.events] == [StreamReset] * is_client
+    # A server's user has never heard of the request.
+    assert [type(event) for event in peer.events] == [StreamReset if is_client else StreamRefused]
 
 
 @pytest.mark.parametrize(
@@ -856,10 +858,8 @@ def test_malformed_messages_reset_their_stream(
     for fields, end in lists:
         peer.send(peer.headers(1, fields, end))
     assert peer.reset_code() == CODE.PROTOCOL_ERROR
-    if is_client or len(lists) > 1:
-        assert isinstance(peer.events[-1], StreamReset)
-    else:
-        assert peer.events == []
+    is_known = is_client or len(lists) > 1
+    assert isinstance(peer.events[-1], StreamReset if is_known else StreamRefused)
     assert peer.http2.streams == {}
 
 

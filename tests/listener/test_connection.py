@@ -6,6 +6,8 @@ import pytest
 
 from gateway.errors import GatewayError, bad_request
 from gateway.http1.connection import BodyStream, ReadFlow
+from gateway.listener import connection as connection_module
+from gateway.observe.failure_log import LimitedLog
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.system.buffers import BufferShare
 from tests.http1.fake_transport import FakeTransport
@@ -188,3 +190,15 @@ async def test_empty_line_is_no_head_that_could_be_refused(
         assert (await client.call("GET", "/")).status == 200
         body.discard()
     assert caplog.messages == []
+
+
+async def test_refused_request_is_logged_at_a_limited_rate(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "REFUSAL_LOG", LimitedLog("were refused"))
+    async with running_listener(echo) as running:
+        for _ in range(3):
+            async with connect(running.url) as client:
+                assert (await client.ask(b"GET / HTTP/1.1\r\nHost: a b\x01\r\n\r\n")).status == 400
+    (line,) = caplog.messages
+    assert line.startswith("request of 127.0.0.1 refused: malformed HTTP request: ")

@@ -18,9 +18,11 @@ from gateway.http2.frame_writer import (
 )
 from gateway.http2.frames import HEADERS, PREFACE
 from gateway.http2.session import STREAM_WINDOW
+from gateway.listener import http2_connection
 from gateway.listener.connection_host import IdleTimeouts
 from gateway.listener.http2_connection import MAX_STREAMS, Http2ClientConnection
 from gateway.observe.call_record import CallRecord
+from gateway.observe.failure_log import LimitedLog
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.listener.running_listener import (
     RunningListener,
@@ -58,6 +60,12 @@ async def until_ready(running: RunningListener) -> None:
         )
 
     await until(is_ready)
+
+
+@pytest.fixture
+def refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log refusals as if there was none before."""
+    monkeypatch.setattr(http2_connection, "REFUSAL_LOG", LimitedLog("were refused"))
 
 
 async def wait_forever(_: ClientRequest, __: ClientResponse) -> None:
@@ -355,8 +363,9 @@ async def test_header_list_that_is_too_large_gets_431() -> None:
             assert reply.status == (431 if size == 70_000 else 200)
 
 
-async def test_connection_error_is_logged_and_recorded(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "tensorgate.listener")
+async def test_connection_error_is_logged_and_recorded(
+    caplog: pytest.LogCaptureFixture, refusals: None
+) -> None:
     records: list[CallRecord] = []
     async with running_listener(wait_forever, records.append) as running:
         async with client_of(running) as client:
@@ -372,6 +381,26 @@ async def test_connection_error_is_logged_and_recorded(caplog: pytest.LogCapture
     assert record.error == "the client broke HTTP/2: PING of 3 bytes (FRAME_SIZE_ERROR)"
     (message,) = [each.getMessage() for each in caplog.records]
     assert message.endswith("closed: PING of 3 bytes (FRAME_SIZE_ERROR)")
+
+
+@pytest.mark.parametrize("fields", [[("x-a", "a\0b")], [("connection", "close")]])
+async def test_malformed_request_is_logged(
+    caplog: pytest.LogCaptureFixture, refusals: None, fields: list[tuple[str, str]]
+) -> None:
+    async with running_listener(echo) as running, client_of(running) as client:
+        stream = client.send_headers("GET", "/", fields, end_stream=True)
+        assert (await client.response(stream)).reset == ErrorCode.PROTOCOL_ERROR
+        assert (await client.call("GET", "/")).status == 200
+    (message,) = caplog.messages
+    assert message.startswith("HTTP/2 stream of 127.0.0.1 closed: malformed headers: ")
+    assert message.endswith("(PROTOCOL_ERROR)")
+
+
+@pytest.mark.parametrize("value", ["1 ", " 1", "\t1 \t"])
+async def test_value_is_without_the_white_space_around_it(value: str) -> None:
+    async with running_listener(echo) as running, client_of(running) as client:
+        reply = await client.call("GET", "/", headers=[("x", value)])
+        assert (reply.status, reply.body) == (200, b"GET / 0 1 ")
 
 
 # Slow readers and writers

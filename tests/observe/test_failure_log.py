@@ -1,6 +1,7 @@
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FailureLog
 
 REFUSED = GatewayError(ErrorKind.UNREACHABLE, "cannot connect to http://a: Connection refused")
@@ -56,3 +57,35 @@ def test_line_breaks_of_a_server_are_escaped(caplog: pytest.LogCaptureFixture) -
         r"request - failed with 502: http://a: output 'x\n2026-01-01 ERROR \x1b[31mé\x85\u2028'"
         " is unknown"
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "grpc_status", "error", "is_logged"),
+    [
+        (500, -1, "", True),
+        (500, 13, "", True),
+        (501, 12, "", False),
+        (504, 4, "", False),
+        (400, -1, "", False),
+        (502, -1, "the gateway says why", False),
+    ],
+)
+def test_server_error_is_logged_in_its_words(
+    caplog: pytest.LogCaptureFixture, status: int, grpc_status: int, error: str, is_logged: bool
+) -> None:
+    record = CallRecord("GET", "/x", "1f")
+    record.set_endpoint("servers", "http://a")
+    record.status, record.grpc_status, record.error = status, grpc_status, error
+    record.server_error = f"{status}: no\nmemory"
+    log = FailureLog(_Clock())
+    for _ in range(3):
+        log.observe(record)
+    line = f"request 1f failed with {status}: http://a returned {status}: no\\nmemory"
+    assert caplog.messages == [line] * is_logged
+
+
+def test_successful_call_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    record = CallRecord("GET", "/x", "1f")
+    record.status = 200
+    FailureLog(_Clock()).observe(record)
+    assert not caplog.messages

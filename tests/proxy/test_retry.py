@@ -249,13 +249,22 @@ async def test_deadline_expects_the_server_with_each_chunk_that_it_takes(once: b
 
 
 async def test_retry_budget_caps_the_retries() -> None:
-    upstream, endpoints = _servers(EventLog(), *[_fault(ErrorKind.UNREACHABLE)] * 5)
+    upstream, endpoints = _servers(EventLog(), *[_fault(ErrorKind.REFUSED)] * 5)
     for _ in range(18):
         assert upstream.retry_budget.try_spend(0, 0)
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert sum(len(each.requests) for each in endpoints) == 3
     assert not upstream.retry_budget.try_spend(upstream.pool.leases_total, 0)
+
+
+async def test_failed_connects_need_no_retry_budget() -> None:
+    upstream, endpoints = _servers(EventLog(), *[_fault(ErrorKind.UNREACHABLE)] * 5)
+    while upstream.retry_budget.try_spend(0, 0):
+        pass
+    with pytest.raises(GatewayError):
+        await _ask(upstream)
+    assert sum(len(each.requests) for each in endpoints) == 5
 
 
 async def test_single_endpoint_is_tried_once() -> None:

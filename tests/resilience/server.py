@@ -91,7 +91,7 @@ class Server:
             error = json.dumps({"error": f"{self._name} is unavailable"}).encode()
             return http_response(error, headers, "503 Service Unavailable")
         if self._behaviour.fails:
-            error = json.dumps({"error": f"{self._name} is out of memory"}).encode()
+            error = json.dumps({"error": "CUDA out of memory on device 0"}).encode()
             return http_response(error, headers, "500 Internal Server Error")
         if not body:
             return http_response(_METADATA, headers)

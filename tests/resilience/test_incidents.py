@@ -71,7 +71,9 @@ INCIDENTS = {
     "frozen": _Incident(
         _freeze, 504, r"nothing moved for 1 s \(limits\.idle_timeout\)", "server_timeout"
     ),
-    "answers 500": _Incident(_behaves(fails=True), 500, "the server returned 500", None),
+    "answers 500": _Incident(
+        _behaves(fails=True), 500, "the server returned 500: CUDA out of memory on device 0", None
+    ),
     "refuses connections": _Incident(_kill, 503, "Connection refused", "unreachable", retried=True),
     "closes midway": _Incident(
         _behaves(cut=True), 502, "closed the connection before the end of its", "bad_response"

@@ -51,7 +51,8 @@ class ResponsePlan:
     ``header_size`` is the size of the JSON before binary tensors, None for JSON alone. JSON around
     data may have ``header_cap`` bytes, and data that must be buffered ``body_cap``. ``check``
     refuses bodies without tensors; it is None for errors and redirects. Binary ones that are
-    converted do without: the conversion checks all of them.
+    converted do without: the conversion checks all of them. ``is_coded`` tells that the body has a
+    content coding.
     """
 
     def __init__(
@@ -63,7 +64,10 @@ class ResponsePlan:
         header_cap: int,
         body_cap: int,
         check: TensorCheck | None = None,
+        *,
+        is_coded: bool = False,
     ) -> None:
+        self.is_coded: Final = is_coded
         self.action: Final = action
         self.header_size: Final = header_size
         self.encoding: Final = encoding

@@ -213,7 +213,7 @@ def size_of(record: CallRecord) -> int:
     trace = record.trace
     attempts = () if trace is None else trace.attempts
     noted = sum([len(each.value) for each in record.noted])
-    texts = len(record.target) + len(record.error) + noted
+    texts = len(record.target) + len(record.error) + len(record.server_error) + noted
     texts += sum([len(each.target) + len(each.error) for each in attempts])
     texts += 0 if trace is None else len(trace.state) * (len(attempts) + 4)
     return _CALL_BYTES + _ATTEMPT_BYTES * len(attempts) + _TEXT_FACTOR * texts

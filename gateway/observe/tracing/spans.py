@@ -161,7 +161,7 @@ class _CallWriter:
         _add_shared(span, attributes)
         _add(span, _own_attributes(record))
         if error:
-            _set_error(span, record.error)
+            _set_error(span, record.error or record.server_error)
 
     def _add_connection(self, attributes: Attributes) -> None:
         attributes |= _authority(self._trace.host)

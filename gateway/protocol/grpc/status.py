@@ -40,6 +40,8 @@ class GrpcStatus(IntEnum):
     UNAUTHENTICATED = 16
 
 
+_CODES: Final = frozenset(map(int, GrpcStatus))
+
 _TO_HTTP: Final[Mapping[int, int]] = MappingProxyType(
     {
         GrpcStatus.OK: 200,
@@ -99,6 +101,11 @@ _OF_ERRORS: Final[Mapping[int, GrpcStatus]] = MappingProxyType(
 def http_status(code: int) -> int:
     """Return the HTTP status for a ``grpc-status``; codes that nobody defined are UNKNOWN."""
     return _TO_HTTP.get(code, _TO_HTTP[GrpcStatus.UNKNOWN])
+
+
+def status_name(code: int) -> str:
+    """Return the name of a ``grpc-status``, or the number of one that nobody defined."""
+    return GrpcStatus(code).name if code in _CODES else str(code)
 
 
 def status_of_http(status: int) -> GrpcStatus:

@@ -16,6 +16,7 @@ from gateway.errors import (
     GatewayError,
     ServerName,
     bad_response,
+    describe_error,
     shorten,
     strip_tracebacks,
     upstream_name,
@@ -31,8 +32,10 @@ from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientRequest
 from gateway.proxy.retry import UpstreamCall, close_attempt, send_attempt
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
+from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.head_limits import check_lengths
 from gateway.upstream.pool.lease import Lease
+from gateway.upstream.quoted_response import read_server_error
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 
 _T = TypeVar("_T")
@@ -75,8 +78,8 @@ class SubResponse:
         if isinstance(self.outcome, GatewayError):
             message = self.outcome.message_for(audience)
             return message if name in message else f"{name}: {message}"
-        text = _error_text(self.outcome.body)
-        return f"{name} returned {self.outcome.status}" + (f": {text}" if text else "")
+        text = read_server_error(self.outcome.body)
+        return f"{name} returned {describe_error(self.outcome.status, text, QUOTED_TEXT)}"
 
     def parse(self, read: Callable[[Any], _T], what: str) -> _T:
         """Return what ``read`` makes of the JSON document of a success.
@@ -247,6 +250,7 @@ async def _buffer_response(
     response: UpstreamResponse, server: ServerName, deadline: Deadline, reservation: Reservation
 ) -> BufferedResponse:
     """Read a server's whole response; raises GatewayError: 502 over the cap, 503 for overload."""
+    response = decode_response(response, server)
     chunks = await buffer_chunks(
         response_chunks(response, server, deadline),
         reservation,
@@ -299,9 +303,9 @@ class _Query:
         deadline.expect_server(server)
         response = await send_attempt(lease.endpoint, self.request, record)
         try:
-            lease.classify_status(response.status)
             return await _buffer_response(response, server, deadline, self.reservation)
         finally:
+            lease.classify_status(response.status, response.error)
             close_attempt(response, record)
 
 
@@ -341,15 +345,3 @@ def _limits_of(destination: Destination, upstreams: Sequence[Upstream]) -> list[
     by_name = sorted(upstreams, key=lambda upstream: upstream.name)
     own = [upstream.concurrency_limit for upstream in by_name]
     return [limit for limit in own if limit is not None] + shared
-
-
-def _error_text(body: bytes) -> str:
-    """Return the error message of a server's response, shortened."""
-    try:
-        fields = orjson.loads(body)
-    except ValueError:
-        fields = None
-    message = fields.get("error") or fields.get("detail") if isinstance(fields, dict) else None
-    if not isinstance(message, str):
-        message = body[: 2 * QUOTED_TEXT].decode(errors="replace")
-    return shorten(" ".join(message.split()), QUOTED_TEXT)

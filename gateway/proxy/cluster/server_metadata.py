@@ -19,6 +19,7 @@ from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import relay_response, relay_rewritten
 from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import MAX_SERVER_DOCUMENT
+from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.transport import UpstreamRequest
 
 
@@ -55,6 +56,7 @@ async def _relay_metadata(call: Call, request: UpstreamRequest) -> None:
         if response.status != 200:
             await relay_response(response, call.response, server, deadline)
             return
+        response = decode_response(response, server)
         chunks = response_chunks(response, server, deadline)
         await relay_rewritten(
             response,

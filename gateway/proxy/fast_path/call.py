@@ -46,8 +46,9 @@ from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.pool.lease import Lease, outcome_of
 from gateway.upstream.pool.member import Outcome
-from gateway.upstream.pool.outlier_detection import FIRST_ERROR_STATUS
+from gateway.upstream.quoted_response import quoted_response
 from gateway.upstream.transport import (
+    FIRST_ERROR_STATUS,
     FieldLines,
     HeaderLines,
     ReservedConnection,
@@ -244,9 +245,10 @@ class FastPathCall:
             record.first_byte_seconds = record.server_seconds - connection.head_delay
             handler = self._plan.handler
             status = handler.outcome(head, trailers)
+            said = handler.error(head, body, trailers) if status >= FIRST_ERROR_STATUS else ""
             if record.trace is not None:
                 record.trace.set_status(head.status)
-            if self._retry_status(status):
+            if self._retry_status(status, said):
                 return True
             record.received_bytes = len(body)
             message = handler.to_client(
@@ -258,7 +260,8 @@ class FastPathCall:
             if status < FIRST_ERROR_STATUS:
                 self._end(Outcome.SUCCEEDED)
             else:
-                self._end(*self._lease.classify_status(status))
+                record.server_error = said
+                self._end(*self._lease.classify_status(status, said))
             record.response_elements = self._request.response_elements
             template, lines, content = message
             if self._plan.adds_server_timing:
@@ -278,9 +281,10 @@ class FastPathCall:
             record.first_byte_seconds = time.perf_counter() - record.sent_at - response.head_delay
             if record.trace is not None:
                 record.trace.set_status(response.status)
-            if self._retry_status(response.outcome):
+            if self._retry_status(response.outcome, response.error):
                 return
             on_done = partial(self._end, *self._lease.classify_status(response.outcome))
+            response = quoted_response(response)
             self._continue(partial(self._relay, response, self._stop_timers()), on_done)
         except Exception as error:
             self._fail(error)
@@ -301,12 +305,12 @@ class FastPathCall:
         except Exception as failure:
             self._fail(failure)
 
-    def _retry_status(self, status: int) -> bool:
+    def _retry_status(self, status: int, error: str) -> bool:
         """Retry at another endpoint in a task if the status demands it; tell whether it does."""
         statuses = self._destination.retry_policy.statuses
         if not statuses or not self._retry_state.should_retry_status(status, self._lease.endpoint):
             return False
-        self._continue_elsewhere(*self._lease.classify_retried(status))
+        self._continue_elsewhere(*self._lease.classify_retried(status, error))
         return True
 
     def _continue_elsewhere(self, outcome: Outcome, why: str) -> None:
@@ -458,7 +462,8 @@ class FastPathCall:
             try:
                 await self._pass_on(upstream_response, server, response, deadline)
                 # The status of a gRPC call came in its trailers.
-                self._end(*self._lease.classify_status(upstream_response.outcome))
+                status, said = upstream_response.outcome, upstream_response.error
+                self._end(*self._lease.classify_status(status, said))
             except BaseException as error:
                 translated = deadline.translate(error)
                 if self._record.trace is not None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import GatewayError, ServerName
+from gateway.errors import GatewayError, ServerName, describe_error
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.framing import PREFIX_SIZE, is_one_message
@@ -19,7 +19,7 @@ from gateway.protocol.grpc.headers import (
 )
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod
 from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
-from gateway.protocol.grpc.status import GrpcStatus, http_status
+from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.proxy.destination import Destination
 from gateway.proxy.fast_path.handlers import (
@@ -131,6 +131,17 @@ class GrpcHandler(FastPathHandler):
         if code is None:
             return head.status
         return http_status(GrpcStatus.CANCELLED if code == GrpcStatus.DEADLINE_EXCEEDED else code)
+
+    def error(
+        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines
+    ) -> str:
+        """Return the status and the message of an error; see UpstreamResponse."""
+        code = _status(head, trailers)
+        if code is None:
+            return super().error(head, body, trailers)
+        return describe_error(
+            status_name(code), read_message(_decode(trailers) or head.headers.items())
+        )
 
     def to_client(
         self,

@@ -42,6 +42,7 @@ from gateway.proxy.passthrough import relay_response, relay_tensors
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
+from gateway.upstream.quoted_response import quote_error
 from gateway.upstream.transport import FieldLines, RequestTemplate, UpstreamResponseHead
 
 ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview]
@@ -119,6 +120,12 @@ class FastPathHandler(ABC):
     def outcome(self, head: UpstreamResponseHead, trailers: FieldLines) -> int:
         """Return the HTTP status that says how a call went; see UpstreamResponse."""
         return head.status
+
+    def error(
+        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines
+    ) -> str:
+        """Return the status and the message of an error; see UpstreamResponse."""
+        return quote_error(head.status, head.headers, body)
 
     @abstractmethod
     def to_client(
@@ -327,6 +334,8 @@ class InferHandler(FastPathHandler):
                 if plan.check is not None:
                     plan.check.check_whole(body)
                 return _untouched(head, body, policy)
+            if plan.is_coded:
+                return None
             content = bytes(body)
             if len(content) <= CONVERT_CHUNK:
                 converted = _convert(request, head, content, plan)

@@ -275,7 +275,7 @@ class DiscardResponse(ClientResponse):
     def failure(self) -> str:
         """Describe a response that is an error; empty if all is well."""
         if self.record.grpc_status > 0:
-            return self.record.error
+            return self.record.error or f"the server returned {self.record.server_error}"
         return _describe_response(self.status, self._quoted) if self.status >= 400 else ""
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:

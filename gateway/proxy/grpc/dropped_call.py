@@ -10,7 +10,7 @@ from gateway.proxy.interfaces import HeaderLines
 
 def is_grpc_content(content_type: bytes) -> bool:
     """Tell whether a Content-Type, as it was received, is that of gRPC."""
-    return is_grpc_type(content_type.decode("latin-1"))
+    return is_grpc_type(content_type.decode("latin-1").strip())
 
 
 def end_dropped_call(record: CallRecord, has_started: bool) -> HeaderLines:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from multidict import CIMultiDict
 
-from gateway.errors import Audience, GatewayError
+from gateway.errors import Audience, GatewayError, describe_error
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import GRPC_TYPE, MESSAGE, STATUS
-from gateway.protocol.grpc.status import GrpcStatus, encode_message, http_status
+from gateway.protocol.grpc.status import GrpcStatus, encode_message, http_status, status_name
 from gateway.proxy.interfaces import ClientResponse, HeaderLines
 
 
@@ -64,16 +64,10 @@ def record_status(record: CallRecord, code: int, text: str = "") -> None:
     record.grpc_status = code
     record.status = http_status(code)
     if code and not record.error:
-        name = GrpcStatus(code).name if code in _CODES else str(code)
-        record.error = (
-            f"the server returned {name}: {text}" if text else f"the server returned {name}"
-        )
+        record.server_error = describe_error(status_name(code), text)
 
 
 def status_lines(code: int, text: str) -> HeaderLines:
     """Return the status of a call as header fields."""
     lines: HeaderLines = ((STATUS, str(int(code))),)
     return (*lines, (MESSAGE, encode_message(text.strip(" ")))) if text else lines
-
-
-_CODES = frozenset(map(int, GrpcStatus))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gateway.codec.elements.encode import OffloadedText, TextChunk
@@ -57,6 +57,7 @@ from gateway.proxy.passthrough import (
     relay_rewritten,
 )
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
+from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.transport import UpstreamResponse
 
 _MAX_QUEUED_PARTS = 5
@@ -102,12 +103,17 @@ async def convert_response(relay: ResponseRelay) -> None:
     """Convert a server's response into the client's encoding; errors pass untouched.
 
     A response that is in that encoding already passes untouched, too. A small response is
-    converted at once, a larger one while it arrives. V1 clients get errors in the format of V1.
+    converted at once, a larger one while it arrives. V1 clients get errors in the format of V1. A
+    response with a content coding, although none was asked for, is decoded if it is converted.
     """
-    response = relay.upstream_response
-    size = response.content_length
     with name_server_in_errors(relay.server):
         plan = await _plan(relay)
+        is_passed = plan.action is ResponseAction.UNTOUCHED and relay.layout is None
+        if plan.is_coded and (relay.response.is_grpc or not is_passed):
+            relay = _decoded(relay)
+            plan = await _plan(relay)
+        response = relay.upstream_response
+        size = response.content_length
         if plan.action is ResponseAction.UNTOUCHED and relay.layout is None:
             await relay_response(
                 response, relay.response, relay.server, relay.deadline, check=plan.check
@@ -118,6 +124,13 @@ async def convert_response(relay: ResponseRelay) -> None:
             await _convert_large(relay, plan)
         else:
             await _convert_streamed(relay, plan, relay.chunks())
+
+
+def _decoded(relay: ResponseRelay) -> ResponseRelay:
+    """Return the response without its content coding, as the gateway reads it."""
+    ratio = relay.destination.limits.max_decompression_ratio
+    response = decode_response(relay.upstream_response, relay.server, ratio)
+    return replace(relay, upstream_response=response)
 
 
 async def _plan(relay: ResponseRelay) -> ResponsePlan:

@@ -9,6 +9,7 @@ from multidict import CIMultiDictProxy
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.buffered_response import ResponsePlan
 from gateway.codec.v2.tensor_check import tensor_check
+from gateway.http1.content_codings import is_encoded
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.operations import OperationKind
 from gateway.protocol.response_header import choose_response_action
@@ -33,7 +34,9 @@ def plan_response(
         limits.max_inference_header_bytes,
     )
     caps = limits.max_inference_header_bytes, limits.max_buffered_body_bytes
-    return ResponsePlan(action, header_size, encoding, policies, *caps, check)
+    return ResponsePlan(
+        action, header_size, encoding, policies, *caps, check, is_coded=is_encoded(headers)
+    )
 
 
 def policies_for(encoding: OutputEncoding, destination: Destination) -> JsonPolicies:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from gateway.codec.decompress import Decompressor
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
+from gateway.http1.content_codings import CODINGS
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.headers import ENCODING
-from gateway.protocol.json_errors import quote_value
 from gateway.system.time_slices import time_slice_queue
+from gateway.upstream.content_decoding import MAX_RATIO, unknown_coding_error
 from gateway.upstream.transport import UpstreamResponse
-
-MAX_RATIO: Final = 100
-"""``limits.max_decompression_ratio``, unless another is set."""
-
-_ENCODINGS: Final = ("gzip", "deflate")
 
 
 async def decompress_message(
@@ -34,12 +29,8 @@ async def decompress_message(
     GatewayError (502) that names the server, and what ``reserve`` raises.
     """
     encoding = response.headers.get(ENCODING, "identity")
-    if encoding not in _ENCODINGS:
-        raise bad_response(
-            f"{server.url} sent a compressed message with grpc-encoding {quote_value(encoding)}; "
-            f"the gateway reads {' and '.join(_ENCODINGS)}",
-            server,
-        )
+    if encoding not in CODINGS:
+        raise unknown_coding_error(server, "message", ENCODING, encoding)
     decompressor = Decompressor(encoding, max_ratio, RESPONSE, f"the response of {server.url}")
     reserve(len(message))  # the decompressor has a copy
     decompressor.feed(message, last=True)

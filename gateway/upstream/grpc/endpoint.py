@@ -28,7 +28,8 @@ from gateway.protocol.grpc.http_mapping import RpcRequest, rpc_of
 from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS, Rpc
 from gateway.protocol.grpc.status import GrpcStatus, http_status
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_NAME
-from gateway.upstream.grpc.decompress import MAX_RATIO, decompress_message
+from gateway.upstream.content_decoding import MAX_RATIO
+from gateway.upstream.grpc.decompress import decompress_message
 from gateway.upstream.transport import (
     Body,
     CallCounter,

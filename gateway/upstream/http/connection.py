@@ -282,6 +282,7 @@ class ServerConnection(Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the pending response, if any."""
         self._stop_counting()
+        self.receive_rest(exc)
         super().connection_lost(exc)
         while self._read_ahead:
             self.process_read_ahead()

@@ -418,6 +418,7 @@ class ServerSession(Http2Session):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all streams that are not complete."""
         try:
+            self.receive_rest(exc)
             self._stop_timer()
             super().connection_lost(exc)
             self._fail_after(exc)

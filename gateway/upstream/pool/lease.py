@@ -6,7 +6,7 @@ import logging
 from types import TracebackType
 from typing import Protocol
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, describe_error
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import Member, Outcome
 from gateway.upstream.pool.model_discovery import may_have_model
@@ -50,6 +50,7 @@ class Lease:
         self._member = member
         self._is_trial = is_trial
         self._server_error = 0
+        self._server_said = ""
         self.endpoint = member.endpoint
 
     def acquire(self) -> UpstreamEndpoint:
@@ -79,29 +80,34 @@ class Lease:
             or member.calls.failures
         ):
             try:
+                if not outcome.is_failure and self._server_error:
+                    why = self._server_said
                 pool.outlier_detector.record(member, outcome, why, self._server_error)
             except Exception:
                 # What else the call holds must be released, too.
                 _log.exception("the outcome of a call at %s was not recorded", member.endpoint.url)
 
-    def classify_status(self, status: int) -> tuple[Outcome, str]:
+    def classify_status(self, status: int, error: str = "") -> tuple[Outcome, str]:
         """Return what a response's status says about the endpoint, and the error if it failed.
 
-        The lease also counts any 5xx as a failed call.
+        The lease also counts any 5xx as a failed call. ``error`` is what the server says; see
+        UpstreamResponse.
         """
         if status >= _SERVER_ERROR:
             self._server_error = status
-        return self._pool.outlier_detector.classify_status(status)
+            self._server_said = f"it returned {error or status}"
+        outcome, why = self._pool.outlier_detector.classify_status(status)
+        return outcome, f"it returned {error}" if why and error else why
 
-    def classify_retried(self, status: int) -> tuple[Outcome, str]:
+    def classify_retried(self, status: int, error: str = "") -> tuple[Outcome, str]:
         """Return a failure for a status that the call retries on another endpoint."""
-        self.classify_status(status)
-        return Outcome.FAILED, f"it returned {status}"
+        self.classify_status(status, error)
+        return Outcome.FAILED, f"it returned {error or status}"
 
     def classify_error(self, error: BaseException | None) -> tuple[Outcome, str]:
         """Return what a call's error says about the endpoint, and its text; None is a success."""
         if isinstance(error, UpstreamResponseError):
-            self.classify_status(error.status)
+            self.classify_status(error.status, describe_error(error.status, error.message))
         return outcome_of(error)
 
     def finish(self, error: BaseException | None) -> None:

@@ -74,8 +74,8 @@ class OutlierDetector:
     def record(self, member: Member, outcome: Outcome, why: str, server_error: int = 0) -> None:
         """Record a call's outcome; ``why`` is the error of a failure.
 
-        ``server_error`` is the status of the server's response if that is 5xx. Such a call counts
-        as failed, whatever the policy makes of it.
+        ``server_error`` is the status of the server's response if that is 5xx, and ``why`` says so.
+        Such a call counts as failed, whatever the policy makes of it.
         """
         if member.leaving:
             return
@@ -93,7 +93,7 @@ class OutlierDetector:
             self._recheck(member)
             calls.record_failure(why, bool(server_error), connect_failed)
         elif server_error:
-            calls.record_failure(f"it returned {server_error}", True, False)
+            calls.record_failure(why, True, False)
         if outcome.is_failure or server_error:
             self._on_failure(member.endpoint.url, "5xx" if server_error else outcome.value)
         elif outcome is Outcome.SUCCEEDED and calls.failures:

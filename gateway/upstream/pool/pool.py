@@ -155,21 +155,18 @@ class Pool:
         """Choose an endpoint for a call.
 
         The endpoint has ``model`` ready if any is known to. It prefers endpoints outside
-        ``exclude``, then those that are not ejected. Among these the load balancing policy
-        chooses; ``hash_key`` is the value of its header. Raises GatewayError (503) without
-        endpoints.
+        ``exclude``, then healthy ones, then those that are not ejected. Among these the load
+        balancing policy chooses; ``hash_key`` is the value of its header. Raises GatewayError (503)
+        without endpoints.
         """
         if self.has_single_endpoint:
             return Lease(self, self.members[0])
-        candidates = self._candidates(model)
-        if not candidates:
+        others = self._others(exclude, model) or self._candidates(model)
+        if not others:
             raise self._empty_error()
-        others: Sequence[Member] = candidates
-        if exclude:
-            others = [member for member in candidates if member.endpoint not in exclude]
         now = self._clock()
         usable = [member for member in others if member.ejection.is_usable(now)]
-        allowed = usable or others or candidates
+        allowed = usable or others
         outstanding = [member.outstanding for member in allowed]
         counter = self.leases_total
         if self._load_balancing is LEAST_REQUEST:
@@ -204,7 +201,31 @@ class Pool:
         self, exclude: Collection[UpstreamEndpoint], model: ModelName | None = None
     ) -> bool:
         """Tell whether a call may go to an endpoint outside ``exclude``."""
-        return any(member.endpoint not in exclude for member in self._candidates(model))
+        return bool(self._others(exclude, model))
+
+    def _others(
+        self, exclude: Collection[UpstreamEndpoint], model: ModelName | None
+    ) -> Sequence[Member]:
+        """Return the members outside ``exclude`` to which a call for a model may go.
+
+        If no healthy one is left, they are the unhealthy ones: health checks may not have found yet
+        that one of them works again.
+        """
+        candidates = self._candidates(model)
+        if not exclude:
+            return candidates
+        others = [member for member in candidates if member.endpoint not in exclude]
+        return others or [
+            member
+            for member in self._in_use
+            if member.endpoint not in exclude and self._may_have(member, model)
+        ]
+
+    def _may_have(self, member: Member, model: ModelName | None) -> bool:
+        """Tell whether a member may have a model ready, as far as is known."""
+        if model is None or self._supervisor.model_discovery is None or member.models is None:
+            return True
+        return member.models.includes(model)
 
     def _candidates(self, model: ModelName | None) -> Sequence[Member]:
         """Return the members to which a call for a model may go."""

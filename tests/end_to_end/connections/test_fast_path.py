@@ -217,7 +217,7 @@ class BothPaths:
         return tuple(
             (
                 (record.method, record.target, record.status, record.upstream, record.endpoint),
-                (record.attempts, record.error, record.error_kind),
+                (record.attempts, record.error, record.server_error, record.error_kind),
                 record.response_bytes if with_size else None,
             )
             for record in self._call_records[start:]

@@ -110,7 +110,7 @@ async def test_invalid_status_becomes_unknown_and_is_quoted(
     if place != "head and trailers":
         record = call_records[-1]
         assert (record.grpc_status, record.status) == (2, 500)
-        assert f"sent an invalid grpc-status: {quoted}" in record.error
+        assert f"sent an invalid grpc-status: {quoted}" in record.server_error
 
 
 @pytest.mark.parametrize("more", [(), (("x-long", "l" * 3000),)], ids=["fast path", "streaming"])

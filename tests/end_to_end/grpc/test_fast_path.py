@@ -215,6 +215,7 @@ def _recorded(record: CallRecord) -> dict[str, Any]:
     shown = {name: getattr(record, name) for name in names.split()}
     shown["labels"] = [getattr(record.labels, name) for name in _LABELS]
     shown["error"] = record.error.replace(record.endpoint or "-", "URL")
+    shown["server_error"] = record.server_error.replace(record.endpoint or "-", "URL")
     return shown
 
 

@@ -115,7 +115,7 @@ RESPONSES: dict[str, tuple[bytes, tuple[bytes, ...], str]] = {
     "error of the server": (
         request("GET", "/v2/x"),
         (http_response(b"no", status="404 Not Found"),),
-        '"GET /v2/x" 404 servers {url} "the server returned 404"',
+        '"GET /v2/x" 404 servers {url} "the server returned 404: no"',
     ),
     "in parts": (
         request("GET", "/v2/x"),

@@ -264,7 +264,9 @@ async def test_unknown_model_of_a_request_that_needs_metadata_has_a_reason(tmp_p
         await seen.running.until_idle()
     (line,) = seen.lines()
     assert (line["answered_by"], line["endpoint"]) == ("server", server.url)
-    assert line["reason"] == "the server returned 404 to the request for the model's metadata"
+    assert line["reason"] == (
+        "the server returned 404 to the request for the model's metadata: unknown model"
+    )
 
 
 async def test_response_that_breaks_off_is_from_the_server(tmp_path: Path) -> None:

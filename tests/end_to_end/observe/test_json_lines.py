@@ -117,7 +117,7 @@ async def test_line_of_a_server_that_fails(way: Way, tmp_path: Path) -> None:
     line, response, url = await _line(way(request("POST", "/v2/x", b"abc")), tmp_path / "log")
     assert response.status == 503
     assert (line["status"], line["answered_by"]) == (503, "server")
-    assert line["reason"] == "the server returned 503"
+    assert line["reason"] == "the server returned 503: 12345"
     assert (line["route"], line["operation"], line["endpoint"]) == ("1", "other", url)
     assert [line[name] for name in SIZES] == [3, 3, 5, 5]
     assert not line.keys() & {"error_kind", "model", "version", "client_form", "server_form"}

@@ -79,8 +79,8 @@ class Outcome:
     status: int
     upstream: tuple[str, str, int]
     """Upstream, endpoint and attempts, as recorded."""
-    error: tuple[str, str]
-    """The error and its kind, as recorded."""
+    error: tuple[str, str, str]
+    """The error, its kind, and what the server says of one, as recorded."""
     response_bytes: int
 
 
@@ -248,6 +248,7 @@ class SentCalls:
             (
                 seen.text(record.error),
                 "" if record.error_kind is None else record.error_kind.name,
+                seen.text(record.server_error),
             ),
             record.response_bytes,
         )

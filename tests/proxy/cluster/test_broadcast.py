@@ -223,7 +223,7 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
                 "c": scripted_response(b"", 302),
             },
             502,
-            f"POST {LOAD} failed: {A} returned 404: no; {B} returned 500: <p>; {C} returned 302",
+            f"POST {LOAD} failed: {A} returned 404: no; {B} returned 500; {C} returned 302",
             id="all fail in their own ways",
         ),
         pytest.param(
@@ -236,8 +236,7 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
         pytest.param(
             lambda: {"a": connect_error(A), "b": scripted_response(b'{"error":["x"]}', 503)},
             502,
-            f"POST {LOAD} failed: cannot connect to {A}: Connection refused; "
-            f'{B} returned 503: {{"error":["x"]}}',
+            f"POST {LOAD} failed: cannot connect to {A}: Connection refused; {B} returned 503: x",
             id="one is down, the other says the same of itself",
         ),
         pytest.param(

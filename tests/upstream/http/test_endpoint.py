@@ -1,5 +1,8 @@
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import pytest
 from multidict import CIMultiDict
@@ -610,3 +613,47 @@ async def test_close_of_an_endpoint_leaves_responses_that_wait_for_their_bodies(
         assert [response.status for response in receiver.responses] == [200]
         assert endpoint._deferrals.size == 0
         sent.close()
+
+
+@contextmanager
+def _refusing_server(response: bytes, closed: threading.Semaphore) -> Iterator[str]:
+    """Respond to the first bytes of each request, and close with the others unread: a reset."""
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(1)
+                connection.sendall(response)
+            closed.release()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield "http://{}:{}".format(*listening.getsockname())
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+@pytest.mark.parametrize("status", ["413 Content Too Large", "401 Unauthorized"])
+async def test_early_response_is_read_although_the_next_write_fails(
+    endpoint_at: EndpointAt, status: str
+) -> None:
+    closed = threading.Semaphore(0)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield bytes(16 * 1024)
+        # The event loop stands still meanwhile: it learns of the close by its next write.
+        assert closed.acquire(timeout=5)
+        for _ in range(1024):
+            yield bytes(16 * 1024)
+
+    with _refusing_server(http_response(b"no", {"Connection": "close"}, status), closed) as url:
+        endpoint = endpoint_at(url)
+        for _ in range(100):
+            response = await endpoint.send(_request(body(), {"Content-Length": "16793600"}))
+            assert response.status == int(status[:3])
+            assert await _read(response) == b"no"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,6 +12,9 @@ from h2.settings import SettingCodes
 from hpack import NeverIndexedHeaderTuple
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.http2.frame_writer import encode_headers, encode_settings, encode_window_update
+from gateway.http2.frames import INITIAL_WINDOW_SIZE
+from gateway.http2.hpack import Encoder
 from tests.support.checks.garbage import no_garbage
 from tests.support.gateway import until
 from tests.support.servers.http2_server import (
@@ -438,3 +443,39 @@ async def test_calls_leave_no_garbage(http2_at: Http2EndpointAt) -> None:
             for _ in range(3):
                 await call(endpoint, [b"y" * 300_000])
                 await call(endpoint, _pieces(b"a", b"b"))
+
+
+async def test_early_response_is_read_although_the_next_write_fails(
+    http2_at: Http2EndpointAt,
+) -> None:
+    closed = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.sendall(
+                encode_settings([(INITIAL_WINDOW_SIZE, 1 << 30)]) + encode_window_update(0, 1 << 30)
+            )
+            received = 0
+            while received < 64 * 1024:
+                received += len(connection.recv(64 * 1024 - received))
+            block = Encoder().encode(((b":status", b"413"),))
+            connection.sendall(encode_headers(1, block, end_stream=True))
+        closed.set()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield bytes(128 * 1024)
+        # The event loop stands still meanwhile: it learns of the close by its next write.
+        assert closed.wait(5)
+        for _ in range(100):
+            yield bytes(128 * 1024)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        endpoint = http2_at("http://{}:{}".format(*listening.getsockname()))
+        response = await endpoint.send(make_request(body()))
+        assert response.status == 413
+        assert await response.read() == b""
+        response.close()
+        thread.join()

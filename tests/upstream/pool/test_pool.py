@@ -192,9 +192,31 @@ def test_ejected_endpoint_is_preferred_to_an_unhealthy_one() -> None:
         fail_calls(pool, number, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     assert [member.ejection.ejections for member in pool.members] == [1, 0, 1, 0]
     assert pool.lease().endpoint.url[-1] in "02"
-    # After all healthy endpoints were tried, there is no alternative.
-    assert pool.has_alternative([pool.endpoints[0]])
-    assert not pool.has_alternative([pool.endpoints[0], pool.endpoints[2]])
+    # After all healthy endpoints, even the ejected ones, the unhealthy ones are tried.
+    tried = [pool.endpoints[0]]
+    assert pool.lease(tried).endpoint is pool.endpoints[2]
+    tried.append(pool.endpoints[2])
+    assert pool.has_alternative(tried)
+    assert pool.lease(tried).endpoint.url[-1] in "13"
+    assert not pool.has_alternative(pool.endpoints)
+
+
+def test_drained_endpoint_is_never_tried() -> None:
+    pool = _probed("+-")
+    pool.set_drained([pool.endpoints[1].url])
+    assert not pool.has_alternative([pool.endpoints[0]])
+
+
+@pytest.mark.parametrize(
+    ("models", "has_other"),
+    [(["m", "m"], True), (["m", "?"], True), (["m", "*"], True), (["m", "n"], False)],
+)
+def test_last_endpoint_to_be_tried_may_have_the_model(models: list[str], has_other: bool) -> None:
+    pool = _with_models(*models)
+    pool.members[1].probed = ProbeState(healthy=False)
+    model = ModelName("m")
+    assert pool.lease(model=model).endpoint is pool.endpoints[0]
+    assert pool.has_alternative([pool.endpoints[0]], model) is has_other
 
 
 def _with_models(*models: Sequence[str]) -> Pool:

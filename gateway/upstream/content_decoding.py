@@ -1,0 +1,101 @@
+"""Decodes responses of servers that compress them, although the gateway asks for none of that."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
+
+from gateway.codec.decompress import Decompressor
+from gateway.errors import GatewayError, ServerName, bad_response
+from gateway.http1.content_codings import CODINGS, content_coding, is_encoded
+from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.json_errors import quote_value
+from gateway.system.time_slices import time_slice_queue
+from gateway.upstream.transport import UpstreamResponse, WrappedResponse
+
+MAX_RATIO: Final = 100
+"""``limits.max_decompression_ratio``, unless another is set."""
+
+
+def decode_response(
+    response: UpstreamResponse, server: ServerName, max_ratio: int = MAX_RATIO
+) -> UpstreamResponse:
+    """Return a response without its content coding; itself if it has none.
+
+    Beyond the first MiB its body may grow to ``max_ratio`` times its size. Raises GatewayError
+    (502) that names the server and its coding, if the gateway does not read that; reading raises
+    it for an invalid body.
+    """
+    if not is_encoded(response.headers):
+        return response
+    try:
+        coding = content_coding(response.headers)
+    except GatewayError:
+        name = ", ".join(response.headers.getall("Content-Encoding"))
+        raise unknown_coding_error(server, "response", "Content-Encoding", name) from None
+    assert coding is not None
+    return _DecodedResponse(response, coding, server, max_ratio)
+
+
+def unknown_coding_error(server: ServerName, what: str, header: str, name: str) -> GatewayError:
+    """Make the error of a response, or a message of one, in a coding that is not read."""
+    return bad_response(
+        f"{server.url} sent a compressed {what} with {header} {quote_value(name)}; "
+        f"the gateway reads {' and '.join(CODINGS)}",
+        server,
+    )
+
+
+def decode_start(headers: MultiMapping[str], start: bytes) -> bytes:
+    """Return the start of a body without its content coding; empty if it cannot be decoded."""
+    if not is_encoded(headers):
+        return start
+    try:
+        decompressor = Decompressor(content_coding(headers) or "", MAX_RATIO, RESPONSE)
+        decompressor.feed(start, last=True)
+        return decompressor.step() or b""
+    except GatewayError:
+        return b""
+
+
+class _DecodedResponse(WrappedResponse):
+    def __init__(
+        self, response: UpstreamResponse, coding: str, server: ServerName, max_ratio: int
+    ) -> None:
+        super().__init__(response)
+        headers = CIMultiDict(response.headers)
+        headers.popall("Content-Encoding", None)
+        headers.popall("Content-Length", None)
+        self.headers = CIMultiDictProxy(headers)
+        self._server = server
+        self._decompressor = Decompressor(
+            coding, max_ratio, RESPONSE, f"the response of {server.url}"
+        )
+        self._is_empty = True
+
+    @property
+    def content_length(self) -> int | None:
+        return None
+
+    async def read(self) -> bytes | memoryview:
+        while True:
+            piece = self._step()
+            if piece:
+                return piece
+            if piece is not None:
+                await time_slice_queue().next_slice()
+            elif self._decompressor.last:
+                return b""
+            else:
+                data = await self._response.read()
+                if not data and self._is_empty:
+                    return b""
+                self._is_empty = False
+                self._decompressor.feed(data, last=not data)
+
+    def _step(self) -> bytes | None:
+        try:
+            return self._decompressor.step()
+        except GatewayError as error:
+            raise bad_response(error.message, self._server) from None

@@ -1,0 +1,189 @@
+"""Servers that compress whatever they are asked: what the gateway has to read, it decodes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Awaitable, Callable
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.support.gateway import gateway_client, running_gateway
+from tests.support.grpc.client import grpc_client
+from tests.support.grpc.proto_file import message_class
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_response_header,
+    infer_binary,
+    infer_json,
+    metadata,
+)
+from tests.support.inference_messages import binary_header as header
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
+
+CODINGS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+PREDICT = request(
+    "POST", "/v1/models/m:predict", json.dumps({"instances": FLOATS.tolist()}).encode()
+)
+JSON = {"outputs": [{"name": "OUT", "shape": [3], "datatype": "FP32", "data": FLOATS.tolist()}]}
+Send = Callable[[RawClient, bytes], Awaitable[ReceivedResponse]]
+
+
+async def _at_once(client: RawClient, data: bytes) -> ReceivedResponse:
+    return await client.ask(data)
+
+
+async def _after_continue(client: RawClient, data: bytes) -> ReceivedResponse:
+    """Send a request that waits for 100 Continue, as the fast path takes none."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    return await client.ask(head + b"\r\nExpect: 100-continue" + end + body)
+
+
+@pytest.fixture(params=[_at_once, _after_continue], ids=["fast", "streaming"])
+def send(request: pytest.FixtureRequest) -> Send:
+    way: Send = request.param
+    return way
+
+
+def _unknown(body: bytes) -> bytes:
+    return b"\x0b" + body
+
+
+def _compressing(
+    coding: str, tensors: np.ndarray = FLOATS, *, is_chunked: bool = False, json_only: bool = False
+) -> Script:
+    """Make the script of a server that compresses each of its responses."""
+    compress = CODINGS.get(coding, _unknown)
+
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            assert received.head.get("Accept-Encoding") is None
+            headers = {"Content-Encoding": coding}
+            if received.head.target != INFER:
+                body = metadata(-1) if received.head.target == "/v2/models/m" else b"{}"
+            elif json_only:
+                body = json.dumps(JSON).encode()
+            else:
+                text = binary_response_header(tensors.nbytes)
+                body = text + tensors.tobytes()
+                headers[HEADER_LENGTH] = str(len(text))
+            packed = compress(body)
+            if is_chunked:
+                headers["Transfer-Encoding"] = "chunked"
+                sent = message("HTTP/1.1 200 OK", headers)
+                await connection.send(sent, chunk(packed[:7]), chunk(packed[7:]) + chunk(b""))
+            else:
+                await connection.send(http_response(packed, headers))
+
+    return script
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
+@pytest.mark.parametrize("count", [3, 300_000])
+async def test_tensors_are_converted(send: Send, coding: str, is_chunked: bool, count: int) -> None:
+    tensors = np.arange(count, dtype="<f4")
+    script = _compressing(coding, tensors, is_chunked=is_chunked)
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        for _ in range(2):
+            reply = await send(client, infer_json())
+            assert reply.status == 200, reply.body
+            assert reply.head.get("Content-Encoding") is None
+            assert reply.json["outputs"][0]["data"] == tensors.tolist()
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+async def test_v1_prediction_is_converted(send: Send, coding: str) -> None:
+    """Its metadata is compressed, too."""
+    async with (
+        ScriptedServer(_compressing(coding)) as server,
+        gateway_client(server.url) as client,
+    ):
+        for _ in range(2):
+            assert (await send(client, PREDICT)).json == {"predictions": [1.5, -2.0, 3e30]}
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+async def test_json_of_a_server_without_binary_tensors_is_converted(
+    send: Send, coding: str
+) -> None:
+    script = _compressing(coding, json_only=True)
+    body = header(FLOATS.nbytes, binary_output=True)
+    async with (
+        ScriptedServer(script) as server,
+        gateway_client(server.url, upstream={"dialect": "kserve"}) as client,
+    ):
+        reply = await send(client, infer_binary(body, FLOATS.tobytes()))
+        assert reply.status == 200, reply.body
+        assert reply.body.endswith(FLOATS.tobytes())
+
+
+async def test_grpc_client_gets_tensors_of_a_server_over_http() -> None:
+    infer_request = message_class("ModelInferRequest")(model_name="m")
+    entry = infer_request.inputs.add(name="IN", datatype="FP32", shape=[3])
+    entry.contents.fp32_contents.extend(FLOATS.tolist())
+    async with (
+        ScriptedServer(_compressing("gzip")) as server,
+        running_gateway(server.url) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        response = await client.call("ModelInfer", infer_request.SerializeToString())
+        assert response.code is grpc.StatusCode.OK, response
+        read = message_class("ModelInferResponse").FromString(response.message)
+        assert list(read.outputs[0].contents.fp32_contents) == FLOATS.tolist()
+        told = await client.call(
+            "ModelMetadata", message_class("ModelMetadataRequest")(name="m").SerializeToString()
+        )
+        assert told.code is grpc.StatusCode.OK, told
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd"])
+@pytest.mark.parametrize("data", [infer_json(), PREDICT], ids=["JSON", "V1"])
+async def test_other_coding_is_named(send: Send, coding: str, data: bytes) -> None:
+    async with (
+        ScriptedServer(_compressing(coding)) as server,
+        gateway_client(server.url) as client,
+    ):
+        reply = await send(client, data)
+    assert reply.status == 502
+    assert f'Content-Encoding "{coding}"' in reply.error
+    assert "reads gzip and deflate" in reply.error
+    assert "upstream 'servers'" in reply.error
+
+
+async def test_tiny_response_that_becomes_huge_is_broken_off(
+    send: Send, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = np.zeros(4_000_000, "<f4")
+    async with (
+        ScriptedServer(_compressing("gzip", tensors)) as server,
+        gateway_client(server.url) as client,
+    ):
+        with pytest.raises((ConnectionError, EOFError)):
+            await send(client, infer_json())
+    assert f"the response of {server.url} is gzip, and grows to more than 100 times" in caplog.text
+
+
+async def test_binary_client_gets_the_coding_of_the_server(send: Send) -> None:
+    """Nothing has to be read, so that the response passes as it is."""
+    packed = gzip.compress(b"x" * 100)
+    script_response = http_response(packed, {"Content-Encoding": "gzip", HEADER_LENGTH: "10"})
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.send(script_response)
+
+    body = header(FLOATS.nbytes, binary_output=True)
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        reply = await send(client, infer_binary(body, FLOATS.tobytes()))
+    assert (reply.status, reply.body) == (200, packed)
+    assert reply.head.get("Content-Encoding") == "gzip"
