@@ -105,6 +105,7 @@ MOST_FILES = 16
 """Python files in a folder: more than that cannot be seen at a glance."""
 
 TESTED_BY = {
+    "system/fair_queue.py": "system/test_time_slices.py",
     "listener/lingering.py": "listener/hostile/test_lingering.py",
     "listener/open_connections.py": "listener/hostile/test_crowds.py",
     "proxy/infer/convert_buffered_request.py": "proxy/fast_path/test_handlers.py",

@@ -34,6 +34,7 @@ from tests.support.inference_messages import (
     INFER,
     binary_header,
     binary_response,
+    binary_response_header,
     infer_binary,
     infer_json,
     metadata,
@@ -152,28 +153,35 @@ async def test_converted_call_is_captured_as_the_server_gets_it(gateway: Running
 
 
 async def test_chunked_bodies_are_captured_as_a_whole(gateway: RunningGateway) -> None:
-    header = binary_header(150_000, binary_output=True)
-    pieces = [header, b"a" * 100_000, b"b" * 50_000]
-    headers = {"Host": "g", HEADER_LENGTH: str(len(header)), "Transfer-Encoding": "chunked"}
-    head = message(f"POST {INFER} HTTP/1.1", headers)
+    data = [b"a" * 100_000, b"b" * 50_000]
+    asked = [binary_header(150_000, binary_output=True), *data]
+    told = [binary_response_header(150_000), *data]
 
     async def respond(connection: Connection) -> None:
         received = await connection.request()
-        assert received.body == b"".join(pieces)
-        response = message("HTTP/1.1 200 OK", headers)
-        await connection.send(response + chunked(*pieces))
+        assert received.body == b"".join(asked)
+        await connection.send(_chunked("HTTP/1.1 200 OK", told))
 
     async with (
         ScriptedServer(respond) as server,
         running_gateway(server.url) as chunking,
         _captured(chunking.gateway) as (client, sink),
     ):
-        response = await client.ask(head + chunked(*pieces))
-        assert response.body == b"".join(pieces)
+        response = await client.ask(_chunked(f"POST {INFER} HTTP/1.1", asked))
+        assert response.body == b"".join(told)
         (attempt,) = await _read(sink)
-    for each in (attempt["request"], attempt["response"]):
-        assert each["size"] == 150_000 + len(header)
+    for each, pieces in ((attempt["request"], asked), (attempt["response"], told)):
+        assert each["size"] == 150_000 + len(pieces[0])
         assert _body(each) == b"".join(pieces)[:65536]
+
+
+def _chunked(first: str, pieces: list[bytes]) -> bytes:
+    headers = {
+        "Host": "localhost",
+        HEADER_LENGTH: str(len(pieces[0])),
+        "Transfer-Encoding": "chunked",
+    }
+    return message(first, headers) + chunked(*pieces)
 
 
 async def test_unreachable_endpoint_is_told_with_its_error() -> None:
