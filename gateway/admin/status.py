@@ -289,7 +289,9 @@ def _merge_states(states: Sequence[Status]) -> dict[str, Any]:
     """Return the worst state that a worker finds, why, and since when the first of them does."""
     state = min((each["state"] for each in states), key=STATES_WORST_FIRST.index)
     finders = [each for each in states if each["state"] == state]
-    decisive = max(finders, key=lambda each: (each["consecutive_failures"], each["state_text"]))
+    decisive = max(
+        finders, key=lambda each: (each["consecutive_failures"], len(each["state_text"]))
+    )
     return {
         "state": state,
         "state_text": decisive["state_text"],

@@ -18,7 +18,7 @@ from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import Family, MetricStore, clean_label
 from gateway.observe.metric_table import MetricTable, Words, quantiles
 from gateway.routing.endpoint_state import RecentCalls
-from gateway.routing.latency_outliers import FEW_CALLS, MEMORY, Latencies, Latency
+from gateway.routing.latency_outliers import FEW_CALLS, MEMORY, RECENT, Latencies, Latency
 from gateway.upstream.pool.pool import Pool
 
 _INTERVAL = 1.0
@@ -26,7 +26,7 @@ _MAX_CPU_SHARE = 0.02
 """With many endpoints it looks less often: it takes at most this share of a core."""
 _MINUTE = 60.0
 _FAILURE_WINDOWS = (10.0, _MINUTE)
-_LATENCY_WINDOWS = (MEMORY, 15.0, _MINUTE)
+_LATENCY_WINDOWS = (MEMORY, RECENT, _MINUTE)
 """Seconds of calls to look at: the shortest with enough calls, so that an incident is seen soon."""
 _UNREACHABLE = "unreachable"
 """The kind of failures of calls that were not sent, and so not measured."""
@@ -137,7 +137,7 @@ class RecentLooks:
                 calls = sum(count for count, _ in parts)
                 if calls >= FEW_CALLS:
                     past = [minute[key] for minute in self._minutes if key in minute]
-                    found[upstream, url][model] = Latency(calls, _median(parts), past)
+                    found[upstream, url][model] = Latency(calls, _median(parts), seconds, past)
         return dict(found)
 
     def _since(self, at: float) -> Iterable[_Look]:

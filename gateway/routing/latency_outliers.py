@@ -19,6 +19,8 @@ _MIN_PAST = 5
 """Minutes that must be known of an endpoint that has no siblings."""
 MEMORY = 6.0
 """Seconds whose calls are looked at; if these are few, more."""
+RECENT = 15.0
+"""Seconds up to which calls are of about the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Latency:
     calls: float
     median: float
     """Seconds."""
+    window: float = MEMORY
+    """The seconds in which these calls ended."""
     past: Sequence[float] = ()
     """The medians of the minutes of the last hour, without the present one."""
 
@@ -68,11 +72,14 @@ def find_outliers(
     with itself. ``slow`` are the endpoints that were outliers before. An endpoint that ``is_alone``
     in its upstream is compared with its past.
     """
-    medians: defaultdict[str, list[float]] = defaultdict(list)
+    # The load of before may have been another one: what is new is not compared with what is old.
+    medians: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
     for models in latencies.values():
         for model, latency in models.items():
             if latency.calls >= FEW_CALLS:
-                insort(medians[model], latency.median)
+                insort(medians[model, False], latency.median)
+                if latency.window <= RECENT:
+                    insort(medians[model, True], latency.median)
     found: dict[str, Outlier] = {}
     for endpoint, models in latencies.items():
         outliers = [
@@ -80,7 +87,9 @@ def find_outliers(
             for model, latency in models.items()
             if latency.calls >= FEW_CALLS
             and (
-                usual := _past(latency) if is_alone else _median_of_others(latency, medians[model])
+                usual := _past(latency)
+                if is_alone
+                else _median_of_others(latency, medians[model, latency.window <= RECENT])
             )
             and _is_outlier(latency, usual, endpoint in slow)
         ]

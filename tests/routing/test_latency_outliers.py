@@ -65,11 +65,18 @@ def test_sibling_with_few_calls_says_nothing() -> None:
     assert find_outlier(_latency(2.0), [_latency(0.002, calls=2)], False, False) is None
 
 
+def test_calls_of_now_are_not_compared_with_those_of_a_minute_ago() -> None:
+    """The load may have been another one."""
+    old, new = {"m": Latency(100, 0.002, window=60)}, _latency(2.0)
+    assert find_outlier(new, [old], False, False) is None
+    assert find_outlier({"m": Latency(100, 2.0, window=60)}, [old], False, False)
+
+
 def test_single_endpoint_is_compared_with_its_last_hour() -> None:
     past = [0.1] * 4 + [5.0]
-    now = {"m": Latency(100, 0.5, past)}
+    now = {"m": Latency(100, 0.5, past=past)}
     found = find_outlier(now, [], False, True)
     assert str(found) == "its calls of m take 500 ms (median), and 100 ms in the last hour"
-    assert find_outlier({"m": Latency(100, 0.5, past[:4])}, [], False, True) is None
+    assert find_outlier({"m": Latency(100, 0.5, past=past[:4])}, [], False, True) is None
     # The past of one of several is no measure: all may have become slow, by their load.
     assert find_outlier(now, [], False, False) is None

@@ -269,10 +269,18 @@ class Pool:
         The first worker logs the states, and ejects endpoints that are slow if the policy says so.
         """
         now = self._clock()
-        slow = [member.endpoint.url for member in self.members if member.outlier is not None]
-        outliers = find_outliers(latencies, slow, len(self.members) == 1)
         for member in self.members:
             member.recent = recent.get(member.endpoint.url, NO_CALLS)
+            member.find_state(now)
+        slow = [member.endpoint.url for member in self.members if member.outlier is not None]
+        # When an endpoint drops out, the others get its load: they are not slow beside it.
+        in_use = {
+            member.endpoint.url: latencies[member.endpoint.url]
+            for member in self.members
+            if member.current in (State.IN_USE, State.SLOW) and member.endpoint.url in latencies
+        }
+        outliers = find_outliers(in_use, slow, len(self.members) == 1)
+        for member in self.members:
             member.outlier = outliers.get(member.endpoint.url)
             if is_first_worker:
                 self.outlier_detector.eject_slow(member)

@@ -466,3 +466,11 @@ def test_endpoint_that_is_slower_than_its_sibling_is_slow() -> None:
     assert [each.state for each in states] == ["in_use", "slow"]
     assert states[0].latency_outlier is None
     assert states[1].latency_outlier == states[1].state_text
+
+
+def test_endpoint_that_gets_the_load_of_one_that_fails_is_not_slow_beside_it() -> None:
+    pool = make_pool(2)
+    failing = {"http://0": RecentCalls(calls=50, failures=50, seconds=10)}
+    latencies = {"http://0": {"m": Latency(50, 0.001)}, "http://1": {"m": Latency(50, 2.0)}}
+    pool.judge(failing, latencies, is_first_worker=True)
+    assert [each.state for each in pool.snapshot()] == ["failing", "in_use"]
