@@ -28,7 +28,8 @@ _log = logging.getLogger("tensorgate.admin")
 
 def build_application(source: GatewaySource, view: GatewayView) -> web.Application:
     """Build the application of a gateway; ``view`` is what its page shows."""
-    pages, files, streams = Pages(source), PageFiles(), EventStreams(view)
+    pages = Pages(source, lambda: view.minute)
+    files, streams = PageFiles(), EventStreams(view)
     paths = [route.path for route in pages.routes()]
 
     async def root(request: web.Request) -> web.StreamResponse:

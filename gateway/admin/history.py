@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.observe.call_metrics import (
+    CALL_LATENCY,
     DURATION,
+    ENDPOINT_LATENCY,
     RECEIVED_BYTES,
     REQUEST_BYTES,
     RESPONSE_BYTES,
@@ -23,8 +25,8 @@ from gateway.observe.call_metrics import (
     SENT_BYTES,
     SERVER_DURATION,
 )
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
-from gateway.observe.metric_store import Family, MetricStore
+from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS
+from gateway.observe.metric_store import Family, HistogramFamily, MetricStore
 from gateway.observe.metric_table import MetricTable, Words, quantiles
 
 INTERVAL = 1.0
@@ -33,6 +35,9 @@ _MAX_CPU_SHARE = 0.02
 """With many series, samples are taken less often: they take at most this share of a core."""
 WINDOW = 10.0
 """Seconds over which rates and percentiles of now are taken."""
+MINUTE = 60.0
+"""Seconds over which the percentiles of endpoints and models are taken."""
+_MINUTE_STEP = 10.0
 RECENT_POINTS, HOUR_POINTS, HOUR_STEP = 300, 360, 10
 """Points of a second, and points of ten seconds."""
 ENDPOINT_POINTS = 30
@@ -47,6 +52,9 @@ FAMILIES: tuple[Family, ...] = (
     RECEIVED_BYTES,
     RESPONSES,
     ENDPOINT_FAILURES,
+    CALL_LATENCY,
+    ENDPOINT_LATENCY,
+    MIRROR_REQUESTS,
 )
 ERROR_STATUSES = ("5xx", "aborted")
 """The statuses of calls that count as errors."""
@@ -132,6 +140,8 @@ class History:
         self._tables = {family: MetricTable(store, family) for family in FAMILIES}
         self._in_progress = in_progress
         self._samples: deque[_Sample] = deque()
+        self._minute: deque[_Sample] = deque()
+        """Samples of the last minute, ten seconds apart."""
         self._recent = _Points(RECENT_POINTS, 1)
         self._hour = _Points(HOUR_POINTS, HOUR_STEP)
         self._next_hour_point = 0.0
@@ -168,13 +178,22 @@ class History:
         samples.append(sample)
         while len(samples) > 2 and samples[1].at <= at - WINDOW:
             samples.popleft()
+        minute = self._minute
+        if not minute or at >= minute[-1].at + _MINUTE_STEP - INTERVAL / 2:
+            minute.append(sample)
+        while len(minute) > 1 and minute[1].at <= at - MINUTE:
+            minute.popleft()
         if len(samples) > 1 and at >= self._next_hour_point:
             self._next_hour_point = at + HOUR_STEP - INTERVAL / 2
             window = self._window(samples[0], sample)
             self._hour.append(self._point(window), now)
-            words = window.change(SERVER_DURATION)
-            calls = words[:, 1:].sum(axis=1) / window.seconds
-            p99 = quantiles(SERVER_DURATION, words, 0.99) * 1000
+            calls = window.change(SERVER_DURATION)[:, 1:].sum(axis=1) / window.seconds
+            latencies = endpoint_latencies(window)
+            p99 = np.full(len(calls), np.nan)
+            for row, labels in enumerate(window.labels(SERVER_DURATION)[: len(calls)]):
+                if calls[row] and labels in latencies:
+                    found = percentile_ms(ENDPOINT_LATENCY, latencies[labels], 0.99)
+                    p99[row] = math.nan if found is None else found
             self._endpoints.append((calls.astype(np.float32), p99.astype(np.float32)))
 
     @property
@@ -182,6 +201,13 @@ class History:
         """Return what changed in the last seconds; None before the second sample."""
         samples = self._samples
         return self._window(samples[0], samples[-1]) if len(samples) > 1 else None
+
+    @property
+    def minute(self) -> Window | None:
+        """Return what changed in the last minute; None before the second sample."""
+        if len(self._samples) < 2:
+            return None
+        return self._window(self._minute[0], self._samples[-1])
 
     def recent(self) -> dict[str, Any]:
         """Return the last five minutes in steps of a second."""
@@ -212,21 +238,43 @@ class History:
 
 
 def summarize(window: Window, rows: Sequence[int] | None = None) -> dict[str, float | None]:
-    """Return rates, error ratio and percentiles of calls: of all, or of rows of DURATION."""
+    """Return rates and error ratio of rows of DURATION; of all calls also the percentiles."""
     words, labels = window.change(DURATION), window.labels(DURATION)
     chosen = range(len(words)) if rows is None else rows
     calls = words[:, 1:].sum(axis=1)
     total = sum(calls[row] for row in chosen)
     errors = sum(calls[row] for row in chosen if labels[row][_STATUS] in ERROR_STATUSES)
-    merged = words[list(chosen)].sum(axis=0, keepdims=True)
-    return {
+    summary = {
         "calls_per_second": rounded(total / window.seconds),
         "errors_per_second": rounded(errors / window.seconds),
         "error_ratio": rounded(errors / total) if total else None,
-    } | {
-        name: rounded(1000 * float(quantiles(DURATION, merged, share)[0]))
-        for name, share in _SHARES.items()
     }
+    return summary if rows is not None else summary | call_percentiles(window)
+
+
+def call_percentiles(window: Window, model: str | None = None) -> dict[str, float | None]:
+    """Return the percentiles of all calls, or of those of a model."""
+    words = window.change(CALL_LATENCY)
+    if model is not None:
+        labels = window.labels(CALL_LATENCY)[: len(words)]
+        words = words[[row for row, (name,) in enumerate(labels) if name == model]]
+    merged = words.sum(axis=0)
+    return {name: percentile_ms(CALL_LATENCY, merged, share) for name, share in _SHARES.items()}
+
+
+def endpoint_latencies(window: Window) -> dict[tuple[str, str], Words]:
+    """Return the words of ENDPOINT_LATENCY of each endpoint, summed over its models."""
+    words = window.change(ENDPOINT_LATENCY)
+    found: dict[tuple[str, str], Words] = {}
+    for (upstream, url, _), row in zip(window.labels(ENDPOINT_LATENCY), words, strict=False):
+        before = found.get((upstream, url))
+        found[upstream, url] = row if before is None else before + row
+    return found
+
+
+def percentile_ms(family: HistogramFamily, words: Words, share: float) -> float | None:
+    """Return the time in ms below which a share of one histogram's values lies, exact to 5 %."""
+    return rounded(1000 * float(quantiles(family, words[None], share)[0]))
 
 
 def rounded(value: float) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import orjson
 from aiohttp import web
 
+from gateway.admin.history import Window
 from gateway.admin.source import GatewaySource, Status
 from gateway.admin.status import merge_statuses, process_numbers
 from gateway.errors import replace_surrogates
@@ -22,7 +23,7 @@ _MAX_WAITING_PAGES = 4
 """Pages of different forms that wait for their turn; further ones are in the plain text format."""
 
 T = TypeVar("T")
-_Render = Callable[[Sequence[Status], MetricStore], tuple[bytes, str]]
+_Render = Callable[[Sequence[Status], MetricStore, Window | None], tuple[bytes, str]]
 
 
 class Pages:
@@ -32,10 +33,13 @@ class Pages:
     - ``/ready`` is 200 while all required upstreams can be used, else 503. It is 503 while the
       gateway drains.
     - ``/status`` is JSON. ``/metrics`` is Prometheus' text format, or OpenMetrics on request.
+
+    ``minute`` returns what was counted in the last minute.
     """
 
-    def __init__(self, source: GatewaySource) -> None:
+    def __init__(self, source: GatewaySource, minute: Callable[[], Window | None]) -> None:
         self._source = source
+        self._minute = minute
         # Many at once would hold the statuses of all workers as often, and delay the event loop.
         self._rendering = asyncio.Lock()
         self._next: dict[str, asyncio.Task[tuple[bytes, str]]] = {}
@@ -86,7 +90,8 @@ class Pages:
         async with self._rendering:
             del self._next[name]  # who asks from now on gets the numbers of later
             statuses = await self._source.worker_statuses()
-            return await asyncio.to_thread(render, statuses, self._source.metric_store)
+            store, minute = self._source.metric_store, self._minute()
+            return await asyncio.to_thread(render, statuses, store, minute)
 
 
 async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -107,17 +112,20 @@ def error_response(status: int, message: str) -> web.Response:
     return web.Response(status=status, body=body, content_type=_JSON)
 
 
-def _encode_status(statuses: Sequence[Status], store: MetricStore) -> tuple[bytes, str]:
-    return orjson.dumps(_merged(statuses, store), option=orjson.OPT_INDENT_2) + b"\n", _JSON
+def _encode_status(
+    statuses: Sequence[Status], store: MetricStore, minute: Window | None
+) -> tuple[bytes, str]:
+    merged = _merged(statuses, store, minute)
+    return orjson.dumps(merged, option=orjson.OPT_INDENT_2) + b"\n", _JSON
 
 
 def _render_metrics(
-    statuses: Sequence[Status], store: MetricStore, accept: str
+    statuses: Sequence[Status], store: MetricStore, minute: Window | None, accept: str
 ) -> tuple[bytes, str]:
     exemplars = [exemplar for each in statuses for exemplar in each["exemplars"]]
-    return render_metrics(_merged(statuses, store), store, exemplars, accept)
+    return render_metrics(_merged(statuses, store, minute), store, exemplars, accept)
 
 
-def _merged(statuses: Sequence[Status], store: MetricStore) -> Status:
+def _merged(statuses: Sequence[Status], store: MetricStore, minute: Window | None) -> Status:
     complete = [{**each, "process": process_numbers(each["pid"])} for each in statuses]
-    return merge_statuses(complete, store)
+    return merge_statuses(complete, store, minute)

@@ -14,14 +14,16 @@ import orjson
 from prometheus_client import ProcessCollector
 
 from gateway import __version__
+from gateway.admin.history import Window, endpoint_latencies, percentile_ms
 from gateway.build_info import COMPILED, NATIVE
 from gateway.listener.server import HttpListener
-from gateway.observe.call_metrics import SERVER_DURATION, CallMetrics
+from gateway.observe.call_metrics import ENDPOINT_LATENCY, SERVER_DURATION, CallMetrics
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import MetricStore, clean_label
+from gateway.observe.metric_table import Words
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
-from gateway.upstream.pool.member import MemberState
+from gateway.upstream.pool.member import STATES_WORST_FIRST, MemberState
 
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 _SUMMED = (
@@ -136,15 +138,17 @@ def process_numbers(pid: int) -> dict[str, float]:
     return {sample.name: sample.value for each in collector.collect() for sample in each.samples}
 
 
-def merge_statuses(statuses: Sequence[Status], store: MetricStore) -> dict[str, Any]:
+def merge_statuses(
+    statuses: Sequence[Status], store: MetricStore, minute: Window | None = None
+) -> dict[str, Any]:
     """Return the status of all workers as one; ``statuses`` are those of the living ones.
 
-    Each may have its ``process_numbers`` as ``process``.
+    Each may have its ``process_numbers`` as ``process``. Percentiles are those of ``minute``.
     Numbers are sums. Where workers differ, the worse is shown: an endpoint is healthy or in use
     only if it is so in all of them.
     """
     now = time.time()
-    durations, failures = store.sums(SERVER_DURATION), _failures(store)
+    counted = _Counted(store, minute)
     names = dict.fromkeys(name for each in statuses for name in each["upstreams"])
     merged: dict[str, Any] = {
         "version": __version__,
@@ -165,8 +169,7 @@ def merge_statuses(statuses: Sequence[Status], store: MetricStore) -> dict[str, 
         name: _merge_upstream(
             name,
             [each["upstreams"][name] for each in statuses if name in each["upstreams"]],
-            durations,
-            failures,
+            counted,
         )
         for name in names
     }
@@ -195,19 +198,42 @@ def _concurrency(limit: ConcurrencyLimit | None) -> dict[str, int] | None:
     return {"active": limit.active, "queued": limit.queued, "max_requests": limit.max_requests}
 
 
-def _failures(store: MetricStore) -> dict[tuple[str, str], dict[str, int]]:
-    """Return the failed calls of each endpoint by their kind, over all workers."""
-    found: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-    for (upstream, url, kind), (count,) in sorted(store.sums(ENDPOINT_FAILURES).items()):
-        found[upstream, url][kind] = int(count)
-    return found
+class _Counted:
+    """What was counted of the calls of endpoints, over all workers."""
+
+    def __init__(self, store: MetricStore, minute: Window | None) -> None:
+        self._durations = store.sums(SERVER_DURATION)
+        self._failures: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+        for (upstream, url, kind), (count,) in sorted(store.sums(ENDPOINT_FAILURES).items()):
+            self._failures[upstream, url][kind] = int(count)
+        self._latencies: Mapping[tuple[str, str], Words] = {}
+        self._seconds = None
+        if minute is not None:
+            self._latencies = endpoint_latencies(minute)
+            self._seconds = round(minute.seconds)
+
+    def describe(self, upstream: str, url: str) -> dict[str, Any]:
+        """Return numbers and durations of the calls of an endpoint."""
+        key = clean_label(upstream), clean_label(url)
+        failures, words = self._failures.get(key, {}), self._latencies.get(key)
+        duration_ms = None
+        if words is not None and words.any():
+            duration_ms = {
+                name: percentile_ms(ENDPOINT_LATENCY, words, share) for name, share in _QUANTILES
+            }
+        return {
+            "failures_total": sum(failures.values()),
+            "failures": failures,
+            "calls_total": int(sum(self._durations.get(key, ())[1:])),
+            "duration_ms": duration_ms,
+            "duration_window_seconds": self._seconds,
+        }
 
 
 def _merge_upstream(
     name: str,
     statuses: Sequence[Status],
-    durations: Mapping[tuple[str, ...], list[float]],
-    failures: Mapping[tuple[str, str], dict[str, int]],
+    counted: _Counted,
 ) -> dict[str, Any]:
     endpoints: defaultdict[str, list[Status]] = defaultdict(list)
     for status in statuses:
@@ -216,28 +242,28 @@ def _merge_upstream(
     return {
         "required": statuses[0]["required"],
         "healthy": _worse(each["healthy"] for each in statuses),
-        "unreachable_reason": _first(each["unreachable_reason"] for each in statuses),
+        "unreachable_reason": _unreachable_reason(statuses),
         "dialect": _first_known(statuses, "dialect"),
         "inference_protocol": _first_known(statuses, "inference_protocol"),
         "concurrency": _sum_concurrency(statuses),
         "endpoints": [
-            _merge_endpoint(states)
-            | _failed_calls(failures.get(_labels(name, url), {}))
-            | _calls(durations.get(_labels(name, url)))
+            _merge_endpoint(states) | counted.describe(name, url)
             for url, states in endpoints.items()
         ],
     }
+
+
+def _unreachable_reason(statuses: Sequence[Status]) -> str | None:
+    """Return what the worker says whose own calls failed: others know it from that one."""
+    ordered = sorted(statuses, key=lambda each: -_sum(each["endpoints"], "consecutive_failures"))
+    reason: str | None = _first(each["unreachable_reason"] for each in ordered)
+    return reason
 
 
 def _first_known(statuses: Sequence[Status], name: str) -> Any:
     """Return what the first worker that knows it says; without one, why it is not known."""
     said = [status[name] for status in statuses]
     return next((each for each in said if each["name"] is not None), said[0])
-
-
-def _labels(upstream: str, url: str) -> tuple[str, str]:
-    """Return the labels of an endpoint's series."""
-    return clean_label(upstream), clean_label(url)
 
 
 def _merge_endpoint(states: Sequence[Status]) -> dict[str, Any]:
@@ -251,26 +277,26 @@ def _merge_endpoint(states: Sequence[Status]) -> dict[str, Any]:
     merged["drained"] = any(each["drained"] for each in states)
     # A name may lead to an address again while calls of before still run there.
     merged["draining"] = all(each["draining"] for each in states)
-    for name in ("models", "dialect"):
+    merged |= _merge_states(states)
+    for name in ("models", "dialect", "latency_outlier"):
         merged[name] = _first(each[name] for each in states)
     last = max(states, key=lambda each: each["last_error_at"] or "")
     merged |= {name: last[name] for name in ("last_error", "last_error_at")}
     return merged
 
 
-def _failed_calls(by_kind: dict[str, int]) -> dict[str, Any]:
-    return {"failures_total": sum(by_kind.values()), "failures": by_kind}
-
-
-def _calls(duration: list[float] | None) -> dict[str, Any]:
-    """Return the number and the duration of the calls of an endpoint."""
-    if duration is None:
-        return {"calls_total": 0, "duration_ms": None}
-    quantiles = {
-        name: round(1000 * SERVER_DURATION.quantile(duration, share), 3)
-        for name, share in _QUANTILES
+def _merge_states(states: Sequence[Status]) -> dict[str, Any]:
+    """Return the worst state that a worker finds, why, and since when the first of them does."""
+    state = min((each["state"] for each in states), key=STATES_WORST_FIRST.index)
+    finders = [each for each in states if each["state"] == state]
+    decisive = max(
+        finders, key=lambda each: (each["consecutive_failures"], len(each["state_text"]))
+    )
+    return {
+        "state": state,
+        "state_text": decisive["state_text"],
+        "state_since": min(each["state_since"] for each in finders),
     }
-    return {"calls_total": int(sum(duration[1:])), "duration_ms": quantiles}
 
 
 def _merge_process(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -33,6 +33,7 @@ class State:
     time: float
     status: Status
     window: Window | None
+    minute: Window | None
 
 
 class GatewayView:
@@ -59,6 +60,11 @@ class GatewayView:
     async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def minute(self) -> Window | None:
+        """Return what was counted in the last minute."""
+        return self._history.minute
 
     async def overview(self) -> Document:
         """Return what an operator looks at first, with the last five minutes."""
@@ -88,7 +94,7 @@ class GatewayView:
         """Return the models that are ready or were called. Raises ValueError."""
         state = await self._current_state()
         return await asyncio.to_thread(
-            describe_models, state.time, state.status, state.window, query
+            describe_models, state.time, state.status, (state.window, state.minute), query
         )
 
     async def model(self, name: str) -> Document:
@@ -97,9 +103,8 @@ class GatewayView:
 
         def describe() -> Document:
             totals = ModelTotals(self._source.metric_store)
-            return describe_model(
-                *(state.time, state.status, state.window), totals, self.savings, name
-            )
+            windows = state.window, state.minute
+            return describe_model(*(state.time, state.status, windows), totals, self.savings, name)
 
         path = model_path(quote_name(name))
         document, metadata, trace = await asyncio.gather(
@@ -144,8 +149,6 @@ class GatewayView:
 
     async def _next_state(self) -> State:
         statuses = await self._source.worker_statuses()
-        status = await asyncio.to_thread(self._merge, statuses)
-        return State(time.time(), status, self._history.now)
-
-    def _merge(self, statuses: list[Status]) -> Status:
-        return merge_statuses(statuses, self._source.metric_store)
+        store, minute = self._source.metric_store, self._history.minute
+        status = await asyncio.to_thread(merge_statuses, statuses, store, minute)
+        return State(time.time(), status, self._history.now, minute)

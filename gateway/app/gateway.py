@@ -32,6 +32,7 @@ from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstrea
 from gateway.app.build.worker_count import offload_threads
 from gateway.app.captured_calls import CapturedCalls, send_connection
 from gateway.app.ejection_sync import EjectionSync
+from gateway.app.endpoint_watch import EndpointWatch
 from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.prepared import CloseReplaced, PreparedReload
@@ -138,7 +139,7 @@ class Gateway:
         writer = self.metric_store.writer(slot)
         self.call_metrics = CallMetrics(self.metric_store, writer)
         self.reload_metrics = ReloadMetrics(writer)
-        self._metrics = GatewayMetrics(writer)
+        self._metrics = GatewayMetrics(writer, self.call_metrics.observe_mirrored)
         self._recent_calls = shared.recent_calls.writer(slot)
         self._status_publisher = StatusPublisher(
             shared.statuses,
@@ -148,6 +149,7 @@ class Gateway:
             self._tick,
             self._recent_calls.flush,
         )
+        self._endpoint_watch = EndpointWatch(self.metric_store, self._pools, slot == 0)
         self._control: ControlServer | None = None
         self._admin: AdminSite | None = None
         self._offload: OffloadThreads | None = None
@@ -297,6 +299,7 @@ class Gateway:
             self._control.__enter__()
         if self._ejection_sync is not None:
             self._ejection_sync.start(self._pools)
+        await self._endpoint_watch.__aenter__()
         await self._status_publisher.__aenter__()
         return self
 
@@ -462,6 +465,7 @@ class Gateway:
         if self._control is not None:
             self._control.__exit__(None, None, None)
         await self._status_publisher.__aexit__(None, None, None)
+        await self._endpoint_watch.__aexit__(None, None, None)
         close(self._bound)
         _cancel(self._watches)
         if self._ejection_sync is not None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.observe.call_record import NO_LABELS, AttemptRecord, CallRecord
 from gateway.observe.gateway_metrics import ENDPOINT_LABELS
-from gateway.observe.metric_cells import Counter, Histogram
+from gateway.observe.metric_cells import Counter, FineBuckets, Histogram
 from gateway.observe.metric_store import (
     OTHER,
     CounterFamily,
@@ -25,6 +25,8 @@ _BUCKETS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 """Upper bounds in seconds: from a health check to the generation of a long text."""
+
+_FINE: Final = FineBuckets(_BUCKETS)
 
 _CALL_LABELS = ("route", "operation", "model", "upstream", "form", "status")
 
@@ -66,6 +68,20 @@ RESPONSES = CounterFamily(
     "Responses of an endpoint that clients got, by their status.",
     (*ENDPOINT_LABELS, "status"),
 )
+CALL_LATENCY = HistogramFamily(
+    "call_latency",
+    "DURATION by model alone, in buckets for percentiles.",
+    ("model",),
+    _FINE.bounds,
+    is_internal=True,
+)
+ENDPOINT_LATENCY = HistogramFamily(
+    "endpoint_latency",
+    "SERVER_DURATION of calls that succeed, in buckets for percentiles; by model for inference.",
+    (*ENDPOINT_LABELS, "model"),
+    _FINE.bounds,
+    is_internal=True,
+)
 RETRIES = CounterFamily(
     "tensorgate_retries", "Requests that were sent to another endpoint.", ("upstream",)
 )
@@ -105,6 +121,8 @@ CALL_FAMILIES = (
     SENT_BYTES,
     RECEIVED_BYTES,
     RESPONSES,
+    CALL_LATENCY,
+    ENDPOINT_LATENCY,
     RETRIES,
     CONVERSIONS,
     ELEMENTS,
@@ -122,8 +140,13 @@ _EXEMPLAR_INTERVAL = 0.1
 """Seconds between two looks for the trace id of a call in the same bucket."""
 _BOUNDS = DURATION.bounds
 _MODEL = _CALL_LABELS.index("model")
+_OPERATION = _CALL_LABELS.index("operation")
 
-_CACHED_ENDPOINTS = 1024
+_CACHED_ENDPOINTS = 2048
+_MAX_MODELS_OF_ENDPOINTS = 500
+"""Models at endpoints whose latency is measured apart; any further ones of an endpoint together."""
+_INFERENCE = ("infer", "generate")
+_SERVER_ERROR = 500
 _OPERATIONS_OF_MODELS = ("infer", "generate", "metadata")
 """The operations whose success shows that there is such a model."""
 _CALLS_FOR_LABEL = 50
@@ -141,22 +164,32 @@ class _CallCells:
         self,
         labels: tuple[str, ...],
         duration: Histogram,
+        latency: Histogram,
         request_bytes: Counter,
         response_bytes: Counter,
     ) -> None:
         self.labels: Final = labels
+        is_inference = labels[_OPERATION] in _INFERENCE and labels[_MODEL] != OTHER
+        self.inferred_model: Final = labels[_MODEL] if is_inference else ""
         self.next_exemplar: Final = [0.0] * (len(_BUCKETS) + 2)
         """When a call in that bucket may be the next exemplar, on the clock of the records."""
         self.duration: Final = duration
+        self.latency: Final = latency
         self.request_bytes: Final = request_bytes
         self.response_bytes: Final = response_bytes
 
 
 class _EndpointCells:
     def __init__(
-        self, duration: Histogram, first_byte: Histogram, sent: Counter, received: Counter
+        self,
+        duration: Histogram,
+        latency: Histogram,
+        first_byte: Histogram,
+        sent: Counter,
+        received: Counter,
     ) -> None:
         self.duration: Final = duration
+        self.latency: Final = latency
         self.first_byte: Final = first_byte
         self.sent: Final = sent
         self.received: Final = received
@@ -192,7 +225,8 @@ class CallMetrics:
         self._models: set[str] = set()
         self._unlabelled_calls: dict[str, int] = {}
         self._calls: dict[tuple[str, str, str, str, str, int], _CallCells] = {}
-        self._endpoints: dict[tuple[str, str], _EndpointCells] = {}
+        self._endpoints: dict[tuple[str, str, str], _EndpointCells] = {}
+        self._models_of_endpoints: set[tuple[str, str, str]] = set()
         self._conversions: dict[tuple[str, str], Counter] = {}
         self._converted_models: dict[str, _ModelCells] = {}
         self._last_calls: _CallCells | None = None
@@ -215,18 +249,21 @@ class CallMetrics:
             calls = self._find_calls(record)
         bucket = calls.duration.bucket(record.seconds)
         calls.duration.add(bucket, record.seconds)
+        calls.latency.count(_FINE.find(bucket, record.seconds))
         if record.started >= calls.next_exemplar[bucket]:
             calls.next_exemplar[bucket] = record.started + _EXEMPLAR_INTERVAL
             self._take_exemplar(calls.labels, bucket, record)
         calls.request_bytes.add(float(record.request_bytes))
         calls.response_bytes.add(float(record.response_bytes))
         if record.sent_at and record.endpoint:
-            cells = self._observe_attempt(record)
+            # The time of a call that fails says nothing of the server's latency: it may be none.
+            is_well = record.error_kind is None and record.status < _SERVER_ERROR
+            cells = self._observe_attempt(record, calls.inferred_model, is_well)
             if record.is_from_server:
                 self._count_response(cells, record)
         if record.other_attempts:
             for attempt in record.other_attempts:
-                self._observe_attempt(attempt)
+                self._observe_attempt(attempt, calls.inferred_model, False)
         if record.retries:
             self._writer.counter(RETRIES, (upstream,)).add(float(record.retries))
         if record.server_form and form:
@@ -234,6 +271,13 @@ class CallMetrics:
         if record.error:
             kind = _ABORTED if record.error_kind is None else record.error_kind.name.lower()
             self._writer.counter(ERRORS, (kind, upstream)).add(1.0)
+
+    def observe_mirrored(self, record: CallRecord) -> None:
+        """Count the attempts of a mirrored request: it is no call, but its endpoint serves it."""
+        if record.sent_at and record.endpoint:
+            self._observe_attempt(record, "", record.error_kind is None)
+        for attempt in record.other_attempts:
+            self._observe_attempt(attempt, "", False)
 
     def _find_calls(self, record: CallRecord) -> _CallCells:
         labels, upstream, status = record.labels, record.upstream, record.status // 100
@@ -264,8 +308,10 @@ class CallMetrics:
             bound = _BOUNDS[bucket - 1]
             exemplars[labels, bucket] = ((*labels, bound), trace_id, record.seconds, time.time())
 
-    def _observe_attempt(self, attempt: CallRecord | AttemptRecord) -> _EndpointCells:
-        key = attempt.upstream, attempt.endpoint
+    def _observe_attempt(
+        self, attempt: CallRecord | AttemptRecord, model: str, is_well: bool
+    ) -> _EndpointCells:
+        key = attempt.upstream, attempt.endpoint, model
         cells = self._endpoints.get(key)
         if cells is None:
             if len(self._endpoints) >= _CACHED_ENDPOINTS:
@@ -274,6 +320,8 @@ class CallMetrics:
         seconds, first_byte = attempt.server_seconds, attempt.first_byte_seconds
         bucket = cells.duration.bucket(seconds)
         cells.duration.add(bucket, seconds)
+        if is_well:
+            cells.latency.count(_FINE.find(bucket, seconds))
         if first_byte == seconds:  # the whole response came at once
             cells.first_byte.add(bucket, seconds)
         elif first_byte:
@@ -333,17 +381,26 @@ class CallMetrics:
         return _CallCells(
             values,
             writer.histogram(DURATION, values),
+            writer.histogram(CALL_LATENCY, (key[2],)),
             writer.counter(REQUEST_BYTES, route),
             writer.counter(RESPONSE_BYTES, route),
         )
 
-    def _endpoint_cells(self, key: tuple[str, str]) -> _EndpointCells:
-        writer = self._writer
+    def _endpoint_cells(self, key: tuple[str, str, str]) -> _EndpointCells:
+        writer, apart = self._writer, self._models_of_endpoints
+        upstream, url, model = key
+        endpoint = upstream, url
+        if model and key not in apart:
+            if len(apart) < _MAX_MODELS_OF_ENDPOINTS:
+                apart.add(key)
+            else:
+                model = ""
         return _EndpointCells(
-            writer.histogram(SERVER_DURATION, key),
-            writer.histogram(FIRST_BYTE, key),
-            writer.counter(SENT_BYTES, key),
-            writer.counter(RECEIVED_BYTES, key),
+            writer.histogram(SERVER_DURATION, endpoint),
+            writer.histogram(ENDPOINT_LATENCY, (upstream, url, model)),
+            writer.histogram(FIRST_BYTE, endpoint),
+            writer.counter(SENT_BYTES, endpoint),
+            writer.counter(RECEIVED_BYTES, endpoint),
         )
 
     def _count_conversion(self, client_form: str, model: str, record: CallRecord) -> None:

@@ -7,9 +7,11 @@ when a worker is replaced.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from gateway.observe.call_record import CallRecord
 from gateway.observe.metric_cells import Counter, Histogram
 from gateway.observe.metric_store import CounterFamily, HistogramFamily, MetricWriter
 
@@ -46,7 +48,7 @@ EJECTIONS = CounterFamily(
 MIRROR_REQUESTS = CounterFamily(
     "tensorgate_mirror_requests",
     "Mirrored requests: ok, failed, or skipped because too many were in progress.",
-    ("upstream", "result"),
+    ("route", "upstream", "result"),
 )
 OFFLOAD_JOBS = CounterFamily(
     "tensorgate_offload_jobs",
@@ -108,6 +110,14 @@ class LimitMetrics:
     """Seconds that calls waited, also those that waited too long."""
 
 
+MirrorObserver = Callable[[CallRecord], None]
+"""Gets the record of each mirrored request that has ended."""
+
+
+def _ignore(_: CallRecord) -> None:
+    """Observe nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class MirrorMetrics:
     """What a mirror counts."""
@@ -115,6 +125,8 @@ class MirrorMetrics:
     ok: Counter
     failed: Counter
     skipped: Counter
+    observe: MirrorObserver
+    """Counts what was sent to endpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +158,14 @@ class ReloadMetrics:
 
 
 class GatewayMetrics:
-    """Finds the counters of the parts of one worker."""
+    """Finds the counters of the parts of one worker.
 
-    def __init__(self, writer: MetricWriter) -> None:
+    ``on_mirrored`` gets the record of each mirrored request that has ended.
+    """
+
+    def __init__(self, writer: MetricWriter, on_mirrored: MirrorObserver = _ignore) -> None:
         self._writer = writer
+        self._on_mirrored = on_mirrored
         self.event_loop_lag = writer.histogram(EVENT_LOOP_LAG)
         self.dropped_log_lines = writer.counter(DROPPED_LOG_LINES)
         self._cpu_seconds = writer.counter(CPU_SECONDS)
@@ -168,11 +184,13 @@ class GatewayMetrics:
         """Return the counter of calls for which there was no memory."""
         return self._writer.counter(REFUSALS, (limit, ""))
 
-    def mirror(self, upstream: str) -> MirrorMetrics:
-        """Return the counters of a mirror."""
-        results = ("ok", "failed", "skipped")
-        find = partial(self._writer.counter, MIRROR_REQUESTS)
-        return MirrorMetrics(*(find((upstream, result)) for result in results))
+    def mirror(self, route: str, upstream: str) -> MirrorMetrics:
+        """Return the counters of a route's mirror."""
+        ok, failed, skipped = (
+            self._writer.counter(MIRROR_REQUESTS, (route, upstream, result))
+            for result in ("ok", "failed", "skipped")
+        )
+        return MirrorMetrics(ok, failed, skipped, self._on_mirrored)
 
     def offload(self) -> OffloadMetrics:
         """Return the counters of the offload threads."""

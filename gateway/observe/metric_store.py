@@ -91,6 +91,8 @@ class HistogramFamily:
     labels: Labels
     buckets: tuple[float, ...]
     """The upper bounds, each within its bucket; a bucket for larger values is added."""
+    is_internal: bool = False
+    """It is no metric: the gateway alone reads it, for percentiles."""
 
     def __post_init__(self) -> None:
         rising = all(low < high for low, high in pairwise(self.buckets))
@@ -115,22 +117,6 @@ class HistogramFamily:
             buckets = list(zip(bounds, accumulate(counts), strict=True))
             metric.add_metric(labels, buckets, total)
         return metric
-
-    def quantile(self, words: Sequence[float], share: float) -> float:
-        """Return the bound below which a share of the values lies; NaN without values.
-
-        ``words`` are those of one series. It is interpolated within a bucket, as Prometheus does;
-        for values above all bounds it is the largest bound.
-        """
-        counts = words[1:]
-        rank = share * sum(counts)
-        low = 0.0
-        for high, count in zip(self.buckets, counts, strict=False):
-            if count and rank <= count:
-                return low + (high - low) * rank / count
-            rank -= count
-            low = high
-        return low if any(counts) else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +146,11 @@ class MetricStore(Collector):
     """
 
     def __init__(
-        self, families: Sequence[Family | CountFamily], segments: int = 1, size: int = 4 << 20
+        self, families: Sequence[Family | CountFamily], segments: int = 1, size: int = 16 << 20
     ) -> None:
         if len({family.name for family in families}) < len(families):
             raise ValueError("two families have the same name")
-        self._shown = tuple(families)
+        self._shown = tuple(each for each in families if not _is_internal(each))
         self._families = tuple(each for each in families if not isinstance(each, CountFamily))
         self._segments = [_Segment(self._families, size) for _ in range(segments)]
 
@@ -187,7 +173,7 @@ class MetricStore(Collector):
         return sum(segment.full for segment in self._segments)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each family, with its series summed up and sorted by their labels.
+        """Yield each metric, with its series summed up and sorted by their labels.
 
         A family without labels always has its series. May be called in any thread.
         """
@@ -368,6 +354,10 @@ class _Segment:
             values = list(self.words[at : at + words])
             if at != shared or not labels or any(values):
                 yield labels, values
+
+
+def _is_internal(family: Family | CountFamily) -> bool:
+    return isinstance(family, HistogramFamily) and family.is_internal
 
 
 def clean_label(value: str) -> str:

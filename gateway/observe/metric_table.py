@@ -53,19 +53,14 @@ class MetricTable:
 
 
 def quantiles(family: HistogramFamily, words: Words, share: float) -> Words:
-    """Return the bound below which a share of each histogram's values lies; NaN without values.
+    """Return the value below which a share of each histogram's values lies; NaN without values.
 
-    ``words`` has a histogram in each row. It is interpolated as in ``HistogramFamily.quantile``.
+    ``words`` has a histogram in each row. The value is the middle of its bucket; for values above
+    all bounds it is the largest bound.
     """
     counts = words[:, 1:]
     cumulated = counts.cumsum(axis=1)
     total = cumulated[:, -1]
-    rank = share * total
-    bucket = np.minimum((cumulated < rank[:, None]).sum(axis=1), counts.shape[1] - 1)
-    rows = np.arange(len(words))
+    bucket = np.minimum((cumulated < (share * total)[:, None]).sum(axis=1), counts.shape[1] - 1)
     bounds = np.array([0.0, *family.buckets, family.buckets[-1]])
-    low, high = bounds[bucket], bounds[bucket + 1]
-    before = cumulated[rows, bucket] - counts[rows, bucket]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        found = low + (high - low) * (rank - before) / counts[rows, bucket]
-    return np.where(total > 0, found, np.nan)
+    return np.where(total > 0, (bounds[bucket] + bounds[bucket + 1]) / 2, np.nan)

@@ -149,14 +149,20 @@ class _StatusCollector(Collector):
             "1 while the endpoint's health checks succeed.",
             labels=labels,
         )
+        outlier = GaugeMetricFamily(
+            "tensorgate_endpoint_latency_outlier",
+            "1 while the endpoint's calls take much longer than at its siblings, or than before.",
+            labels=labels,
+        )
         for name, upstream in self._status["upstreams"].items():
             for endpoint in upstream["endpoints"]:
                 values = [name, endpoint["url"]]
                 outstanding.add_metric(values, endpoint["requests_in_progress"])
                 ejected.add_metric(values, float(endpoint["consecutive_ejections"] > 0))
+                outlier.add_metric(values, float(endpoint["latency_outlier"] is not None))
                 if endpoint["healthy"] is not None:
                     healthy.add_metric(values, float(endpoint["healthy"]))
-        yield from (outstanding, ejected, healthy)
+        yield from (outstanding, ejected, healthy, outlier)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

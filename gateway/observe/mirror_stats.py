@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 from gateway.errors import escape_for_log
+from gateway.observe.call_record import CallRecord
 from gateway.observe.gateway_metrics import MirrorMetrics
 
 LOG_INTERVAL = 60.0
@@ -42,6 +43,11 @@ class MirrorStats:
         if metrics is not None:
             (metrics.failed if failure else metrics.ok).add(1.0)
         self._flush_if_due()
+
+    def observe(self, record: CallRecord) -> None:
+        """Count what a request that was sent says of its endpoints."""
+        if self._metrics is not None:
+            self._metrics.observe(record)
 
     def count_skipped(self, why: str) -> None:
         """Count a request that was not sent."""

@@ -23,6 +23,8 @@ class OutlierPolicy:
     """The share of an upstream's endpoints that may be ejected at a time; at most 1."""
     failure_statuses: frozenset[int] = frozenset((502, 503, 504))
     """Statuses of the server's own responses that count as failures."""
+    latency_factor: float = 0.0
+    """How many times as long as its siblings' its calls take, to eject an endpoint; 0 for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,22 @@ def record_failure(
     threshold = policy.consecutive_failures
     is_due = state.on_trial or (not state.ejections and 0 < threshold <= failures)
     if is_due and _may_be_ejected(others, policy):
-        time = policy.base_ejection_time * 2.0 ** min(state.ejections, 32)
-        until = now + min(policy.max_ejection_time, time)
-        return EjectionState(failures, state.ejections + 1, until)
+        return _ejected(replace(state, failures=failures), now, policy)
     # After a failed trial that may not eject again, the endpoint is used: there is no better one.
     return EjectionState(failures) if state.on_trial else replace(state, failures=failures)
+
+
+def eject(
+    state: EjectionState, others: Sequence[EjectionState], now: float, policy: OutlierPolicy
+) -> EjectionState:
+    """Record that an endpoint in use is to be ejected, for another reason than failures."""
+    return _ejected(state, now, policy) if _may_be_ejected(others, policy) else state
+
+
+def _ejected(state: EjectionState, now: float, policy: OutlierPolicy) -> EjectionState:
+    time = policy.base_ejection_time * 2.0 ** min(state.ejections, 32)
+    until = now + min(policy.max_ejection_time, time)
+    return EjectionState(state.failures, state.ejections + 1, until)
 
 
 def record_remote_ejection(

@@ -165,6 +165,12 @@ class OutlierDetection(Section):
         default=(502, 503, 504),
         description="Statuses of responses that count as failures, beside connections that fail.",
     )
+    latency_factor: Annotated[int, count("3", "1000")] | None = Field(
+        default=None,
+        description="An endpoint is ejected if its calls of a model take so many times as long as"
+        " at the other endpoints (median). Without it, none is ejected for that: log, metrics and"
+        " page only name it.",
+    )
 
 
 class HealthCheck(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from datetime import datetime
 
 from gateway.protocol.grpc.status import GrpcStatus
 
@@ -106,6 +107,14 @@ def size(value: float | None) -> str:
 def size_rate(value: float | None) -> str:
     """Return bytes per second."""
     return UNKNOWN if value is None else f"{size(value)}/s"
+
+
+def unix_time(iso: str) -> float | None:
+    """Return a time of ISO 8601 as seconds since 1970; None if it is not one."""
+    try:
+        return datetime.fromisoformat(iso).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def clock(at: float | None, now: float, *, exact: bool = False) -> str:

@@ -26,6 +26,7 @@ from tests.support.raw_client import RawClient, connect
 
 URL = "http://h:1"
 KEY = "k-1"
+SINCE = "2026-01-01T12:00:00.000+00:00"
 
 
 def endpoint(**fields: Any) -> dict[str, Any]:
@@ -44,6 +45,10 @@ def endpoint(**fields: Any) -> dict[str, Any]:
         "last_error": None,
         "last_error_at": None,
         "dialect": None,
+        "state": "in_use",
+        "state_text": "",
+        "state_since": SINCE,
+        "latency_outlier": None,
     } | fields
 
 

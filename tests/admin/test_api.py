@@ -67,9 +67,8 @@ async def test_connections_that_are_refused_are_failures_of_their_endpoint() -> 
     async with gateway_of(settings) as gateway, connect(f"http://{settings.admin}") as operator:
         async with connect(gateway.addresses[0]) as client:
             await asyncio.sleep(0.1)  # the first samples
-            assert (await client.call("GET", "/v2/models/m/ready")).status in (502, 503)
-        call = await _only_call(operator)
-        assert call["reason"].startswith("cannot connect to ")
+            for _ in range(3):
+                assert (await client.call("GET", "/v2/models/m/ready")).status in (502, 503)
         async with asyncio.timeout(5):
             while True:
                 reply = await operator.call("GET", "/api/topology", headers=LOCAL)
@@ -79,5 +78,5 @@ async def test_connections_that_are_refused_are_failures_of_their_endpoint() -> 
                 await asyncio.sleep(0.02)
         assert endpoint["failures_by_kind_per_second"]
         overview = (await operator.call("GET", "/api/overview", headers=LOCAL)).json
-        texts = [each["text"] for each in overview["problems"]]
-        assert any(text.startswith(f"{NOWHERE} of u: 1 failure in a row: ") for text in texts)
+        (problem,) = overview["problems"]
+        assert problem["text"].startswith("no endpoint of u can be used: cannot connect to ")

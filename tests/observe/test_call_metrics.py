@@ -6,7 +6,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.observe.call_metrics import CALL_FAMILIES, DURATION, CallMetrics
+from gateway.observe.call_metrics import (
+    CALL_FAMILIES,
+    CALL_LATENCY,
+    DURATION,
+    ENDPOINT_LATENCY,
+    CallMetrics,
+)
 from gateway.observe.call_record import CallLabels, CallRecord
 from gateway.observe.metric_store import MetricStore
 
@@ -37,7 +43,7 @@ class _Metrics:
     """Counts calls, and looks up what was counted."""
 
     def __init__(self, **options: Any) -> None:
-        store = MetricStore(CALL_FAMILIES)
+        self.store = store = MetricStore(CALL_FAMILIES)
         self.metrics = CallMetrics(store, store.writer(0), **options)
         self.registry = CollectorRegistry()
         self.registry.register(store)
@@ -227,7 +233,7 @@ def test_memory_for_endpoints_is_bounded() -> None:
     metrics = _Metrics()
     for number in range(10_000):
         metrics.observe(_record(endpoint=f"http://h:{number}"))
-    assert len(metrics.metrics._endpoints) <= 1024
+    assert len(metrics.metrics._endpoints) <= 2048
     counts = [
         sample.value
         for metric in metrics.registry.collect()
@@ -239,6 +245,44 @@ def test_memory_for_endpoints_is_bounded() -> None:
     metrics.observe(_record("late", 500), _record("late"))
     assert metrics.value("requests_total", **{**CALL, "model": "late"}) == 1
     assert metrics.value("requests_total", **{**CALL, "model": "other", "status": "5xx"}) == 1
+
+
+def test_latency_is_that_of_calls_that_do_not_fail_by_model() -> None:
+    """A refusal or an error is fast, and a timeout is as long as its limit."""
+    metrics = _Metrics()
+    metrics.observe(_record(), _record("n"), _record(), _record(status=404), _record(status=0))
+    metrics.observe(_record(status=500))
+    metrics.observe(_record(status=504, error_kind=ErrorKind.SERVER_TIMEOUT))
+    retried = _record()
+    retried.set_endpoint("u", "http://h:2")
+    retried.begin_attempt(2.0)
+    metrics.observe(retried)
+    words = metrics.store.sums(ENDPOINT_LATENCY)
+    counts = {labels[1:]: sum(each) for labels, each in words.items() if sum(each)}
+    assert counts == {
+        ("http://h:1", "m"): 4,
+        ("http://h:1", "n"): 1,
+        ("http://h:2", "m"): 1,
+    }
+    all_calls = sum(sum(each) for each in metrics.store.sums(CALL_LATENCY).values())
+    assert all_calls == 8
+
+
+def test_models_whose_latency_is_measured_apart_are_bounded() -> None:
+    metrics = _Metrics()
+    for endpoint in range(300):
+        for model in ("m", "n"):
+            metrics.observe(_record(model, endpoint=f"http://h:{endpoint}"))
+    series = [labels for labels in metrics.store.sums(ENDPOINT_LATENCY) if labels[0] == "u"]
+    assert sum(bool(model) for _, _, model in series) == 500
+    assert len({url for _, url, _ in series}) == 300
+
+
+def test_mirrored_request_counts_at_its_endpoint_and_is_no_call() -> None:
+    metrics = _Metrics()
+    metrics.metrics.observe_mirrored(_record())
+    assert metrics.value("server_duration_seconds_count", **ENDPOINT) == 1
+    assert metrics.labels("requests_total", "model") == set()
 
 
 def test_successor_counts_on() -> None:

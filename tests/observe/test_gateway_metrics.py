@@ -64,13 +64,15 @@ def test_memory_budget_counts_refusals(metrics_and_value: tuple[GatewayMetrics, 
 
 def test_mirror_counts_results(metrics_and_value: tuple[GatewayMetrics, Value]) -> None:
     metrics, value = metrics_and_value
-    stats = MirrorStats("m", lambda: 0.0, metrics.mirror("m"))
+    stats = MirrorStats("m", lambda: 0.0, metrics.mirror("r", "m"))
     stats.count_sent("")
     stats.count_sent("it returned 500")
     stats.count_sent("it returned 500")
     stats.count_skipped("64 copies are in progress")
     results = ("ok", "failed", "skipped")
-    counts = [value("mirror_requests_total", upstream="m", result=each) for each in results]
+    counts = [
+        value("mirror_requests_total", route="r", upstream="m", result=each) for each in results
+    ]
     assert counts == [1, 2, 1]
 
 
@@ -79,9 +81,9 @@ def test_results_are_shown_before_there_are_any(
 ) -> None:
     """So that a rate over the first ones is right."""
     metrics, value = metrics_and_value
-    metrics.mirror("m")
+    metrics.mirror("r", "m")
     metrics.offload()
-    assert value("mirror_requests_total", upstream="m", result="failed") == 0
+    assert value("mirror_requests_total", route="r", upstream="m", result="failed") == 0
     assert value("offload_jobs_total", result="local") == 0
 
 

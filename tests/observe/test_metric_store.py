@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import select
@@ -22,6 +21,8 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from gateway.observe.call_metrics import DURATION
+from gateway.observe.metric_cells import FineBuckets
 from gateway.observe.metric_store import (
     MAX_LABEL,
     CounterFamily,
@@ -517,25 +518,28 @@ def test_killed_processes_lose_no_counts() -> None:
     assert _sums(_values(_parse_openmetrics(_text(store, generate_openmetrics)))) == sums
 
 
-@pytest.mark.parametrize(
-    ("values", "share", "expected"),
-    [
-        ([], 0.5, math.nan),
-        ([0.5] * 100, 0.5, 0.5),
-        ([0.5] * 100, 0.99, 0.99),
-        ([0.5] * 90 + [1.5] * 10, 0.9, 1.0),
-        ([0.5] * 90 + [1.5] * 10, 0.95, 1.5),
-        ([9.0] * 10, 0.5, 4.0),
-        ([3.0], 1.0, 4.0),
-    ],
-)
-def test_quantile_is_interpolated_within_its_bucket(
-    values: list[float], share: float, expected: float
-) -> None:
-    family = HistogramFamily("tensorgate_seconds", "Seconds.", (), (1.0, 2.0, 4.0))
-    store = MetricStore([family])
-    histogram = store.writer(0).histogram(family)
-    for value in values:
-        histogram.observe(value)
-    (words,) = store.sums(family).values()
-    assert family.quantile(words, share) == pytest.approx(expected, nan_ok=True)
+def test_internal_family_is_no_metric() -> None:
+    inner = HistogramFamily("inner", "Seconds.", ("model",), (1.0, 2.0), is_internal=True)
+    store = MetricStore([inner, CALLS])
+    histogram = store.writer(0).histogram(inner, ("m",))
+    histogram.count(histogram.bucket(1.5))
+    assert store.sums(inner)["m",] == [0, 0, 1, 0]
+    assert [metric.name for metric in store.collect()] == [CALLS.name]
+
+
+@given(st.floats(0.0005, 300) | st.sampled_from([0.0005, 0.001, 0.1, 2.0, 2.5, 60.0, 300.0]))
+def test_middle_of_a_fine_bucket_is_within_five_percent(value: float) -> None:
+    bounds = tuple(float(bound) for bound in DURATION.buckets)
+    fine, coarse = FineBuckets(bounds), 1 + sum(value > bound for bound in bounds)
+    part = fine.find(coarse, value)
+    low, high = (0.0, *fine.bounds)[part - 1], fine.bounds[part - 1]
+    assert low * (1 - 1e-12) <= value <= high * (1 + 1e-12)
+    assert (low + high) / 2 == pytest.approx(value, rel=0.0501)
+
+
+def test_fine_buckets_divide_the_coarse_ones() -> None:
+    fine = FineBuckets(DURATION.buckets)
+    assert set(DURATION.buckets) <= set(fine.bounds)
+    assert list(fine.bounds) == sorted(set(fine.bounds))
+    assert fine.find(len(DURATION.buckets) + 1, 5000.0) == len(fine.bounds) + 1
+    assert fine.find(1, 0.0) == 1

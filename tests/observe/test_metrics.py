@@ -32,6 +32,7 @@ def _status() -> dict[str, Any]:
         "requests_in_progress": 1,
         "consecutive_ejections": 1,
         "healthy": True,
+        "latency_outlier": None,
     }
     return {
         "version": "1",

@@ -90,8 +90,9 @@ def endpoint(url: str, **more: Any) -> Json:
     return {
         "url": url,
         "requests_in_progress": 3,
-        "state": "ok",
+        "state": "in_use",
         "state_text": "",
+        "state_since": "2027-01-15T07:58:20.000+00:00",
         "calls_total": 1234,
         "calls_per_second": 12.5,
         "failures_per_second": 0.0,

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gateway.admin.history import Window, rounded, summarize
+from gateway.admin.history import Window, call_percentiles, rounded, summarize
 from gateway.admin.panels.query import parse_count, parse_text
 from gateway.admin.savings import Savings
 from gateway.observe.call_metrics import DURATION, MODEL_BYTES, MODEL_ELEMENTS
@@ -16,10 +16,12 @@ _DEFAULT_MODELS, _MAX_MODELS = 100, 1000
 _MODEL, _FORM, _STATUS = map(DURATION.labels.index, ("model", "form", "status"))
 
 Status = Mapping[str, Any]
+Windows = tuple[Window | None, Window | None]
+"""The last seconds, for rates, and the last minute, for percentiles."""
 
 
 def describe_models(
-    time: float, status: Status, window: Window | None, query: Mapping[str, str]
+    time: float, status: Status, windows: Windows, query: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the models that are ready or were called: those in use first. Raises ValueError.
 
@@ -28,7 +30,7 @@ def describe_models(
     search = parse_text(query, "search").lower()
     offset = parse_count(query, "offset", 0)
     limit = parse_count(query, "limit", _DEFAULT_MODELS, _MAX_MODELS)
-    ready, rates = _ready_models(status), ModelRates(window)
+    ready, rates = _ready_models(status), ModelRates(*windows)
     names = [name for name in dict.fromkeys([*ready, *rates.names]) if search in name.lower()]
     names.sort(key=lambda name: (-rates.calls_per_second(name), name))
     return {
@@ -44,7 +46,7 @@ def describe_models(
 def describe_model(
     time: float,
     status: Status,
-    window: Window | None,
+    windows: Windows,
     totals: ModelTotals,
     savings: Savings,
     name: str,
@@ -60,7 +62,7 @@ def describe_model(
         "time": time,
         "name": name,
         "ready": _ready_models(status).get(name, []),
-        **ModelRates(window).describe(name),
+        **ModelRates(*windows).describe(name),
         "endpoints": endpoints,
         "conversion": totals.describe(name, savings),
     }
@@ -89,10 +91,11 @@ def _lists(upstream: Status) -> list[list[str] | None]:
 
 
 class ModelRates:
-    """The calls of models in the last seconds."""
+    """The calls of models in the last seconds, and their times in the last minute."""
 
-    def __init__(self, window: Window | None) -> None:
+    def __init__(self, window: Window | None, minute: Window | None) -> None:
         self._window = window
+        self._minute = minute
         self._rows: defaultdict[str, list[int]] = defaultdict(list)
         if window is None:
             return
@@ -113,10 +116,11 @@ class ModelRates:
     def describe(self, name: str) -> dict[str, Any]:
         """Return rates and times of a model; nothing if it has no numbers of its own."""
         rows = self._rows.get(clean_label(name))
-        if self._window is None or not rows:
+        if self._window is None or self._minute is None or not rows:
             return {}
         return {
             **summarize(self._window, rows),
+            **call_percentiles(self._minute, clean_label(name)),
             "forms_per_second": self._by(rows, _FORM),
             "statuses_per_second": self._by(rows, _STATUS),
         }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from gateway.admin.history import Window, rounded, summarize
 from gateway.build_info import describe_build
-from gateway.observe.call_metrics import REQUEST_BYTES, RESPONSE_BYTES
+from gateway.observe.call_metrics import DURATION, REQUEST_BYTES, RESPONSE_BYTES
 from gateway.observe.metric_store import Family
 from gateway.settings.schema import Settings
 
@@ -18,6 +18,9 @@ _STUCK_AFTER = 5.0
 _MANY_ERRORS, _MIN_ERRORS_PER_SECOND = 0.05, 0.1
 """The share of failed calls, and their rate, from which they are reported."""
 _NEARLY_FULL = 0.9
+_UPSTREAM = DURATION.labels.index("upstream")
+_PROBLEMS = ("ejected", "unhealthy", "unreachable", "failing", "slow")
+"""The states of endpoints that are wrong."""
 
 Status = Mapping[str, Any]
 
@@ -42,72 +45,79 @@ def describe_overview(
     }
 
 
-def describe_endpoint_state(endpoint: Status) -> tuple[str, str]:
-    """Return the state of an endpoint as a word and as a sentence, which is empty for ``ok``."""
-    if endpoint["drained"]:
-        return "drained", "taken out of use by an operator"
-    if endpoint["draining"]:
-        return "leaving", "its name does not lead there any more: calls in progress finish"
-    if endpoint["consecutive_ejections"]:
-        seconds = endpoint["ejection_remaining_seconds"]
-        until = f"for {seconds:.0f} s" if seconds >= 1 else "until a trial call succeeds"
-        return "ejected", _with_reason(f"ejected {until}", _failures_in_a_row(endpoint))
-    if endpoint["healthy"] is False:
-        return "unhealthy", _with_reason("its health check fails", endpoint["health_check_result"])
-    if endpoint["consecutive_failures"]:
-        return "ok", _failures_in_a_row(endpoint)
-    if endpoint["healthy"] is None and not endpoint["calls_total"]:
-        return "unknown", "no call has gone there yet"
-    return "ok", ""
-
-
 def find_problems(
     status: Status, window: Window | None, settings: Settings
 ) -> Iterator[dict[str, Any]]:
     """Yield what is wrong now; what is worst comes first."""
+    upstreams = list(_upstream_problems(status))
+    # One cause is one problem: errors and queues that an upstream causes are its own.
+    troubled = {each["upstream"] for each in upstreams}
     problems = [
-        *_upstream_problems(status),
-        *_call_problems(window),
+        *upstreams,
+        *_call_problems(window, troubled),
         *_settings_problems(status),
         *_worker_problems(status),
-        *_limit_problems(status, settings),
+        *_limit_problems(status, settings, troubled),
     ]
     yield from sorted(problems, key=lambda each: str(each["level"]))
 
 
 def _upstream_problems(status: Status) -> Iterator[dict[str, Any]]:
     for name, upstream in status["upstreams"].items():
+        serious = "error" if upstream["required"] else "warning"
         endpoints = upstream["endpoints"]
+        problems = list(_endpoint_problems(name, endpoints, serious))
         if upstream["unreachable_reason"]:
             text = f"no endpoint of {name} can be used: {upstream['unreachable_reason']}"
-            yield _problem("error", "topology", text, name)
+            times = [each["since"] for each in problems]
+            problems = [
+                _problem(serious, "topology", text, name) | {"since": min(times, default=None)}
+            ]
         elif not endpoints:
-            yield _problem("error", "topology", f"{name} has no endpoint", name)
+            problems = [_problem(serious, "topology", f"{name} has no endpoint", name)]
+        elif upstream["dialect"]["name"] is None and not problems:
+            text = f"the dialect of {name} is not known: {upstream['dialect']['reason']}"
+            problems = [_problem("warning", "topology", text, name)]
+        yield from problems
         if drained := sum(each["drained"] for each in endpoints):
             level, what = "warning", f"{drained} of {len(endpoints)} endpoints"
             if drained == len(endpoints):
-                level, what = "error", "all endpoints" if drained > 1 else "the only endpoint"
+                level, what = serious, "all endpoints" if drained > 1 else "the only endpoint"
             text = f"operators have drained {what} of {name}"
             yield _problem(level, "topology", text, name)
-        dialect = upstream["dialect"]
-        if dialect["name"] is None:
-            text = f"the dialect of {name} is not known: {dialect['reason']}"
-            yield _problem("warning", "topology", text, name)
-        for endpoint in endpoints:
-            state, sentence = describe_endpoint_state(endpoint)
-            if state in ("ejected", "unhealthy") or (state == "ok" and sentence):
-                level = "warning" if state == "ok" else "error"
-                text = f"{endpoint['url']} of {name}: {sentence}"
-                yield _problem(level, "topology", text, name, endpoint["url"])
 
 
-def _call_problems(window: Window | None) -> Iterator[dict[str, Any]]:
+def _endpoint_problems(
+    upstream: str, endpoints: Sequence[Status], serious: str
+) -> Iterator[dict[str, Any]]:
+    for endpoint in endpoints:
+        state = endpoint["state"]
+        if state in _PROBLEMS:
+            level = "warning" if state == "slow" else serious
+            why = endpoint["state_text"]
+            said = why if why.startswith(state) else f"{state}: {why}"
+            text = f"{endpoint['url']} of {upstream} is {said}"
+            yield _problem(level, "topology", text, upstream, endpoint["url"]) | {
+                "since": endpoint["state_since"]
+            }
+
+
+def _call_problems(window: Window | None, troubled: Set[str | None]) -> Iterator[dict[str, Any]]:
+    """Yield that many calls fail, other than those to upstreams that are said to be in trouble."""
     if window is None:
         return
-    summary = summarize(window)
+    count = len(window.change(DURATION))
+    rows = [
+        row
+        for row, labels in enumerate(window.labels(DURATION)[:count])
+        if troubled.isdisjoint(labels[_UPSTREAM].split(","))
+    ]
+    summary = summarize(window, rows)
     ratio, rate = summary["error_ratio"] or 0.0, summary["errors_per_second"] or 0.0
     if ratio >= _MANY_ERRORS and rate >= _MIN_ERRORS_PER_SECOND:
         text = f"{ratio:.0%} of the calls of the last seconds failed"
+        if troubled:
+            text = f"{ratio:.0%} of the other calls of the last seconds failed"
         yield _problem("error", "calls", text)
 
 
@@ -124,9 +134,15 @@ def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
             yield _problem("error", "overview", text)
 
 
-def _limit_problems(status: Status, settings: Settings) -> Iterator[dict[str, Any]]:
+def _limit_problems(
+    status: Status, settings: Settings, troubled: Set[str | None]
+) -> Iterator[dict[str, Any]]:
     limits = [("the gateway", None, status["concurrency"])]
-    limits += [(name, name, each["concurrency"]) for name, each in status["upstreams"].items()]
+    limits += [
+        (name, name, each["concurrency"])
+        for name, each in status["upstreams"].items()
+        if name not in troubled
+    ]
     for owner, upstream, limit in limits:
         if limit and limit["queued"]:
             queued, slots = limit["queued"], limit["max_requests"]
@@ -149,18 +165,8 @@ def _problem(
         "upstream": upstream,
         "endpoint": endpoint,
         "text": text,
+        "since": None,
     }
-
-
-def _failures_in_a_row(endpoint: Status) -> str:
-    count, reason = endpoint["consecutive_failures"], endpoint["last_error"]
-    if not count:  # another worker's
-        return reason or ""
-    return _with_reason(f"{count} failure{'s' if count != 1 else ''} in a row", reason)
-
-
-def _with_reason(sentence: str, reason: str | None) -> str:
-    return f"{sentence}: {reason}" if reason else sentence
 
 
 def _now(status: Status, window: Window | None) -> dict[str, float | None]:

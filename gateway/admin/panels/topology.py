@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from gateway.admin.history import ERROR_STATUSES, History, Window, rounded
-from gateway.admin.panels.overview import describe_endpoint_state
 from gateway.admin.panels.query import parse_count, parse_text
 from gateway.observe.call_metrics import (
     DURATION,
@@ -17,18 +16,15 @@ from gateway.observe.call_metrics import (
     SENT_BYTES,
     SERVER_DURATION,
 )
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
+from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS
 from gateway.observe.metric_store import CounterFamily, clean_label
-from gateway.observe.metric_table import quantiles
 from gateway.settings.routes import describe_match
 from gateway.settings.schema import Settings
+from gateway.upstream.pool.member import STATES_WORST_FIRST
 
 _DEFAULT_ENDPOINTS, _MAX_ENDPOINTS = 200, 2000
 _MAX_MODELS = 10
 """Names of models that are listed for an endpoint."""
-
-_WORST_FIRST = ("ejected", "unhealthy", "drained", "failing", "leaving", "unknown", "ok")
-"""The states of endpoints; ``failing`` is ``ok`` after failures."""
 
 Status = Mapping[str, Any]
 EndpointKey = tuple[str, str]
@@ -62,8 +58,8 @@ class EndpointFilter:
             return False
         if not self.search:
             return True
-        state, sentence = describe_endpoint_state(endpoint)
-        text = f"{upstream} {endpoint['url']} {state} {sentence}".lower()
+        state = f"{endpoint['state']} {endpoint['state_text']}"
+        text = f"{upstream} {endpoint['url']} {state}".lower()
         return self.search in text
 
 
@@ -80,7 +76,7 @@ def describe_topology(
     calls = _CallRates(window)
     upstreams, skip, room = [], chosen.offset, chosen.limit
     for name, upstream in status["upstreams"].items():
-        states = Counter(describe_endpoint_state(each)[0] for each in upstream["endpoints"])
+        states = Counter(each["state"] for each in upstream["endpoints"])
         fitting = [each for each in upstream["endpoints"] if chosen.fits(name, each)]
         fitting.sort(key=_badness)
         shown = fitting[skip : skip + room]
@@ -104,22 +100,19 @@ def describe_topology(
     }
 
 
-def _badness(endpoint: Status) -> int:
-    """Return what sorts endpoints: the worst first; those with failures in a row are not ok."""
-    state, _ = describe_endpoint_state(endpoint)
-    has_failed = state == "ok" and endpoint["consecutive_failures"]
-    return _WORST_FIRST.index("failing" if has_failed else state)
+def _badness(endpoint: Status) -> tuple[int, int]:
+    """Return what sorts endpoints: the worst first."""
+    return STATES_WORST_FIRST.index(endpoint["state"]), -endpoint["consecutive_failures"]
 
 
 def _describe_endpoint(upstream: str, endpoint: Status, rates: EndpointRates) -> dict[str, Any]:
-    state, sentence = describe_endpoint_state(endpoint)
-    models = endpoint["models"]
+    models, duration_ms = endpoint["models"], endpoint["duration_ms"] or {}
     return {
         **endpoint,
         "models": None if models is None else models[:_MAX_MODELS],
         "models_total": None if models is None else len(models),
-        "state": state,
-        "state_text": sentence,
+        "p50_ms": duration_ms.get("p50"),
+        "p99_ms": duration_ms.get("p99"),
         **rates.of_endpoint(upstream, endpoint["url"]),
     }
 
@@ -130,6 +123,7 @@ class _CallRates:
     def __init__(self, window: Window | None) -> None:
         self._all: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._errors: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._mirrored: defaultdict[tuple[str, ...], float] = defaultdict(float)
         if window is None:
             return
         at = DURATION.labels.index
@@ -140,6 +134,8 @@ class _CallRates:
                 self._all[key] += rate
                 if labels[status] in ERROR_STATUSES:
                     self._errors[key] += rate
+        copies = (window.change(MIRROR_REQUESTS)[:, 0] / window.seconds).tolist()
+        self._mirrored.update(zip(window.labels(MIRROR_REQUESTS), copies, strict=False))
 
     def describe(self, route: str, upstream: str | None = None) -> dict[str, float | None]:
         """Return the rates of a route, or of its calls to an upstream."""
@@ -153,6 +149,13 @@ class _CallRates:
         errors = sum(self._errors[key] for key in keys)
         ratio = rounded(errors / total) if total else None
         return {"calls_per_second": rounded(total), "error_ratio": ratio}
+
+    def describe_mirror(self, route: str, upstream: str) -> dict[str, float | None]:
+        """Return the rates of the copies of a route's calls, and the share that failed."""
+        key = clean_label(route), clean_label(upstream)
+        ok, failed = (self._mirrored[*key, result] for result in ("ok", "failed"))
+        ratio = rounded(failed / (ok + failed)) if ok + failed else None
+        return {"calls_per_second": rounded(ok + failed), "error_ratio": ratio}
 
 
 def _describe_routes(settings: Settings, rates: _CallRates) -> list[dict[str, Any]]:
@@ -168,7 +171,12 @@ def _describe_routes(settings: Settings, rates: _CallRates) -> list[dict[str, An
                     {"name": each.name, "weight": each.weight, **rates.describe(name, each.name)}
                     for each in route.upstream
                 ],
-                "mirror": mirror and {"upstream": mirror.upstream, "percent": mirror.percent},
+                "mirror": mirror
+                and {
+                    "upstream": mirror.upstream,
+                    "percent": mirror.percent,
+                    **rates.describe_mirror(name, mirror.upstream),
+                },
                 **rates.describe(name),
             }
         )
@@ -176,7 +184,7 @@ def _describe_routes(settings: Settings, rates: _CallRates) -> list[dict[str, An
 
 
 class EndpointRates:
-    """The rates and times of endpoints in the last seconds."""
+    """The rates of endpoints in the last seconds."""
 
     def __init__(self, window: Window | None, history: History) -> None:
         self._history = history
@@ -188,8 +196,6 @@ class EndpointRates:
             return
         words = window.change(SERVER_DURATION)
         self._calls = words[:, 1:].sum(axis=1) / window.seconds
-        self._p50 = quantiles(SERVER_DURATION, words, 0.5) * 1000
-        self._p99 = quantiles(SERVER_DURATION, words, 0.99) * 1000
         self._sent = self._byte_rates(window, SENT_BYTES)
         self._received = self._byte_rates(window, RECEIVED_BYTES)
         self._rows = _rows(window.labels(SERVER_DURATION), len(words))
@@ -211,8 +217,6 @@ class EndpointRates:
             return {**rates, "recent": None}
         return {
             **rates,
-            "p50_ms": rounded(float(self._p50[row])),
-            "p99_ms": rounded(float(self._p99[row])),
             "sent_bytes_per_second": self._sent.get(key, 0.0),
             "received_bytes_per_second": self._received.get(key, 0.0),
             "recent": self._history.endpoint(row),

@@ -48,6 +48,7 @@ def build_routes(
     key_headers = {group.header.lower() for group in key_groups.values() if group.header}
     routes = []
     for number, declared in enumerate(settings.routes, 1):
+        name = declared.name or str(number)
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesEncoding(declared.bytes))
         route_limits = _limits(settings.limits, declared.limits)
         retry = _retry(declared.retry_on)
@@ -76,11 +77,11 @@ def build_routes(
                 declared.sticky_header,
                 Rewrite(rewrite.model, rewrite.version) if rewrite else None,
                 _operation_kinds(declared.deny_operations),
-                mirrors.build(declared.mirror, policies, route_limits),
+                mirrors.build(name, declared.mirror, policies, route_limits),
                 forwarding.replaced_headers | key_headers | auth_headers,
                 groups,
                 declared.compression,
-                declared.name or str(number),
+                name,
                 declared.server_timing,
             )
         )
@@ -110,7 +111,7 @@ class _MirrorBuilder:
         self._memory_budget = memory_budget
 
     def build(
-        self, declared: MirrorSettings | None, policies: JsonPolicies, limits: Limits
+        self, route: str, declared: MirrorSettings | None, policies: JsonPolicies, limits: Limits
     ) -> Mirror | None:
         """Build the mirror of a route, if it has one."""
         if declared is None:
@@ -132,7 +133,7 @@ class _MirrorBuilder:
             declared.percent / 100,
             proxy_call,
             max_concurrent=declared.max_concurrent,
-            metrics=self._metrics.mirror(upstream.name),
+            metrics=self._metrics.mirror(route, upstream.name),
         )
 
 

@@ -334,6 +334,7 @@ def _outlier_policy(declared: OutlierDetection) -> OutlierPolicy:
         declared.max_ejection_time,
         declared.max_ejection_percent / 100,
         frozenset(declared.failure_statuses),
+        declared.latency_factor or 0.0,
     )
 
 

@@ -105,6 +105,7 @@ class Mirror:
         try:
             await self._serve_copy(copy, response)
         finally:
+            self.stats.observe(record)
             _report_trace(copy, response)
 
     async def _serve_copy(self, copy: MirroredRequest, response: DiscardResponse) -> None:

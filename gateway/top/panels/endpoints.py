@@ -19,7 +19,8 @@ _CHART = 30
 """Points that the gateway keeps of an endpoint."""
 _COLUMNS = (
     Column("Endpoint", 18, 26, 60, middle=True),
-    Column("State", 9),
+    Column("State", 11),
+    Column("Since", 8, rank=2),
     Column("Calls", 8, right=True),
     Column("Failed", 8, right=True),
     Column("p50", 8, rank=1, right=True),
@@ -33,12 +34,14 @@ _COLUMNS = (
     Column("Models", 20, 20, 60, rank=7),
 )
 _STATES = {
-    "ok": GOOD,
-    "unknown": QUIET,
+    "in_use": GOOD,
+    "slow": WARNING,
     "drained": WARNING,
-    "leaving": WARNING,
+    "draining": WARNING,
     "ejected": ERROR,
     "unhealthy": ERROR,
+    "unreachable": ERROR,
+    "failing": ERROR,
 }
 
 
@@ -57,14 +60,14 @@ def describe(topology: Document, offset: int, width: int, search: str = "") -> B
     layout = Layout(_COLUMNS, width)
     upstreams = objects(topology, "upstreams")
     parts: list[_Part] = []
-    before = 0
+    before, now = 0, number(topology, "time") or 0.0
     for upstream in upstreams:
         fitting = count(upstream, "endpoints_fitting")
         if search and not fitting:
             continue
         parts.append(_Part(_fixed(_upstream(upstream, width)), 1, before))
         skipped = max(0, offset - before)
-        rows = _endpoint_rows(objects(upstream, "endpoints"), skipped, layout)
+        rows = _endpoint_rows(objects(upstream, "endpoints"), skipped, layout, now)
         parts.append(_Part(rows, fitting, before, has_endpoints=True))
         before += fitting
     if not search:
@@ -100,24 +103,25 @@ def _fixed(text: Text) -> Callable[[int], Text]:
 
 
 def _endpoint_rows(
-    endpoints: Sequence[Document], skipped: int, layout: Layout
+    endpoints: Sequence[Document], skipped: int, layout: Layout, now: float
 ) -> Callable[[int], Text]:
     def row(index: int) -> Text:
         if skipped <= index < skipped + len(endpoints):
-            return layout.row(_endpoint(endpoints[index - skipped]))
+            return layout.row(_endpoint(endpoints[index - skipped], now))
         return line((" …", QUIET))  # it is being read
 
     return row
 
 
-def _endpoint(endpoint: Document) -> Sequence[Cell]:
+def _endpoint(endpoint: Document, now: float) -> Sequence[Cell]:
     state = text(endpoint, "state") or "unknown"
     failed = number(endpoint, "failures_per_second")
     busy = number(endpoint, "requests_in_progress")
     chart = sparkline(numbers(endpoint, "recent", "calls_per_second")[-_CHART:])[0]
     return (
         (text(endpoint, "url"), ""),
-        (state, _STATES.get(state, WARNING)),
+        (state.replace("_", " "), _STATES.get(state, WARNING)),
+        (formatting.clock(formatting.unix_time(text(endpoint, "state_since")), now)[-8:], QUIET),
         (formatting.rate(number(endpoint, "calls_per_second")), ""),
         (formatting.rate(failed), ERROR if failed else ""),
         (formatting.milliseconds(number(endpoint, "p50_ms")), ""),
@@ -179,6 +183,7 @@ def _summary(upstreams: Sequence[Document], width: int) -> Text:
     of = "" if fitting == total else f"{formatting.count(fitting)} of "
     endpoints = formatting.plural(total, "endpoint")
     told = f"{of}{endpoints}, {formatting.plural(len(upstreams), 'upstream')}"
+    told += "; p50 and p99 are of the last minute"
     return line((f" {cut(told, max(0, width - 1))}", STRONG))
 
 

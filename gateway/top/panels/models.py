@@ -35,6 +35,7 @@ def describe(models: Document, offset: int, width: int, search: str = "") -> Bod
         return layout.row(_model(read[index - offset])) if 0 <= index - offset < len(read) else wait
 
     told = formatting.plural(total, "model") + (" with this text" if search else "")
+    told += "; percentiles are of the last minute"
     if not total and not search:
         told = "No model is known to be ready, and none was called"
     return Body([sentence(told, width, STRONG), layout.heading()], total, row)

@@ -134,20 +134,23 @@ def _problems(overview: Document, width: int, search: str) -> list[Text]:
     problems = objects(overview, "problems")
     if not problems:
         return [sentence("Nothing is wrong.", width, GOOD)]
-    wanted = search.lower()
+    wanted, now = search.lower(), number(overview, "time") or 0.0
     fitting = [each for each in problems if wanted in text(each, "text").lower()]
     of = f"{len(fitting)} of " if search else ""
     title = f"{of}{formatting.plural(len(problems), 'problem')}"
     return [
         sentence(title, width, STRONG),
-        *(each for problem in fitting for each in _problem(problem, width)),
+        *(each for problem in fitting for each in _problem(problem, width, now)),
     ]
 
 
-def _problem(problem: Document, width: int) -> list[Text]:
+def _problem(problem: Document, width: int, now: float) -> list[Text]:
     is_error = text(problem, "level") == "error"
     level, style = ("Error", ERROR) if is_error else ("Warning", WARNING)
-    parts = wrap(plain(text(problem, "text")), max(1, width - 11), _PROBLEM_LINES)
+    told, since = text(problem, "text"), formatting.unix_time(text(problem, "since"))
+    if since is not None:
+        told = f"since {formatting.clock(since, now)}: {told}"
+    parts = wrap(plain(told), max(1, width - 11), _PROBLEM_LINES)
     first = line((f" {level:8}", style), (f" {parts[0]}", ""))
     return [first, *(line((f"{'':10}{part}", "")) for part in parts[1:])]
 

@@ -21,8 +21,11 @@ _FAILURES = {
     ErrorKind.NOT_ONE_MESSAGE: Outcome.BAD_RESPONSE,
 }
 """What each error that is an upstream's failure says about the endpoint."""
-_SERVER_ERROR = 500
-"""The first status of a failed call; the policy decides whether the endpoint failed too."""
+_SERVER_ERROR, _NOT_IMPLEMENTED = 500, 501
+"""The first status of a failed call; the policy decides whether the endpoint failed too.
+
+With 501, and UNIMPLEMENTED of gRPC, the client has asked for something that the server never does.
+"""
 
 _log = logging.getLogger("tensorgate.upstream")
 
@@ -90,10 +93,10 @@ class Lease:
     def classify_status(self, status: int, error: str = "") -> tuple[Outcome, str]:
         """Return what a response's status says about the endpoint, and the error if it failed.
 
-        The lease also counts any 5xx as a failed call. ``error`` is what the server says; see
-        UpstreamResponse.
+        The lease also counts any 5xx but 501 as a failed call. ``error`` is what the server says;
+        see UpstreamResponse.
         """
-        if status >= _SERVER_ERROR:
+        if status >= _SERVER_ERROR and status != _NOT_IMPLEMENTED:
             self._server_error = status
             self._server_said = f"it returned {error or status}"
         outcome, why = self._pool.outlier_detector.classify_status(status)

@@ -11,6 +11,15 @@ from enum import Enum
 
 from gateway.protocol.dialect_detection import DetectedDialect
 from gateway.routing.endpoint_health import NOT_EJECTED, NOT_PROBED, EjectionState, ProbeState
+from gateway.routing.endpoint_state import (
+    NO_CALLS,
+    WORST_FIRST,
+    Facts,
+    RecentCalls,
+    State,
+    find_state,
+)
+from gateway.routing.latency_outliers import Outlier
 from gateway.upstream.pool.ready_models import ReadyModels
 from gateway.upstream.transport import UpstreamEndpoint
 
@@ -69,6 +78,12 @@ class CallStats:
         self.last_error = why[:_QUOTED_ERROR]
         self.last_error_time = time.time()
 
+    def record_connect(self) -> None:
+        """End the row of failures to connect."""
+        if self.failures == self.connect_failures:
+            self.failures = 0
+        self.connect_failures = 0
+
     def record_success(self) -> None:
         """End the row of failures."""
         self.failures = self.connect_failures = 0
@@ -94,6 +109,19 @@ class Member:
     """It gets no new calls; those in flight finish."""
     drained: bool = False
     """An operator has taken it out of use: it gets no new calls until it is restored."""
+    recent: RecentCalls = NO_CALLS
+    """What the last calls of all workers have said of it."""
+    outlier: Outlier | None = None
+    """How its latency is an outlier; None if it is not."""
+    ejection_reason: str = ""
+    """Why it was ejected, if it was not for failures in a row."""
+    current: State = State.IN_USE
+    since: float = field(default_factory=time.time)
+    """When it came into this state: Unix time."""
+    logged: State = State.IN_USE
+    """The state that the log has told last."""
+    slow_until: float = 0.0
+    """Until then, its latency is that from before an ejection; in seconds of the pool's clock."""
 
     def __post_init__(self) -> None:
         """Count calls that the server works on, although their clients are gone."""
@@ -112,13 +140,36 @@ class Member:
         """Tell whether health checks allow calls; without checks they do."""
         return self.probed.healthy is not False
 
+    def find_state(self, now: float) -> str:
+        """Find the state of now, and since when it is; return why, in a sentence."""
+        calls, is_ejected = self.calls, self.ejection.ejections > 0
+        state, sentence = find_state(
+            Facts(
+                self.drained,
+                self.leaving,
+                max(0.0, self.ejection.until - now) if is_ejected else None,
+                self.ejection_reason if is_ejected else "",
+                None if self.is_healthy else self.reason,
+                calls.failures,
+                calls.connect_failures,
+                calls.last_error or "",
+                calls.last_error_time,
+                self.recent,
+                str(self.outlier or ""),
+            ),
+            was_failing=self.current is State.FAILING,
+        )
+        if state is not self.current:
+            self.current, self.since = state, time.time()
+        return sentence
+
     def state(self, now: float) -> MemberState:
         """Describe the endpoint for the admin address."""
         ejected = max(0.0, self.ejection.until - now) if self.ejection.ejections else 0.0
         models = None if self.models is None else self.models.names
         calls = self.calls
-        at = datetime.fromtimestamp(calls.last_error_time, UTC) if calls.failures_total else None
         detected = self.detected_dialect
+        sentence = self.find_state(now)
         return MemberState(
             self.endpoint.url,
             self.outstanding,
@@ -130,11 +181,23 @@ class Member:
             models,
             self.leaving,
             calls.last_error,
-            at.isoformat(timespec="milliseconds") if at else None,
+            _isoformat(calls.last_error_time) if calls.failures_total else None,
             {"name": detected.dialect.name, "reason": detected.reason} if detected else None,
             next((address.url for address in self.endpoint.addresses[1:]), None),
             self.drained,
+            self.current.value,
+            sentence,
+            _isoformat(self.since),
+            str(self.outlier) if self.outlier else None,
         )
+
+
+def _isoformat(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
+
+
+STATES_WORST_FIRST = tuple(state.value for state in WORST_FIRST)
+"""The states of endpoints as the admin address shows them. The worst that a worker finds counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +231,13 @@ class MemberState:
     """Its address over gRPC beside that over HTTP; None without one."""
     drained: bool = False
     """An operator has taken it out of use."""
+    state: str = State.IN_USE.value
+    state_text: str = ""
+    """Why it is in that state, in a sentence; empty if all is well."""
+    state_since: str | None = None
+    """When it came into that state: ISO 8601, UTC."""
+    latency_outlier: str | None = None
+    """How its latency is an outlier; None if it is not."""
 
 
 class MemberTask(ABC):

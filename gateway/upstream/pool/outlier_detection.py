@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from gateway.errors import escape_for_log
-from gateway.routing import endpoint_health
+from gateway.routing import endpoint_health, latency_outliers
 from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierPolicy
 from gateway.upstream.pool.member import Member, Outcome
 from gateway.upstream.pool.reachability import Reachability
@@ -126,6 +126,7 @@ class OutlierDetector:
             now = self._clock()
             after = endpoint_health.record_failure(before, self._others(member), now, self._policy)
             if after.ejections > before.ejections:
+                member.ejection_reason = ""
                 _log.warning(
                     "%s failed %d times in a row: ejected for %g s; last error: %s",
                     url,
@@ -141,6 +142,24 @@ class OutlierDetector:
                 self._notify(url, after)
         member.ejection = after
 
+    def eject_slow(self, member: Member) -> None:
+        """Eject an endpoint whose latency is an outlier, if the policy says so."""
+        outlier, before, now = member.outlier, member.ejection, self._clock()
+        factor = self._policy.latency_factor
+        if outlier is None or not outlier.has_siblings or not 0 < factor <= outlier.factor:
+            return
+        if before.ejections or self._has_single_member or now < member.slow_until:
+            return
+        after = endpoint_health.eject(before, self._others(member), now, self._policy)
+        if not after.ejections:
+            return
+        member.ejection, member.ejection_reason = after, str(outlier)
+        # Its calls of before say nothing of it once it is used again.
+        member.slow_until = after.until + latency_outliers.MEMORY
+        url, seconds = member.endpoint.url, after.until - now
+        _log.warning("%s is slow: ejected for %g s; %s", url, seconds, outlier)
+        self._notify(url, after)
+
     def record_remote(self, member: Member, remote: EjectionState) -> None:
         """Record another worker's ejection or recovery of an endpoint, without ``notify``."""
         if self._has_single_member:
@@ -154,6 +173,7 @@ class OutlierDetector:
         else:
             after = endpoint_health.record_remote_recovery(before)
         if after.ejections and not before.ejections:
+            member.ejection_reason = ""
             _log.info("%s: ejected, as another worker reports", member.endpoint.url)
         elif before.ejections and not after.ejections:
             _log.info("%s: ejection ended, as another worker reports", member.endpoint.url)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from gateway.errors import ErrorKind, GatewayError, upstream_name
+from gateway.errors import ErrorKind, GatewayError, escape_for_log, upstream_name
 from gateway.protocol.operations import ModelName
 from gateway.routing import endpoint_health
 from gateway.routing.balancer import (
@@ -16,6 +17,8 @@ from gateway.routing.balancer import (
     choose_least_request,
 )
 from gateway.routing.endpoint_health import EjectionState, OutlierPolicy
+from gateway.routing.endpoint_state import NO_CALLS, RecentCalls, State
+from gateway.routing.latency_outliers import Latencies, find_outliers
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.pool.member import Member, MemberState, Outcome
 from gateway.upstream.pool.outlier_detection import (
@@ -30,6 +33,10 @@ from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
 
 _UNREACHABLE_REPORT_TTL = 10.0
 """Seconds for which other workers believe that the endpoints are unreachable."""
+_LOGGED_STATES = (State.UNREACHABLE, State.FAILING, State.SLOW)
+"""Others are logged where they begin."""
+
+_log = logging.getLogger("tensorgate.upstream")
 
 
 class Pool:
@@ -272,6 +279,48 @@ class Pool:
             public = f"cannot connect to {upstream_name(self._upstream)}: no address of it is known"
         return GatewayError(ErrorKind.UNREACHABLE, self.empty_reason, public_message=public)
 
+    def judge(
+        self,
+        recent: Mapping[str, RecentCalls],
+        latencies: Mapping[str, Latencies],
+        is_first_worker: bool,
+    ) -> None:
+        """Find the states of the endpoints by what calls have said of them lately, by their URLs.
+
+        The first worker logs the states, and ejects endpoints that are slow if the policy says so.
+        """
+        now = self._clock()
+        for member in self.members:
+            member.recent = recent.get(member.endpoint.url, NO_CALLS)
+            member.find_state(now)
+        slow = [member.endpoint.url for member in self.members if member.outlier is not None]
+        # When an endpoint drops out, the others get its load: they are not slow beside it.
+        in_use = {
+            member.endpoint.url: latencies[member.endpoint.url]
+            for member in self.members
+            if member.current in (State.IN_USE, State.SLOW) and member.endpoint.url in latencies
+        }
+        outliers = find_outliers(in_use, slow, len(self.members) == 1)
+        for member in self.members:
+            member.outlier = outliers.get(member.endpoint.url)
+            if is_first_worker:
+                self.outlier_detector.eject_slow(member)
+        for member in self.members:
+            sentence = member.find_state(now)
+            if is_first_worker and member.logged is not member.current:
+                self._log_state(member, sentence)
+
+    def _log_state(self, member: Member, sentence: str) -> None:
+        url, before, state = member.endpoint.url, member.logged, member.current
+        if state is State.UNREACHABLE and self.unreachable is not None:
+            return  # the log has said it of the upstream
+        member.logged = state
+        if state in _LOGGED_STATES:
+            said = escape_for_log(sentence)
+            _log.warning("%s of upstream %s is %s: %s", url, self._upstream, state.value, said)
+        elif before in _LOGGED_STATES and state is State.IN_USE:
+            _log.warning("%s of upstream %s is not %s any more", url, self._upstream, before.value)
+
     def snapshot(self) -> tuple[MemberState, ...]:
         """Describe all endpoints: first those in use, then those that leave."""
         now = self._clock()
@@ -317,6 +366,9 @@ class Pool:
                 # A trial in flight reports to the old pool: here the endpoint is not on trial.
                 member.ejection = endpoint_health.record_inconclusive(same.ejection)
                 member.calls = same.calls
+                member.recent, member.outlier = same.recent, same.outlier
+                member.current, member.since = same.current, same.since
+                member.logged, member.ejection_reason = same.logged, same.ejection_reason
                 # Without an old result, keep what a first check here may have found meanwhile.
                 if self._supervisor.health_checker is not None and same.probed.healthy is not None:
                     member.probed, member.reason = same.probed, same.reason

@@ -108,7 +108,7 @@ class Reachability:
                 # A bug of the gateway must be seen, and must not end the probes.
                 _log.error("an endpoint could not be probed", exc_info=result)
             elif result is not None:
-                result.calls.connect_failures = 0
+                result.calls.record_connect()
                 self.record_connect(result.endpoint.url)
 
 

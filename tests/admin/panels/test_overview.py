@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 
 from gateway.admin.history import Window
-from gateway.admin.panels.overview import (
-    describe_endpoint_state,
-    describe_overview,
-    find_problems,
-)
+from gateway.admin.panels.overview import describe_overview, find_problems
 from gateway.admin.status import merge_statuses
 from gateway.observe.call_metrics import DURATION, REQUEST_BYTES, RESPONSE_BYTES
 from tests.admin.site import (
+    SINCE,
     endpoint,
     make_settings,
     make_store,
@@ -33,7 +30,8 @@ def _problems(
     *statuses: dict[str, Any], window: Window | None = None
 ) -> list[tuple[str, str, str | None, str | None, str]]:
     found = find_problems(_merged(*statuses), window, make_settings())
-    return [tuple(each.values()) for each in found]
+    names = ("level", "panel", "upstream", "endpoint", "text")
+    return [tuple(each[name] for name in names) for each in found]
 
 
 def _of(state: dict[str, Any], **fields: Any) -> list[tuple[str, str, str | None, str | None, str]]:
@@ -45,94 +43,69 @@ def test_nothing_is_wrong_with_a_gateway_in_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "level", "text"),
+    ("state", "why", "level", "text"),
     [
-        (
-            {"consecutive_failures": 1, "last_error": REFUSED},
-            "warning",
-            f"http://h:1 of u: 1 failure in a row: {REFUSED}",
-        ),
-        ({"consecutive_failures": 3}, "warning", "http://h:1 of u: 3 failures in a row"),
-        (
-            {
-                "consecutive_ejections": 1,
-                "ejection_remaining_seconds": 29.6,
-                "consecutive_failures": 5,
-                "last_error": REFUSED,
-            },
-            "error",
-            f"http://h:1 of u: ejected for 30 s: 5 failures in a row: {REFUSED}",
-        ),
-        (
-            {
-                "consecutive_ejections": 2,
-                "ejection_remaining_seconds": 0.0,
-                "consecutive_failures": 1,
-            },
-            "error",
-            "http://h:1 of u: ejected until a trial call succeeds: 1 failure in a row",
-        ),
-        (
-            {"consecutive_ejections": 1, "ejection_remaining_seconds": 5.0, "last_error": REFUSED},
-            "error",
-            f"http://h:1 of u: ejected for 5 s: {REFUSED}",
-        ),
-        (
-            {"consecutive_ejections": 1, "ejection_remaining_seconds": 5.0},
-            "error",
-            "http://h:1 of u: ejected for 5 s",
-        ),
-        (
-            {"healthy": False, "health_check_result": "GET /v2/health/ready returned 503"},
-            "error",
-            "http://h:1 of u: its health check fails: GET /v2/health/ready returned 503",
-        ),
-        ({"healthy": False}, "error", "http://h:1 of u: its health check fails"),
+        ("ejected", "ejected for 30 s: x", "error", "http://h:1 of u is ejected for 30 s: x"),
+        ("unhealthy", "its check fails", "error", "http://h:1 of u is unhealthy: its check fails"),
+        ("unreachable", REFUSED, "error", f"http://h:1 of u is unreachable: {REFUSED}"),
+        ("failing", "5 of 9 failed", "error", "http://h:1 of u is failing: 5 of 9 failed"),
+        ("slow", "2 s, and 2 ms", "warning", "http://h:1 of u is slow: 2 s, and 2 ms"),
     ],
 )
-def test_endpoint_that_is_not_well_is_reported(
-    fields: dict[str, Any], level: str, text: str
+def test_endpoint_that_is_not_well_is_reported_with_its_state_and_its_time(
+    state: str, why: str, level: str, text: str
 ) -> None:
-    assert _of(endpoint(**fields)) == [(level, "topology", "u", "http://h:1", text)]
+    ill = endpoint(state=state, state_text=why)
+    assert _of(ill) == [(level, "topology", "u", "http://h:1", text)]
+    status = _merged(worker_status({"u": upstream(ill)}))
+    (found,) = find_problems(status, None, make_settings())
+    assert found["since"] == SINCE
+    (optional,) = _of(ill, required=False)
+    assert optional[0] == "warning"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"draining": True},
-        {"draining": True, "consecutive_failures": 4, "last_error": REFUSED},
-        {"draining": True, "consecutive_ejections": 4},
-        {"healthy": True},
-        {"last_error": REFUSED},
-    ],
-)
-def test_endpoint_that_leaves_or_has_recovered_is_no_problem(fields: dict[str, Any]) -> None:
-    assert _of(endpoint(**fields)) == []
+@pytest.mark.parametrize("state", ["in_use", "draining"])
+def test_endpoint_that_leaves_or_has_recovered_is_no_problem(state: str) -> None:
+    assert _of(endpoint(state=state, consecutive_failures=2, last_error=REFUSED)) == []
 
 
-@pytest.mark.parametrize(
-    ("fields", "state"),
-    [
-        ({}, ("unknown", "no call has gone there yet")),
-        ({"calls_total": 1}, ("ok", "")),
-        ({"healthy": True}, ("ok", "")),
-        (
-            {"draining": True, "healthy": False},
-            ("leaving", "its name does not lead there any more: calls in progress finish"),
-        ),
-    ],
-)
-def test_state_of_an_endpoint_is_a_word_and_a_sentence(
-    fields: dict[str, Any], state: tuple[str, str]
-) -> None:
-    assert describe_endpoint_state({"calls_total": 0, **endpoint(**fields)}) == state
+def test_upstream_that_is_not_required_is_a_warning() -> None:
+    for fields in ({"unreachable_reason": REFUSED}, {}):
+        endpoints = [endpoint()] if fields else []
+        problems = _problems(worker_status({"u": upstream(*endpoints, required=False, **fields)}))
+        assert [each[0] for each in problems] == ["warning"]
 
 
-def test_endpoint_that_an_operator_drained_says_so() -> None:
-    drained = {"calls_total": 0, **endpoint(drained=True, consecutive_ejections=1)}
-    assert describe_endpoint_state(drained) == (
-        "drained",
-        "taken out of use by an operator",
+def test_one_cause_is_one_problem() -> None:
+    """Endpoints, dialect, errors and queue of an upstream that cannot be used are no others."""
+    store = make_store()
+
+    def count() -> None:
+        for name, status, calls in (("u", "5xx", 50), ("v", "2xx", 50)):
+            labels = ("r", "infer", "m", name, "", status)
+            for _ in range(calls):
+                store.writer(0).histogram(DURATION, labels).observe(0.01)
+
+    window = sampled(store, count).now
+    unknown = {"name": None, "reason": REFUSED}
+    queue = {"active": 1, "queued": 3, "max_requests": 1}
+    ill = endpoint(state="unreachable", state_text=REFUSED)
+    well = upstream(endpoint())
+    down = upstream(ill, unreachable_reason=REFUSED, dialect=unknown, concurrency=queue)
+    (found,) = _problems(worker_status({"u": down, "v": well}), window=window)
+    assert found[4] == f"no endpoint of u can be used: {REFUSED}"
+    (problem,) = find_problems(_merged(worker_status({"u": down})), None, make_settings())
+    assert problem["since"] == SINCE
+    (found,) = _problems(
+        worker_status({"u": upstream(ill, dialect=unknown), "v": well}), window=window
+    )
+    assert found[3] == "http://h:1"
+    (found,) = _problems(worker_status({"u": well, "v": well}), window=window)
+    assert found[4] == "50% of the calls of the last seconds failed"
+    other, found = _problems(worker_status({"u": well, "v": upstream(ill)}), window=window)
+    assert (other[3], found[4]) == (
+        "http://h:1",
+        "100% of the other calls of the last seconds failed",
     )
 
 
@@ -181,7 +154,7 @@ def test_endpoints_that_operators_drained_are_counted(
 ) -> None:
     """Whatever else is wrong with them."""
     states = [
-        endpoint(url=f"http://h:{port}", drained=True, healthy=False, consecutive_failures=1)
+        endpoint(url=f"http://h:{port}", drained=True, state="drained", healthy=False)
         if port < drained
         else endpoint(url=f"http://h:{port}")
         for port in range(of)
@@ -244,8 +217,8 @@ def test_errors_are_reported_if_they_are_many(good: float, bad: float, text: str
 
 
 def test_errors_come_before_warnings_and_there_are_at_most_fifty() -> None:
-    states = [endpoint(url=f"http://h:{port}", consecutive_failures=1) for port in range(80)]
-    states.append(endpoint(url="http://bad:1", healthy=False))
+    states = [endpoint(url=f"http://h:{port}", state="slow") for port in range(80)]
+    states.append(endpoint(url="http://bad:1", state="unhealthy"))
     status = _merged(worker_status({"u": upstream(*states)}))
     problems = describe_overview(1.0, status, None, make_settings(), 0.5)["problems"]
     assert len(problems) == 50

@@ -9,12 +9,13 @@ from gateway.admin.panels.topology import EndpointFilter, describe_topology
 from gateway.admin.status import merge_statuses
 from gateway.observe.call_metrics import (
     DURATION,
+    ENDPOINT_LATENCY,
     RECEIVED_BYTES,
     RESPONSES,
     SENT_BYTES,
     SERVER_DURATION,
 )
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
+from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS
 from gateway.observe.metric_store import MetricStore
 from tests.admin.site import (
     endpoint,
@@ -50,7 +51,7 @@ def _topology(
     store = make_store()
     history = sampled(store, lambda: count(store) if count is not None else None)
     status = status or worker_status({"u": upstream(endpoint()), "v": upstream()})
-    merged = merge_statuses([status], store)
+    merged = merge_statuses([status], store, history.minute)
     chosen = EndpointFilter.parse(query or {})
     return describe_topology(1.0, merged, history.now, history, _settings(), chosen)
 
@@ -69,12 +70,19 @@ def test_routes_have_their_rates_to_each_upstream() -> None:
         _calls(store, "split", "v", "2xx", 20)
         _calls(store, "split", "u,v", "2xx", 10)
         _calls(store, "n" * 300, "u", "2xx", 10)
+        for result, copies in (("ok", 1), ("failed", 3), ("skipped", 9)):
+            store.writer(0).counter(MIRROR_REQUESTS, ("split", "v", result)).add(copies)
 
     split, second, long = _topology(count=count)["routes"]
     assert (split["name"], second["name"]) == ("split", "2")
     matches = [each["match"] for each in (split, second, long)]
     assert matches == ["model a*", "model b", "every request"]
-    assert split["mirror"] == {"upstream": "v", "percent": 5}
+    assert split["mirror"] == {
+        "upstream": "v",
+        "percent": 5,
+        "calls_per_second": 0.4,
+        "error_ratio": 0.75,
+    }
     assert second["mirror"] is None
     assert split["calls_per_second"] == 11
     assert split["upstreams"] == [
@@ -88,8 +96,9 @@ def test_routes_have_their_rates_to_each_upstream() -> None:
 def test_endpoint_has_rates_times_and_points() -> None:
     def count(store: MetricStore) -> None:
         writer, labels = store.writer(0), ("u", "http://h:1")
-        for _ in range(20):
+        for model in ("m", "") * 10:
             writer.histogram(SERVER_DURATION, labels).observe(0.003)
+            writer.histogram(ENDPOINT_LATENCY, (*labels, model)).observe(0.003)
         writer.counter(SENT_BYTES, labels).add(1000)
         writer.counter(RECEIVED_BYTES, labels).add(50)
         writer.counter(ENDPOINT_FAILURES, (*labels, "connect")).add(5)
@@ -104,7 +113,8 @@ def test_endpoint_has_rates_times_and_points() -> None:
     assert (found["calls_per_second"], found["failures_per_second"]) == (2, 0.6)
     assert found["failures_by_kind_per_second"] == {"connect": 0.5, "5xx": 0.1}
     assert found["statuses_per_second"] == {"2xx": 1.9, "5xx": 0.1}
-    assert (found["p50_ms"], found["p99_ms"]) == (3.75, 4.975)
+    assert found["p50_ms"] == found["p99_ms"] == pytest.approx(3, rel=0.05)
+    assert found["recent"]["p99_ms"] == [found["p99_ms"]]
     assert (found["sent_bytes_per_second"], found["received_bytes_per_second"]) == (100, 5)
     assert found["recent"]["calls_per_second"] == [2]
     assert (first["calls_per_second"], first["failures_per_second"]) == (2, 0.6)
@@ -171,7 +181,7 @@ def test_endpoints_are_searched_by_name_state_and_reason() -> None:
     assert _urls(upstream="w", limit="2") == [[], [], ["w:1", "w:2"]]
     assert _urls(upstream="w", search=":1") == [[], [], ["w:1"]]
     assert _urls(upstream="none") == [[], [], []]
-    ill = endpoint(url="http://ill:1", healthy=False, health_check_result="GET / returned 503")
+    ill = endpoint(url="http://ill:1", state="unhealthy", state_text="GET / returned 503")
     status = worker_status({"u": upstream(endpoint(), ill)})
     for search in ("unhealthy", "returned 503"):
         (found,) = _topology(status, query={"search": search})["upstreams"]
@@ -185,18 +195,19 @@ def test_worst_endpoints_come_first() -> None:
             "u": upstream(
                 endpoint(url="fine"),
                 endpoint(url="fails", consecutive_failures=2),
-                endpoint(url="drained", drained=True),
-                endpoint(url="unhealthy", healthy=False),
-                endpoint(url="ejected", consecutive_ejections=1),
+                endpoint(url="drained", state="drained"),
+                endpoint(url="slow", state="slow"),
+                endpoint(url="failing", state="failing"),
+                endpoint(url="unhealthy", state="unhealthy"),
+                endpoint(url="ejected", state="ejected"),
             )
         }
     )
     (found,) = _topology(status)["upstreams"]
     urls = [each["url"] for each in found["endpoints"]]
-    assert urls[:3] == ["ejected", "unhealthy", "drained"]
+    assert urls == ["ejected", "unhealthy", "failing", "slow", "drained", "fails", "fine"]
     states = found["endpoint_states"]
-    assert (states["ejected"], states["unhealthy"], states["drained"]) == (1, 1, 1)
-    assert urls.index("fails") < urls.index("fine")
+    assert (states["ejected"], states["unhealthy"], states["in_use"]) == (1, 1, 2)
 
 
 def test_names_of_models_are_bounded() -> None:

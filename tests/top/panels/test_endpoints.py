@@ -1,5 +1,7 @@
 """The endpoints in a terminal."""
 
+import re
+
 import pytest
 
 from gateway.top.panels.endpoints import describe
@@ -9,18 +11,18 @@ from tests.top.panels.lines import check_body, lines_of
 
 
 def test_endpoints_stand_below_their_upstream_and_above_the_routes() -> None:
-    states = ["ok", "ejected"]
+    states = ["in_use", "ejected"]
     those = [
         endpoint(f"http://10.0.0.{at}:8000", state=state, state_text="because")
         for at, state in enumerate(states)
     ]
     lines = lines_of(describe(topology(upstream("demo", those), routes=[route("2")]), 0, 80))
     assert lines == [
-        " 2 endpoints, 1 upstream",
-        " Endpoint                      State         Calls    Failed       p50       p99",
+        " 2 endpoints, 1 upstream; p50 and p99 are of the last minute",
+        " Endpoint                    State           Calls    Failed       p50       p99",
         " demo  2 endpoints · triton over HTTP · calls 25/s · failed 0.5/s",
-        " http://10.0.0.0:8000          ok           12.5/s       0/s    1.5 ms     20 ms",
-        " http://10.0.0.1:8000          ejected      12.5/s       0/s    1.5 ms     20 ms",
+        " http://10.0.0.0:8000        in use         12.5/s       0/s    1.5 ms     20 ms",
+        " http://10.0.0.1:8000        ejected        12.5/s       0/s    1.5 ms     20 ms",
         "",
         " Route            Takes                 Leads to                 Calls    Errors",
         " 2                every request         demo                       5/s      50 %",
@@ -31,6 +33,7 @@ def test_a_wide_terminal_shows_why_charts_and_bytes() -> None:
     one = endpoint("http://a:1", state="ejected", state_text="ejected for 5 s: 3 failures in a row")
     lines = lines_of(describe(topology(upstream("demo", [one])), 0, 200))
     assert "ejected for 5 s: 3 failures in a row" in lines[3]
+    assert re.search(r"ejected +\d\d:58:20 ", lines[3])
     assert "▄█" in lines[3]
     assert "1 kB/s" in lines[3]
 
@@ -71,7 +74,7 @@ def test_a_filter_leaves_out_routes_and_empty_upstreams() -> None:
     none = upstream("none", [], endpoints_total=3)
     some = upstream("some", [endpoint("http://a:1")], endpoints_total=5)
     lines = lines_of(describe(topology(none, some, routes=[route("1")]), 0, 80, "a"))
-    assert lines[0] == " 1 of 8 endpoints, 2 upstreams"
+    assert lines[0] == " 1 of 8 endpoints, 2 upstreams; p50 and p99 are of the last minute"
     assert [line.split()[0] for line in lines[2:]] == ["some", "http://a:1"]
 
 

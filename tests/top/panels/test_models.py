@@ -12,7 +12,7 @@ def test_models_have_rates_and_times() -> None:
     silent = {"name": "silent", "ready": []}
     document = {"total": 2, "models": [model("resnet50"), silent]}
     assert lines_of(describe(document, 0, 80)) == [
-        " 2 models",
+        " 2 models; percentiles are of the last minute",
         " Model                Ready         Calls   Errors       p50       p95       p99",
         " resnet50             1 of 2          7/s      0 %      1 ms      2 ms      3 ms",
         " silent               not known         –        –         –         –         –",
@@ -37,7 +37,10 @@ def test_without_models_there_is_a_sentence() -> None:
     document = {"total": 0, "models": []}
     none = " No model is known to be ready, and none was called"
     assert lines_of(describe(document, 0, 80))[0] == none
-    assert lines_of(describe(document, 0, 80, "x"))[0] == " 0 models with this text"
+    assert (
+        lines_of(describe(document, 0, 80, "x"))[0]
+        == " 0 models with this text; percentiles are of the last minute"
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -4,6 +4,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierPolicy
+from gateway.routing.latency_outliers import Latency
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
@@ -219,3 +220,46 @@ def test_single_endpoint_ignores_remote_ejections() -> None:
     pool.outlier_detector.record_remote(pool.members[0], EjectionState(ejections=1, until=1e9))
     assert pool.members[0].ejection == NOT_EJECTED
     assert set(used_endpoints(pool)) == {"0"}
+
+
+SLOW = {"http://0": {"m": Latency(50, 2.0)}, "http://1": {"m": Latency(50, 0.002)}}
+
+
+def _judged(factor: float, clock: ManualClock, told: _Told, is_first: bool = True) -> Pool:
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
+    policy = OutlierPolicy(base_ejection_time=10, latency_factor=factor)
+    pool = Pool(endpoints, policy, clock, notify=told)
+    pool.judge({}, SLOW, is_first)
+    return pool
+
+
+def test_slow_endpoint_is_ejected_only_if_the_policy_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, told = ManualClock(), _Told()
+    assert set(used_endpoints(_judged(0.0, clock, told))) == set("01")
+    assert set(used_endpoints(_judged(1001.0, clock, told))) == set("01")
+    # The first worker ejects, and tells the others.
+    assert set(used_endpoints(_judged(3.0, clock, told, is_first=False))) == set("01")
+    assert told.all == []
+    pool = _judged(3.0, clock, told)
+    assert set(used_endpoints(pool)) == set("1")
+    assert told.all == [("http://0", 1, 10.0)]
+    assert "http://0 is slow: ejected for 10 s; its calls of m take 2 s" in caplog.text
+    state = pool.snapshot()[0]
+    assert (state.state, state.state_text) == (
+        "ejected",
+        "ejected for 10 s: its calls of m take 2 s (median), and 2 ms at the other endpoints",
+    )
+
+
+def test_slow_endpoint_gets_a_trial_and_is_judged_by_calls_after_it() -> None:
+    clock, told = ManualClock(), _Told()
+    pool = _judged(3.0, clock, told)
+    clock.now = 10
+    fail_calls(pool, 0, None)
+    pool.judge({}, SLOW, is_first_worker=True)
+    assert pool.members[0].ejection == NOT_EJECTED
+    clock.now = 17
+    pool.judge({}, SLOW, is_first_worker=True)
+    assert pool.members[0].ejection.ejections == 1

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,8 @@ from gateway.routing.endpoint_health import (
     OutlierPolicy,
     ProbeState,
 )
+from gateway.routing.endpoint_state import RecentCalls
+from gateway.routing.latency_outliers import Latency
 from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import MemberState, Outcome
 from gateway.upstream.pool.model_discovery import ModelDiscovery
@@ -373,8 +376,8 @@ async def test_snapshot_describes_all_endpoints() -> None:
     pool.members[0].reason = "GET / returned 503"
     pool.members[1].models = ready("b", "a")
     with pool.lease():
-        states = pool.snapshot()
-    assert states == (
+        states = [replace(each, state_since=None) for each in pool.snapshot()]
+    assert states == [
         MemberState(
             "http://0",
             0,
@@ -387,9 +390,11 @@ async def test_snapshot_describes_all_endpoints() -> None:
             False,
             "nobody there",
             "1970-01-01T00:00:01.500+00:00",
+            state="ejected",
+            state_text="ejected for 6 s: 5 failures in a row: nobody there",
         ),
         MemberState("http://1", 1, 0, 0, 0.0, None, "", ("a", "b"), False),
-    )
+    ]
     clock.now = 11
     assert pool.snapshot()[0].ejection_remaining_seconds == 0.0
 
@@ -411,3 +416,83 @@ def test_lease_all_includes_ejected_endpoints() -> None:
     assert set(used_endpoints(pool)) == set("12")
     clock.now = 10
     assert set(used_endpoints(pool)) == set("012")
+
+
+def _single() -> Pool:
+    return Pool([ScriptedEndpoint(EventLog(), url="http://0")], upstream="u")
+
+
+REFUSED = GatewayError(ErrorKind.UNREACHABLE, "Connection refused")
+
+
+def test_endpoint_that_refuses_is_unreachable_until_a_call_succeeds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It has no health checks, and is never ejected."""
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
+    pool = Pool(endpoints, OutlierPolicy(consecutive_failures=0), upstream="u")
+    fail_calls(pool, 0, REFUSED, times=3)
+    state = pool.snapshot()[0]
+    assert (state.state, state.state_text) == (
+        "unreachable",
+        "3 failures in a row: Connection refused",
+    )
+    for _ in range(2):
+        pool.judge({}, {}, is_first_worker=True)
+    fail_calls(pool, 0, REFUSED)
+    assert pool.snapshot()[0].state_since == state.state_since
+    fail_calls(pool, 0, None)
+    pool.judge({}, {}, is_first_worker=True)
+    state = pool.snapshot()[0]
+    assert (state.state, state.state_text) == ("in_use", "")
+    assert [each for each in caplog.messages if "of upstream u" in each] == [
+        "http://0 of upstream u is unreachable: 3 failures in a row: Connection refused",
+        "http://0 of upstream u is not unreachable any more",
+    ]
+
+
+def test_upstream_that_is_unreachable_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    pool = _single()
+    fail_calls(pool, 0, REFUSED, times=3)
+    pool.judge({}, {}, is_first_worker=True)
+    assert pool.snapshot()[0].state == "unreachable"
+    assert sum("Connection refused" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(("status", "failures"), [(500, 1), (501, 0), (503, 1), (404, 0)])
+def test_what_a_server_never_does_is_no_failure_of_it(status: int, failures: int) -> None:
+    """As an unknown RPC, or an unknown method."""
+    pool = _single()
+    lease = pool.lease()
+    lease.acquire()
+    lease.release(*lease.classify_status(status))
+    assert pool.snapshot()[0].consecutive_failures == failures
+
+
+def test_calls_of_other_workers_count_in_the_state() -> None:
+    pool = _single()
+    recent = RecentCalls(calls=10, failures=5, seconds=10, succeeded_at=1.0)
+    pool.judge({"http://0": recent}, {}, is_first_worker=False)
+    (state,) = pool.snapshot()
+    assert (state.state, state.state_text) == (
+        "failing",
+        "5 of its 10 calls of the last 10 s failed",
+    )
+
+
+def test_endpoint_that_is_slower_than_its_sibling_is_slow() -> None:
+    pool = make_pool(2)
+    latencies = {"http://0": {"m": Latency(50, 0.001)}, "http://1": {"m": Latency(50, 2.0)}}
+    pool.judge({}, latencies, is_first_worker=True)
+    states = pool.snapshot()
+    assert [each.state for each in states] == ["in_use", "slow"]
+    assert states[0].latency_outlier is None
+    assert states[1].latency_outlier == states[1].state_text
+
+
+def test_endpoint_that_gets_the_load_of_one_that_fails_is_not_slow_beside_it() -> None:
+    pool = make_pool(2)
+    failing = {"http://0": RecentCalls(calls=50, failures=50, seconds=10)}
+    latencies = {"http://0": {"m": Latency(50, 0.001)}, "http://1": {"m": Latency(50, 2.0)}}
+    pool.judge(failing, latencies, is_first_worker=True)
+    assert [each.state for each in pool.snapshot()] == ["failing", "in_use"]

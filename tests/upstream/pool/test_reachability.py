@@ -88,6 +88,7 @@ async def test_probes_find_that_an_upstream_is_back(
         script = always_respond(http_response(b"", status="404 Not Found"))
         async with ScriptedServer(script, host="127.0.0.1", port=port) as server:
             await until(lambda: pool.unreachable is None)
+            assert [each.state for each in pool.snapshot()] == ["in_use"]
             tried = len(server.requests)
             await asyncio.sleep(0.05)
             assert len(server.requests) == tried  # the probes have ended

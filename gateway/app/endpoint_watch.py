@@ -1,0 +1,215 @@
+"""Looks each second at what the calls of all workers say of endpoints, and tells the pools."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gateway.app.background import BackgroundTask
+from gateway.observe.call_metrics import ENDPOINT_LATENCY, SERVER_DURATION
+from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
+from gateway.observe.metric_store import Family, MetricStore, clean_label
+from gateway.observe.metric_table import MetricTable, Words, quantiles
+from gateway.routing.endpoint_state import RecentCalls
+from gateway.routing.latency_outliers import FEW_CALLS, MEMORY, RECENT, Latencies, Latency
+from gateway.upstream.pool.pool import Pool
+
+_INTERVAL = 1.0
+_MAX_CPU_SHARE = 0.02
+"""With many endpoints it looks less often: it takes at most this share of a core."""
+_MINUTE = 60.0
+_FAILURE_WINDOWS = (10.0, _MINUTE)
+_LATENCY_WINDOWS = (MEMORY, RECENT, _MINUTE)
+"""Seconds of calls to look at: the shortest with enough calls, so that an incident is seen soon."""
+_UNREACHABLE = "unreachable"
+"""The kind of failures of calls that were not sent, and so not measured."""
+
+_log = logging.getLogger("tensorgate")
+
+_Endpoint = tuple[str, str]
+"""Its upstream and URL, as labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was counted since the look before, by endpoint, or by endpoint and model."""
+
+    at: float
+    calls: Mapping[_Endpoint, float]
+    failures: Mapping[_Endpoint, float]
+    latencies: Mapping[tuple[str, str, str], tuple[float, float]]
+    """Calls and their median."""
+
+
+class _Change:
+    """Reads how the series of a family have changed since the last time."""
+
+    def __init__(self, store: MetricStore, family: Family) -> None:
+        self._table = MetricTable(store, family)
+        self._last: Words | None = None
+
+    def read(self) -> Iterable[tuple[tuple[str, ...], Words]]:
+        """Return the labels and the words of each series that has changed."""
+        new, old = self._table.read(), self._last
+        change = new.copy()
+        if old is None:
+            change[:] = 0.0  # since when these were counted is not known
+        else:
+            change[: len(old)] -= old
+        self._last = new
+        labels = self._table.labels
+        return [(labels[row], change[row]) for row in np.flatnonzero(change.any(axis=1)).tolist()]
+
+
+class RecentLooks:
+    """Remembers the calls of each endpoint: of the last minute, and the medians of an hour."""
+
+    def __init__(self, store: MetricStore) -> None:
+        self._calls = _Change(store, SERVER_DURATION)
+        self._failures = _Change(store, ENDPOINT_FAILURES)
+        self._latencies = _Change(store, ENDPOINT_LATENCY)
+        self._looks: deque[_Look] = deque()
+        self._last_look = 0.0
+        self._succeeded_at: dict[_Endpoint, float] = {}
+        self._minute_began = -math.inf
+        self._minutes: deque[Mapping[tuple[str, str, str], float]] = deque(maxlen=60)
+
+    def look(self, at: float, now: float) -> None:
+        """Read the metrics; ``at`` is on the clock of ``time.monotonic``, ``now`` the Unix time."""
+        calls: defaultdict[_Endpoint, float] = defaultdict(float)
+        failures: defaultdict[_Endpoint, float] = defaultdict(float)
+        for (upstream, url, kind), words in self._failures.read():
+            failures[upstream, url] += float(words[0])
+            if kind == _UNREACHABLE:
+                calls[upstream, url] += float(words[0])
+        for (upstream, url), words in self._calls.read():
+            calls[upstream, url] += float(words[1:].sum())
+        for endpoint, count in calls.items():
+            if count > failures[endpoint]:
+                self._succeeded_at[endpoint] = self._last_look
+        latencies = {
+            (upstream, url, model): _describe(words)
+            for (upstream, url, model), words in self._latencies.read()
+            if model
+        }
+        looks = self._looks
+        looks.append(_Look(at, calls, failures, latencies))
+        self._last_look = now
+        while looks[0].at <= at - _MINUTE:
+            looks.popleft()
+        if at >= self._minute_began + _MINUTE:
+            self._minute_began = at
+            medians = {key: _median(each) for key, each in self._latencies_since(at - _MINUTE)}
+            self._minutes.append(medians)
+
+    def recent_calls(self) -> dict[_Endpoint, RecentCalls]:
+        """Return what the last calls of each endpoint say."""
+        found: dict[_Endpoint, RecentCalls] = {}
+        for seconds in reversed(_FAILURE_WINDOWS):
+            calls: defaultdict[_Endpoint, float] = defaultdict(float)
+            failures: defaultdict[_Endpoint, float] = defaultdict(float)
+            for look in self._since(self._looks[-1].at - seconds):
+                for endpoint, count in look.calls.items():
+                    calls[endpoint] += count
+                for endpoint, count in look.failures.items():
+                    failures[endpoint] += count
+            for endpoint, count in calls.items():
+                if count >= FEW_CALLS or endpoint not in found:
+                    succeeded = self._succeeded_at.get(endpoint, 0.0)
+                    found[endpoint] = RecentCalls(count, failures[endpoint], seconds, succeeded)
+        for endpoint, succeeded in self._succeeded_at.items():
+            found.setdefault(endpoint, RecentCalls(succeeded_at=succeeded))
+        return found
+
+    def latencies(self) -> dict[_Endpoint, Latencies]:
+        """Return the latency of the last calls of each endpoint."""
+        found: defaultdict[_Endpoint, dict[str, Latency]] = defaultdict(dict)
+        for seconds in reversed(_LATENCY_WINDOWS):
+            for key, parts in self._latencies_since(self._looks[-1].at - seconds):
+                upstream, url, model = key
+                calls = sum(count for count, _ in parts)
+                if calls >= FEW_CALLS:
+                    past = [minute[key] for minute in self._minutes if key in minute]
+                    found[upstream, url][model] = Latency(calls, _median(parts), seconds, past)
+        return dict(found)
+
+    def _since(self, at: float) -> Iterable[_Look]:
+        return (look for look in self._looks if look.at > at)
+
+    def _latencies_since(
+        self, at: float
+    ) -> Iterable[tuple[tuple[str, str, str], list[tuple[float, float]]]]:
+        parts: defaultdict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+        for look in self._since(at):
+            for key, part in look.latencies.items():
+                parts[key].append(part)
+        return parts.items()
+
+
+class EndpointWatch(BackgroundTask):
+    """Judges the endpoints of all ``pools`` each second, while its context is open.
+
+    ``pools`` returns the pools by upstream; it is called each time, as a reload replaces them. Only
+    the first worker logs what all of them see.
+    """
+
+    def __init__(
+        self, store: MetricStore, pools: Callable[[], Mapping[str, Pool]], is_first_worker: bool
+    ) -> None:
+        self._looks = RecentLooks(store)
+        self._pools = pools
+        self._is_first_worker = is_first_worker
+
+    async def run(self) -> None:
+        """Look and judge until cancelled."""
+        while True:
+            pause = _INTERVAL
+            try:
+                took, recent, latencies = await asyncio.to_thread(self._look)
+                pause = max(_INTERVAL, took / _MAX_CPU_SHARE)
+                self._judge(recent, latencies)
+            except Exception:
+                # An error of our own is logged, and must not end the task.
+                _log.exception("the states of endpoints could not be found")
+            await asyncio.sleep(pause)
+
+    def _look(self) -> tuple[float, dict[_Endpoint, RecentCalls], dict[_Endpoint, Latencies]]:
+        began = time.thread_time()
+        self._looks.look(time.monotonic(), time.time())
+        recent, latencies = self._looks.recent_calls(), self._looks.latencies()
+        return time.thread_time() - began, recent, latencies
+
+    def _judge(
+        self, recent: Mapping[_Endpoint, RecentCalls], latencies: Mapping[_Endpoint, Latencies]
+    ) -> None:
+        for upstream, pool in self._pools().items():
+            urls = [member.endpoint.url for member in pool.members]
+            labels = {url: (clean_label(upstream), clean_label(url)) for url in urls}
+            pool.judge(
+                {url: recent[label] for url, label in labels.items() if label in recent},
+                {url: latencies[label] for url, label in labels.items() if label in latencies},
+                self._is_first_worker,
+            )
+
+
+def _describe(words: Words) -> tuple[float, float]:
+    """Return how many values a histogram has, and their median."""
+    return float(words[1:].sum()), float(quantiles(ENDPOINT_LATENCY, words[None], 0.5)[0])
+
+
+def _median(parts: Iterable[tuple[float, float]]) -> float:
+    """Return the median of values in parts, each of which has a count and a median."""
+    ordered = sorted(parts, key=lambda part: part[1])
+    left = sum(count for count, _ in ordered) / 2
+    for count, value in ordered:
+        left -= count
+        if left <= 0:
+            return value
+    return math.nan

@@ -1,0 +1,144 @@
+"""What calls of all workers say of endpoints, as the pools are told each second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import pytest
+
+from gateway.app.endpoint_watch import EndpointWatch, RecentLooks
+from gateway.observe.call_metrics import CALL_FAMILIES, ENDPOINT_LATENCY, SERVER_DURATION
+from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
+from gateway.observe.metric_store import MetricStore
+from tests.support.gateway import no_leaks, until
+from tests.upstream.pools import make_pool
+
+ENDPOINT = ("u", "http://0")
+NOW = 1_700_000_000.0
+
+
+class _Looked:
+    """Looks at what is counted in two workers, once a second."""
+
+    def __init__(self) -> None:
+        self.store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 2)
+        self.looks = RecentLooks(self.store)
+        self.at = 0.0
+        self.turn = 0
+        self.pass_by(1)
+
+    def serve(
+        self,
+        times: int = 1,
+        seconds: float = 0.002,
+        failure: str = "",
+        endpoint: tuple[str, str] = ENDPOINT,
+        model: str = "m",
+    ) -> None:
+        """Count calls, in the two workers in turn."""
+        for _ in range(times):
+            self.turn += 1
+            writer = self.store.writer(self.turn % 2)
+            if failure:
+                writer.counter(ENDPOINT_FAILURES, (*endpoint, failure)).add(1.0)
+            if failure != "unreachable":
+                writer.histogram(SERVER_DURATION, endpoint).observe(seconds)
+                writer.histogram(ENDPOINT_LATENCY, (*endpoint, model)).observe(seconds)
+
+    def pass_by(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.at += 1
+            self.looks.look(self.at, NOW + self.at)
+
+
+def test_calls_and_failures_of_the_last_seconds_are_counted_over_all_workers() -> None:
+    looked = _Looked()
+    looked.serve(30)
+    looked.pass_by(12)
+    looked.serve(6)
+    looked.serve(3, failure="5xx")
+    looked.serve(1, failure="unreachable")
+    looked.pass_by(1)
+    recent = looked.looks.recent_calls()[ENDPOINT]
+    assert (recent.calls, recent.failures, recent.seconds) == (10, 4, 10)
+    assert recent.succeeded_at == NOW + looked.at - 1
+    looked.pass_by(10)
+    assert looked.looks.recent_calls()[ENDPOINT].calls == 40
+
+
+def test_few_calls_are_looked_for_in_the_whole_minute() -> None:
+    looked = _Looked()
+    for _ in range(3):
+        looked.serve(1, failure="server_timeout")
+        looked.pass_by(15)
+    recent = looked.looks.recent_calls()[ENDPOINT]
+    assert (recent.calls, recent.failures, recent.seconds) == (3, 3, 60)
+    assert recent.succeeded_at == 0
+    looked.pass_by(60)
+    assert looked.looks.recent_calls() == {}
+
+
+def test_what_was_counted_before_the_first_look_is_not_of_now() -> None:
+    looked = _Looked()
+    looked.serve(50, failure="5xx")
+    again = RecentLooks(looked.store)
+    again.look(1.0, NOW)
+    assert again.recent_calls() == {}
+
+
+def test_latency_is_that_of_the_latest_calls() -> None:
+    """The calls of an endpoint that has become slow are few beside those of before."""
+    looked = _Looked()
+    for _ in range(50):
+        looked.serve(100)
+        looked.pass_by(1)
+    for _ in range(6):
+        looked.serve(1, seconds=2.0)
+        looked.pass_by(1)
+    latency = looked.looks.latencies()[ENDPOINT]["m"]
+    assert latency.calls == 6
+    assert latency.median == pytest.approx(2.0, rel=0.05)
+
+
+def test_calls_without_a_model_have_no_latency_of_their_own() -> None:
+    looked = _Looked()
+    looked.serve(50, model="")
+    looked.pass_by(1)
+    assert looked.looks.latencies() == {}
+
+
+def test_past_of_an_endpoint_is_a_median_for_each_minute() -> None:
+    looked = _Looked()
+    for minute in range(1, 8):
+        looked.serve(10, seconds=0.1 * minute)
+        looked.pass_by(60)
+    looked.serve(3)
+    looked.pass_by(1)
+    past = looked.looks.latencies()[ENDPOINT]["m"].past
+    assert list(past) == pytest.approx([0.1 * minute for minute in range(1, 8)], rel=0.05)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_watch_tells_the_pools_and_only_the_first_worker_logs(
+    is_first: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.app.endpoint_watch._INTERVAL", 0.01)
+    caplog.set_level(logging.WARNING)
+    looked, pool = _Looked(), make_pool(2)
+    async with no_leaks():
+        watch = EndpointWatch(looked.store, lambda: {"u": pool}, is_first)
+        async with watch:
+            await asyncio.sleep(0.1)  # the first look
+            looked.serve(20, seconds=2.0)
+            looked.serve(20, endpoint=("u", "http://1"))
+            await until(lambda: _states(pool.snapshot()) == ["slow", "in_use"])
+    slow = [each for each in caplog.messages if "is slow" in each]
+    assert len(slow) == (1 if is_first else 0)
+    if is_first:
+        assert slow[0].startswith("http://0 of upstream  is slow: its calls of m take ")
+
+
+def _states(snapshot: Iterable[object]) -> list[str]:
+    return [str(getattr(each, "state", "")) for each in snapshot]

@@ -1,0 +1,82 @@
+"""Endpoints that are slow beside their siblings, or beside their own last hour."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.routing.latency_outliers import Latencies, Latency, Outlier, find_outliers
+
+
+def _latency(seconds: float, calls: float = 100) -> dict[str, Latency]:
+    return {"m": Latency(calls, seconds)}
+
+
+def find_outlier(
+    own: Latencies, siblings: Sequence[Latencies], was_slow: bool, is_alone: bool
+) -> Outlier | None:
+    """Return how the first of several endpoints is an outlier."""
+    others = {f"http://h:{number}": each for number, each in enumerate(siblings)}
+    slow = ["http://own"] if was_slow else []
+    return find_outliers({"http://own": own, **others}, slow, is_alone).get("http://own")
+
+
+@pytest.mark.parametrize(
+    ("own", "calls", "siblings", "is_slow"),
+    [
+        (2.0, 3, [0.002], True),
+        (2.0, 2, [0.002], False),
+        (0.31, 100, [0.1], True),
+        (0.29, 100, [0.1], False),
+        (0.31, 19, [0.1], False),
+        (1.0, 19, [0.1], True),
+        (0.101, 19, [0.002], False),
+        (0.103, 19, [0.002], True),
+        (0.0219, 100, [0.002], False),
+        (0.0221, 100, [0.002], True),
+        # Of two siblings that differ, the faster one counts.
+        (2.0, 100, [2.0, 0.1], True),
+        (2.0, 100, [2.0, 2.0, 0.1], False),
+        (0.002, 100, [2.0], False),
+        (2.0, 100, [], False),
+    ],
+)
+def test_endpoint_is_slow_if_its_calls_take_three_times_as_long_as_elsewhere(
+    own: float, calls: float, siblings: list[float], is_slow: bool
+) -> None:
+    found = find_outlier(_latency(own, calls), [_latency(each) for each in siblings], False, False)
+    assert (found is not None) is is_slow
+
+
+def test_slow_endpoint_stays_slow_until_it_is_clearly_faster() -> None:
+    for own, is_slow in ((0.241, True), (0.239, False)):
+        found = find_outlier(_latency(own, 5), [_latency(0.1)], True, False)
+        assert (found is not None) is is_slow
+
+
+def test_each_model_is_compared_with_itself() -> None:
+    fast, slow = Latency(100, 0.002), Latency(100, 2.0)
+    assert find_outlier({"large": slow}, [{"small": fast}], False, False) is None
+    own = {"small": slow, "large": slow}
+    found = find_outlier(own, [{"small": fast, "large": slow}], False, False)
+    assert str(found) == "its calls of small take 2 s (median), and 2 ms at the other endpoints"
+
+
+def test_sibling_with_few_calls_says_nothing() -> None:
+    assert find_outlier(_latency(2.0), [_latency(0.002, calls=2)], False, False) is None
+
+
+def test_calls_of_now_are_not_compared_with_those_of_a_minute_ago() -> None:
+    """The load may have been another one."""
+    old, new = {"m": Latency(100, 0.002, window=60)}, _latency(2.0)
+    assert find_outlier(new, [old], False, False) is None
+    assert find_outlier({"m": Latency(100, 2.0, window=60)}, [old], False, False)
+
+
+def test_single_endpoint_is_compared_with_its_last_hour() -> None:
+    past = [0.1] * 4 + [5.0]
+    now = {"m": Latency(100, 0.5, past=past)}
+    found = find_outlier(now, [], False, True)
+    assert str(found) == "its calls of m take 500 ms (median), and 100 ms in the last hour"
+    assert find_outlier({"m": Latency(100, 0.5, past=past[:4])}, [], False, True) is None
+    # The past of one of several is no measure: all may have become slow, by their load.
+    assert find_outlier(now, [], False, False) is None
