@@ -26,6 +26,7 @@ class Api:
             _get("/api/models", lambda request: view.models(request.query)),
             _get("/api/model", lambda request: view.model(_name(request))),
             _get("/api/calls", lambda request: view.calls(request.query)),
+            _get("/api/journal", lambda request: view.journal(request.query)),
         ]
 
 

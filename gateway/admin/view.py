@@ -12,6 +12,7 @@ from gateway.admin.history import History, Window
 from gateway.admin.own_calls import OwnCallError, OwnCalls
 from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import CallFilter, matching_calls
+from gateway.admin.panels.journal import describe_journal
 from gateway.admin.panels.models import ModelTotals, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
@@ -115,6 +116,11 @@ class GatewayView:
             return {name: await self._own_calls.get_document(path), f"{name}_error": None}
         except OwnCallError as error:
             return {name: None, f"{name}_error": str(error)}
+
+    async def journal(self, query: Mapping[str, str]) -> Document:
+        """Return the last events that fit, newest first. Raises ValueError."""
+        events = await asyncio.to_thread(self._source.events)
+        return describe_journal(time.time(), events, query)
 
     async def calls(self, query: Mapping[str, str]) -> Document:
         """Return the recent calls that fit, newest first. Raises ValueError."""

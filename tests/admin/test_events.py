@@ -75,7 +75,7 @@ async def test_first_events_come_at_once(
     async with _following(site, "?topics=overview,topology,models,calls") as stream:
         names = [(await stream.next_event())[0] for _ in range(3)]
         assert names == ["overview", "topology", "models"]
-        assert await stream.next_message() == ": no new calls"
+        assert await stream.next_message() == ": nothing new"
 
 
 async def test_overview_is_followed_if_nothing_is_said(site: RunningSite) -> None:
@@ -121,17 +121,17 @@ async def test_each_call_is_sent_once(site: RunningSite) -> None:
         name, document = await stream.next_event()
         assert name == "calls"
         assert [each["id"] for each in document["calls"]] == ["2", "1", "0"]
-        assert await stream.next_message() == ": no new calls"
+        assert await stream.next_message() == ": nothing new"
         for number in (3, 4):
             site.source.add_call(id=f"{number}", time=number)
         sent: list[str] = []
         while len(sent) < 2:
             message = await stream.next_message()
-            if message != ": no new calls":
+            if message != ": nothing new":
                 data = json.loads(message.partition("data: ")[2])
                 sent += [each["id"] for each in data["calls"]]
         assert sorted(sent) == ["3", "4"]
-        assert await stream.next_message() == ": no new calls"
+        assert await stream.next_message() == ": nothing new"
 
 
 async def test_calls_are_filtered(site: RunningSite) -> None:
