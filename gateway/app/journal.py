@@ -118,7 +118,9 @@ class Journal:
 
     def record_start(self, workers: int) -> None:
         """Record that the gateway serves calls from now on."""
-        why = f"version {__version__}, {workers} workers" if workers > 1 else f"version {__version__}"
+        why = (
+            f"version {__version__}, {workers} workers" if workers > 1 else f"version {__version__}"
+        )
         self.record(GATEWAY_STARTED, who="", why=why)
 
     def record_drain(self, seconds: float) -> None:

@@ -20,10 +20,10 @@ class Events:
         print("stopping", file=sys.stderr, flush=True)
 
     def on_worker_ended(self, process, why):
-        print("ended:", process.name, why, file=sys.stderr, flush=True)
+        print("end of", process.name, file=sys.stderr, flush=True)
 
     def on_worker_restarted(self, process):
-        print("restarted:", process.name, file=sys.stderr, flush=True)
+        print("successor", process.name, file=sys.stderr, flush=True)
 
 def next_message(channel):
     return receive_descriptor(channel._channel)

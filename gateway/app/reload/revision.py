@@ -62,9 +62,7 @@ class ReloadLog:
         self.revision = revision
         self._metrics.reloads.add(1.0)
 
-    def log_reload(
-        self, changes: str, read: Settings, before: Settings, requested: bool
-    ) -> None:
+    def log_reload(self, changes: str, read: Settings, before: Settings, requested: bool) -> None:
         """Log and record what has changed; log what is unwise, and what needs a restart."""
         _log.info("settings reloaded from %s: %s", self.revision.file, changes)
         self._record(SETTINGS_RELOADED, changes, requested)
