@@ -47,7 +47,7 @@ class _Running:
     async def until_told(self, kind: str, times: int = 1) -> list[Event]:
         """Wait until there are so many events of a kind, and return them."""
         async with asyncio.timeout(20):
-            while len(found := await self.events(kind=kind)) < times:
+            while len(found := await self.events(kind=kind)) < times:  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0.05)
         assert len(found) == times
         return found
@@ -76,6 +76,11 @@ async def _running(
         async with gateway_process(str(file), FAST_FILE_WATCH, unchecked) as (process, _):
             await process.wait_for_output(r"listening on http://\S+ \(admin\)")
             yield _Running(process, admin, file, server.url)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @WORKERS
@@ -119,7 +124,7 @@ async def test_new_certificate_and_an_unusable_one_are_told_once(
     certificate, key = certificate_files(tmp_path)
     tls = f"tls: {{certificate: {certificate}, key: {key}}}\n"
     async with _running(tmp_path, workers, tls, "it serves TLS alone") as running:
-        Path(certificate).write_text("nonsense")
+        await asyncio.to_thread(Path(certificate).write_text, "nonsense")
         (refused,) = await running.until_told("certificate_refused")
         assert (refused["who"], refused["subject"]) == ("file watch", certificate)
         assert certificate in refused["why"]
@@ -147,8 +152,7 @@ async def test_journal_outlives_the_admin_process(tmp_path: Path) -> None:
         await running.act("drain")
         status = await Operator(running.admin).status()
         workers = {each["pid"] for each in status["workers"]}
-        children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
-        (admin,) = set(map(int, children.read_text().split())) - workers
+        (admin,) = set(_children(running.process.pid)) - workers
         os.kill(admin, signal.SIGKILL)
         await running.process.wait_for_output(r"admin process \d+ is up")
         (ended,) = await running.until_told("worker_ended")

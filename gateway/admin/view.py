@@ -14,7 +14,12 @@ from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import CallFilter, matching_calls
 from gateway.admin.panels.curves import add_flows, describe_curves
 from gateway.admin.panels.journal import describe_journal
-from gateway.admin.panels.models import ModelTotals, describe_model, describe_models
+from gateway.admin.panels.models import (
+    FailedModels,
+    ModelTotals,
+    describe_model,
+    describe_models,
+)
 from gateway.admin.panels.overview import describe_overview
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
 from gateway.admin.savings import Savings
@@ -53,6 +58,10 @@ class GatewayView:
         self._state: State | None = None
         self._expires = float("-inf")
         self._lock = asyncio.Lock()
+        self._models_lock = asyncio.Lock()
+        self._failed_models = FailedModels()
+        self._positions: Sequence[int] = ()
+        """Behind the calls that are noted in the failed models."""
 
     async def __aenter__(self) -> GatewayView:
         self._task = asyncio.create_task(self._history.run(), name="admin history")
@@ -98,9 +107,16 @@ class GatewayView:
     async def models(self, query: Mapping[str, str]) -> Document:
         """Return the models that are ready or were called. Raises ValueError."""
         state = await self._current_state()
-        return await asyncio.to_thread(
-            describe_models, state.time, state.status, state.window, query
-        )
+
+        def describe() -> Document:
+            calls, self._positions = self._source.recent_calls(self._positions)
+            self._failed_models.note(calls)
+            return describe_models(
+                *(state.time, state.status, state.window), query, self._failed_models
+            )
+
+        async with self._models_lock:
+            return await asyncio.to_thread(describe)
 
     async def model(self, name: str) -> Document:
         """Return one model, with what its servers say of it."""

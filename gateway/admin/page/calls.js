@@ -193,9 +193,10 @@ export function createCalls({ navigate, refollow, announce }) {
     }
   }
 
+  // Workers tell of their calls one after the other, so that a call may come behind newer ones.
   // A call that is open stays in the list, even if newer ones push it out.
   function keepOpen(next) {
-    const newest = next.slice(0, MOST);
+    const newest = newestFirst(next).slice(0, MOST);
     const ids = new Set(newest.map((call) => call.id));
     return [...newest, ...calls.filter((call) => open.has(call.id) && !ids.has(call.id))];
   }
@@ -296,6 +297,10 @@ export function createCalls({ navigate, refollow, announce }) {
     },
     update: (topic, document) => topic === "calls" && following && update(document),
   };
+}
+
+export function newestFirst(calls) {
+  return [...calls].sort((a, b) => b.time - a.time);
 }
 
 /** Complete a call: the gateway leaves out fields that have no value. */
@@ -450,7 +455,7 @@ function callDetails(call) {
           )
         : "none",
     ],
-    ["Client", call.client || "not known"],
+    ["Client", call.client || "none: it came over a Unix socket"],
     [
       "Route",
       call.route === null || call.route === undefined || call.route === ""

@@ -21,8 +21,8 @@ _log = logging.getLogger("tensorgate.upstream")
 class HealthChecker(MemberTask):
     """Requests ``path`` every ``interval`` seconds; a 2xx within ``timeout`` is a success.
 
-    ``random`` gives numbers in [0, 1). ``notify`` is called with a member that has become unhealthy,
-    or healthy again.
+    ``random`` gives numbers in [0, 1). ``notify`` is called with a member that has become
+    unhealthy, or healthy again.
     """
 
     def __init__(

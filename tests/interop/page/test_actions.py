@@ -21,7 +21,7 @@ async def _press_button(stand: Stand, label: str) -> None:
 
 async def _enter_token(stand: Stand, token: str) -> None:
     page = stand.page
-    await page.wait_for("document.activeElement.id === 'action-token'")
+    await page.wait_for("document.activeElement.id === 'action-key'")
     await page.type(token)
     await page.press("Enter")
 
@@ -93,7 +93,7 @@ async def test_trace_settings_are_changed(stand_with_actions: Stand) -> None:
         "(() => { const label = [...document.querySelectorAll('dialog label')]"
         ".find(each => each.innerText === 'trace_rate');"
         " document.getElementById(label.htmlFor).value = '77';"
-        " document.querySelector('#action-token').focus(); })()"
+        " document.querySelector('#action-key').focus(); })()"
     )
     await _enter_token(stand, TOKEN)
     await page.wait_for("!document.querySelector('dialog')")
