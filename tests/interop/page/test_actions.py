@@ -48,6 +48,20 @@ async def test_endpoint_is_drained_and_restored(stand_with_actions: Stand) -> No
     assert TOKEN not in stand.process.said
 
 
+async def test_drained_endpoint_keeps_its_place(stand_with_actions: Stand) -> None:
+    stand = stand_with_actions
+    page, url = stand.page, stand.servers[1].url
+    names = f"{_ROWS}.map(each => each.querySelector('.name').innerText)"
+    await stand.show("topology")
+    await page.wait_for(f"{_ROWS}.length === 3")
+    before = await page.evaluate(names)
+    assert before[1] == url
+    await _press_button(stand, f"Drain {url}")
+    await _enter_token(stand, TOKEN)
+    await page.wait_for(f"{_ROWS}.some(e => e.innerText.includes('drained'))")
+    assert await page.evaluate(names) == before
+
+
 async def test_wrong_token_changes_nothing(stand_with_actions: Stand) -> None:
     stand = stand_with_actions
     page, url = stand.page, stand.servers[1].url
