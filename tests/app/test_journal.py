@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from gateway.app import journal as journal_module
 from gateway.app.journal import (
     EJECTION_ENDED,
     ENDPOINT_EJECTED,
@@ -66,7 +65,7 @@ def test_event_tells_what_happened_to_whom_by_whom_and_why() -> None:
 def test_events_of_all_processes_are_read_newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedJournal(2)
     times = iter([3, 1, 2])
-    monkeypatch.setattr(journal_module.time, "time_ns", lambda: next(times) * 10**9)
+    monkeypatch.setattr(time, "time_ns", lambda: next(times) * 10**9)
     for process, name in ((0, "third"), (1, "first"), (1, "second")):
         shared.of_process(process).record(SETTINGS_RELOADED, who="SIGHUP", subject=name)
     assert [each["subject"] for each in shared.of_process(0).read()] == [

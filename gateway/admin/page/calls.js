@@ -2,6 +2,7 @@
 
 import { ApiError, readJson } from "./api.js";
 import {
+  addressElement,
   dataRow,
   dataTable,
   el,
@@ -9,6 +10,7 @@ import {
   keyedList,
   labelled,
   nameElement,
+  setAddress,
   setAttribute,
   setHidden,
   setName,
@@ -328,7 +330,7 @@ function createCall(open, onOpen) {
     el("span"),
     el("span", { dir: "auto", class: "clamp" }),
   ];
-  const endpoint = nameElement("", 40);
+  const endpoint = addressElement();
   const upstream = el("span", { class: "muted line" });
   const bar = el("span");
   const row = dataRow(COLUMNS, [
@@ -384,7 +386,7 @@ function createCall(open, onOpen) {
     setText(duration, say.milliseconds(call.duration_ms));
     bar.replaceChildren(timelineBar(call));
     setText(forms, formsText(call));
-    setName(endpoint, call.endpoint || "none", 40);
+    setAddress(endpoint, call.endpoint || "none", 40);
     const tried = call.attempts > 1 ? `${call.attempts} attempts` : "";
     setText(upstream, [call.upstream?.slice(0, 40), tried].filter(Boolean).join(", "));
     setText(error, call.reason);

@@ -106,7 +106,7 @@ function createList({ navigate }) {
     { class: "empty" },
     "No model matches. Models appear when a server has them ready, or after a call.",
   );
-  const table = dataTable("Models", COLUMNS);
+  const table = dataTable("Models", COLUMNS, { class: "models" });
   let parameters = {};
   let typing = null;
   search.addEventListener("input", () => {
@@ -175,6 +175,7 @@ function createRow() {
         say.ratesByName(model.statuses_per_second),
       ].forEach((text, index) => setText(cells[index + 1], text));
       setAttribute(row, "data-level", model.error_ratio > 0.01 ? "error" : null);
+      setAttribute(row, "data-idle", model.calls_per_second === undefined);
     },
   };
 }

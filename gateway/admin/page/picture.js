@@ -150,10 +150,9 @@ function layOut({ routes, upstreams }, width) {
         text: flow.mirror
           ? mirrorLabel(route.mirror)
           : flowText(flow.calls_per_second, flow.error_ratio),
+        short: rate(flow.mirror ? copies(route.mirror) : flow.calls_per_second),
         rate: (flow.mirror ? copies(route.mirror) : flow.calls_per_second) ?? 0,
-        level: (flow.mirror ? route.mirror.failed_per_second > 0 : flow.error_ratio > 0.01)
-          ? "error"
-          : "ok",
+        level: (flow.mirror ? mirrorFails(route.mirror) : flow.error_ratio > 0.01) ? "error" : "ok",
         mirror: flow.mirror,
       });
     });
@@ -252,7 +251,7 @@ function flowNodes(route) {
       text: mirrorText(mirror),
       rate: copies(mirror),
       errors: 0,
-      level: mirror.failed_per_second > 0 ? "warning" : "ok",
+      level: mirrorFails(mirror) ? "warning" : "ok",
       mirror: true,
     });
   }
@@ -280,7 +279,8 @@ function placeLabels(edges) {
   const taken = [];
   for (const edge of edges) {
     if (!edge.text) continue;
-    const half = 3.2 * edge.text.length + 4;
+    if (halfOf(edge.text) * 2 > edge.to[0] - edge.from[0]) edge.text = edge.short ?? edge.text;
+    const half = halfOf(edge.text);
     const places = [0, 0.1, -0.1, 0.2, -0.2, 0.3, -0.3].map((shift) =>
       pointOn(edge, Math.max(0.12, Math.min(0.88, edge.at + shift)), half),
     );
@@ -292,6 +292,11 @@ function placeLabels(edges) {
     edge.label = [x, y];
     taken.push({ x, y, half });
   }
+}
+
+/** Return half of the width of a label. */
+function halfOf(text) {
+  return 3.2 * text.length + 4;
 }
 
 /** Return a point of an edge, at least `half` away from the boxes at its ends. */
@@ -387,6 +392,11 @@ export function mirrorText(mirror) {
 function mirrorLabel(mirror) {
   const all = copies(mirror);
   return `mirror ${percent(mirror.percent / 100)}${all === null ? "" : `: ${rate(all)}`}`;
+}
+
+/** Tell whether most copies fail; some fail by their clients' fault. */
+function mirrorFails({ ok_per_second: ok, failed_per_second: failed }) {
+  return failed > ok;
 }
 
 /** Return the copies per second that were sent; null if that is not known yet. */

@@ -43,7 +43,7 @@ def describe_models(
     failures = failed.recent(time) if failed is not None else {}
     known = dict.fromkeys([*ready, *rates.names, *failures])
     names = [name for name in known if search in name.lower()]
-    names.sort(key=lambda name: (-rates.calls_per_second(name), name))
+    names.sort(key=lambda name: (-rates.calls_per_second(name), name not in failures, name))
     return {
         "time": time,
         "total": len(names),

@@ -70,12 +70,14 @@ async def test_addresses_are_not_broken_inside_the_port(stand: Stand, width: int
     page = stand.page
     await page.resize(width)
     async with calls_in_background(stand):
-        await _show_with_calls(stand, "topology")
-        lines = await page.evaluate(
-            "[...document.querySelectorAll('.endpoints .unbroken')]"
-            ".map(each => each.getClientRects().length)"
-        )
-    assert lines == [1, 1, 1]
+        for panel, rows in (("topology", ".endpoints"), ("calls", ".calls")):
+            await _show_with_calls(stand, panel)
+            lines = await page.evaluate(
+                f"[...document.querySelectorAll('{rows} .unbroken')]"
+                ".map(each => each.getClientRects().length)"
+            )
+            assert lines
+            assert set(lines) == {1}
 
 
 async def test_picture_fits_a_narrow_window_with_all_its_boxes(stand: Stand) -> None:
