@@ -23,7 +23,7 @@ from gateway.observe.call_metrics import (
     SENT_BYTES,
     SERVER_DURATION,
 )
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS
+from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import Family, MetricStore, clean_label
 from gateway.observe.metric_table import MetricTable, Words, quantiles
 
@@ -50,7 +50,6 @@ FAMILIES: tuple[Family, ...] = (
     RECEIVED_BYTES,
     RESPONSES,
     ENDPOINT_FAILURES,
-    MIRROR_REQUESTS,
 )
 ERROR_STATUSES = ("5xx", "aborted")
 """The statuses of calls that count as errors."""

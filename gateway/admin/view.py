@@ -12,7 +12,7 @@ from gateway.admin.history import History, Window
 from gateway.admin.own_calls import OwnCallError, OwnCalls
 from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import CallFilter, matching_calls
-from gateway.admin.panels.curves import add_flows, describe_curves
+from gateway.admin.panels.curves import add_curves, describe_curves
 from gateway.admin.panels.journal import describe_journal
 from gateway.admin.panels.models import (
     FailedModels,
@@ -95,7 +95,7 @@ class GatewayView:
                 settings,
                 chosen,
             )
-            add_flows(document["routes"], state.window, self._history)
+            add_curves(document["routes"], state.window, self._history)
             return document
 
         return await asyncio.to_thread(describe)

@@ -205,14 +205,16 @@ function createProblems() {
   const render = keyedList(list, problemKey, (problem) => {
     const text = el("span", { dir: "auto" });
     const level = el("strong", { class: "level" });
+    const since = el("span", { class: "muted" });
     const link = el("a", {}, "Show");
-    const item = el("li", {}, level, text, link);
+    const item = el("li", {}, level, el("span", {}, text, since), link);
     return {
       node: item,
       update(next) {
         setAttribute(item, "data-level", next.level);
         setText(level, next.level === "error" ? "Error" : "Warning");
         setText(text, next.text);
+        setText(since, next.since ? ` Since ${say.clock(next.since)}.` : "");
         setHidden(link, next.panel === "overview");
         setAttribute(link, "href", problemLink(next));
         setAttribute(link, "aria-label", `Show in ${next.panel}: ${next.text}`);

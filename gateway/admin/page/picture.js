@@ -139,7 +139,7 @@ function layOut({ routes, upstreams }, width) {
     };
     nodes.push(box);
     const flows = route.upstreams.map((each) => ({ ...each, mirror: false }));
-    if (route.mirror) flows.push({ name: route.mirror.upstream, mirror: true });
+    if (route.mirror) flows.push({ ...route.mirror, name: route.mirror.upstream, mirror: true });
     flows.forEach((flow, index) => {
       if (!middles.has(flow.name)) return;
       edges.push({
@@ -148,11 +148,11 @@ function layOut({ routes, upstreams }, width) {
         to: [columns[1], middles.get(flow.name)],
         at: 0.3 + 0.13 * (index % 3),
         text: flow.mirror
-          ? mirrorLabel(route.mirror)
+          ? mirrorText(route.mirror)
           : flowText(flow.calls_per_second, flow.error_ratio),
-        short: rate(flow.mirror ? copies(route.mirror) : flow.calls_per_second),
-        rate: (flow.mirror ? copies(route.mirror) : flow.calls_per_second) ?? 0,
-        level: (flow.mirror ? mirrorFails(route.mirror) : flow.error_ratio > 0.01) ? "error" : "ok",
+        short: rate(flow.calls_per_second),
+        rate: flow.calls_per_second ?? 0,
+        level: flow.error_ratio > 0.01 ? "error" : "ok",
         mirror: flow.mirror,
       });
     });
@@ -249,9 +249,9 @@ function flowNodes(route) {
       key: `mirror ${route.name}`,
       title: `→ ${mirror.upstream}`,
       text: mirrorText(mirror),
-      rate: copies(mirror),
-      errors: 0,
-      level: mirrorFails(mirror) ? "warning" : "ok",
+      rate: mirror.calls_per_second,
+      errors: mirror.error_ratio ?? 0,
+      level: "ok",
       mirror: true,
     });
   }
@@ -377,32 +377,12 @@ export function endpointLevel(state) {
   return STATES[state]?.[1] ?? "unknown";
 }
 
-/** Say which copies a mirror gets: "mirror 50 %, 3.1/s, 4 % failed". */
+/** Say which copies a mirror gets: "mirror 50 %: 3.1/s, 4 % errors". */
 export function mirrorText(mirror) {
-  const { percent: share, failed_per_second: failed, skipped_per_second: skipped } = mirror;
-  const all = copies(mirror);
-  const parts = [`mirror ${percent(share / 100)}`];
-  if (all !== null) parts.push(rate(all));
-  if (failed > 0) parts.push(`${percent(failed / all)} failed`);
-  if (skipped > 0) parts.push(`${rate(skipped)} skipped`);
-  return parts.join(", ");
+  const flow = flowText(mirror.calls_per_second, mirror.error_ratio);
+  return `mirror ${percent(mirror.percent / 100)}: ${flow}`;
 }
 
-/** Say the same on an edge, which has less room; the table tells how many failed. */
-function mirrorLabel(mirror) {
-  const all = copies(mirror);
-  return `mirror ${percent(mirror.percent / 100)}${all === null ? "" : `: ${rate(all)}`}`;
-}
-
-/** Tell whether most copies fail; some fail by their clients' fault. */
-function mirrorFails({ ok_per_second: ok, failed_per_second: failed }) {
-  return failed > ok;
-}
-
-/** Return the copies per second that were sent; null if that is not known yet. */
-function copies({ ok_per_second: ok, failed_per_second: failed }) {
-  return ok === undefined || ok === null ? null : ok + failed;
-}
 
 function upstreamText({ healthy, unreachable_reason: reason, endpoints_total: total, endpoints }) {
   if (reason) return reason;
