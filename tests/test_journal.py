@@ -15,10 +15,15 @@ import pytest
 from tests.support.addresses import free_address
 from tests.support.certificates import certificate_files
 from tests.support.gateway_process import FAST_FILE_WATCH, Process, gateway_process
-from tests.support.http_messages import http_response
+from tests.support.http_messages import http_response, request
 from tests.support.operator import Operator
 from tests.support.raw_client import connect
-from tests.support.servers.scripted_server import ScriptedServer, always_respond
+from tests.support.servers.scripted_server import (
+    Script,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 
 KEY = "key-of-operators"
 HOST = {"Host": "localhost"}
@@ -30,11 +35,15 @@ Event = dict[str, Any]
 class _Running:
     """A gateway with actions, and what its journal says."""
 
-    def __init__(self, process: Process, admin: str, file: Path, server: str) -> None:
+    def __init__(
+        self, process: Process, url: str, admin: str, file: Path, upstream: ScriptedServer
+    ) -> None:
         self.process = process
+        self.url = url
         self.admin = admin
         self.file = file
-        self.server = server
+        self.upstream = upstream
+        self.server = upstream.url
 
     async def events(self, **query: str) -> list[Event]:
         """Return the events, oldest first."""
@@ -63,19 +72,23 @@ class _Running:
 
 @asynccontextmanager
 async def _running(
-    folder: Path, workers: int, more: str = "", unchecked: str = ""
+    folder: Path,
+    workers: int,
+    more: str = "",
+    unchecked: str = "",
+    script: Script = always_respond(http_response()),  # noqa: B008  # it has no state
 ) -> AsyncIterator[_Running]:
     admin, file, keys = free_address(), folder / "gateway.yaml", folder / "keys"
     keys.write_text(f"{KEY}\n")
-    async with ScriptedServer(always_respond(http_response())) as server:
+    async with ScriptedServer(script) as server:
         file.write_text(
             f"listen: 127.0.0.1:0\nadmin: {admin}\nadmin_actions: true\nadmin_keys: operators\n"
             f"api_keys: {{operators: {{file: {keys}}}}}\nworkers: {workers}\noffload: 0\n"
             f"upstreams: {{demo: {{endpoints: [{server.url}], dialect: triton}}}}\n{more}"
         )
-        async with gateway_process(str(file), FAST_FILE_WATCH, unchecked) as (process, _):
+        async with gateway_process(str(file), FAST_FILE_WATCH, unchecked) as (process, url):
             await process.wait_for_output(r"listening on http://\S+ \(admin\)")
-            yield _Running(process, admin, file, server.url)
+            yield _Running(process, url, admin, file, server)
 
 
 def _children(pid: int) -> list[int]:
@@ -115,6 +128,18 @@ async def test_drained_endpoint_tells_which_operator_asked(tmp_path: Path, worke
             (event,) = await running.until_told(kind)
             assert event["who"].startswith("operator at 127.")
             assert (event["upstream"], event["endpoint"]) == ("demo", running.server)
+
+
+@WORKERS
+async def test_gateway_that_drains_tells_it(tmp_path: Path, workers: int) -> None:
+    async with _running(tmp_path, workers, script=never_respond) as running:
+        async with connect(running.url) as client:
+            await client.send(request("GET", "/v2/models/m/ready"))
+            await running.upstream.connection()
+            running.process.signal(signal.SIGTERM)
+            (event,) = await running.until_told("gateway_draining")
+        assert (event["who"], event["level"]) == ("SIGTERM or SIGINT", "warning")
+        await running.process.end()
 
 
 @WORKERS

@@ -22,7 +22,7 @@ def describe_curves(history: History, query: Mapping[str, str]) -> dict[str, Any
         return history.route_curves(route)
     upstream, url = parse_text(query, "upstream"), parse_text(query, "endpoint")
     if not upstream or not url:
-        raise ValueError("expected ?route=, or ?upstream= and endpoint=")
+        raise ValueError("route: a route is required, or an upstream and an endpoint")
     return history.endpoint_curves(upstream, url)
 
 
