@@ -25,7 +25,7 @@ from gateway.app.build.listen import ListenError
 from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.build.worker_count import worker_count
 from gateway.app.gateway import Gateway
-from gateway.app.journal import WORKER_ENDED, WORKER_RESTARTED
+from gateway.app.journal.journal import WORKER_ENDED, WORKER_RESTARTED
 from gateway.app.loaded_resources import load_resources, log_warnings
 from gateway.app.malloc_trim import MallocTrim
 from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader

@@ -19,7 +19,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.app.admin_site import AdminSite
 from gateway.app.captured_calls import send_connection
-from gateway.app.journal import Event
+from gateway.app.journal.journal import Event
 from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload.prepared import CloseReplaced, PreparedReload
 from gateway.app.reload.revision import Revision

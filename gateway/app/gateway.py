@@ -32,7 +32,7 @@ from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstrea
 from gateway.app.build.worker_count import offload_threads
 from gateway.app.captured_calls import CapturedCalls, send_connection
 from gateway.app.ejection_sync import EjectionSync
-from gateway.app.journal import Event
+from gateway.app.journal.journal import Event
 from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.prepared import CloseReplaced, PreparedReload

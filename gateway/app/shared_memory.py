@@ -8,7 +8,7 @@ from typing import Self
 
 import orjson
 
-from gateway.app.journal import Journal, SharedJournal
+from gateway.app.journal.journal import Journal, SharedJournal
 from gateway.observe.call_metrics import CALL_FAMILIES
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore

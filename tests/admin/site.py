@@ -15,7 +15,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.admin.history import History
 from gateway.app.admin_site import AdminSite
-from gateway.app.journal import SharedJournal
+from gateway.app.journal.journal import SharedJournal
 from gateway.app.shared_memory import SharedCalls
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_metrics import CALL_FAMILIES

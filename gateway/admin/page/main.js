@@ -34,7 +34,8 @@ let knownProblems = null;
 
 const links = new Map();
 for (const panel of panels) {
-  panel.heading = el("h1", { tabindex: "-1" }, panel.title);
+  // The target of the link above, as a link to nowhere would be none for a screen reader.
+  panel.heading = el("h1", { id: panel.id, tabindex: "-1" }, panel.title);
   panel.section = el(
     "section",
     { id: `panel-${panel.id}`, class: "panel" },

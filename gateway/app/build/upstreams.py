@@ -11,8 +11,8 @@ from functools import partial
 from gateway.app.build.limits import apply_concurrency, build_concurrency_limit
 from gateway.app.build.tls import UpstreamTlsContexts
 from gateway.app.ejection_sync import EjectionSync
-from gateway.app.endpoint_events import EndpointEvents
-from gateway.app.journal import Journal
+from gateway.app.journal.endpoint_events import EndpointEvents
+from gateway.app.journal.journal import Journal
 from gateway.errors import upstream_name
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.protocol.dialects import DIALECTS, TRITON, GrpcForm

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.app.journal import RELOAD_REFUSED, SETTINGS_RELOADED, EventKind, Journal
+from gateway.app.journal.journal import RELOAD_REFUSED, SETTINGS_RELOADED, EventKind, Journal
 from gateway.app.loaded_resources import log_warnings
 from gateway.app.reload.diff import settings_needing_restart
 from gateway.observe.gateway_metrics import ReloadMetrics

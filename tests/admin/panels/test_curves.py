@@ -41,5 +41,5 @@ def test_curves_need_an_endpoint_or_a_route() -> None:
     for query in ({"route": "r"}, {"upstream": "u", "endpoint": "http://h"}):
         assert describe_curves(history, query)["step_seconds"] == 10
     for query in ({}, {"upstream": "u"}, {"endpoint": "http://h"}):
-        with pytest.raises(ValueError, match="^route: a route is required, or"):
+        with pytest.raises(ValueError, match=r"^route: a route is required, or"):
             describe_curves(history, query)

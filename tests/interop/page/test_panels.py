@@ -11,7 +11,7 @@ from tests.interop.page.stand import PANELS, Stand, calls_in_background, infer
 
 _FILLED = {
     "overview": "[...document.querySelectorAll('.value')].every(each => each.innerText !== '–')",
-    "topology": "/[1-9]/.test(document.querySelector('.edge-text').textContent)",
+    "topology": "/[1-9][0-9.]*\\/s/.test(document.querySelector('.picture').textContent)",
     "models": "[...document.querySelectorAll('.rows a')].some(each => each.innerText === 'half')",
     "calls": "document.querySelectorAll('.calls .toggle').length > 3",
     "try": "document.querySelector('#panel-try').innerText.includes('admin_payloads')",

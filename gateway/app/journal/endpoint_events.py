@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.app.journal import (
+from gateway.app.journal.journal import (
     EJECTION_ENDED,
     ENDPOINT_EJECTED,
     ENDPOINT_HEALTHY,

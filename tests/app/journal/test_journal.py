@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.app.journal import (
+from gateway.app.journal.journal import (
     EJECTION_ENDED,
     ENDPOINT_EJECTED,
     ENDPOINT_HEALTHY,

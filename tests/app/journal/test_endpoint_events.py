@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from gateway.app.build.upstreams import SharedUpstream, UpstreamSpec, build_upstreams
-from gateway.app.journal import Journal, SharedJournal
+from gateway.app.journal.journal import Journal, SharedJournal
 from gateway.demo.server.server import DemoServer
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics
 from gateway.observe.metric_store import MetricStore
