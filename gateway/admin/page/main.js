@@ -34,8 +34,7 @@ let knownProblems = null;
 
 const links = new Map();
 for (const panel of panels) {
-  // The target of the link above, as a link to nowhere would be none for a screen reader.
-  panel.heading = el("h1", { id: panel.id, tabindex: "-1" }, panel.title);
+  panel.heading = el("h1", { tabindex: "-1" }, panel.title);
   panel.section = el(
     "section",
     { id: `panel-${panel.id}`, class: "panel" },
@@ -88,8 +87,6 @@ function route() {
     setHidden(panel.section, false);
     for (const [id, { link }] of links)
       setAttribute(link, "aria-current", id === panel.id ? "page" : null);
-    // In a narrow window the panels are one line that scrolls.
-    links.get(panel.id).link.scrollIntoView({ block: "nearest", inline: "center" });
   }
   const first = current === null;
   current = panel;

@@ -53,7 +53,9 @@ async def test_header_takes_two_lines_in_a_narrow_window(stand: Stand) -> None:
     page = stand.page
     await page.resize(390)
     async with calls_in_background(stand):
+        await stand.servers[1].stop()  # so that panels have problems
         await stand.show("overview")
+        await page.wait_for_text("refused", ".problems")
     heights = await page.evaluate(
         "['.brand', '#connection', '.theme', 'nav'].map(each =>"
         " document.querySelector(each).getBoundingClientRect())"
