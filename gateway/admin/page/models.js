@@ -106,7 +106,7 @@ function createList({ navigate }) {
     { class: "empty" },
     "No model matches. Models appear when a server has them ready, or after a call.",
   );
-  const table = dataTable("Models", COLUMNS, { class: "models" });
+  const table = dataTable("Models", COLUMNS, { class: "models wide" });
   let parameters = {};
   let typing = null;
   search.addEventListener("input", () => {

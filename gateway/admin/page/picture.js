@@ -379,8 +379,9 @@ export function endpointLevel(state) {
 
 /** Say which copies a mirror gets: "mirror 50 %: 3.1/s, 4 % errors". */
 export function mirrorText(mirror) {
-  const flow = flowText(mirror.calls_per_second, mirror.error_ratio);
-  return `mirror ${percent(mirror.percent / 100)}: ${flow}`;
+  const share = `mirror ${percent(mirror.percent / 100)}`;
+  if (mirror.calls_per_second === undefined) return share;
+  return `${share}: ${flowText(mirror.calls_per_second, mirror.error_ratio)}`;
 }
 
 
