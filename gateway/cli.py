@@ -25,6 +25,7 @@ from gateway.app.build.listen import ListenError
 from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.build.worker_count import worker_count
 from gateway.app.gateway import Gateway
+from gateway.app.journal.journal import WORKER_ENDED, WORKER_RESTARTED
 from gateway.app.loaded_resources import load_resources, log_warnings
 from gateway.app.malloc_trim import MallocTrim
 from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader
@@ -43,9 +44,10 @@ from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import open_standard_descriptors, raise_descriptor_limit
 from gateway.system.memory import tune_garbage_collector, tune_malloc
 from gateway.system.threads import tune_thread_switches
-from gateway.workers.ipc import WorkerChannel
+from gateway.workers.ipc import ToWorker, WorkerChannel
 from gateway.workers.signals import IGNORED_SIGNALS, STOP_SIGNALS, log_ignored
 from gateway.workers.supervisor import NoWorkerError, Supervisor
+from gateway.workers.worker_pool import WorkerProcess
 
 _T = TypeVar("_T")
 
@@ -295,10 +297,25 @@ class _LogEvents:
         self._has_started = True
         _log.info("%d workers: %s", len(workers), ", ".join(map(str, workers)))
         _log_started(self._reloader.addresses)
+        self._reloader.journal.record_start(len(workers))
 
     def on_stopping(self) -> None:
         if self._has_started:
             _log_stopping(self._reloader.settings)
+            self._reloader.journal.record_drain(self._reloader.settings.limits.drain_timeout)
+
+    def on_worker_ended(self, process: WorkerProcess, why: str) -> None:
+        record = self._reloader.journal.record
+        record(WORKER_ENDED, who="", why=why, subject=process.name, process=process.pid)
+
+    def on_worker_restarted(self, process: WorkerProcess) -> None:
+        if process.serves == ToWorker.CLIENT:
+            self._reloader.worker_restarts.add(1.0)
+        why = "another one had ended"
+        record = self._reloader.journal.record
+        record(
+            WORKER_RESTARTED, who="supervisor", why=why, subject=process.name, process=process.pid
+        )
 
 
 def _log_started(addresses: Sequence[str]) -> None:

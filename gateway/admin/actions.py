@@ -81,7 +81,8 @@ class Actions:
         if drained and not await self._is_known(upstream, url):
             raise web.HTTPNotFound(text=f"{upstream} has no endpoint {url}")
         try:
-            await self._source.drain_endpoint(upstream, url, drained)
+            operator = f"operator at {request.remote}"
+            await self._source.drain_endpoint(upstream, url, drained, operator)
         except ValueError as error:
             raise web.HTTPConflict(text=str(error)) from None
         verb = "drained" if drained else "restored"

@@ -22,10 +22,12 @@ class Api:
         return [
             _get("/api/overview", lambda _: view.overview()),
             _get("/api/history", lambda _: view.history()),
+            _get("/api/curves", lambda request: view.curves(request.query)),
             _get("/api/topology", lambda request: view.topology(request.query)),
             _get("/api/models", lambda request: view.models(request.query)),
             _get("/api/model", lambda request: view.model(_name(request))),
             _get("/api/calls", lambda request: view.calls(request.query)),
+            _get("/api/journal", lambda request: view.journal(request.query)),
         ]
 
 

@@ -19,11 +19,12 @@ _SEND_TIMEOUT = 15.0
 _RECONNECT_MS = 2000
 _FOLLOWED_CALLS = "100"
 """Calls of a second that are sent at most."""
-_TOPICS = ("overview", "topology", "models", "calls")
+_TOPICS = ("overview", "topology", "models", "calls", "journal")
 
 _log = logging.getLogger("tensorgate.admin")
 
-Describe = Callable[[], Awaitable[Document]]
+Describe = Callable[[], Awaitable[Document | None]]
+"""Returns the document of a topic; None if there is nothing new in it."""
 
 
 class EventStreams:
@@ -81,13 +82,13 @@ class EventStreams:
         self,
         response: web.StreamResponse,
         describes: Sequence[tuple[str, Describe]],
-        first: Sequence[tuple[str, Document]],
+        first: Sequence[tuple[str, Document | None]],
     ) -> None:
         documents = first
         while True:
             for topic, document in documents:
-                if topic == "calls" and not document["calls"]:
-                    await self._send(response, b": no new calls\n\n")  # tells whether it reads
+                if document is None:
+                    await self._send(response, b": nothing new\n\n")  # tells whether it reads
                     continue
                 data = b"event: %b\ndata: %b\n\n" % (topic.encode(), orjson.dumps(document))
                 await self._send(response, data)
@@ -115,7 +116,8 @@ class EventStreams:
             return lambda: view.topology(own)
         if topic == "models":
             return lambda: view.models(own)
-        return _Follower(view, {"limit": _FOLLOWED_CALLS, **own}).next_calls
+        follower = _Follower(view, own)
+        return follower.next_calls if topic == "calls" else follower.next_journal
 
     @staticmethod
     async def _send(response: web.StreamResponse, data: bytes) -> None:
@@ -124,13 +126,22 @@ class EventStreams:
 
 
 class _Follower:
-    """Describes the calls that came since the last time; the first time, the recent ones."""
+    """Describes calls and events if new ones came since the last time; the first time, all."""
 
     def __init__(self, view: GatewayView, query: Mapping[str, str]) -> None:
         self._view = view
         self._query = query
         self._positions: Sequence[int] = ()
+        self._events: Sequence[Document] | None = None
 
-    async def next_calls(self) -> Document:
-        document, self._positions = await self._view.calls_since(self._positions, self._query)
+    async def next_calls(self) -> Document | None:
+        query = {"limit": _FOLLOWED_CALLS, **self._query}
+        document, self._positions = await self._view.calls_since(self._positions, query)
+        return document if document["calls"] else None
+
+    async def next_journal(self) -> Document | None:
+        document = await self._view.journal(self._query)
+        if document["events"] == self._events:
+            return None
+        self._events = document["events"]
         return document

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from gateway.observe.call_metrics import (
     SERVER_DURATION,
 )
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS
-from gateway.observe.metric_store import Family, HistogramFamily, MetricStore
+from gateway.observe.metric_store import Family, HistogramFamily, MetricStore, clean_label
 from gateway.observe.metric_table import MetricTable, Words, quantiles
 
 INTERVAL = 1.0
@@ -41,7 +41,10 @@ _MINUTE_STEP = 10.0
 RECENT_POINTS, HOUR_POINTS, HOUR_STEP = 300, 360, 10
 """Points of a second, and points of ten seconds."""
 ENDPOINT_POINTS = 30
-"""Points of ten seconds that are kept of each endpoint."""
+"""Points of ten seconds that the topology shows of each endpoint and route."""
+MAX_CURVES = 500
+"""Endpoints, and routes, of which a point is kept: the busiest ones of each ten seconds. So the
+last hour of all endpoints takes 3 MB at most, and that of all routes too."""
 
 FAMILIES: tuple[Family, ...] = (
     DURATION,
@@ -58,11 +61,19 @@ FAMILIES: tuple[Family, ...] = (
 )
 ERROR_STATUSES = ("5xx", "aborted")
 """The statuses of calls that count as errors."""
-_STATUS = DURATION.labels.index("status")
+CLIENT_ERROR_STATUS = "4xx"
+"""The status of calls that failed by their clients' fault, which count apart."""
+_STATUS, _ROUTE = DURATION.labels.index("status"), DURATION.labels.index("route")
 _SHARES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
-_FIELDS = ("calls_per_second", "errors_per_second", *_SHARES, "requests_in_progress")
+_RATES = ("calls_per_second", "errors_per_second", "client_errors_per_second")
+_FIELDS = (*_RATES, *_SHARES, "requests_in_progress")
+_CURVE_FIELDS = ("calls_per_second", "errors_per_second", "p99_ms")
 
 Row = NDArray[np.float32]
+Key = tuple[str, ...]
+"""The labels of an endpoint, or of a route."""
+Values = Mapping[Key, Sequence[float]]
+"""The values of ``_CURVE_FIELDS`` of each endpoint, or route, with calls or errors."""
 
 _log = logging.getLogger("tensorgate.admin")
 
@@ -101,33 +112,73 @@ class Window:
         return rates
 
 
-class _Points:
-    """The newest points of a series of times, oldest first; NaN where nothing was measured."""
+_Point = TypeVar("_Point")
+
+
+class _Points(Generic[_Point]):
+    """The newest points of a series of times, oldest first; None where nothing was measured."""
 
     def __init__(self, count: int, step: float) -> None:
-        self._points: deque[Row] = deque(maxlen=count)
+        self._points: deque[_Point | None] = deque(maxlen=count)
         self._step = step
         self._end = 0.0
 
-    def append(self, point: Row, now: float) -> None:
+    def append(self, point: _Point, now: float) -> None:
         """Append a point; if some were left out, there is a gap.
 
         Points that come a little late each time are a whole step late at last: that is a gap too.
         """
         steps = round((now - self._end) / self._step) if self._end else 0
         for _ in range(min(steps - 1, self._points.maxlen or 0)):
-            self._points.append(np.full(len(_FIELDS), np.nan, np.float32))
+            self._points.append(None)
         self._points.append(point)
         # The clock may have been set back.
         self._end = self._end + steps * self._step if steps > 0 else now
 
-    def document(self) -> dict[str, Any]:
-        """Return the points by field."""
-        columns = np.array(self._points).T if self._points else np.empty((len(_FIELDS), 0))
-        fields = zip(_FIELDS, columns, strict=True)
+    def document(
+        self, names: Sequence[str], read: Callable[[_Point], Sequence[float]], last: int
+    ) -> dict[str, Any]:
+        """Return the last points by the names of the values that ``read`` returns of each."""
+        empty = [math.nan] * len(names)
+        points = list(self._points)[-last:]
+        rows = [empty if point is None else read(point) for point in points]
         return {"end": round(self._end, 3), "step_seconds": self._step} | {
-            name: [rounded(value) for value in column.tolist()] for name, column in fields
+            name: [rounded(float(row[column])) for row in rows] for column, name in enumerate(names)
         }
+
+
+_NOTHING = (0.0, 0.0, math.nan)
+"""The values of a step without calls."""
+
+
+class _Curves:
+    """The last hour of many endpoints, or routes; of each step, that of the busiest ones."""
+
+    def __init__(self) -> None:
+        self._points = _Points[tuple[NDArray[np.int32], Row]](HOUR_POINTS, HOUR_STEP)
+        self._numbers: dict[Key, int] = {}
+
+    def append(self, values: Values, now: float) -> None:
+        """Append a point."""
+        busiest = sorted(values, key=lambda key: -sum(values[key][:2]))[:MAX_CURVES]
+        for key in busiest:
+            self._numbers.setdefault(key, len(self._numbers))
+        busiest.sort(key=self._numbers.__getitem__)
+        numbers = np.array([self._numbers[key] for key in busiest], np.int32)
+        rows = np.array([values[key] for key in busiest], np.float32)
+        self._points.append((numbers, rows), now)
+
+    def document(self, key: Key, last: int) -> dict[str, Any]:
+        """Return the last points of one."""
+        number = self._numbers.get(key, -1)
+
+        def read(point: tuple[NDArray[np.int32], Row]) -> Sequence[float]:
+            numbers, rows = point
+            at = int(numbers.searchsorted(number))
+            found = at < len(numbers) and numbers[at] == number
+            return rows[at].tolist() if found else _NOTHING
+
+        return self._points.document(_CURVE_FIELDS, read, last)
 
 
 class History:
@@ -142,11 +193,10 @@ class History:
         self._samples: deque[_Sample] = deque()
         self._minute: deque[_Sample] = deque()
         """Samples of the last minute, ten seconds apart."""
-        self._recent = _Points(RECENT_POINTS, 1)
-        self._hour = _Points(HOUR_POINTS, HOUR_STEP)
+        self._recent = _Points[Row](RECENT_POINTS, 1)
+        self._hour = _Points[Row](HOUR_POINTS, HOUR_STEP)
         self._next_hour_point = 0.0
-        self._endpoints: deque[tuple[Row, Row]] = deque(maxlen=ENDPOINT_POINTS)
-        """Calls per second and 99th percentile in ms of each row of SERVER_DURATION."""
+        self._endpoints, self._routes = _Curves(), _Curves()
         self.interval = INTERVAL
 
     async def run(self) -> None:
@@ -187,14 +237,8 @@ class History:
             self._next_hour_point = at + HOUR_STEP - INTERVAL / 2
             window = self._window(samples[0], sample)
             self._hour.append(self._point(window), now)
-            calls = window.change(SERVER_DURATION)[:, 1:].sum(axis=1) / window.seconds
-            latencies = endpoint_latencies(window)
-            p99 = np.full(len(calls), np.nan)
-            for row, labels in enumerate(window.labels(SERVER_DURATION)[: len(calls)]):
-                if calls[row] and labels in latencies:
-                    found = percentile_ms(ENDPOINT_LATENCY, latencies[labels], 0.99)
-                    p99[row] = math.nan if found is None else found
-            self._endpoints.append((calls.astype(np.float32), p99.astype(np.float32)))
+            self._endpoints.append(_endpoint_values(window), now)
+            self._routes.append(_route_values(window), now)
 
     @property
     def now(self) -> Window | None:
@@ -211,20 +255,24 @@ class History:
 
     def recent(self) -> dict[str, Any]:
         """Return the last five minutes in steps of a second."""
-        return self._recent.document()
+        return self._recent.document(_FIELDS, np.ndarray.tolist, RECENT_POINTS)
 
     def hour(self) -> dict[str, Any]:
         """Return the last hour in steps of ten seconds."""
-        return self._hour.document()
+        return self._hour.document(_FIELDS, np.ndarray.tolist, HOUR_POINTS)
 
     def endpoint(self, row: int) -> dict[str, Any]:
         """Return the last five minutes of an endpoint: of a row of SERVER_DURATION."""
-        points = [(calls[row], p99[row]) for calls, p99 in self._endpoints if row < len(calls)]
-        return {
-            "step_seconds": HOUR_STEP,
-            "calls_per_second": [rounded(float(calls)) for calls, _ in points],
-            "p99_ms": [rounded(float(p99)) for _, p99 in points],
-        }
+        upstream, url = self._tables[SERVER_DURATION].labels[row]
+        return self.endpoint_curves(upstream, url, ENDPOINT_POINTS)
+
+    def endpoint_curves(self, upstream: str, url: str, last: int = HOUR_POINTS) -> dict[str, Any]:
+        """Return the last hour of an endpoint, or so many points of it."""
+        return self._endpoints.document((clean_label(upstream), clean_label(url)), last)
+
+    def route_curves(self, name: str, last: int = HOUR_POINTS) -> dict[str, Any]:
+        """Return the last hour of a route, or so many points of it."""
+        return self._routes.document((clean_label(name),), last)
 
     def _window(self, old: _Sample, new: _Sample) -> Window:
         labels = {family: table.labels for family, table in self._tables.items()}
@@ -237,17 +285,57 @@ class History:
         return np.array(point, np.float32)
 
 
+def _endpoint_values(window: Window) -> Values:
+    """Return the calls, the failures and the 99th percentile of each endpoint."""
+    words = window.change(SERVER_DURATION)
+    calls = (words[:, 1:].sum(axis=1) / window.seconds).tolist()
+    latencies = endpoint_latencies(window)
+    found = {}
+    for labels, rate in zip(window.labels(SERVER_DURATION), calls, strict=False):
+        if rate:
+            p99 = None
+            if labels in latencies:
+                p99 = percentile_ms(ENDPOINT_LATENCY, latencies[labels], 0.99)
+            found[labels] = [rate, 0.0, math.nan if p99 is None else p99]
+    failures = (window.change(ENDPOINT_FAILURES)[:, 0] / window.seconds).tolist()
+    for (upstream, url, _), rate in zip(window.labels(ENDPOINT_FAILURES), failures, strict=False):
+        if rate:
+            found.setdefault((upstream, url), [*_NOTHING])[1] += rate
+    return found
+
+
+def _route_values(window: Window) -> Values:
+    """Return the calls, the errors and the 99th percentile of each route."""
+    words, labels = window.change(DURATION), window.labels(DURATION)
+    calls = words[:, 1:].sum(axis=1) / window.seconds
+    rows: defaultdict[Key, list[int]] = defaultdict(list)
+    for row in np.flatnonzero(calls).tolist():
+        rows[labels[row][_ROUTE],].append(row)
+    merged = {route: words[chosen].sum(axis=0, keepdims=True) for route, chosen in rows.items()}
+    return {
+        route: (
+            float(calls[chosen].sum()),
+            float(sum(calls[row] for row in chosen if labels[row][_STATUS] in ERROR_STATUSES)),
+            float(quantiles(DURATION, merged[route], 0.99)[0]) * 1000,
+        )
+        for route, chosen in rows.items()
+    }
+
+
 def summarize(window: Window, rows: Sequence[int] | None = None) -> dict[str, float | None]:
-    """Return rates and error ratio of rows of DURATION; of all calls also the percentiles."""
+    """Return rates and error ratios of rows of DURATION; of all calls also the percentiles."""
     words, labels = window.change(DURATION), window.labels(DURATION)
     chosen = range(len(words)) if rows is None else rows
     calls = words[:, 1:].sum(axis=1)
     total = sum(calls[row] for row in chosen)
     errors = sum(calls[row] for row in chosen if labels[row][_STATUS] in ERROR_STATUSES)
+    refused = sum(calls[row] for row in chosen if labels[row][_STATUS] == CLIENT_ERROR_STATUS)
     summary = {
         "calls_per_second": rounded(total / window.seconds),
         "errors_per_second": rounded(errors / window.seconds),
         "error_ratio": rounded(errors / total) if total else None,
+        "client_errors_per_second": rounded(refused / window.seconds),
+        "client_error_ratio": rounded(refused / total) if total else None,
     }
     return summary if rows is not None else summary | call_percentiles(window)
 

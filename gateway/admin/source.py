@@ -55,11 +55,14 @@ class GatewaySource(Protocol):
     def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
         """Tell whether a request has a key that allows actions."""
 
-    async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
-        """Drain an endpoint in all workers, or restore it. Raises ValueError."""
+    async def drain_endpoint(self, upstream: str, url: str, drained: bool, operator: str) -> None:
+        """Drain an endpoint in all workers, or restore it, for an operator. Raises ValueError."""
 
     def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
         """Return the recent calls, as JSON, that came after positions, and the next positions.
 
         Without positions, it returns all that there are.
         """
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the last events of all processes, newest first; in any thread."""

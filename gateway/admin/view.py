@@ -12,7 +12,14 @@ from gateway.admin.history import History, Window
 from gateway.admin.own_calls import OwnCallError, OwnCalls
 from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import CallFilter, matching_calls
-from gateway.admin.panels.models import ModelTotals, describe_model, describe_models
+from gateway.admin.panels.curves import add_curves, describe_curves
+from gateway.admin.panels.journal import describe_journal
+from gateway.admin.panels.models import (
+    FailedModels,
+    ModelTotals,
+    describe_model,
+    describe_models,
+)
 from gateway.admin.panels.overview import describe_overview
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
 from gateway.admin.savings import Savings
@@ -52,6 +59,10 @@ class GatewayView:
         self._state: State | None = None
         self._expires = float("-inf")
         self._lock = asyncio.Lock()
+        self._models_lock = asyncio.Lock()
+        self._failed_models = FailedModels()
+        self._positions: Sequence[int] = ()
+        """Behind the calls that are noted in the failed models."""
 
     async def __aenter__(self) -> GatewayView:
         self._task = asyncio.create_task(self._history.run(), name="admin history")
@@ -82,20 +93,35 @@ class GatewayView:
         """Return the routes, the upstreams and their endpoints. Raises ValueError."""
         chosen = EndpointFilter.parse(query)
         state, settings = await self._current_state(), self._source.settings
-        return await asyncio.to_thread(
-            describe_topology,
-            *(state.time, state.status, state.window),
-            self._history,
-            settings,
-            chosen,
-        )
+
+        def describe() -> Document:
+            document = describe_topology(
+                *(state.time, state.status, state.window),
+                self._history,
+                settings,
+                chosen,
+            )
+            add_curves(document["routes"], state.window, self._history)
+            return document
+
+        return await asyncio.to_thread(describe)
+
+    async def curves(self, query: Mapping[str, str]) -> Document:
+        """Return the last hour of an endpoint, or of a route. Raises ValueError."""
+        return {"time": time.time(), "history": describe_curves(self._history, query)}
 
     async def models(self, query: Mapping[str, str]) -> Document:
         """Return the models that are ready or were called. Raises ValueError."""
         state = await self._current_state()
-        return await asyncio.to_thread(
-            describe_models, state.time, state.status, (state.window, state.minute), query
-        )
+
+        def describe() -> Document:
+            calls, self._positions = self._source.recent_calls(self._positions)
+            self._failed_models.note(calls)
+            windows = state.window, state.minute
+            return describe_models(state.time, state.status, windows, query, self._failed_models)
+
+        async with self._models_lock:
+            return await asyncio.to_thread(describe)
 
     async def model(self, name: str) -> Document:
         """Return one model, with what its servers say of it."""
@@ -120,6 +146,11 @@ class GatewayView:
             return {name: await self._own_calls.get_document(path), f"{name}_error": None}
         except OwnCallError as error:
             return {name: None, f"{name}_error": str(error)}
+
+    async def journal(self, query: Mapping[str, str]) -> Document:
+        """Return the last events that fit, newest first. Raises ValueError."""
+        events = await asyncio.to_thread(self._source.events)
+        return describe_journal(time.time(), events, query)
 
     async def calls(self, query: Mapping[str, str]) -> Document:
         """Return the recent calls that fit, newest first. Raises ValueError."""

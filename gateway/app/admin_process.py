@@ -19,6 +19,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.app.admin_site import AdminSite
 from gateway.app.captured_calls import send_connection
+from gateway.app.journal.journal import Event
 from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload.prepared import CloseReplaced, PreparedReload
 from gateway.app.reload.revision import Revision
@@ -51,6 +52,7 @@ class AdminProcess:
         assert shared.control is not None
         self._resources = resources
         self._shared = shared
+        self._journal = shared.admin_journal
         self._control = ControlClient(shared.control)
         self._site = AdminSite(self)
         self._statuses: list[dict[str, Any]] = []
@@ -172,9 +174,10 @@ class AdminProcess:
         """Tell whether a request has a key that allows actions at the admin address."""
         return self._resources.authorizes(headers)
 
-    async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
+    async def drain_endpoint(self, upstream: str, url: str, drained: bool, operator: str) -> None:
         """Drain an endpoint, or restore it. Raises ValueError."""
         self._shared.drained.change(upstream, url, drained)
+        self._journal.record_action(operator, upstream, url, drained)
 
     async def connect(self) -> socket.socket:
         """Return a connection to a worker, which serves it as that of a client.
@@ -213,6 +216,10 @@ class AdminProcess:
     def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
         """Return the recent calls after positions, and the next positions."""
         return self._shared.recent_calls.read(positions)
+
+    def events(self) -> list[Event]:
+        """Return the last events of all processes, newest first."""
+        return self._journal.read()
 
     async def _ask(self, slot: int, question: Question, max_seconds: float) -> str | None:
         """Return the reply of a worker; None if there was none in time."""

@@ -33,6 +33,7 @@ from gateway.app.build.worker_count import offload_threads
 from gateway.app.captured_calls import CapturedCalls, send_connection
 from gateway.app.ejection_sync import EjectionSync
 from gateway.app.endpoint_watch import EndpointWatch
+from gateway.app.journal.journal import Event
 from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.prepared import CloseReplaced, PreparedReload
@@ -139,6 +140,8 @@ class Gateway:
         writer = self.metric_store.writer(slot)
         self.call_metrics = CallMetrics(self.metric_store, writer)
         self.reload_metrics = ReloadMetrics(writer)
+        self.journal = shared.journal.of_process(slot)
+        """Where this process records its events."""
         self._metrics = GatewayMetrics(writer, self.call_metrics.observe_mirrored)
         self._recent_calls = shared.recent_calls.writer(slot)
         self._status_publisher = StatusPublisher(
@@ -224,9 +227,10 @@ class Gateway:
         """Tell whether a request has a key that allows actions at the admin address."""
         return self._resources.authorizes(headers)
 
-    async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
+    async def drain_endpoint(self, upstream: str, url: str, drained: bool, operator: str) -> None:
         """Drain an endpoint, or restore it. Raises ValueError."""
         self._shared.drained.change(upstream, url, drained)
+        self.journal.record_action(operator, upstream, url, drained)
         self._drain_endpoints(self.upstreams)
 
     async def connect(self) -> socket.socket:
@@ -247,6 +251,10 @@ class Gateway:
         """Return the recent calls after positions, and the next positions."""
         return self._shared.recent_calls.read(positions)
 
+    def events(self) -> list[Event]:
+        """Return the last events, newest first."""
+        return self.journal.read()
+
     async def not_ready_reason(self) -> str:
         """Return why the gateway is not ready, or an empty text."""
         return await self.active_config.router.readiness.check()
@@ -263,7 +271,8 @@ class Gateway:
         limits = build_shared_limits(settings, self._metrics)
         buffers = limits.memory_budget.buffers
         upstreams = build_upstreams(
-            resources.upstream_specs, {}, self._metrics, buffers, self._ejection_sync
+            *(resources.upstream_specs, {}, self._metrics, buffers),
+            *(self._ejection_sync, self.journal),
         )
         try:
             await _start(upstreams)
@@ -301,7 +310,14 @@ class Gateway:
             self._ejection_sync.start(self._pools)
         await self._endpoint_watch.__aenter__()
         await self._status_publisher.__aenter__()
+        if self._is_alone:
+            self.journal.record_start(1)
         return self
+
+    @property
+    def _is_alone(self) -> bool:
+        """Tell whether there is no supervisor, which else records what concerns all workers."""
+        return self._on_closed is None
 
     def take(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
@@ -318,6 +334,8 @@ class Gateway:
 
     def begin_draining(self) -> None:
         """Be not ready from now on; leaving the context drains."""
+        if self._is_alone and not self.draining:
+            self.journal.record_drain(self._settings.limits.drain_timeout)
         self.draining = self.active_config.router.readiness.draining = True
 
     async def reload(self, settings: Settings) -> str:
@@ -355,6 +373,7 @@ class Gateway:
             self._metrics,
             limits.memory_budget.buffers,
             self._ejection_sync,
+            self.journal,
         )
         undo.push_async_callback(_close_unused, upstreams)
         await _start(upstreams)
@@ -618,8 +637,13 @@ class Gateway:
     def _watch_files(self, resources: LoadedResources) -> tuple[asyncio.Task[None], ...]:
         """Start to follow the certificate and the API keys; return the tasks that do it."""
         watches = []
+
+        def on_reload(failure: str) -> None:
+            if self._is_alone:
+                resources.record_certificate(self.journal, failure)
+
         if resources.tls is not None:
-            watches.append(asyncio.create_task(resources.tls.watch()))
+            watches.append(asyncio.create_task(resources.tls.watch(on_reload)))
         if resources.api_keys.groups:
             watch = resources.api_keys.watch(self._listener.clear_plans)
             watches.append(asyncio.create_task(watch))

@@ -19,6 +19,7 @@ from gateway.app.build.tls import (
 )
 from gateway.app.build.upstreams import UpstreamSpec
 from gateway.app.build.worker_count import offload_warnings, worker_count
+from gateway.app.journal.journal import CERTIFICATE_REFUSED, CERTIFICATE_RELOADED, Journal
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy, new_identity
 from gateway.settings.routes import pattern_warnings
@@ -47,14 +48,20 @@ class LoadedResources:
         group = self.api_keys.groups.get(name) if name else None
         return group is not None and group.authenticates(headers)
 
-    def refresh(self) -> None:
+    def refresh(self, journal: Journal) -> None:
         """Load API keys and server certificates again, if their files have changed.
 
         A gateway that uses them need not call this: it watches their files.
         """
         self.api_keys.refresh()
-        if self.tls is not None:
-            self.tls.reload_if_changed()
+        if self.tls is not None and (failure := self.tls.reload_if_changed()) is not None:
+            self.record_certificate(journal, failure)
+
+    def record_certificate(self, journal: Journal, failure: str) -> None:
+        """Record that the server certificate was loaded again, or why it was not."""
+        file = self.settings.tls.certificate if self.settings.tls is not None else ""
+        kind = CERTIFICATE_REFUSED if failure else CERTIFICATE_RELOADED
+        journal.record(kind, who="file watch", why=failure or "the file has changed", subject=file)
 
 
 def load_resources(settings: Settings, before: LoadedResources | None = None) -> LoadedResources:

@@ -33,7 +33,7 @@ from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
 from gateway.app.reload.source import SettingsSource
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.single_process_reloader import OnApplied, notify_applied
-from gateway.observe.gateway_metrics import ReloadMetrics
+from gateway.observe.gateway_metrics import WORKER_RESTARTS, ReloadMetrics
 from gateway.settings.schema import Settings
 from gateway.workers.ipc import ConnectionKind, ReloadMessage, ToWorker
 from gateway.workers.reload_broadcast import (
@@ -89,7 +89,10 @@ class SupervisorReloader(ConfigSource):
         # Made before the first fork, as all workers share it. It outlives them, and each reload.
         self._shared = SharedMemory.for_workers(workers)
         writer = self._shared.metric_store.writer(self._shared.supervisor_segment)
-        self._reload_log = ReloadLog(Revision(time.time(), str(source.file)), ReloadMetrics(writer))
+        self.journal = self._shared.supervisor_journal
+        self.worker_restarts = writer.counter(WORKER_RESTARTS)
+        revision = Revision(time.time(), str(source.file))
+        self._reload_log = ReloadLog(revision, ReloadMetrics(writer), self.journal)
         self._is_requested = False
         self._prepared: _Prepared | None = None
         """What is made for new settings, until all processes use them or none."""
@@ -167,7 +170,9 @@ class SupervisorReloader(ConfigSource):
         self._prepared = self._replaced = None
         notify_applied(self._on_settings_applied, self.settings)
         changes = describe_changes(now.resources, before.resources)
-        self._reload_log.log_reload(changes, now.read, before.resources.settings)
+        self._reload_log.log_reload(
+            changes, now.read, before.resources.settings, self._is_requested
+        )
         log_addresses(self.addresses, describe_addresses(before.bound, before.resources.settings))
         for name in late:
             _log.warning("%s does not respond: it uses the new settings once it does", name)
@@ -180,7 +185,7 @@ class SupervisorReloader(ConfigSource):
     def _refresh_resources(self) -> None:
         """Load the files that workers reload by themselves, for workers that start later."""
         try:
-            self._resources.refresh()
+            self._resources.refresh(self.journal)
         except Exception:
             _log.exception(
                 "API keys or certificates could not be reloaded; keeping the previous ones"

@@ -8,6 +8,7 @@ from typing import Self
 
 import orjson
 
+from gateway.app.journal.journal import Journal, SharedJournal
 from gateway.observe.call_metrics import CALL_FAMILIES
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
@@ -89,6 +90,8 @@ class SharedMemory:
     recent_calls: SharedCalls
     """The last calls of each worker."""
     drained: DrainedEndpoints
+    journal: SharedJournal
+    """The events of each worker, of the supervisor, and of the admin process."""
     control: ControlSockets | None
     """For questions of the admin process to each worker; None if there is but one process."""
 
@@ -115,6 +118,7 @@ class SharedMemory:
             shared_counters(workers),
             SharedCalls(workers),
             DrainedEndpoints(),
+            SharedJournal(workers + 2),
             control,
         )
 
@@ -122,3 +126,13 @@ class SharedMemory:
     def supervisor_segment(self) -> int:
         """Return the number of the supervisor's segment in the metric store."""
         return self.metric_store.segments - 1
+
+    @property
+    def supervisor_journal(self) -> Journal:
+        """Return the journal for the supervisor to record in."""
+        return self.journal.of_process(len(self.worker_pids))
+
+    @property
+    def admin_journal(self) -> Journal:
+        """Return the journal for the admin process to record in."""
+        return self.journal.of_process(len(self.worker_pids) + 1)

@@ -41,7 +41,7 @@ class SingleProcessReloader(BackgroundTask):
         self._gateway = gateway
         self._source = source
         self._on_applied = on_applied
-        self._reload_log = ReloadLog(gateway.revision, gateway.reload_metrics)
+        self._reload_log = ReloadLog(gateway.revision, gateway.reload_metrics, gateway.journal)
         self._requested = asyncio.Event()
 
     def request_reload(self) -> None:
@@ -76,5 +76,5 @@ class SingleProcessReloader(BackgroundTask):
             return
         self._reload_log.record_reload(self._reload_log.revision.after_reload(time.time()))
         notify_applied(self._on_applied, gateway.settings)
-        self._reload_log.log_reload(changes, settings, before)
+        self._reload_log.log_reload(changes, settings, before, requested)
         log_addresses(gateway.addresses, addresses)

@@ -12,6 +12,7 @@ import logging
 import os
 import ssl
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.system.certificates import CertificateFileError, load_authorities, load_certificate
@@ -50,30 +51,38 @@ class ReloadingTlsContext:
         self._last_error = ""
         self.context = make_server_context(files)
 
-    async def watch(self) -> None:
-        """Reload the files whenever they change, until cancelled."""
+    async def watch(self, on_reload: Callable[[str], None]) -> None:
+        """Reload the files whenever they change, until cancelled.
+
+        ``on_reload`` gets what ``reload_if_changed`` returns of each attempt.
+        """
         while True:
-            self.reload_if_changed()
+            failure = self.reload_if_changed()
+            if failure is not None:
+                on_reload(failure)
             await asyncio.sleep(POLL_INTERVAL)
 
-    def reload_if_changed(self) -> None:
-        """Make a new context if the files have changed, but not since the last check."""
+    def reload_if_changed(self) -> str | None:
+        """Make a new context if the files have changed, but not since the last check.
+
+        Return why they cannot be used, once for each reason; an empty text if they are in use now,
+        and None if there is nothing new.
+        """
         if not self._watch.changed():
-            return
+            return None
         try:
             self.context = make_server_context(self._files)
         except TlsFileError as error:
-            self._log_once(f"{error}; new connections still use the previous certificate")
-        else:
-            self._watch.mark_used()
-            self._last_error = ""
-            _log.info("new connections use the certificate in %s", self._files.certificate)
-
-    def _log_once(self, message: str) -> None:
-        """Log an error once, though each check finds it again."""
-        if message != self._last_error:
+            message = str(error)
+            if message == self._last_error:
+                return None
             self._last_error = message
-            _log.error("%s", message)
+            _log.error("%s; new connections still use the previous certificate", message)
+            return message
+        self._watch.mark_used()
+        self._last_error = ""
+        _log.info("new connections use the certificate in %s", self._files.certificate)
+        return ""
 
 
 def make_server_context(files: TlsFiles) -> ssl.SSLContext:

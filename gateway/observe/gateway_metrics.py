@@ -76,6 +76,10 @@ DROPPED_SPANS = CounterFamily(
 )
 RELOADS = CounterFamily("tensorgate_reloads", "Reloads that took effect.")
 RELOAD_FAILURES = CounterFamily("tensorgate_reload_failures", "Reloads that failed.")
+WORKER_RESTARTS = CounterFamily(
+    "tensorgate_worker_restarts",
+    "Workers that were started because another one had ended unexpectedly.",
+)
 CPU_SECONDS = CounterFamily(
     "process_cpu_seconds", "User and system CPU time of all workers in seconds."
 )
@@ -93,6 +97,7 @@ GATEWAY_FAMILIES = (
     DROPPED_SPANS,
     RELOADS,
     RELOAD_FAILURES,
+    WORKER_RESTARTS,
     CPU_SECONDS,
 )
 """What a store must have for GatewayMetrics and ReloadMetrics."""

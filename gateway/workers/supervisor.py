@@ -31,6 +31,7 @@ from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate, ReloadB
 from gateway.workers.signals import STOP_SIGNALS, SignalWatcher
 from gateway.workers.worker_pool import (
     NEVER,
+    WorkerEvents,
     WorkerMain,
     WorkerPool,
     WorkerProcess,
@@ -45,7 +46,7 @@ class NoWorkerError(Exception):
     """Not one worker came up."""
 
 
-class SupervisorEvents(Protocol):
+class SupervisorEvents(WorkerEvents, Protocol):
     """What the supervisor reports."""
 
     def on_started(self, workers: Sequence[int]) -> None:
@@ -76,7 +77,9 @@ class Supervisor:
         self._events = events
         # Unlike epoll, poll keeps nothing in the kernel that a fork would share.
         self._selector = selectors.PollSelector()
-        self._pool = WorkerPool(workers, main, admin_main, self._selector, self._close_in_child)
+        self._pool = WorkerPool(
+            workers, main, admin_main, self._selector, self._close_in_child, events
+        )
         self._pool.has_admin = ToWorker.ADMIN in sockets.values()
         self._acceptor = Acceptor(sockets, self._pool, self._selector)
         self._reloads = None if config_source is None else ReloadBroadcaster(config_source)

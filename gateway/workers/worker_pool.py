@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from operator import attrgetter
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from gateway.workers.ipc import (
     ConnectionKind,
@@ -173,6 +173,16 @@ class WorkerProcess:
         return True
 
 
+class WorkerEvents(Protocol):
+    """What is reported of workers and the admin process while the gateway runs."""
+
+    def on_worker_ended(self, process: WorkerProcess, why: str) -> None:
+        """Handle that a process has ended unexpectedly."""
+
+    def on_worker_restarted(self, process: WorkerProcess) -> None:
+        """Handle that a process was started in the place of one that had ended unexpectedly."""
+
+
 class WorkerSlot:
     """One position of a worker or the admin process, filled again when that ends.
 
@@ -194,6 +204,8 @@ class WorkerSlot:
         self.worker: WorkerProcess | None = None
         self.start_at = 0.0
         """When the next worker starts, on the clock of ``time.monotonic``, if there is none."""
+        self.replaces = False
+        """Whether the next process takes the place of one that has ended unexpectedly."""
         self._early_exits = 0
 
     @property
@@ -230,6 +242,7 @@ class WorkerPool:
         admin_main: WorkerMain,
         selector: selectors.BaseSelector,
         close_in_child: Callable[[], None],
+        events: WorkerEvents,
     ) -> None:
         *counters, admin_counter = shared_counters(size + 1)
         self._slots = [WorkerSlot(counter, main) for counter in counters]
@@ -246,6 +259,7 @@ class WorkerPool:
         """Connections that were on the way to a process when it died."""
         self._selector = selector
         self._close_in_child = close_in_child
+        self._events = events
 
     @property
     def has_admin(self) -> bool:
@@ -325,6 +339,9 @@ class WorkerPool:
         self._selector.register(
             channel, selectors.EVENT_READ, partial(self._read, slot, slot.worker)
         )
+        if slot.replaces:
+            slot.replaces = False
+            self._events.on_worker_restarted(slot.worker)
 
     def _read(self, slot: WorkerSlot, worker: WorkerProcess) -> None:
         was_starting = worker.state is WorkerState.STARTING
@@ -346,6 +363,8 @@ class WorkerPool:
             then = f"in {delay:g} s" if delay else "at once"
             ended = exit_text(code)
             _log.error("%s %s; another one starts %s", worker.name, ended, then)
+            slot.replaces = True
+            self._events.on_worker_ended(worker, ended)
         elif code and -code not in STOP_SIGNALS:
             # A stop signal may come before the worker handles it, and after it has finished.
             _log.error("%s %s", worker.name, exit_text(code))

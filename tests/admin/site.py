@@ -15,6 +15,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.admin.history import History
 from gateway.app.admin_site import AdminSite
+from gateway.app.journal.journal import SharedJournal
 from gateway.app.shared_memory import SharedCalls
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_metrics import CALL_FAMILIES
@@ -115,6 +116,8 @@ class ChosenSource:
         self.asked = 0
         self.shared_calls = SharedCalls(2)
         self.drained: set[tuple[str, str]] = set()
+        self.operators: list[str] = []
+        self.journal = SharedJournal(1).of_process(0)
 
     @property
     def hangs(self) -> bool:
@@ -129,8 +132,9 @@ class ChosenSource:
         """Tell whether a request has the key."""
         return headers.get("Authorization") == f"Bearer {KEY}"
 
-    async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
-        """Drain an endpoint, or restore it."""
+    async def drain_endpoint(self, upstream: str, url: str, drained: bool, operator: str) -> None:
+        """Drain an endpoint, or restore it, and record who did."""
+        self.operators.append(operator)
         (self.drained.add if drained else self.drained.discard)((upstream, url))
 
     async def connect(self) -> socket.socket:
@@ -156,6 +160,10 @@ class ChosenSource:
     def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
         """Return the calls that were appended."""
         return self.shared_calls.read(positions)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events that were recorded, newest first."""
+        return self.journal.read()
 
     def add_call(self, **fields: Any) -> None:
         """Append a call to the ring of a worker."""

@@ -21,6 +21,7 @@ DOCUMENTS = (
     "/api/models",
     "/api/model?name=m",
     "/api/calls",
+    "/api/journal",
 )
 PAGES = ("/", "/live", "/ready", "/status", "/metrics", *DOCUMENTS, "/page/main.js")
 
@@ -179,6 +180,9 @@ async def test_absolute_target_does_not_replace_the_host(client: RawClient) -> N
         ("/api/topology?offset=%D9%A1", "offset"),
         ("/api/calls?limit=99999999999999999999", "limit"),
         ("/api/calls?min_ms=nan", "min_ms"),
+        ("/api/journal?seconds=x", "seconds"),
+        ("/api/journal?limit=-1", "limit"),
+        ("/api/curves", "route"),
         ("/api/calls?min_ms=inf", "min_ms"),
         ("/api/calls?min_ms=x", "min_ms"),
         ("/api/calls?status=9xx", "status"),

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.admin import events, security
 from gateway.admin.events import MAX_STREAMS
+from gateway.app.journal.journal import SETTINGS_RELOADED
 from tests.admin.site import RunningSite, endpoint, running_site, upstream, worker_status
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import Head, request
@@ -75,7 +76,7 @@ async def test_first_events_come_at_once(
     async with _following(site, "?topics=overview,topology,models,calls") as stream:
         names = [(await stream.next_event())[0] for _ in range(3)]
         assert names == ["overview", "topology", "models"]
-        assert await stream.next_message() == ": no new calls"
+        assert await stream.next_message() == ": nothing new"
 
 
 async def test_overview_is_followed_if_nothing_is_said(site: RunningSite) -> None:
@@ -121,17 +122,32 @@ async def test_each_call_is_sent_once(site: RunningSite) -> None:
         name, document = await stream.next_event()
         assert name == "calls"
         assert [each["id"] for each in document["calls"]] == ["2", "1", "0"]
-        assert await stream.next_message() == ": no new calls"
+        assert await stream.next_message() == ": nothing new"
         for number in (3, 4):
             site.source.add_call(id=f"{number}", time=number)
         sent: list[str] = []
         while len(sent) < 2:
             message = await stream.next_message()
-            if message != ": no new calls":
+            if message != ": nothing new":
                 data = json.loads(message.partition("data: ")[2])
                 sent += [each["id"] for each in data["calls"]]
         assert sorted(sent) == ["3", "4"]
-        assert await stream.next_message() == ": no new calls"
+        assert await stream.next_message() == ": nothing new"
+
+
+async def test_journal_is_sent_when_something_has_happened(site: RunningSite) -> None:
+    journal = site.source.journal
+    journal.record(SETTINGS_RELOADED, who="SIGHUP")
+    async with _following(site, "?topics=journal") as stream:
+        name, document = await stream.next_event()
+        assert name == "journal"
+        assert [each["who"] for each in document["events"]] == ["SIGHUP"]
+        assert await stream.next_message() == ": nothing new"
+        journal.record(SETTINGS_RELOADED, who="file watch")
+        while (message := await stream.next_message()) == ": nothing new":
+            pass
+        found = json.loads(message.partition("data: ")[2])["events"]
+        assert [each["who"] for each in found] == ["file watch", "SIGHUP"]
 
 
 async def test_calls_are_filtered(site: RunningSite) -> None:

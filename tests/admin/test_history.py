@@ -11,6 +11,7 @@ from gateway.admin import history as history_module
 from gateway.admin.history import (
     ENDPOINT_POINTS,
     HOUR_POINTS,
+    MAX_CURVES,
     RECENT_POINTS,
     History,
     call_percentiles,
@@ -24,7 +25,7 @@ from gateway.observe.call_metrics import (
     ENDPOINT_LATENCY,
     SERVER_DURATION,
 )
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
+from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
 from tests.support.gateway import no_leaks, until
 
@@ -32,6 +33,7 @@ NOW = 1_700_000_000.0
 FIELDS = (
     "calls_per_second",
     "errors_per_second",
+    "client_errors_per_second",
     "p50_ms",
     "p95_ms",
     "p99_ms",
@@ -98,6 +100,7 @@ def test_rates_are_those_between_two_samples() -> None:
         "step_seconds": 1,
         "calls_per_second": [5],
         "errors_per_second": [1.5],
+        "client_errors_per_second": [0.5],
         "p50_ms": [pytest.approx(3, rel=0.05)],
         "p95_ms": [pytest.approx(3, rel=0.05)],
         "p99_ms": [pytest.approx(3, rel=0.05)],
@@ -213,7 +216,6 @@ def test_an_hour_is_kept_and_no_more() -> None:
     assert doubled.count(True) in (199, 200, 201)
     assert doubled == sorted(doubled)
     assert len(sampled.history._samples) <= 12
-    assert len(sampled.history._endpoints) == ENDPOINT_POINTS
 
 
 def test_gap_has_no_values() -> None:
@@ -264,24 +266,83 @@ def test_points_are_where_their_times_are_however_late_samples_come(interval: fl
             assert points == pytest.approx(interval * count / step, abs=3)
 
 
-def test_endpoints_have_points_of_ten_seconds() -> None:
+def _fail(sampled: _Sampled, url: str, times: int, kind: str = "unreachable") -> None:
+    sampled.store.writer(0).counter(ENDPOINT_FAILURES, ("u", url, kind)).add(times)
+
+
+def test_endpoints_and_routes_have_curves_of_ten_seconds() -> None:
     sampled = _Sampled()
-    sampled.serve("http://one", 0.003)
     sampled.sample()
     for _ in range(25):
         sampled.serve("http://one", 0.003, times=4)
+        sampled.call(seconds=0.003, times=3)
+        sampled.call(status="5xx", times=1)
+        _fail(sampled, "http://one", 1, "5xx")
+        _fail(sampled, "http://one", 1, "no_response")
+        _fail(sampled, "http://refused", 2)
         sampled.sample()
-    sampled.serve("http://late", 0.003)
-    for _ in range(10):
+    one = sampled.history.endpoint_curves("u", "http://one")
+    assert one["step_seconds"] == 10
+    assert one["calls_per_second"] == [4, 4, 4]
+    assert one["errors_per_second"] == [2, 2, 2]
+    assert one["p99_ms"] == [pytest.approx(3, rel=0.05)] * 3
+    refused = sampled.history.endpoint_curves("u", "http://refused")
+    assert refused["calls_per_second"] == [0, 0, 0]
+    assert refused["errors_per_second"] == [2, 2, 2]
+    assert refused["p99_ms"] == [None, None, None]
+    route = sampled.history.route_curves("r")
+    assert (route["calls_per_second"], route["errors_per_second"]) == ([4, 4, 4], [1, 1, 1])
+    assert route["p99_ms"] == [pytest.approx(4.975, rel=0.01)] * 3
+    nobody = sampled.history.route_curves("none")
+    assert (nobody["calls_per_second"], nobody["p99_ms"]) == ([0, 0, 0], [None, None, None])
+
+
+def test_curves_are_of_an_hour_and_have_gaps() -> None:
+    sampled = _Sampled()
+    sampled.sample()
+    for second in range(3700):
+        sampled.serve("http://one", 0.003, times=1 + (second >= 3690))
         sampled.sample()
+    hour = sampled.history.endpoint_curves("u", "http://one")
+    assert len(hour["calls_per_second"]) == HOUR_POINTS
     table = sampled.history._tables[SERVER_DURATION]
-    one, late = (table.labels.index(("u", f"http://{name}")) for name in ("one", "late"))
-    points = sampled.history.endpoint(one)
-    assert points["step_seconds"] == 10
-    assert points["calls_per_second"][:3] == [4, 4, 4]
-    assert points["p99_ms"][:2] == [pytest.approx(3, rel=0.05)] * 2
-    assert len(sampled.history.endpoint(late)["calls_per_second"]) == 1
-    assert sampled.history.endpoint(999)["calls_per_second"] == []
+    recent = sampled.history.endpoint(table.labels.index(("u", "http://one")))
+    assert recent["calls_per_second"] == hour["calls_per_second"][-ENDPOINT_POINTS:]
+    assert recent["end"] == hour["end"]
+    for _ in range(2):
+        sampled.sample(after=40)
+    assert None in sampled.history.endpoint_curves("u", "http://one")["calls_per_second"][-8:]
+
+
+def test_of_very_many_endpoints_the_busiest_have_a_point() -> None:
+    sampled = _Sampled()
+    sampled.sample()
+    for number in range(MAX_CURVES):
+        sampled.serve(f"http://{number}", 0.003, times=2)
+    sampled.serve("http://idle", 0.003)
+    _fail(sampled, "http://failing", 1000)
+    sampled.sample(after=10)
+    curves = sampled.history.endpoint_curves
+    assert curves("u", "http://idle")["calls_per_second"] == [0]
+    assert curves("u", "http://failing")["errors_per_second"] == [100]
+    assert curves("u", "http://0")["calls_per_second"] == [0.2]
+    # They are chosen anew each time.
+    sampled.serve("http://idle", 0.003)
+    sampled.sample(after=10)
+    assert curves("u", "http://idle")["calls_per_second"] == [0, 0.1]
+
+
+def test_errors_of_clients_are_a_ratio_of_their_own() -> None:
+    sampled = _Sampled()
+    sampled.sample()
+    sampled.call(times=6)
+    sampled.call(times=3, status="4xx")
+    sampled.call(times=1, status="5xx")
+    sampled.sample()
+    window = sampled.history.now
+    assert window is not None
+    summary = summarize(window)
+    assert (summary["error_ratio"], summary["client_error_ratio"]) == (0.1, 0.3)
 
 
 async def test_history_samples_while_its_task_runs() -> None:

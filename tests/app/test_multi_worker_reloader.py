@@ -395,7 +395,7 @@ async def test_new_worker_starts_with_the_newest_certificate(
 def test_error_while_refreshing_files_does_not_end_the_supervisor(
     reloads: _Reloads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_: LoadedResources) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("no luck")
 
     monkeypatch.setattr(LoadedResources, "refresh", fail)

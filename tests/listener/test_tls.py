@@ -214,12 +214,15 @@ def test_unusable_new_files_are_logged_once_and_not_used(
     tls_context = ReloadingTlsContext(files)
     old = tls_context.context
 
+    told: list[str] = []
+
     def look() -> None:
-        for _ in range(4):
-            tls_context.reload_if_changed()
+        found = [tls_context.reload_if_changed() for _ in range(4)]
+        told.extend(failure for failure in found if failure is not None)
 
     look()
     assert caplog.messages == []
+    assert told == []
     shutil.copyfile(new.certificate, files.certificate)  # the key of the old one is still there
     look()
     os.unlink(files.key)
@@ -229,10 +232,13 @@ def test_unusable_new_files_are_logged_once_and_not_used(
         f"tls.key: {files.key} is not the key of {files.certificate}{goes_on}",
         f"tls.key: cannot read {files.key}: No such file or directory{goes_on}",
     ]
+    assert [f"{failure}{goes_on}" for failure in told] == caplog.messages
     assert tls_context.context is old
     caplog.clear()
+    told.clear()
     shutil.copyfile(new.key, files.key)
     look()
+    assert told == [""]
     assert caplog.messages == [f"new connections use the certificate in {files.certificate}"]
     assert _shown(tls_context.context) == _written(new.certificate)
 
@@ -242,11 +248,14 @@ async def test_watch_reloads_changed_files(tmp_path: Path, monkeypatch: pytest.M
     files, new = _new(tmp_path / "now"), _new(tmp_path / "then")
     tls_context = ReloadingTlsContext(files)
     old = tls_context.context
-    watch = asyncio.create_task(tls_context.watch())
+    told: list[str] = []
+    watch = asyncio.create_task(tls_context.watch(told.append))
     await asyncio.sleep(0.03)
     assert tls_context.context is old
     _in_place(files, new)
-    await until(lambda: tls_context.context is not old)
+    await until(lambda: told)
+    assert tls_context.context is not old
+    assert told == [""]
     watch.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watch

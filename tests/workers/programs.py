@@ -19,6 +19,12 @@ class Events:
     def on_stopping(self):
         print("stopping", file=sys.stderr, flush=True)
 
+    def on_worker_ended(self, process, why):
+        os.write(2, b"end of %b\\n" % process.name.encode())  # whole, unlike print
+
+    def on_worker_restarted(self, process):
+        os.write(2, b"successor %b\\n" % process.name.encode())
+
 def next_message(channel):
     return receive_descriptor(channel._channel)
 

@@ -140,6 +140,21 @@ async def test_admin_process_that_dies_is_replaced_and_delays_no_client() -> Non
             assert (await process.end())[:2] == (0, "dropped 101\n")
 
 
+async def test_processes_that_die_and_their_successors_are_reported() -> None:
+    program = command(WORKER, 1, setup=WITH_ADMIN, admin=ADMIN)
+    async with running_process(*program) as process:
+        admin = int((await process.wait_for_output(r"admin (\d+)"))[1])
+        worker = int((await process.wait_for_output(r"started (\d+)"))[1])
+        for name, pid in (("worker", worker), ("admin process", admin)):
+            os.kill(pid, signal.SIGKILL)
+            await process.wait_for_output(f"end of {name} {pid}")
+            await process.wait_for_output(rf"successor {name} (?!{pid})\d+")
+        process.signal(signal.SIGTERM)
+        _, _, err = await process.end()
+    # Those that start at first, or end with the gateway, are none.
+    assert (err.count("successor "), err.count("end of ")) == (2, 2)
+
+
 async def test_admin_process_that_fails_again_and_again_keeps_no_client_waiting() -> None:
     program = command(WORKER, 1, setup=WITH_ADMIN, admin="os._exit(3)")
     async with running_process(*program) as process:

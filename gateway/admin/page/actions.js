@@ -1,9 +1,9 @@
-// Asks for a token and sends an action. The token stays in this module's memory: a reload forgets it.
+// Asks for an API key and sends an action. The key stays in this module's memory: a reload forgets it.
 
 import { postAction } from "./api.js";
 import { el, labelled, nameElement, setHidden, setText } from "./dom.js";
 
-let token = "";
+let apiKey = "";
 
 const EFFECTS = {
   drain:
@@ -21,7 +21,7 @@ export function changeEndpoint(action, upstream, endpoint) {
       el("p", {}, nameElement(endpoint, 80), " of ", nameElement(upstream)),
       el("p", {}, EFFECTS[action]),
     ],
-    send: () => postAction(`endpoints/${action}`, { upstream, endpoint }, token),
+    send: () => postAction(`endpoints/${action}`, { upstream, endpoint }, apiKey),
   });
 }
 
@@ -52,30 +52,30 @@ export function changeTraceSettings(name, settings) {
         setting,
         parsed(field.value, value),
       ]);
-      return postAction("model/trace", { name, settings: Object.fromEntries(wanted) }, token);
+      return postAction("model/trace", { name, settings: Object.fromEntries(wanted) }, apiKey);
     },
   });
 }
 
 /**
- * Send with the token; ask for it if there is none, or if it is wrong.
- * Return what `send(token)` returns, or null if nobody gave a token.
+ * Send with the API key; ask for it if there is none, or if it is wrong.
+ * Return what `send(key)` returns, or null if nobody gave a key.
  */
-export async function sendWithToken(send) {
+export async function sendWithKey(send) {
   let failure = "";
   for (;;) {
-    if (!token && !(await askForToken(failure))) return null;
+    if (!apiKey && !(await askForKey(failure))) return null;
     try {
-      return await send(token);
+      return await send(apiKey);
     } catch (error) {
       if (error.status !== 401) throw error;
-      token = "";
+      apiKey = "";
       failure = `Not sent: ${error.message}`;
     }
   }
 }
 
-function askForToken(failure) {
+function askForKey(failure) {
   return ask({ title: "Send this call?", word: "Send it", content: [], failure, send() {} });
 }
 
@@ -95,14 +95,14 @@ function parsed(text, before) {
     .filter(Boolean);
 }
 
-/** Show a dialog with a field for the token; return whether `send` was done. */
+/** Show a dialog with a field for the API key; return whether `send` was done. */
 function ask({ title, word, content, failure: before = "", send }) {
   const field = el("input", {
     type: "password",
     autocomplete: "off",
     spellcheck: "false",
     required: true,
-    id: "action-token",
+    id: "action-key",
   });
   const failure = el("p", { class: "failure", role: "alert" }, before);
   const confirm = el("button", { type: "submit", class: "primary" }, word);
@@ -115,11 +115,11 @@ function ask({ title, word, content, failure: before = "", send }) {
     el(
       "p",
       {},
-      labelled("Token", field),
+      labelled("API key", field),
       el(
         "span",
         { class: "muted" },
-        "A key of the group in admin_keys. The page forgets it when it is reloaded.",
+        "One of the group in admin_keys. The page forgets it when it is reloaded.",
       ),
     ),
     el("p", { class: "muted" }, "The gateway logs this."),
@@ -127,7 +127,7 @@ function ask({ title, word, content, failure: before = "", send }) {
     el("p", { class: "buttons" }, confirm, cancel),
   );
   const dialog = el("dialog", { "aria-labelledby": "action-title" }, form);
-  field.value = token;
+  field.value = apiKey;
   setHidden(failure, !before);
 
   return new Promise((resolve) => {
@@ -136,13 +136,13 @@ function ask({ title, word, content, failure: before = "", send }) {
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       confirm.disabled = true;
-      token = field.value;
+      apiKey = field.value;
       try {
         await send();
         done = true;
         dialog.close();
       } catch (error) {
-        if (error.status === 401) token = "";
+        if (error.status === 401) apiKey = "";
         setHidden(failure, false);
         setText(failure, `Not done: ${error.message}`);
         confirm.disabled = false;
@@ -156,6 +156,6 @@ function ask({ title, word, content, failure: before = "", send }) {
     });
     document.body.append(dialog);
     dialog.showModal();
-    (token ? confirm : field).focus();
+    (apiKey ? confirm : field).focus();
   });
 }

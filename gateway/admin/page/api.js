@@ -28,11 +28,11 @@ export async function readJson(path, parameters = {}) {
   return send(`api/${path}${query(parameters)}`, { headers: { Accept: "application/json" } });
 }
 
-/** Send an action. The token goes in a header, so no log or history has it. */
-export async function postAction(path, body, token, timeout = READ_TIMEOUT) {
+/** Send an action. The API key goes in a header, so no log or history has it. */
+export async function postAction(path, body, apiKey, timeout = READ_TIMEOUT) {
   const options = {
     method: "POST",
-    headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" },
+    headers: { Authorization: `Bearer ${apiKey}`, "Content-Type": "application/json" },
     body: JSON.stringify(body),
   };
   return send(`api/${path}`, options, timeout);

@@ -2,6 +2,7 @@
 
 import { ApiError, readJson } from "./api.js";
 import {
+  addressElement,
   dataRow,
   dataTable,
   el,
@@ -9,6 +10,7 @@ import {
   keyedList,
   labelled,
   nameElement,
+  setAddress,
   setAttribute,
   setHidden,
   setName,
@@ -193,9 +195,10 @@ export function createCalls({ navigate, refollow, announce }) {
     }
   }
 
+  // Workers tell of their calls one after the other, so that a call may come behind newer ones.
   // A call that is open stays in the list, even if newer ones push it out.
   function keepOpen(next) {
-    const newest = next.slice(0, MOST);
+    const newest = newestFirst(next).slice(0, MOST);
     const ids = new Set(newest.map((call) => call.id));
     return [...newest, ...calls.filter((call) => open.has(call.id) && !ids.has(call.id))];
   }
@@ -298,6 +301,10 @@ export function createCalls({ navigate, refollow, announce }) {
   };
 }
 
+export function newestFirst(calls) {
+  return [...calls].sort((a, b) => b.time - a.time);
+}
+
 /** Complete a call: the gateway leaves out fields that have no value. */
 function complete(call) {
   return {
@@ -323,7 +330,7 @@ function createCall(open, onOpen) {
     el("span"),
     el("span", { dir: "auto", class: "clamp" }),
   ];
-  const endpoint = nameElement("", 40);
+  const endpoint = addressElement();
   const upstream = el("span", { class: "muted line" });
   const bar = el("span");
   const row = dataRow(COLUMNS, [
@@ -379,7 +386,7 @@ function createCall(open, onOpen) {
     setText(duration, say.milliseconds(call.duration_ms));
     bar.replaceChildren(timelineBar(call));
     setText(forms, formsText(call));
-    setName(endpoint, call.endpoint || "none", 40);
+    setAddress(endpoint, call.endpoint || "none", 40);
     const tried = call.attempts > 1 ? `${call.attempts} attempts` : "";
     setText(upstream, [call.upstream?.slice(0, 40), tried].filter(Boolean).join(", "));
     setText(error, call.reason);
@@ -450,7 +457,7 @@ function callDetails(call) {
           )
         : "none",
     ],
-    ["Client", call.client || "not known"],
+    ["Client", call.client || "none: it came over a Unix socket"],
     [
       "Route",
       call.route === null || call.route === undefined || call.route === ""

@@ -67,6 +67,8 @@ export function shortName(name, most) {
 }
 
 const namesShown = new WeakMap();
+/** Characters of a host and port that stand in one line. */
+const MOST_UNBROKEN = 28;
 
 /** Create an element for a name that the gateway does not choose: isolated, and cut if it is long. */
 export function nameElement(name = "", most = 48) {
@@ -82,6 +84,26 @@ export function setName(node, name, most = 48) {
   const short = shortName(name, most);
   setText(node, short);
   setAttribute(node, "title", short === name ? null : plainText(name));
+}
+
+/** Create an element for a server's URL, whose host and port are not broken. */
+export function addressElement() {
+  return el("bdi", { dir: "ltr", class: "name" });
+}
+
+export function setAddress(node, url, most = 60) {
+  const shown = namesShown.get(node);
+  if (shown?.name === url) return;
+  namesShown.set(node, { name: url, most });
+  const short = shortName(url, most);
+  const [, scheme, rest] = /^([a-z]+:\/\/)?(.*)$/s.exec(short);
+  const isShort = rest.length <= MOST_UNBROKEN;
+  node.replaceChildren(
+    plainText(scheme ?? ""),
+    el("wbr"),
+    el("span", { class: isShort ? "unbroken" : null }, rest),
+  );
+  setAttribute(node, "title", short === url ? null : plainText(url));
 }
 
 /**

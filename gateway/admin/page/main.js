@@ -4,6 +4,7 @@ import { LiveStream, readJson } from "./api.js";
 import { createCalls } from "./calls.js";
 import { el, keyedList, setAttribute, setHidden, setText } from "./dom.js";
 import { clock, plural, seconds } from "./format.js";
+import { createJournal } from "./journal.js";
 import { createModels } from "./models.js";
 import { createOverview, problemKey } from "./overview.js";
 import { createTopology } from "./topology.js";
@@ -13,7 +14,14 @@ const SPOKEN_PROBLEMS = 3;
 
 const context = { navigate, announce, refollow: () => followPanel() };
 /** The panels in their order. A further one takes an entry here, with the same functions. */
-const creators = [createOverview, createTopology, createModels, createCalls, createTryIt];
+const creators = [
+  createOverview,
+  createTopology,
+  createModels,
+  createCalls,
+  createJournal,
+  createTryIt,
+];
 const panels = creators.map((create) => create(context));
 const byId = Object.fromEntries(panels.map((panel) => [panel.id, panel]));
 

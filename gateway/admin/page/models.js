@@ -21,13 +21,15 @@ import { createPager } from "./pager.js";
 import { modelLink } from "./topology.js";
 
 const PAGE = 100;
+const DISCOVERY = "the upstream's setting model_discovery asks them";
 const REFRESH = 5000;
 
 const COLUMNS = [
   { label: "Model" },
   { label: "Ready" },
   { label: "Calls", numeric: true },
-  { label: "Error ratio", numeric: true },
+  { label: "5xx, aborted", numeric: true },
+  { label: "4xx", numeric: true },
   { label: "p50", numeric: true },
   { label: "p99", numeric: true },
   { label: "Forms" },
@@ -104,7 +106,7 @@ function createList({ navigate }) {
     { class: "empty" },
     "No model matches. Models appear when a server has them ready, or after a call.",
   );
-  const table = dataTable("Models", COLUMNS);
+  const table = dataTable("Models", COLUMNS, { class: "models wide" });
   let parameters = {};
   let typing = null;
   search.addEventListener("input", () => {
@@ -136,10 +138,12 @@ function createList({ navigate }) {
       parameters = next;
       if (document.activeElement !== search) search.value = next.search ?? "";
     },
-    update({ models, total }) {
-      setHidden(nothing, models.length > 0);
-      setHidden(table.node, models.length === 0);
-      render(models);
+    update({ models, total, ...more }) {
+      const filtered = parameters.search || parameters.offset;
+      const rows = filtered ? models : [...models, ...otherRows(more)];
+      setHidden(nothing, rows.length > 0);
+      setHidden(table.node, rows.length === 0);
+      render(rows);
       pager.update({
         offset: Number(parameters.offset) || 0,
         here: models.length,
@@ -158,25 +162,48 @@ function createRow() {
   return {
     node: row,
     update(model) {
-      setName(name, model.name, 60);
-      setAttribute(link, "href", modelLink(model.name));
+      setName(name, model.label ?? model.name, 60);
+      setAttribute(link, "href", model.label ? null : modelLink(model.name));
       [
-        readiness(model.ready),
+        model.label ? model.note : readiness(model),
         say.rate(model.calls_per_second),
         say.percent(model.error_ratio),
+        say.percent(model.client_error_ratio),
         say.milliseconds(model.p50_ms),
         say.milliseconds(model.p99_ms),
         say.ratesByName(model.forms_per_second, say.formName),
         say.ratesByName(model.statuses_per_second),
       ].forEach((text, index) => setText(cells[index + 1], text));
       setAttribute(row, "data-level", model.error_ratio > 0.01 ? "error" : null);
+      setAttribute(row, "data-idle", model.calls_per_second === undefined);
     },
   };
 }
 
+/** Return the rows of calls that are of no model with numbers of its own, so that all add up. */
+function otherRows({ others, no_model: noModel }) {
+  const rows = [
+    {
+      name: " others",
+      label: "other models",
+      note: "those without numbers of their own: a model gets them when a call of it has succeeded",
+      ...others,
+    },
+    { name: " none", label: "no model", note: "calls that name none, as of health", ...noModel },
+  ];
+  return rows.filter((row) => row.calls_per_second > 0);
+}
+
 /** Say where a model is ready: "on 3 of 4 endpoints of triton". */
-function readiness(ready) {
-  if (!ready?.length) return "not known";
+function readiness({ ready, last_failure: failure, calls_per_second: calls }) {
+  if (failure && calls === undefined) {
+    const reason = failure.reason ? `: ${failure.reason}` : "";
+    return (
+      `no call has succeeded; the last one failed at ${say.clock(failure.time)} ` +
+      `with ${say.callStatus(failure.status)}${reason}`
+    );
+  }
+  if (!ready?.length) return `not known: no server lists it (${DISCOVERY})`;
   const parts = ready.slice(0, 4).map(({ upstream, endpoints, of }) => {
     const name = upstream.slice(0, 60);
     if (endpoints === 0) return `nowhere of ${name}`;
@@ -315,14 +342,17 @@ function createDetails({ announce, refresh }) {
       setHidden(body, false);
       facts.show([
         ["Calls", say.rate(model.calls_per_second)],
-        ["Error ratio", say.percent(model.error_ratio)],
+        [
+          "Errors",
+          `5xx and aborted ${say.percent(model.error_ratio)}, 4xx ${say.percent(model.client_error_ratio)}`,
+        ],
         [
           "Duration",
           `p50 ${say.milliseconds(model.p50_ms)}, p99 ${say.milliseconds(model.p99_ms)}`,
         ],
         ["Forms of clients", say.ratesByName(model.forms_per_second, say.formName)],
         ["By status", say.ratesByName(model.statuses_per_second)],
-        ["Ready", readiness(model.ready)],
+        ["Ready", readiness(model)],
       ]);
       saved.show(savedFacts(model.conversion));
       const { metadata: found } = model;
@@ -353,7 +383,7 @@ function createDetails({ announce, refresh }) {
           ? `and ${say.count(list.length - 50)} more endpoints`
           : list.length
             ? ""
-            : "no endpoint, or not known",
+            : `no server lists it (${DISCOVERY})`,
       );
       const settings = Object.entries(model.trace_settings ?? {});
       trace.show(

@@ -23,16 +23,18 @@ const HOUR_REFRESH = 10000;
 const FIRST_PROBLEMS = 8;
 const MOST_PROBLEMS = 500;
 
+/** The tile "Errors" has those of clients in a line of their own. */
 const ratio = (errors, calls) =>
   calls.map((all, index) => (all > 0 ? (errors[index] ?? 0) / all : all === 0 ? 0 : null));
 
 const TILES = [
   { name: "Calls", now: "calls_per_second", format: say.rate, of: (h) => h.calls_per_second },
   {
-    name: "Error ratio",
+    name: "Errors",
     now: "error_ratio",
     format: say.percent,
     of: (h) => ratio(h.errors_per_second, h.calls_per_second),
+    more: (now) => `5xx and aborted. 4xx: ${say.percent(now.client_error_ratio)}`,
     kind: "bad",
   },
   { name: "Duration, p50", now: "p50_ms", format: say.milliseconds, of: (h) => h.p50_ms },
@@ -59,7 +61,8 @@ const WORKER_COLUMNS = [
 const VALUE_COLUMNS = [
   { label: "Time" },
   { label: "Calls", numeric: true },
-  { label: "Errors", numeric: true },
+  { label: "5xx, aborted", numeric: true },
+  { label: "4xx", numeric: true },
   { label: "p50", numeric: true },
   { label: "p95", numeric: true },
   { label: "p99", numeric: true },
@@ -202,14 +205,16 @@ function createProblems() {
   const render = keyedList(list, problemKey, (problem) => {
     const text = el("span", { dir: "auto" });
     const level = el("strong", { class: "level" });
+    const since = el("span", { class: "muted" });
     const link = el("a", {}, "Show");
-    const item = el("li", {}, level, text, link);
+    const item = el("li", {}, level, el("span", {}, text, since), link);
     return {
       node: item,
       update(next) {
         setAttribute(item, "data-level", next.level);
         setText(level, next.level === "error" ? "Error" : "Warning");
         setText(text, next.text);
+        setText(since, next.since ? ` Since ${say.clock(next.since)}.` : "");
         setHidden(link, next.panel === "overview");
         setAttribute(link, "href", problemLink(next));
         setAttribute(link, "aria-label", `Show in ${next.panel}: ${next.text}`);
@@ -238,15 +243,17 @@ function createProblems() {
   return { node: el("section", { class: "wrong" }, title, nothing, list, more), update };
 }
 
-function createTile({ name, now, format, of, kind }) {
+function createTile({ name, now, format, of, more, kind }) {
   const value = el("p", { class: "value" }, say.UNKNOWN);
+  const note = more ? el("p", { class: "muted" }) : null;
   const chart = createChart({ label: name, format, height: 56, tall: true, kind });
-  const node = el("div", { class: "tile" }, el("h3", {}, name), value, chart.node);
+  const node = el("div", { class: "tile" }, el("h3", {}, name), value, note, chart.node);
   return {
     node,
     update(numbers, history, span) {
       if (numbers) {
         setText(value, format(numbers[now]));
+        if (note) setText(note, more(numbers));
         setAttribute(value, "data-level", kind === "bad" && numbers[now] > 0 ? "error" : null);
       }
       if (history)
@@ -278,7 +285,7 @@ function gatewayFacts({
     [
       "Actions",
       actions
-        ? "Endpoints can be drained here, with a token"
+        ? "Endpoints can be drained here, with an API key"
         : "This page only reads (admin_actions is off)",
     ],
   ];
@@ -352,6 +359,7 @@ function createValueTable() {
             say.clock(row.end),
             say.rate(row.calls),
             say.rate(row.errors),
+            say.rate(row.clientErrors),
             ...row.durations.map(say.milliseconds),
             say.count(row.inProgress),
           ];
@@ -383,6 +391,7 @@ export function minutes(history) {
       end: history.end - (total - last) * history.step_seconds,
       calls: mean(part("calls_per_second")),
       errors: mean(part("errors_per_second")),
+      clientErrors: mean(part("client_errors_per_second")),
       durations: ["p50_ms", "p95_ms", "p99_ms"].map((name) => most(part(name))),
       inProgress: most(part("requests_in_progress")),
     });

@@ -12,10 +12,30 @@ const ALL_ENDPOINTS = 14;
 /** Of more endpoints than that. */
 const SOME_ENDPOINTS = 8;
 
-const SEVERITY = { ejected: 0, unhealthy: 1, drained: 2, leaving: 3, unknown: 4, ok: 5 };
+/** Narrower than that, boxes stand below each other. */
+const NARROW = 600;
+const INDENT = 26;
 
+/** The states of endpoints: the word, and how bad it is. Those first in the list come first. */
+const STATES = {
+  ejected: ["ejected", "error"],
+  unhealthy: ["unhealthy", "error"],
+  unreachable: ["unreachable", "error"],
+  failing: ["failing", "error"],
+  slow: ["slow", "warning"],
+  in_use: ["in use", "ok"],
+  drained: ["drained", "warning"],
+  draining: ["draining", "warning"],
+  ok: ["in use", "ok"],
+  leaving: ["draining", "warning"],
+  unknown: ["no call yet", "unknown"],
+};
+const PROBLEMS = ["ejected", "unhealthy", "unreachable", "failing", "slow"];
+
+/** Return what sorts endpoints: problems first. A drained one keeps its place among the others. */
 export function severity(state) {
-  return SEVERITY[state] ?? 4;
+  const at = PROBLEMS.indexOf(state);
+  return at < 0 ? PROBLEMS.length : at;
 }
 
 export function createPicture() {
@@ -31,7 +51,7 @@ export function createPicture() {
   return {
     node,
     update(topology, width) {
-      const picture = layOut(topology, Math.max(720, width));
+      const picture = width < NARROW ? layOutNarrow(topology, width) : layOut(topology, width);
       setAttribute(node, "width", picture.width);
       setAttribute(node, "height", picture.height);
       setAttribute(node, "viewBox", `0 0 ${picture.width} ${picture.height}`);
@@ -66,11 +86,7 @@ function layOut({ routes, upstreams }, width) {
   const edges = [];
 
   const shownUpstreams = firstByRate(upstreams, MOST_UPSTREAMS);
-  const total = shownUpstreams.reduce((sum, each) => sum + totalEndpoints(each), 0);
-  const perUpstream =
-    total <= ALL_ENDPOINTS
-      ? ALL_ENDPOINTS
-      : Math.max(2, Math.floor(SOME_ENDPOINTS / shownUpstreams.length));
+  const perUpstream = endpointsEach(shownUpstreams);
   const middles = new Map();
   let y = LINE + 8;
   for (const upstream of shownUpstreams) {
@@ -84,10 +100,7 @@ function layOut({ routes, upstreams }, width) {
     if (!targets.length) y += NODE + GAP;
     const middle = (top + y - GAP) / 2;
     const box = {
-      key: `upstream ${upstream.name}`,
-      title: upstream.name,
-      text: upstreamText(upstream),
-      level: upstream.healthy === false ? "error" : "ok",
+      ...upstreamNode(upstream),
       x: columns[1],
       y: middle - NODE / 2,
       width: nodeWidth,
@@ -117,10 +130,7 @@ function layOut({ routes, upstreams }, width) {
   let routeY = LINE + 8 + free / 2;
   for (const route of shownRoutes) {
     const box = {
-      key: `route ${route.name}`,
-      title: route.match || "all calls",
-      text: `route ${route.name} · ${flowText(route.calls_per_second, route.error_ratio)}`,
-      level: route.error_ratio > 0.01 ? "error" : "ok",
+      ...routeNode(route),
       x: columns[0],
       y: routeY,
       width: nodeWidth,
@@ -129,7 +139,7 @@ function layOut({ routes, upstreams }, width) {
     };
     nodes.push(box);
     const flows = route.upstreams.map((each) => ({ ...each, mirror: false }));
-    if (route.mirror) flows.push({ name: route.mirror.upstream, mirror: true });
+    if (route.mirror) flows.push({ ...route.mirror, name: route.mirror.upstream, mirror: true });
     flows.forEach((flow, index) => {
       if (!middles.has(flow.name)) return;
       edges.push({
@@ -138,8 +148,9 @@ function layOut({ routes, upstreams }, width) {
         to: [columns[1], middles.get(flow.name)],
         at: 0.3 + 0.13 * (index % 3),
         text: flow.mirror
-          ? `mirror ${percent(route.mirror.percent / 100)}`
+          ? mirrorText(route.mirror)
           : flowText(flow.calls_per_second, flow.error_ratio),
+        short: rate(flow.calls_per_second),
         rate: flow.calls_per_second ?? 0,
         level: flow.error_ratio > 0.01 ? "error" : "ok",
         mirror: flow.mirror,
@@ -153,11 +164,114 @@ function layOut({ routes, upstreams }, width) {
     columnHead("Upstreams", upstreams.length, shownUpstreams.length, columns[1]),
     { text: "Endpoints", x: columns[2] },
   ];
+  weigh(edges);
+  placeLabels(edges);
+  return { nodes, edges, heads, width, height };
+}
+
+/** Lay out in one column, for narrow windows: routes, and below them each upstream's endpoints. */
+function layOutNarrow({ routes, upstreams }, width) {
+  const nodes = [];
+  const edges = [];
+  const heads = [];
+  let y = 0;
+  const head = (text) => {
+    heads.push({ text, x: 1, y: y + 13 });
+    y += LINE + 4;
+  };
+  const add = (node, x) => {
+    const room = width - 2 - x;
+    const characters = Math.floor((room - 20) / 7.2);
+    nodes.push({ ...node, x, y, width: room, height: NODE, characters });
+    y += NODE + 8;
+  };
+
+  const addBelow = (node, top) => {
+    const level = node.level === "error" || node.errors > 0.01 ? "error" : "ok";
+    const from = [1 + INDENT / 2, top];
+    const to = [1 + INDENT, y + NODE / 2];
+    const { key, rate: flow, mirror } = node;
+    edges.push({ key, from, to, level, mirror, rate: flow ?? 0, bent: true });
+    add(node, 1 + INDENT);
+  };
+
+  const shownRoutes = firstByRate(routes, MOST_ROUTES);
+  head(countedHead("Routes", routes.length, shownRoutes.length));
+  for (const route of shownRoutes) {
+    const top = y + NODE;
+    add(routeNode(route), 1);
+    for (const flow of flowNodes(route)) addBelow(flow, top);
+    y += 4;
+  }
+  const shownUpstreams = firstByRate(upstreams, MOST_UPSTREAMS);
+  head(countedHead("Upstreams and endpoints", upstreams.length, shownUpstreams.length));
+  for (const upstream of shownUpstreams) {
+    const top = y + NODE;
+    add(upstreamNode(upstream), 1);
+    for (const target of endpointNodes(upstream, endpointsEach(shownUpstreams))) {
+      const calls = target.rate === null ? "" : `${flowText(target.rate, target.errors)} · `;
+      addBelow({ ...target, text: calls + target.text }, top);
+    }
+    y += 4;
+  }
+  weigh(edges);
+  return { nodes, edges, heads, width, height: y };
+}
+
+function weigh(edges) {
   const most = Math.max(...edges.map((edge) => edge.rate), 1e-9);
   for (const edge of edges)
     edge.width = edge.rate > 0 ? 1.5 + 6.5 * Math.sqrt(edge.rate / most) : 1;
-  placeLabels(edges);
-  return { nodes, edges, heads, width, height };
+}
+
+function routeNode(route) {
+  return {
+    key: `route ${route.name}`,
+    title: route.match || "all calls",
+    text: `route ${route.name} · ${flowText(route.calls_per_second, route.error_ratio)}`,
+    level: route.error_ratio > 0.01 ? "error" : "ok",
+  };
+}
+
+/** Return where the calls of a route go, as boxes. */
+function flowNodes(route) {
+  const nodes = route.upstreams.map((each) => ({
+    key: `flow ${route.name} ${each.name}`,
+    title: `→ ${each.name}`,
+    text: flowText(each.calls_per_second, each.error_ratio),
+    rate: each.calls_per_second,
+    errors: each.error_ratio ?? 0,
+    level: "ok",
+  }));
+  const { mirror } = route;
+  if (mirror) {
+    nodes.push({
+      key: `mirror ${route.name}`,
+      title: `→ ${mirror.upstream}`,
+      text: mirrorText(mirror),
+      rate: mirror.calls_per_second,
+      errors: mirror.error_ratio ?? 0,
+      level: "ok",
+      mirror: true,
+    });
+  }
+  return nodes;
+}
+
+function upstreamNode(upstream) {
+  return {
+    key: `upstream ${upstream.name}`,
+    title: upstream.name,
+    text: upstreamText(upstream),
+    level: upstream.healthy === false ? "error" : "ok",
+  };
+}
+
+function endpointsEach(upstreams) {
+  const total = upstreams.reduce((sum, each) => sum + totalEndpoints(each), 0);
+  return total <= ALL_ENDPOINTS
+    ? ALL_ENDPOINTS
+    : Math.max(2, Math.floor(SOME_ENDPOINTS / upstreams.length));
 }
 
 /** Place the labels on their edges, each where it covers none of those before. */
@@ -165,7 +279,8 @@ function placeLabels(edges) {
   const taken = [];
   for (const edge of edges) {
     if (!edge.text) continue;
-    const half = 3.2 * edge.text.length + 4;
+    if (halfOf(edge.text) * 2 > edge.to[0] - edge.from[0]) edge.text = edge.short ?? edge.text;
+    const half = halfOf(edge.text);
     const places = [0, 0.1, -0.1, 0.2, -0.2, 0.3, -0.3].map((shift) =>
       pointOn(edge, Math.max(0.12, Math.min(0.88, edge.at + shift)), half),
     );
@@ -177,6 +292,11 @@ function placeLabels(edges) {
     edge.label = [x, y];
     taken.push({ x, y, half });
   }
+}
+
+/** Return half of the width of a label. */
+function halfOf(text) {
+  return 3.2 * text.length + 4;
 }
 
 /** Return a point of an edge, at least `half` away from the boxes at its ends. */
@@ -193,7 +313,11 @@ function pointOn({ from, to }, at, half) {
 }
 
 function columnHead(name, all, shown, x) {
-  return { text: all > shown ? `${name}: the ${shown} busiest of ${count(all)}` : name, x };
+  return { text: countedHead(name, all, shown), x };
+}
+
+function countedHead(name, all, shown) {
+  return all > shown ? `${name}: the ${shown} busiest of ${count(all)}` : name;
 }
 
 function firstByRate(list, most) {
@@ -221,7 +345,8 @@ function endpointNodes(upstream, most) {
     const calls = endpoint.calls_per_second ?? 0;
     return {
       key: `endpoint ${upstream.name} ${endpoint.url}`,
-      title: endpoint.url,
+      title: endpoint.url.replace(/^http:\/\//, ""),
+      whole: endpoint.url,
       text: endpoint.state_text || stateWord(endpoint),
       level: endpointLevel(endpoint.state),
       rate: endpoint.calls_per_second,
@@ -244,15 +369,21 @@ function endpointNodes(upstream, most) {
 }
 
 export function stateWord({ state, healthy }) {
-  if (state === "ok") return healthy ? "healthy" : "in use";
-  return state === "unknown" ? "not known yet" : state;
+  if (healthy && STATES[state]?.[1] === "ok") return "healthy";
+  return STATES[state]?.[0] ?? state;
 }
 
 export function endpointLevel(state) {
-  if (state === "ejected" || state === "unhealthy") return "error";
-  if (state === "drained" || state === "leaving") return "warning";
-  return state === "ok" ? "ok" : "unknown";
+  return STATES[state]?.[1] ?? "unknown";
 }
+
+/** Say which copies a mirror gets: "mirror 50 %: 3.1/s, 4 % errors". */
+export function mirrorText(mirror) {
+  const share = `mirror ${percent(mirror.percent / 100)}`;
+  if (mirror.calls_per_second === undefined) return share;
+  return `${share}: ${flowText(mirror.calls_per_second, mirror.error_ratio)}`;
+}
+
 
 function upstreamText({ healthy, unreachable_reason: reason, endpoints_total: total, endpoints }) {
   if (reason) return reason;
@@ -272,12 +403,13 @@ function spread(index, total) {
 }
 
 function createHead() {
-  const text = svg("text", { class: "head", y: 13 });
+  const text = svg("text", { class: "head" });
   return {
     node: text,
     update(head) {
       setText(text, head.text);
       setAttribute(text, "x", head.x);
+      setAttribute(text, "y", head.y ?? 13);
     },
   };
 }
@@ -304,7 +436,7 @@ function createNode() {
       place(text, 9, 33);
       setText(title, shortName(node.title, node.characters));
       setText(text, shortName(MARKS[node.level] + node.text, Math.floor(node.characters * 1.12)));
-      setText(whole, `${node.title}\n${node.text}`);
+      setText(whole, `${node.whole ?? node.title}\n${node.text}`);
     },
   };
 }
@@ -313,9 +445,12 @@ function createEdge() {
   const path = svg("path", { class: "edge" });
   return {
     node: path,
-    update({ from, to, width, level, mirror }) {
+    update({ from, to, width, level, mirror, bent }) {
       const middle = (from[0] + to[0]) / 2;
-      setAttribute(path, "d", `M${from}C${middle} ${from[1]} ${middle} ${to[1]} ${to}`);
+      const way = bent
+        ? `V${to[1]}H${to[0]}`
+        : `C${middle} ${from[1]} ${middle} ${to[1]} ${to}`;
+      setAttribute(path, "d", `M${from}${way}`);
       setAttribute(path, "stroke-width", width.toFixed(1));
       setAttribute(path, "data-level", level);
       setAttribute(path, "stroke-dasharray", mirror ? "4 4" : null);

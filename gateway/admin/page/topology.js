@@ -2,13 +2,16 @@
 
 import { changeEndpoint } from "./actions.js";
 import { createChart } from "./chart.js";
+import { createCurveToggle } from "./curves.js";
 import {
+  addressElement,
   dataRow,
   dataTable,
   el,
   keyedList,
   labelled,
   nameElement,
+  setAddress,
   setAttribute,
   setHidden,
   setName,
@@ -16,7 +19,14 @@ import {
 } from "./dom.js";
 import * as say from "./format.js";
 import { createPager } from "./pager.js";
-import { createPicture, endpointLevel, severity, stateWord, totalEndpoints } from "./picture.js";
+import {
+  createPicture,
+  endpointLevel,
+  mirrorText,
+  severity,
+  stateWord,
+  totalEndpoints,
+} from "./picture.js";
 
 const PAGE = 100;
 
@@ -25,7 +35,9 @@ const ROUTE_COLUMNS = [
   { label: "Upstreams" },
   { label: "Mirror" },
   { label: "Calls", numeric: true },
-  { label: "Error ratio", numeric: true },
+  { label: "5xx, aborted", numeric: true },
+  { label: "4xx", numeric: true },
+  { label: "p99", numeric: true },
 ];
 
 const ENDPOINT_COLUMNS = [
@@ -201,24 +213,49 @@ function createRoutes() {
       const match = nameElement("", 80);
       const cells = ROUTE_COLUMNS.map(() => el("span", { dir: "auto" }));
       const number = el("span", { class: "muted" });
-      const row = dataRow(ROUTE_COLUMNS, [[match, number], ...cells.slice(1)]);
-      return {
-        node: row,
-        update(route) {
-          setName(match, route.match || "all calls", 80);
-          setText(number, ` route ${route.name}`);
-          setText(cells[1], route.upstreams.map(routeUpstream).join("; "));
-          setText(
-            cells[2],
-            route.mirror
-              ? `${say.percent(route.mirror.percent / 100)} to ${route.mirror.upstream}`
-              : "none",
-          );
-          setText(cells[3], say.rate(route.calls_per_second));
-          setText(cells[4], say.percent(route.error_ratio));
-          setAttribute(row, "data-level", route.error_ratio > 0.01 ? "error" : null);
-        },
-      };
+      const [calls, errors, times] = [
+        createChart({ label: "Calls per second", format: say.rate }),
+        createChart({ label: "Errors per second", format: say.rate, kind: "bad" }),
+        createChart({ label: "p99", format: say.milliseconds }),
+      ];
+      const entry = { nodes: [], update };
+      let name = "";
+      const toggle = createCurveToggle(entry, ROUTE_COLUMNS, "the last hour", () => ({
+        route: name,
+      }));
+      const row = dataRow(ROUTE_COLUMNS, [
+        [match, number, el("span", { class: "line" }, toggle)],
+        cells[1],
+        cells[2],
+        [cells[3], calls.node],
+        [cells[4], errors.node],
+        cells[5],
+        [cells[6], times.node],
+      ]);
+      entry.nodes.push(row);
+      return entry;
+
+      function update(route) {
+        name = route.name;
+        setAttribute(toggle, "aria-label", `Curves of route ${name} over the last hour`);
+        setName(match, route.match || "all calls", 80);
+        setText(number, ` route ${route.name}`);
+        setText(cells[1], route.upstreams.map(routeUpstream).join("; "));
+        setText(
+          cells[2],
+          route.mirror ? `${mirrorText(route.mirror)} to ${route.mirror.upstream}` : "none",
+        );
+        const { recent } = route;
+        setText(cells[3], say.rate(route.calls_per_second));
+        setText(cells[4], say.percent(route.error_ratio));
+        setText(cells[5], say.percent(route.client_error_ratio));
+        setText(cells[6], say.milliseconds(recent.p99_ms.at(-1) ?? null));
+        const time = { end: recent.end, step: recent.step_seconds, span: 30 };
+        calls.update(recent.calls_per_second, time);
+        errors.update(recent.errors_per_second, time);
+        times.update(recent.p99_ms, time);
+        setAttribute(row, "data-level", route.error_ratio > 0.01 ? "error" : null);
+      }
     },
   );
   return { node: el("section", {}, table.node), update: (routes) => render(routes.slice(0, 200)) };
@@ -239,6 +276,8 @@ function createUpstream({ announce, leftOut, now }) {
   table.caption.append("Endpoints of ", captionName);
   table.caption.className = "hidden-text";
   let name = "";
+  /** Where endpoints were first: one that is drained keeps its place. */
+  const places = new Map();
   const render = keyedList(
     table.body,
     ({ endpoint }) => endpoint.url,
@@ -260,7 +299,12 @@ function createUpstream({ announce, leftOut, now }) {
       setText(state, word);
       setAttribute(state, "data-level", level);
       setText(facts, upstreamFacts(upstream));
-      const sorted = [...upstream.endpoints].sort((a, b) => severity(a.state) - severity(b.state));
+      for (const { url } of upstream.endpoints) {
+        if (!places.has(url)) places.set(url, places.size);
+      }
+      const sorted = [...upstream.endpoints].sort(
+        (a, b) => severity(a.state) - severity(b.state) || places.get(a.url) - places.get(b.url),
+      );
       const dialectOfAll = upstream.dialect;
       render(sorted.map((endpoint) => ({ endpoint, now: now(), dialectOfAll })));
     },
@@ -275,7 +319,7 @@ function upstreamState({ healthy, unreachable_reason: reason, required }) {
       "error",
     ];
   }
-  return healthy === null ? ["not checked", "unknown"] : ["healthy", "ok"];
+  return healthy === null ? ["not checked: health_check is not set", "unknown"] : ["healthy", "ok"];
 }
 
 function upstreamFacts(upstream) {
@@ -298,34 +342,41 @@ function upstreamFacts(upstream) {
 }
 
 function withReason(found) {
-  if (!found) return "not known yet";
-  const name = found.name ?? "not known yet";
+  const name = found?.name ?? "not known until a server answers";
+  if (!found) return name;
   return found.reason ? `${name} (${found.reason})` : name;
 }
 
 function createEndpoint({ columns, upstream, announce }) {
-  const url = nameElement("", 60);
+  const url = addressElement();
   const grpc = el("span", { class: "muted line" });
   const state = el("strong", { class: "state" });
   const stateText = el("span", { class: "line", dir: "auto" });
+  const since = el("span", { class: "muted line" });
   const lastError = el("span", { class: "muted line", dir: "auto" });
   const calls = el("span");
   const chart = createChart({ label: "Calls per second", format: say.rate });
   const p99 = el("span");
   const slow = createChart({ label: "p99", format: say.milliseconds });
+  const failed = createChart({ label: "Failures per second", format: say.rate, kind: "bad" });
   const models = el("a", {});
   const dialect = el("span", { dir: "auto" });
   const reason = el("span", { class: "muted clamp", dir: "auto" });
   const [inFlight, statuses, failures, p50] = ["", "", "", ""].map(() => el("span"));
-  const callsLink = el("a", { class: "line" }, "calls");
+  const callsLink = el("a", {}, "calls");
   const button = el("button", { type: "button" });
+  const entry = { nodes: [], update };
+  const toggle = createCurveToggle(entry, columns, "the last hour", () => ({
+    upstream: upstream(),
+    endpoint: shown.url,
+  }));
   const cells = [
-    [url, grpc, callsLink],
-    [state, stateText, lastError],
+    [url, grpc, el("span", { class: "line" }, callsLink, " · ", toggle)],
+    [state, since, stateText, lastError],
     inFlight,
     [calls, chart.node],
     statuses,
-    failures,
+    [failures, failed.node],
     p50,
     [p99, slow.node],
     models,
@@ -342,46 +393,56 @@ function createEndpoint({ columns, upstream, announce }) {
       announce(`${endpoint} of ${upstream()} is ${action === "drain" ? "drained" : "restored"}.`);
     }
   });
-  return {
-    node: row,
-    update({ endpoint, now, dialectOfAll }) {
-      shown = endpoint;
-      const level = endpointLevel(endpoint.state);
-      setAttribute(row, "data-level", level === "ok" ? null : level);
-      setName(url, endpoint.url, 60);
-      setText(grpc, endpoint.grpc_url ? `gRPC: ${endpoint.grpc_url}` : "");
-      setText(state, stateWord(endpoint));
-      setAttribute(state, "data-level", level);
-      setText(stateText, sentence(endpoint));
-      setText(lastError, lastErrorText(endpoint));
-      setText(inFlight, say.count(endpoint.requests_in_progress));
-      setText(calls, say.rate(endpoint.calls_per_second));
-      setText(statuses, say.ratesByName(endpoint.statuses_per_second));
-      setText(failures, failureText(endpoint));
-      setText(p50, say.milliseconds(endpoint.p50_ms));
-      setText(p99, say.milliseconds(endpoint.p99_ms));
-      const { recent } = endpoint;
-      setHidden(chart.node, !recent);
-      setHidden(slow.node, !recent);
-      if (recent) {
-        const time = { end: recent.end ?? now, step: recent.step_seconds, span: 30 };
-        chart.update(recent.calls_per_second, time);
-        slow.update(recent.p99_ms, time);
-      }
-      setText(models, modelText(endpoint));
-      const query = new URLSearchParams({ endpoint: endpoint.url, upstream: upstream() });
-      setAttribute(models, "href", modelsLink(endpoint));
-      setAttribute(callsLink, "href", `#calls?${query}`);
-      setAttribute(callsLink, "aria-label", `Calls of ${endpoint.url}`);
-      const found = endpoint.dialect ?? dialectOfAll;
-      setText(dialect, found?.name ?? "not known");
-      setText(reason, found?.reason ?? "");
-      setAttribute(reason, "title", found?.reason);
-      const restores = endpoint.state === "drained";
-      setText(button, restores ? "Restore" : "Drain");
-      setAttribute(button, "aria-label", `${restores ? "Restore" : "Drain"} ${endpoint.url}`);
-    },
-  };
+  entry.nodes.push(row);
+  return entry;
+
+  function update({ endpoint, now, dialectOfAll }) {
+    shown = endpoint;
+    const level = endpointLevel(endpoint.state);
+    setAttribute(row, "data-level", level === "ok" ? null : level);
+    setAddress(url, endpoint.url);
+    setAttribute(toggle, "aria-label", `Curves of ${endpoint.url} over the last hour`);
+    setText(since, sinceText(endpoint, now, level));
+    setText(grpc, endpoint.grpc_url ? `gRPC: ${endpoint.grpc_url}` : "");
+    setText(state, stateWord(endpoint));
+    setAttribute(state, "data-level", level);
+    setText(stateText, sentence(endpoint));
+    setText(lastError, lastErrorText(endpoint));
+    setText(inFlight, say.count(endpoint.requests_in_progress));
+    setText(calls, say.rate(endpoint.calls_per_second));
+    setText(statuses, say.ratesByName(endpoint.statuses_per_second));
+    setText(failures, failureText(endpoint));
+    setText(p50, say.milliseconds(endpoint.p50_ms));
+    setText(p99, say.milliseconds(endpoint.p99_ms));
+    const { recent } = endpoint;
+    setHidden(chart.node, !recent);
+    setHidden(slow.node, !recent);
+    setHidden(failed.node, !recent);
+    if (recent) {
+      const time = { end: recent.end ?? now, step: recent.step_seconds, span: 30 };
+      chart.update(recent.calls_per_second, time);
+      slow.update(recent.p99_ms, time);
+      failed.update(recent.errors_per_second, time);
+    }
+    setText(models, modelText(endpoint));
+    const query = new URLSearchParams({ endpoint: endpoint.url, upstream: upstream() });
+    setAttribute(models, "href", modelsLink(endpoint));
+    setAttribute(callsLink, "href", `#calls?${query}`);
+    setAttribute(callsLink, "aria-label", `Calls of ${endpoint.url}`);
+    const found = endpoint.dialect ?? dialectOfAll;
+    setText(dialect, found?.name ?? "not known until it answers");
+    setText(reason, found?.reason ?? "");
+    setAttribute(reason, "title", found?.reason);
+    const restores = endpoint.state === "drained";
+    setText(button, restores ? "Restore" : "Drain");
+    setAttribute(button, "aria-label", `${restores ? "Restore" : "Drain"} ${endpoint.url}`);
+  }
+}
+
+/** Say since when an endpoint is not as it should be. */
+function sinceText({ state_since: since }, now, level) {
+  if (!since || level === "ok") return "";
+  return `since ${say.clock(since)}, ${say.ago(since, now)}`;
 }
 
 function modelsLink({ models }) {
@@ -396,7 +457,6 @@ export function modelLink(name) {
 /** Return the rest of an endpoint's sentence, as its first word stands before it. */
 function sentence({ state, state_text: text }) {
   if (!text) return "";
-  if (state === "ok") return text;
   return text.startsWith(`${state} `)
     ? text.slice(state.length + 1)
     : text.replace(`${state}: `, "");
@@ -420,7 +480,7 @@ function failureText({
 }
 
 function modelText({ models, models_total: total }) {
-  if (!models) return total ? say.plural(total, "model") : "not known";
+  if (!models) return total ? say.plural(total, "model") : "not asked (model_discovery)";
   const size = total ?? models.length;
   return size === 1 && models.length === 1 ? models[0].slice(0, 40) : say.plural(size, "model");
 }

@@ -1,6 +1,6 @@
 // The panel "Try it": sends a call to a model, and shows what client, gateway and server sent.
 
-import { sendWithToken } from "./actions.js";
+import { sendWithKey } from "./actions.js";
 import { ApiError, postAction, readJson } from "./api.js";
 import { fromBase64 } from "./bytes.js";
 import {
@@ -128,7 +128,7 @@ export function createTryIt({ navigate, announce }) {
     };
     showSending(true);
     try {
-      const document = await sendWithToken((token) => postAction("try", call, token, SEND_TIMEOUT));
+      const document = await sendWithKey((key) => postAction("try", call, key, SEND_TIMEOUT));
       if (document) result.show(document, call);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;

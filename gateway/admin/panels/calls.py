@@ -51,7 +51,7 @@ class CallFilter:
             return False
         if self.status and _status_class(call["status"]) != self.status:
             return False
-        if self.only_errors and not _has_failed(call):
+        if self.only_errors and not has_failed(call):
             return False
         if self.min_ms is not None and call["duration_ms"] < self.min_ms:
             return False
@@ -77,5 +77,6 @@ def _status_class(status: int) -> str:
     return f"{status // 100}xx" if status else "aborted"
 
 
-def _has_failed(call: Call) -> bool:
+def has_failed(call: Call) -> bool:
+    """Tell whether a call has failed, by whose fault ever."""
     return bool(call.get("reason")) or not 0 < call["status"] < 400

@@ -6,13 +6,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from gateway.admin.history import Window, call_percentiles, rounded, summarize
+from gateway.admin.panels.calls import has_failed
 from gateway.admin.panels.query import parse_count, parse_text
 from gateway.admin.savings import Savings
 from gateway.observe.call_metrics import DURATION, MODEL_BYTES, MODEL_ELEMENTS
 from gateway.observe.metric_store import OTHER, MetricStore, clean_label
 
 _DEFAULT_MODELS, _MAX_MODELS = 100, 1000
+_MAX_FAILED = 200
+"""Models whose failed calls are noted: the last ones."""
+_FAILED_SECONDS = 300.0
 _MODEL, _FORM, _STATUS = map(DURATION.labels.index, ("model", "form", "status"))
 
 Status = Mapping[str, Any]
@@ -21,25 +27,39 @@ Windows = tuple[Window | None, Window | None]
 
 
 def describe_models(
-    time: float, status: Status, windows: Windows, query: Mapping[str, str]
+    time: float,
+    status: Status,
+    windows: Windows,
+    query: Mapping[str, str],
+    failed: FailedModels | None = None,
 ) -> dict[str, Any]:
     """Return the models that are ready or were called: those in use first. Raises ValueError.
 
-    Models without numbers of their own have no rates.
+    Models without numbers of their own have no rates: their calls are in ``others``, and calls of
+    no model are in ``no_model``. So the rates of all add up.
     """
     search = parse_text(query, "search").lower()
     offset = parse_count(query, "offset", 0)
     limit = parse_count(query, "limit", _DEFAULT_MODELS, _MAX_MODELS)
     ready, rates = _ready_models(status), ModelRates(*windows)
-    names = [name for name in dict.fromkeys([*ready, *rates.names]) if search in name.lower()]
-    names.sort(key=lambda name: (-rates.calls_per_second(name), name))
+    failures = failed.recent(time) if failed is not None else {}
+    known = dict.fromkeys([*ready, *rates.names, *failures])
+    names = [name for name in known if search in name.lower()]
+    names.sort(key=lambda name: (-rates.calls_per_second(name), name not in failures, name))
     return {
         "time": time,
         "total": len(names),
         "models": [
-            {"name": name, "ready": ready.get(name, []), **rates.describe(name)}
+            {
+                "name": name,
+                "ready": ready.get(name, []),
+                "last_failure": failures.get(name),
+                **rates.describe(name),
+            }
             for name in names[offset : offset + limit]
         ],
+        "others": rates.describe(OTHER),
+        "no_model": rates.describe(""),
     }
 
 
@@ -101,13 +121,12 @@ class ModelRates:
             return
         self._calls = window.calls()
         for row, labels in enumerate(window.labels(DURATION)[: len(self._calls)]):
-            if labels[_MODEL] not in ("", OTHER):
-                self._rows[labels[_MODEL]].append(row)
+            self._rows[labels[_MODEL]].append(row)
 
     @property
     def names(self) -> Iterable[str]:
         """Return the models that have numbers."""
-        return self._rows
+        return [name for name in self._rows if name not in ("", OTHER)]
 
     def calls_per_second(self, name: str) -> float:
         """Return the calls of a model per second."""
@@ -133,6 +152,35 @@ class ModelRates:
             if self._calls[row]:
                 sums[labels[row][position]] += float(self._calls[row])
         return {name: rounded(rate) for name, rate in sums.items()}
+
+
+class FailedModels:
+    """The last failed call of each model, as far as the gateway keeps calls.
+
+    A model whose calls all fail has no numbers of its own, as anybody may call any name.
+    """
+
+    def __init__(self) -> None:
+        self._failures: dict[str, dict[str, Any]] = {}
+
+    def note(self, calls: Iterable[bytes]) -> None:
+        """Note calls that have ended."""
+        for call in map(orjson.loads, calls):
+            name = call.get("model")
+            if name and has_failed(call):
+                self._failures.pop(name, None)
+                failure = {each: call.get(each) for each in ("time", "status", "reason")}
+                self._failures[name] = failure
+        while len(self._failures) > _MAX_FAILED:
+            del self._failures[next(iter(self._failures))]
+
+    def recent(self, now: float) -> dict[str, dict[str, Any]]:
+        """Return the last failed call of each model with one in the last minutes."""
+        return {
+            name: failure
+            for name, failure in self._failures.items()
+            if failure["time"] >= now - _FAILED_SECONDS
+        }
 
 
 class ModelTotals:

@@ -9,6 +9,7 @@ import statistics
 import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
@@ -16,7 +17,7 @@ import orjson
 from aiohttp import web
 
 from gateway.admin.authorization import Authorization, read_object
-from gateway.admin.own_calls import OwnCallError
+from gateway.admin.own_calls import OwnCallError, OwnCalls
 from gateway.admin.savings import Measurement, Savings
 from gateway.admin.source import GatewaySource
 from gateway.admin.try_it.captured_call import CapturedCall, make_captured_call
@@ -27,6 +28,7 @@ from gateway.admin.try_it.outputs import MAX_RESPONSE, read_error, read_outputs
 from gateway.errors import GatewayError, bad_request, escape_for_log, shorten
 from gateway.observe.call_capture import CapturedMessage
 from gateway.protocol.messages import TensorData
+from gateway.protocol.operations import model_path, quote_name
 from gateway.protocol.tensors import element_count
 from gateway.upstream.transport import HOP_BY_HOP, UpstreamRequest
 
@@ -58,6 +60,7 @@ class TryIt:
         self, source: GatewaySource, authorization: Authorization, savings: Savings
     ) -> None:
         self._source = source
+        self._own_calls = OwnCalls(source)
         self._savings = savings
         self._authorization = authorization
         self._one_at_a_time = asyncio.Lock()
@@ -107,7 +110,9 @@ class TryIt:
             request_id,
         )
         call = await make_captured_call(self._source, sent, MAX_RESPONSE)
-        shown, error = await asyncio.to_thread(_read, form, call)
+        is_v1 = form == "v1" and call.reply.status == HTTPStatus.OK
+        declared = await self._declared_datatypes(model, version) if is_v1 else {}
+        shown, error = await asyncio.to_thread(_read, form, call, declared)
         # V1 has no names for the outputs of rows.
         names = outputs or ([] if form == "v1" else [each["name"] for each in shown])
         measured = None
@@ -131,6 +136,15 @@ class TryIt:
             "python": python,
             "files": _encode_files(tensors, python),
         }
+
+    async def _declared_datatypes(self, model: str, version: str) -> dict[str, str]:
+        """Return the datatypes of a model's outputs by name, as far as a server tells them."""
+        path = model_path(quote_name(model), quote_name(version) or None)
+        try:
+            document = await self._own_calls.get_document(path)
+            return {str(each["name"]): str(each["datatype"]) for each in document["outputs"]}
+        except (OwnCallError, LookupError, TypeError):
+            return {}
 
     async def _measure(
         self, model: str, sent: UpstreamRequest, elements: int
@@ -196,14 +210,16 @@ def _describe_request(request: UpstreamRequest) -> dict[str, Any]:
     return message.describe()
 
 
-def _read(form: str, call: CapturedCall) -> tuple[list[dict[str, Any]], str]:
+def _read(
+    form: str, call: CapturedCall, declared: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], str]:
     """Return the outputs, and the words of an error."""
     reply = call.reply
     if reply.status != 200:
         words = reply.grpc_message or read_error(reply.body)
         return [], words or f"the response has the status {reply.status}"
     try:
-        return read_outputs(form, reply.headers, reply.body), ""
+        return read_outputs(form, reply.headers, reply.body, declared), ""
     except GatewayError as error:
         return [], str(error)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,25 @@ _BINS = 40
 _MAX_SAFE = 2**53
 """Larger integers lose digits in JavaScript, so that they are texts."""
 
+_JSON_TYPES = {"BOOL": "JSON boolean", "BYTES": "JSON"}
+"""What JSON says of the elements of an output; others are numbers."""
+
 Output = tuple[str, Datatype, Sequence[int], bytes]
 """Name, datatype, shape and little-endian data."""
 
 
-def read_outputs(form: str, headers: CIMultiDictProxy[str], body: bytes) -> list[dict[str, Any]]:
-    """Read a good response; return its outputs for the page. Raises GatewayError (502)."""
+def read_outputs(
+    form: str,
+    headers: CIMultiDictProxy[str],
+    body: bytes,
+    declared: Mapping[str, str] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """Read a good response; return its outputs for the page. Raises GatewayError (502).
+
+    ``declared`` are the datatypes of the model's outputs by their names, as V1 tells none.
+    """
     if form == "v1":
-        return _describe_v1(body)
+        return [_with_datatype(each, declared) for each in _describe_v1(body)]
     read = _read_grpc(body) if form == "grpc" else _read_v2(headers, body)
     return [describe_output(*each) for each in read]
 
@@ -78,6 +90,14 @@ def _read_grpc(body: bytes) -> list[Output]:
 
 def _output(tensor: OutputTensor, data: bytes) -> Output:
     return tensor.name, tensor.datatype, tensor.shape, data
+
+
+def _with_datatype(output: dict[str, Any], declared: Mapping[str, str]) -> dict[str, Any]:
+    """Return an output of V1 with the datatype that the model declares, or else that of JSON."""
+    # Rows of one output have no name.
+    only = next(iter(declared.values())) if len(declared) == 1 else ""
+    found = declared.get(output["name"]) or only
+    return output | {"datatype": found or _JSON_TYPES.get(output["datatype"], "JSON number")}
 
 
 def _describe_v1(body: bytes) -> list[dict[str, Any]]:

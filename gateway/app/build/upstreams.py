@@ -11,6 +11,8 @@ from functools import partial
 from gateway.app.build.limits import apply_concurrency, build_concurrency_limit
 from gateway.app.build.tls import UpstreamTlsContexts
 from gateway.app.ejection_sync import EjectionSync
+from gateway.app.journal.endpoint_events import EndpointEvents
+from gateway.app.journal.journal import Journal
 from gateway.errors import upstream_name
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.protocol.dialects import DIALECTS, TRITON, GrpcForm
@@ -141,18 +143,17 @@ def build_upstreams(
     metrics: GatewayMetrics,
     buffers: BufferAccount | None = None,
     ejection_sync: EjectionSync | None = None,
+    journal: Journal | None = None,
 ) -> dict[str, SharedUpstream]:
     """Build the upstreams, by name.
 
     If the spec is as before, the upstream is the one from before, with its connections and all that
     it knows. If the spec has changed, endpoints that are still there keep their health, names keep
     their addresses, and calls in progress keep their slots. ``buffers`` counts what connections
-    buffer.
+    buffer. ``journal`` gets what happens to the endpoints.
     """
-    return {
-        spec.name: _build_or_keep(spec, before.get(spec.name), metrics, buffers, ejection_sync)
-        for spec in specs
-    }
+    parts = metrics, buffers, ejection_sync, journal
+    return {spec.name: _build_or_keep(spec, before.get(spec.name), *parts) for spec in specs}
 
 
 def upstreams_by_name(shared: Mapping[str, SharedUpstream]) -> dict[str, Upstream]:
@@ -167,6 +168,7 @@ def build_pool(
     on_failure: FailureListener = ignore,
     dialect_detector: DialectDetector | None = None,
     concurrency_limit: ConcurrencyLimit | None = None,
+    endpoint_events: EndpointEvents | None = None,
 ) -> Pool:
     """Build the pool of an upstream, with what supervises it."""
     declared = spec.declared
@@ -216,7 +218,7 @@ def build_pool(
         resolver.endpoints if resolver else [connect(server) for server in servers],
         _outlier_policy(declared.outlier_detection),
         supervisor=PoolSupervisor(
-            None if declared.health_check is None else _health_checker(declared.health_check),
+            _health_checker(declared.health_check, endpoint_events),
             ModelDiscovery(_DISCOVERY_INTERVAL) if declared.model_discovery else None,
             resolver,
             dialect_detector,
@@ -253,13 +255,14 @@ def _build_or_keep(
     metrics: GatewayMetrics,
     buffers: BufferAccount | None,
     ejection_sync: EjectionSync | None,
+    journal: Journal | None,
 ) -> SharedUpstream:
     if before is None:
-        return SharedUpstream(spec, _build(spec, metrics, buffers, ejection_sync, None))
+        return SharedUpstream(spec, _build(spec, metrics, buffers, ejection_sync, journal, None))
     if before.spec == spec:
         return before
     limit = before.upstream.concurrency_limit
-    upstream = _build(spec, metrics, buffers, ejection_sync, limit)
+    upstream = _build(spec, metrics, buffers, ejection_sync, journal, limit)
     return SharedUpstream(spec, upstream, before.upstream.pool)
 
 
@@ -268,16 +271,21 @@ def _build(
     metrics: GatewayMetrics,
     buffers: BufferAccount | None,
     ejection_sync: EjectionSync | None,
+    journal: Journal | None,
     limit_before: ConcurrencyLimit | None,
 ) -> Upstream:
     declared = spec.declared
     publish = ejection_sync.publisher_for(spec.name) if ejection_sync else None
+
+    endpoint_events = EndpointEvents(journal, spec.name) if journal is not None else None
 
     def on_ejection(url: str, state: EjectionState) -> None:
         if url and state.ejections:
             metrics.count_ejection(spec.name, url)
         if publish is not None:
             publish(url, state)
+        if endpoint_events is not None:
+            endpoint_events.record_ejection(pool, url, state)
 
     detector: DialectDetector | None = None
     dialect_state: DialectState
@@ -297,10 +305,13 @@ def _build(
         spec.name, declared.concurrency, spec.workers, metrics, limit_before
     )
     on_failure = partial(metrics.count_failure, spec.name)
+    pool = build_pool(
+        *(spec, buffers, on_ejection, on_failure, detector, concurrency_limit, endpoint_events)
+    )
     return Upstream(
         spec.name,
         dialect_state,
-        build_pool(spec, buffers, on_ejection, on_failure, detector, concurrency_limit),
+        pool,
         MetadataCache(spec.metadata_ttl, spec.metadata_cache_size, spec.idle_timeout, clock),
         RetryBudget(declared.retry_budget.percent / 100, declared.retry_budget.min_concurrency),
         concurrency_limit,
@@ -338,6 +349,13 @@ def _outlier_policy(declared: OutlierDetection) -> OutlierPolicy:
     )
 
 
-def _health_checker(declared: HealthCheck) -> HealthChecker:
+def _health_checker(
+    declared: HealthCheck | None, events: EndpointEvents | None
+) -> HealthChecker | None:
+    if declared is None:
+        return None
     policy = HealthCheckPolicy(declared.healthy_threshold, declared.unhealthy_threshold)
-    return HealthChecker(declared.path, declared.interval, declared.timeout, policy)
+    notify = None if events is None else events.record_health
+    return HealthChecker(
+        *(declared.path, declared.interval, declared.timeout, policy), notify=notify
+    )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gateway.app.journal.journal import RELOAD_REFUSED, SETTINGS_RELOADED, EventKind, Journal
 from gateway.app.loaded_resources import log_warnings
 from gateway.app.reload.diff import settings_needing_restart
 from gateway.observe.gateway_metrics import ReloadMetrics
@@ -51,18 +52,20 @@ class Revision:
 class ReloadLog:
     """Keeps the revision up to date, and logs and counts each reload."""
 
-    def __init__(self, revision: Revision, metrics: ReloadMetrics) -> None:
+    def __init__(self, revision: Revision, metrics: ReloadMetrics, journal: Journal) -> None:
         self.revision = revision
         self._metrics = metrics
+        self._journal = journal
 
     def record_reload(self, revision: Revision) -> None:
         """Record that the settings of this revision are in use, and count the reload."""
         self.revision = revision
         self._metrics.reloads.add(1.0)
 
-    def log_reload(self, changes: str, read: Settings, before: Settings) -> None:
-        """Log what has changed, what is unwise, and what needs a restart."""
+    def log_reload(self, changes: str, read: Settings, before: Settings, requested: bool) -> None:
+        """Log and record what has changed; log what is unwise, and what needs a restart."""
         _log.info("settings reloaded from %s: %s", self.revision.file, changes)
+        self._record(SETTINGS_RELOADED, changes, requested)
         log_warnings(read, before)
         for name in settings_needing_restart(read, before):
             old, new = getattr(before, name), getattr(read, name)
@@ -78,6 +81,11 @@ class ReloadLog:
         self._metrics.failures.add(1.0)
         if is_new or requested:
             _log.error("settings not reloaded: %s; keeping the previous settings", reason)
+            self._record(RELOAD_REFUSED, reason, requested)
+
+    def _record(self, kind: EventKind, why: str, requested: bool) -> None:
+        who = "SIGHUP" if requested else "file watch"
+        self._journal.record(kind, who=who, why=why, subject=self.revision.file or "")
 
 
 def log_addresses(addresses: Sequence[str], before: Iterable[str] = ()) -> None:

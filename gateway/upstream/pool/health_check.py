@@ -21,7 +21,8 @@ _log = logging.getLogger("tensorgate.upstream")
 class HealthChecker(MemberTask):
     """Requests ``path`` every ``interval`` seconds; a 2xx within ``timeout`` is a success.
 
-    ``random`` gives numbers in [0, 1).
+    ``random`` gives numbers in [0, 1). ``notify`` is called with a member that has become
+    unhealthy, or healthy again.
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class HealthChecker(MemberTask):
         timeout: float,
         policy: HealthCheckPolicy,
         random: Callable[[], float] = random.random,
+        notify: Callable[[Member], None] | None = None,
     ) -> None:
         self._path = path
         self._interval = interval
         self._timeout = timeout
         self._policy = policy
         self._random = random
+        self._notify = notify
 
     async def run(self, member: Member, changed: Callable[[], None]) -> None:
         """Check an endpoint until cancelled."""
@@ -71,3 +74,8 @@ class HealthChecker(MemberTask):
             _log.warning("%s is unhealthy and gets no calls: %s", url, reason)
         elif before is not None:
             _log.warning("%s is healthy and gets calls again: %s", url, reason)
+        else:
+            return
+        notify = self._notify
+        if notify is not None:
+            notify(member)

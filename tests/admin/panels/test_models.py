@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 
-from gateway.admin.panels.models import ModelTotals, describe_model, describe_models
+from gateway.admin.panels.models import FailedModels, ModelTotals, describe_model, describe_models
 from gateway.admin.savings import Savings
 from gateway.admin.status import merge_statuses
 from gateway.observe.call_metrics import CALL_LATENCY, DURATION, MODEL_BYTES, MODEL_ELEMENTS
@@ -59,6 +60,49 @@ def _names(**query: str) -> list[str]:
 def test_models_in_use_come_first() -> None:
     """Also those that no server tells of; calls of others are not of one model."""
     assert _names() == ["d", "c", "a", "b"]
+
+
+def test_rates_of_all_rows_add_up() -> None:
+    def count(store: MetricStore) -> None:
+        _called(store, "c", 10)
+        _called(store, OTHER, 30, status="4xx")
+        _called(store, "", 20)
+
+    document = _models(count)
+    assert document["others"]["calls_per_second"] == 3
+    assert document["others"]["client_error_ratio"] == 1
+    assert document["no_model"]["calls_per_second"] == 2
+    rates = [each.get("calls_per_second", 0) for each in document["models"]]
+    assert sum(rates) == 1
+
+
+def _call(model: str, status: int, at: float = 1000.0, **fields: Any) -> bytes:
+    return orjson.dumps({"model": model, "status": status, "time": at, **fields})
+
+
+def test_model_that_only_fails_is_listed_with_its_last_failure() -> None:
+    failed = FailedModels()
+    failed.note([_call("broken", 404, 990.0), _call("a", 200), _call("", 404)])
+    failed.note([_call("broken", 503, 999.0, reason="no such model"), _call("old", 404, 100.0)])
+    store = make_store()
+    merged = merge_statuses([STATUS], store)
+    document = describe_models(1000.0, merged, None, {}, failed)
+    found = {each["name"]: each["last_failure"] for each in document["models"]}
+    assert found == {
+        "broken": {"time": 999.0, "status": 503, "reason": "no such model"},
+        "a": None,
+        "b": None,
+        "c": None,
+    }
+
+
+def test_names_of_failed_models_are_bounded_and_the_last_ones_stay() -> None:
+    """Clients may call any name."""
+    failed = FailedModels()
+    failed.note(_call(f"m{number}", 404) for number in range(5000))
+    names = list(failed.recent(1000.0))
+    assert len(names) == 200
+    assert names[-1] == "m4999"
 
 
 def test_models_are_searched_and_come_in_pages() -> None:

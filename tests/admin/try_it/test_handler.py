@@ -135,8 +135,8 @@ async def _check_echo(
     assert (done["status"], done["error"]) == (200, None), (done["error"], tensor, form)
     (output,) = done["outputs"]
     expected = describe_output("OUTPUT0", DATATYPES[datatype], shape, packed)
-    if form == "v1":  # it tells neither the datatype nor the name
-        assert output["values"] == expected["values"]
+    if form == "v1":  # it tells no name
+        assert (output["values"], output["datatype"]) == (expected["values"], datatype)
     else:
         assert output == expected
 

@@ -142,6 +142,9 @@ def test_statistics_of_any_doubles_hold(values: list[float]) -> None:
         assert counts[-1] > 0
 
 
+NUMBER = "JSON number"
+
+
 def _v1(document: object) -> list[tuple[Any, ...]]:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     found = read_outputs("v1", _headers(), body)
@@ -152,39 +155,39 @@ def _v1(document: object) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ({"predictions": [[1, 2], [3, 4]]}, [("predictions", "INT64", [2, 2], [1, 2, 3, 4])]),
-        ({"predictions": [1.5, 2]}, [("predictions", "FP64", [2], [1.5, 2.0])]),
-        ({"predictions": [True]}, [("predictions", "BOOL", [1], [True])]),
-        ({"predictions": ["a", "b"]}, [("predictions", "BYTES", [2], ["a", "b"])]),
-        ({"predictions": [2**64 - 1]}, [("predictions", "UINT64", [1], [str(2**64 - 1)])]),
-        ({"predictions": []}, [("predictions", "FP64", [0], [])]),
-        ({"predictions": [[], []]}, [("predictions", "FP64", [2, 0], [])]),
+        ({"predictions": [[1, 2], [3, 4]]}, [("predictions", NUMBER, [2, 2], [1, 2, 3, 4])]),
+        ({"predictions": [1.5, 2]}, [("predictions", NUMBER, [2], [1.5, 2.0])]),
+        ({"predictions": [True]}, [("predictions", "JSON boolean", [1], [True])]),
+        ({"predictions": ["a", "b"]}, [("predictions", "JSON", [2], ["a", "b"])]),
+        ({"predictions": [2**64 - 1]}, [("predictions", NUMBER, [1], [str(2**64 - 1)])]),
+        ({"predictions": []}, [("predictions", NUMBER, [0], [])]),
+        ({"predictions": [[], []]}, [("predictions", NUMBER, [2, 0], [])]),
         # Scalars, which neither rows nor columns are.
-        ({"predictions": 5}, [("predictions", "INT64", [], [5])]),
-        ({"predictions": True}, [("predictions", "BOOL", [], [True])]),
-        ({"predictions": "text"}, [("predictions", "BYTES", [], ["text"])]),
-        ({"predictions": None}, [("predictions", "BYTES", [], ["null"])]),
-        ({"predictions": {"a": 1}}, [("predictions", "BYTES", [], ['{"a": 1}'])]),
+        ({"predictions": 5}, [("predictions", NUMBER, [], [5])]),
+        ({"predictions": True}, [("predictions", "JSON boolean", [], [True])]),
+        ({"predictions": "text"}, [("predictions", "JSON", [], ["text"])]),
+        ({"predictions": None}, [("predictions", "JSON", [], ["null"])]),
+        ({"predictions": {"a": 1}}, [("predictions", "JSON", [], ['{"a": 1}'])]),
         # Rows of different lengths, and elements of different types.
-        ({"predictions": [[1, 2], [3]]}, [("predictions", "BYTES", [2], ["[1, 2]", "[3]"])]),
-        ({"predictions": [1, "é", None]}, [("predictions", "BYTES", [3], ["1", "é", "null"])]),
-        ({"predictions": [1.5, None]}, [("predictions", "FP64", [2], [1.5, None])]),
+        ({"predictions": [[1, 2], [3]]}, [("predictions", "JSON", [2], ["[1, 2]", "[3]"])]),
+        ({"predictions": [1, "é", None]}, [("predictions", "JSON", [3], ["1", "é", "null"])]),
+        ({"predictions": [1.5, None]}, [("predictions", NUMBER, [2], [1.5, None])]),
         # NaN is no JSON, but servers in Python write it.
-        ({"predictions": [1.5, NAN, -INF]}, [("predictions", "FP64", [3], [1.5, None, None])]),
-        ({"predictions": [NAN, 2**70]}, [("predictions", "FP64", [2], [None, 2.0**70])]),
-        ({"predictions": [2**70]}, [("predictions", "FP64", [1], [2.0**70])]),
+        ({"predictions": [1.5, NAN, -INF]}, [("predictions", NUMBER, [3], [1.5, None, None])]),
+        ({"predictions": [NAN, 2**70]}, [("predictions", NUMBER, [2], [None, 2.0**70])]),
+        ({"predictions": [2**70]}, [("predictions", NUMBER, [1], [2.0**70])]),
         # Several outputs.
         (
             {"predictions": [{"a": 1, "b": "x"}, {"a": 2}]},
-            [("a", "INT64", [2], [1, 2]), ("b", "BYTES", [2], ["x", "null"])],
+            [("a", NUMBER, [2], [1, 2]), ("b", "JSON", [2], ["x", "null"])],
         ),
         (
             {"outputs": {"a": [1], "b": [[True]]}},
-            [("a", "INT64", [1], [1]), ("b", "BOOL", [1, 1], [True])],
+            [("a", NUMBER, [1], [1]), ("b", "JSON boolean", [1, 1], [True])],
         ),
-        ({"outputs": [[0.5]]}, [("outputs", "FP64", [1, 1], [0.5])]),
-        ({"predictions": [{"b64": "AA=="}]}, [("predictions", "BYTES", [1], ['{"b64": "AA=="}'])]),
-        (b'{"outputs": {"\\ud800": ["\\udfff", NaN]}}', [("?", "BYTES", [2], ["?", "NaN"])]),
+        ({"outputs": [[0.5]]}, [("outputs", NUMBER, [1, 1], [0.5])]),
+        ({"predictions": [{"b64": "AA=="}]}, [("predictions", "JSON", [1], ['{"b64": "AA=="}'])]),
+        (b'{"outputs": {"\\ud800": ["\\udfff", NaN]}}', [("?", "JSON", [2], ["?", "NaN"])]),
     ],
     ids=range(23),
 )
@@ -192,15 +195,29 @@ def test_v1_outputs_are_what_the_json_says(document: object, expected: object) -
     assert _v1(document) == expected
 
 
+def test_v1_outputs_have_the_datatypes_that_the_model_declares() -> None:
+    """V1 tells none: a number with a fraction is no FP64 for that."""
+
+    def datatypes(document: object, **declared: str) -> list[str]:
+        found = read_outputs("v1", _headers(), json.dumps(document).encode(), declared)
+        return [each["datatype"] for each in found]
+
+    rows = {"predictions": [1.5, 2]}
+    assert datatypes(rows, OUTPUT0="FP32") == ["FP32"]
+    assert datatypes(rows, a="FP32", b="INT32") == ["JSON number"]
+    columns = {"outputs": {"a": [1.5], "b": [2], "c": ["x"]}}
+    assert datatypes(columns, a="FP16", b="INT32") == ["FP16", "INT32", "JSON"]
+
+
 def test_v1_texts_take_no_more_memory_than_they_have() -> None:
     """For numpy's own texts, each element would take the memory of the longest: 40 GB."""
     ((_, datatype, shape, values),) = _v1({"predictions": ["x" * 10**6] + ["y"] * 10_000})
-    assert (datatype, shape, values[0]) == ("BYTES", [10_001], "x" * 1000)
+    assert (datatype, shape, values[0]) == ("JSON", [10_001], "x" * 1000)
 
 
 def test_v1_number_that_is_too_large_for_doubles_is_text() -> None:
     ((_, datatype, _, values),) = _v1(b'{"predictions": [NaN, 1%s]}' % (b"0" * 400))
-    assert (datatype, values) == ("BYTES", ["NaN", "1" + "0" * 400])
+    assert (datatype, values) == ("JSON", ["NaN", "1" + "0" * 400])
 
 
 @pytest.mark.parametrize("depth", [60, 100, 900, 5000])

@@ -21,7 +21,7 @@ async def _press_button(stand: Stand, label: str) -> None:
 
 async def _enter_token(stand: Stand, token: str) -> None:
     page = stand.page
-    await page.wait_for("document.activeElement.id === 'action-token'")
+    await page.wait_for("document.activeElement.id === 'action-key'")
     await page.type(token)
     await page.press("Enter")
 
@@ -46,6 +46,20 @@ async def test_endpoint_is_drained_and_restored(stand_with_actions: Stand) -> No
     await stand.process.wait_for_output(rf"drained {url}")
     await stand.process.wait_for_output(rf"restored {url}")
     assert TOKEN not in stand.process.said
+
+
+async def test_drained_endpoint_keeps_its_place(stand_with_actions: Stand) -> None:
+    stand = stand_with_actions
+    page, url = stand.page, stand.servers[1].url
+    names = f"{_ROWS}.map(each => each.querySelector('.name').innerText)"
+    await stand.show("topology")
+    await page.wait_for(f"{_ROWS}.length === 3")
+    before = await page.evaluate(names)
+    assert before[1] == url
+    await _press_button(stand, f"Drain {url}")
+    await _enter_token(stand, TOKEN)
+    await page.wait_for(f"{_ROWS}.some(e => e.innerText.includes('drained'))")
+    assert await page.evaluate(names) == before
 
 
 async def test_wrong_token_changes_nothing(stand_with_actions: Stand) -> None:
@@ -93,7 +107,7 @@ async def test_trace_settings_are_changed(stand_with_actions: Stand) -> None:
         "(() => { const label = [...document.querySelectorAll('dialog label')]"
         ".find(each => each.innerText === 'trace_rate');"
         " document.getElementById(label.htmlFor).value = '77';"
-        " document.querySelector('#action-token').focus(); })()"
+        " document.querySelector('#action-key').focus(); })()"
     )
     await _enter_token(stand, TOKEN)
     await page.wait_for("!document.querySelector('dialog')")
@@ -105,4 +119,5 @@ async def test_page_without_actions_has_no_buttons_for_them(stand: Stand) -> Non
     await stand.show("topology")
     await page.wait_for(f"{_ROWS}.length === 3")
     assert "admin_actions is off" in await page.text("#panel-topology")
-    assert await page.evaluate("document.querySelectorAll('.endpoints button').length") == 0
+    buttons = "document.querySelectorAll('.endpoints button:not(.expand)').length"
+    assert await page.evaluate(buttons) == 0

@@ -11,7 +11,7 @@ from tests.interop.page.stand import PANELS, Stand, calls_in_background, infer
 
 _FILLED = {
     "overview": "[...document.querySelectorAll('.value')].every(each => each.innerText !== '–')",
-    "topology": "/[1-9]/.test(document.querySelector('.edge-text').textContent)",
+    "topology": "/[1-9][0-9.]*\\/s/.test(document.querySelector('.picture').textContent)",
     "models": "[...document.querySelectorAll('.rows a')].some(each => each.innerText === 'half')",
     "calls": "document.querySelectorAll('.calls .toggle').length > 3",
     "try": "document.querySelector('#panel-try').innerText.includes('admin_payloads')",
@@ -47,6 +47,91 @@ async def test_page_fits_each_width(stand: Stand, width: int) -> None:
                 "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
             )
         assert width > 400 or await violations(stand.page) == []
+
+
+async def test_header_takes_two_lines_in_a_narrow_window(stand: Stand) -> None:
+    page = stand.page
+    await page.resize(390)
+    async with calls_in_background(stand):
+        await stand.servers[1].stop()  # so that panels have problems
+        await stand.show("overview")
+        await page.wait_for_text("refused", ".problems")
+    heights = await page.evaluate(
+        "['.brand', '#connection', '.theme', 'nav'].map(each =>"
+        " document.querySelector(each).getBoundingClientRect())"
+        ".map(({top, bottom}) => [top, bottom])"
+    )
+    *first, panels = heights
+    assert max(bottom for _, bottom in first) <= panels[0] + 2  # below each other
+    assert max(top for top, _ in first) < min(bottom for _, bottom in first)  # in one line
+    assert await page.evaluate("document.querySelector('.top').offsetHeight") < 90
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_addresses_are_not_broken_inside_the_port(stand: Stand, width: int) -> None:
+    page = stand.page
+    await page.resize(width)
+    async with calls_in_background(stand):
+        for panel, rows in (("topology", ".endpoints"), ("calls", ".calls")):
+            await _show_with_calls(stand, panel)
+            lines = await page.evaluate(
+                f"[...document.querySelectorAll('{rows} .unbroken')]"
+                ".map(each => each.getClientRects().length)"
+            )
+            assert lines
+            assert set(lines) == {1}
+
+
+async def test_picture_fits_a_narrow_window_with_all_its_boxes(stand: Stand) -> None:
+    page = stand.page
+    await page.resize(390)
+    async with calls_in_background(stand):
+        await _show_with_calls(stand, "topology")
+        await page.wait_for("document.querySelector('.picture').clientWidth < 390")
+        assert await page.evaluate(
+            "[...document.querySelectorAll('.picture .node-title')].map(e => e.textContent)"
+        ) == [
+            *("model half", "→ main", "→ spare", "every request", "→ main", "→ spare"),
+            *("main", *(each.url.removeprefix("http://") for each in stand.servers)),
+            *("spare", stand.servers[0].url.removeprefix("http://")),
+        ]
+
+
+async def test_call_takes_three_lines_in_a_narrow_window(stand: Stand) -> None:
+    page = stand.page
+    await page.resize(390)
+    async with calls_in_background(stand):
+        await stand.show("calls")
+        await page.wait_for("document.querySelectorAll('.calls .toggle').length > 3")
+        heights = await page.evaluate(
+            "[...document.querySelectorAll('.calls tbody tr:not([data-level])')]"
+            ".map(each => each.offsetHeight)"
+        )
+    assert heights
+    assert max(heights) < 90
+
+
+async def test_calls_of_two_workers_are_in_the_order_of_their_ends(stand: Stand) -> None:
+    page = stand.page
+    times = "[...document.querySelectorAll('.calls .toggle')].map(each => each.innerText)"
+    async with calls_in_background(stand), calls_in_background(stand):
+        await stand.show("calls")
+        for _ in range(4):
+            before = await page.evaluate(f"{times}[0] ?? ''")
+            await page.wait_for(f"({times}[0] ?? '') !== {before!r}")
+            found = await page.evaluate(times)
+            assert found == sorted(found, reverse=True)
+
+
+async def test_models_add_up_with_others_and_one_that_only_fails(stand: Stand) -> None:
+    page = stand.page
+    rows = "[...document.querySelectorAll('#panel-models .rows tbody tr')].map(e => e.innerText)"
+    async with calls_in_background(stand):
+        await stand.show("models")
+        await page.wait_for(f"{rows}.some(each => each.startsWith('other models'))")
+        await page.wait_for(f"{rows}.some(each => each.startsWith('no-such-model'))")
+        (row,) = await page.evaluate(f"{rows}.filter(each => each.startsWith('no-such-model'))")
+    assert "no call has succeeded; the last one failed" in row
 
 
 async def test_overview_shows_rates_settings_and_workers(stand: Stand) -> None:

@@ -56,7 +56,7 @@ async def test_screenshot_of_try_it(stand_with_payloads: Stand) -> None:
         " field.value = '1000'; })()"
     )
     await page.click("#panel-try .primary")
-    await page.wait_for("document.activeElement.id === 'action-token'")
+    await page.wait_for("document.activeElement.id === 'action-key'")
     await page.type(TOKEN)
     await page.press("Enter")
     await page.wait_for("!document.querySelector('.result').hidden")

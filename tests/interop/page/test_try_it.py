@@ -58,7 +58,7 @@ async def _type_values(stand: Stand, text: str) -> None:
 async def _send(stand: Stand, token: str = TOKEN) -> None:
     """Send by the keyboard; enter the token."""
     await _press_send(stand)
-    await stand.page.wait_for("document.activeElement.id === 'action-token'")
+    await stand.page.wait_for("document.activeElement.id === 'action-key'")
     await stand.page.type(token)
     await stand.page.press("Enter")
 
@@ -187,7 +187,7 @@ async def test_cancelled_call_is_not_sent(stand_with_payloads: Stand) -> None:
     page = stand.page
     await _show_model(stand, "half")
     await _press_send(stand)
-    await page.wait_for("document.activeElement.id === 'action-token'")
+    await page.wait_for("document.activeElement.id === 'action-key'")
     await page.press("Escape")
     await page.wait_for("!document.querySelector('dialog')")
     assert await page.text(_SEND) == "Send"

@@ -1,0 +1,95 @@
+"""What calls and health checks find out of endpoints is in the journal."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway.app.build.upstreams import SharedUpstream, UpstreamSpec, build_upstreams
+from gateway.app.journal.journal import Journal, SharedJournal
+from gateway.demo.server.server import DemoServer
+from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics
+from gateway.observe.metric_store import MetricStore
+from gateway.settings.upstreams import Upstream
+from gateway.upstream.pool.member import Outcome
+from tests.support.addresses import HOST, free_port
+from tests.support.gateway import until
+
+ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
+
+
+@asynccontextmanager
+async def _upstream(
+    endpoints: Sequence[str], **declared: Any
+) -> AsyncIterator[tuple[SharedUpstream, Journal]]:
+    journal = SharedJournal(1).of_process(0)
+    settings = {"endpoints": list(endpoints), "dialect": "triton", **declared}
+    spec = UpstreamSpec("u", Upstream.model_validate(settings), 1, 5, 0, 1000)
+    metrics = GatewayMetrics(MetricStore(GATEWAY_FAMILIES, 1).writer(0))
+    upstream = build_upstreams([spec], {}, metrics, journal=journal)["u"]
+    upstream.acquire()
+    await upstream.start()
+    yield upstream, journal
+    await upstream.release()
+
+
+def _told(journal: Journal) -> list[tuple[str, str, str, str]]:
+    names = "kind", "endpoint", "who", "why"
+    return [tuple(each[name] for name in names) for each in reversed(journal.read())]
+
+
+async def test_ejection_and_its_end_are_recorded_with_the_reason() -> None:
+    outliers = {"consecutive_failures": 2, "base_ejection_time": 60}
+    async with _upstream([ONE, TWO], outlier_detection=outliers) as (upstream, journal):
+        pool = upstream.upstream.pool
+        member = pool.members[0]
+        for _ in range(3):
+            pool.outlier_detector.record(member, Outcome.NO_RESPONSE, "it closed the connection")
+        why = "2 failures in a row: it closed the connection"
+        ejected = ("endpoint_ejected", ONE, "outlier detection", why)
+        assert _told(journal) == [ejected]
+        pool.outlier_detector.record(member, Outcome.SUCCEEDED, "")
+        succeeded = "a call or a health check succeeded"
+        ended = ("ejection_ended", ONE, "outlier detection", succeeded)
+        assert _told(journal) == [ejected, ended]
+
+
+async def test_longer_ejection_is_no_new_event() -> None:
+    outliers = {"consecutive_failures": 1, "base_ejection_time": "1ms"}
+    async with _upstream([ONE, TWO], outlier_detection=outliers) as (upstream, journal):
+        pool = upstream.upstream.pool
+        member = pool.members[0]
+        pool.outlier_detector.record(member, Outcome.NO_RESPONSE, "no")
+        await asyncio.sleep(0.002)  # until the ejection is over
+        pool.outlier_detector.start_trial(member)
+        pool.outlier_detector.record(member, Outcome.NO_RESPONSE, "no")
+        assert member.ejection.ejections == 2
+        assert [kind for kind, *_ in _told(journal)] == ["endpoint_ejected"]
+
+
+async def test_upstream_that_cannot_be_reached_is_recorded() -> None:
+    async with _upstream([f"http://127.0.0.1:{free_port()}"]) as (upstream, journal):
+        pool = upstream.upstream.pool
+        for _ in range(3):
+            pool.outlier_detector.record(pool.members[0], Outcome.UNREACHABLE, "refused")
+        assert _told(journal) == [("upstream_unreachable", "", "calls", "refused")]
+        pool.outlier_detector.record(pool.members[0], Outcome.SUCCEEDED, "")
+        assert [kind for kind, *_ in _told(journal)][1:] == ["upstream_reachable"]
+
+
+async def test_health_checks_record_a_change_but_not_the_first_success() -> None:
+    async with DemoServer(HOST, free_port()) as server:
+        checks = {"interval": "10ms", "timeout": "1s", "unhealthy_threshold": 1}
+        url = server.url
+        async with _upstream([url], health_check=checks) as (upstream, journal):
+            pool = upstream.upstream.pool
+            await until(lambda: pool.members[0].probed.healthy)
+            assert _told(journal) == []
+            await server.stop()
+            await until(lambda: journal.read())
+            ((kind, endpoint, who, why),) = _told(journal)
+            assert (kind, endpoint, who) == ("endpoint_unhealthy", url, "health check")
+            assert "refused" in why
+            await server.start()
+            await until(lambda: len(journal.read()) == 2)
+            assert journal.read()[0]["kind"] == "endpoint_healthy"
