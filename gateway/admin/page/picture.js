@@ -26,9 +26,6 @@ const STATES = {
   in_use: ["in use", "ok"],
   drained: ["drained", "warning"],
   draining: ["draining", "warning"],
-  ok: ["in use", "ok"],
-  leaving: ["draining", "warning"],
-  unknown: ["no call yet", "unknown"],
 };
 const PROBLEMS = ["ejected", "unhealthy", "unreachable", "failing", "slow"];
 

@@ -38,10 +38,7 @@ class EndpointEvents:
         elif not state.ejections:
             self._record(EJECTION_ENDED, _BY_CALLS, "a call or a health check succeeded", url)
         elif state.ejections == 1:
-            errors = [each.calls.last_error for each in pool.members if each.endpoint.url == url]
-            count = "1 failure" if state.failures == 1 else f"{state.failures} failures in a row"
-            why = f"{count}: {errors[0]}" if errors and errors[0] else count
-            self._record(ENDPOINT_EJECTED, _BY_CALLS, why, url)
+            self._record(ENDPOINT_EJECTED, _BY_CALLS, _reason(pool, url, state), url)
 
     def record_health(self, member: Member) -> None:
         """Record that health checks have found an endpoint healthy, or unhealthy."""
@@ -50,3 +47,15 @@ class EndpointEvents:
 
     def _record(self, kind: EventKind, who: str, why: str, url: str = "") -> None:
         self._journal.record(kind, who=who, why=why, upstream=self._upstream, endpoint=url)
+
+
+def _reason(pool: Pool, url: str, state: EjectionState) -> str:
+    """Return why an endpoint is ejected: it is slow, or calls failed."""
+    count = "1 failure" if state.failures == 1 else f"{state.failures} failures in a row"
+    for member in pool.members:
+        if member.endpoint.url == url:
+            if member.ejection_reason:
+                return member.ejection_reason
+            if member.calls.last_error:
+                return f"{count}: {member.calls.last_error}"
+    return count
