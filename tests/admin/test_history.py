@@ -292,7 +292,7 @@ def test_endpoints_and_routes_have_curves_of_ten_seconds() -> None:
     assert refused["p99_ms"] == [None, None, None]
     route = sampled.history.route_curves("r")
     assert (route["calls_per_second"], route["errors_per_second"]) == ([4, 4, 4], [1, 1, 1])
-    assert route["p99_ms"] == [pytest.approx(4.975, rel=0.01)] * 3
+    assert route["p99_ms"] == [3.75] * 3  # the middle of the bucket
     nobody = sampled.history.route_curves("none")
     assert (nobody["calls_per_second"], nobody["p99_ms"]) == ([0, 0, 0], [None, None, None])
 

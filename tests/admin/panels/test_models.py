@@ -86,7 +86,7 @@ def test_model_that_only_fails_is_listed_with_its_last_failure() -> None:
     failed.note([_call("broken", 503, 999.0, reason="no such model"), _call("old", 404, 100.0)])
     store = make_store()
     merged = merge_statuses([STATUS], store)
-    document = describe_models(1000.0, merged, None, {}, failed)
+    document = describe_models(1000.0, merged, (None, None), {}, failed)
     found = {each["name"]: each["last_failure"] for each in document["models"]}
     assert found == {
         "broken": {"time": 999.0, "status": 503, "reason": "no such model"},

@@ -98,7 +98,7 @@ def _reasons(log: Path) -> list[str]:
 
 @pytest.mark.parametrize("data", REQUESTS.values(), ids=REQUESTS)
 async def test_words_stand_wherever_an_operator_looks(
-    tmp_path: Path, send: Send, data: bytes, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, send: Send, data: bytes
 ) -> None:
     log = tmp_path / "log"
     script = _failing(http_response(ERROR, status="500 Internal Server Error"))
@@ -112,7 +112,6 @@ async def test_words_stand_wherever_an_operator_looks(
         (state,) = gateway.pool.snapshot()
     assert state.last_error == f"it returned 500: {OOM}"
     assert _reasons(log) == [f"the server returned 500: {OOM}"]
-    assert f"failed with 500: {server.url} returned 500: {OOM}" in caplog.text
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
@@ -228,9 +227,7 @@ async def test_words_of_a_server_that_is_asked_for_metadata_stand_in_the_line(
 
 
 @pytest.mark.parametrize("client_form", ["gRPC", "HTTP"])
-async def test_words_of_a_grpc_server_stand_there_too(
-    tmp_path: Path, client_form: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_words_of_a_grpc_server_stand_there_too(tmp_path: Path, client_form: str) -> None:
     log = tmp_path / "log"
     with grpc_server(unary={"ModelInfer": fail(grpc.StatusCode.INTERNAL, OOM)}) as server:
         async with _gateway(log, server.url, grpc_cancellation="forward") as gateway:
@@ -246,4 +243,3 @@ async def test_words_of_a_grpc_server_stand_there_too(
             (state,) = gateway.pool.snapshot()
     assert state.last_error == f"it returned INTERNAL: {OOM}"
     assert _reasons(log) == [f"the server returned INTERNAL: {OOM}"]
-    assert f"failed with 500: {server.url} returned INTERNAL: {OOM}" in caplog.text
