@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from itertools import count
 from typing import Any
 
@@ -24,6 +25,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("steady")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets what runs in its background ignore Ctrl-C, and all processes of tests would, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _TOGETHER = ("tests/integration/", "tests/deploy/test_dockerfile.py", "tests/test_architecture.py")

@@ -51,7 +51,6 @@ def choose(
         (KSERVE, ALL_BINARY, LARGE, ENCODE),
         (KSERVE, ALL_BINARY, None, ENCODE),
         (KSERVE, ALL_JSON, 5, WRITE_JSON),
-        (KSERVE, ALL_JSON, 0, WRITE_JSON),
         (KSERVE, ALL_JSON, LARGE, ENCODE),
         (KSERVE, ALL_JSON, None, FILL),
         (KSERVE, MIXED, 5, UNLESS_FITTING),
