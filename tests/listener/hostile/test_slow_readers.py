@@ -224,6 +224,7 @@ async def test_all_clients_behind_one_address_lose_no_response_that_they_read(
         assert not slow.ended()
 
 
+@pytest.mark.needs_source  # compiled code takes no double of a connection
 def test_what_a_client_reads_counts_for_all_responses_of_its_connection() -> None:
     """Over HTTP/2 it would hold 100 of them by reading as fast as for one."""
     connection = WaitingConnection()
