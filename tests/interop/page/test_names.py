@@ -36,7 +36,7 @@ async def test_hostile_model_names_are_text(stand: Stand) -> None:
     assert "<script>window.hacked=1</script>" in text
     assert "⟨U+202E⟩gnp.exe" in text
     assert "نموذج" in text
-    assert "x" * 200 not in text
+    assert "x" * 400 not in text  # a server's words of it are 300 characters
     assert await page.evaluate("window.hacked === undefined && !document.querySelector('main img')")
     assert await page.evaluate("document.querySelectorAll('script').length") == 1
     assert await page.evaluate(
