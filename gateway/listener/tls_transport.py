@@ -330,8 +330,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if not self._waits_for_time_slice:
             self._waits_for_time_slice = True
             self._socket.pause_reading()
-            client = client_of(self._socket.get_extra_info("peername"))
-            time_slice_queue().add(self._use_time_slice, client)
+            time_slice_queue().add(self._use_time_slice, self.client)
 
     def _use_time_slice(self) -> None:
         self._waits_for_time_slice = False
