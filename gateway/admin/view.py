@@ -12,7 +12,7 @@ from gateway.admin.history import History, Window
 from gateway.admin.own_calls import OwnCallError, OwnCalls
 from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import CallFilter, matching_calls
-from gateway.admin.panels.curves import add_curves, describe_curves
+from gateway.admin.panels.curves import describe_curves
 from gateway.admin.panels.journal import describe_journal
 from gateway.admin.panels.models import (
     FailedModels,
@@ -93,18 +93,13 @@ class GatewayView:
         """Return the routes, the upstreams and their endpoints. Raises ValueError."""
         chosen = EndpointFilter.parse(query)
         state, settings = await self._current_state(), self._source.settings
-
-        def describe() -> Document:
-            document = describe_topology(
-                *(state.time, state.status, state.window),
-                self._history,
-                settings,
-                chosen,
-            )
-            add_curves(document["routes"], state.window, self._history)
-            return document
-
-        return await asyncio.to_thread(describe)
+        return await asyncio.to_thread(
+            describe_topology,
+            *(state.time, state.status, state.window),
+            self._history,
+            settings,
+            chosen,
+        )
 
     async def curves(self, query: Mapping[str, str]) -> Document:
         """Return the last hour of an endpoint, or of a route. Raises ValueError."""

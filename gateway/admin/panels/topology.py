@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from gateway.admin.history import ERROR_STATUSES, History, Window, rounded
+from gateway.admin.history import (
+    CLIENT_ERROR_STATUS,
+    ENDPOINT_POINTS,
+    ERROR_STATUSES,
+    History,
+    Window,
+    rounded,
+)
 from gateway.admin.panels.query import parse_count, parse_text
 from gateway.observe.call_metrics import (
     DURATION,
@@ -95,7 +102,7 @@ def describe_topology(
     return {
         "time": time,
         "actions": settings.admin_actions,
-        "routes": _describe_routes(settings, calls),
+        "routes": _describe_routes(settings, calls, history),
         "upstreams": upstreams,
     }
 
@@ -123,6 +130,8 @@ class _CallRates:
     def __init__(self, window: Window | None) -> None:
         self._all: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._errors: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._client_errors: defaultdict[str, float] = defaultdict(float)
+        """Those of each route that were refused with 4xx."""
         self._mirrored: defaultdict[tuple[str, ...], float] = defaultdict(float)
         if window is None:
             return
@@ -134,6 +143,8 @@ class _CallRates:
                 self._all[key] += rate
                 if labels[status] in ERROR_STATUSES:
                     self._errors[key] += rate
+                elif labels[status] == CLIENT_ERROR_STATUS:
+                    self._client_errors[labels[route]] += rate
         copies = (window.change(MIRROR_REQUESTS)[:, 0] / window.seconds).tolist()
         self._mirrored.update(zip(window.labels(MIRROR_REQUESTS), copies, strict=False))
 
@@ -150,6 +161,12 @@ class _CallRates:
         ratio = rounded(errors / total) if total else None
         return {"calls_per_second": rounded(total), "error_ratio": ratio}
 
+    def client_error_ratio(self, route: str) -> float | None:
+        """Return the share of a route's calls that were refused with 4xx; None without calls."""
+        route = clean_label(route)
+        total = sum(rate for key, rate in self._all.items() if key[0] == route)
+        return rounded(self._client_errors[route] / total) if total else None
+
     def describe_mirror(self, route: str, upstream: str) -> dict[str, float | None]:
         """Return the rates of the copies of a route's calls, and the share that failed."""
         key = clean_label(route), clean_label(upstream)
@@ -158,7 +175,9 @@ class _CallRates:
         return {"calls_per_second": rounded(ok + failed), "error_ratio": ratio}
 
 
-def _describe_routes(settings: Settings, rates: _CallRates) -> list[dict[str, Any]]:
+def _describe_routes(
+    settings: Settings, rates: _CallRates, history: History
+) -> list[dict[str, Any]]:
     routes = []
     for number, route in enumerate(settings.routes, 1):
         name = route.name or str(number)
@@ -178,6 +197,8 @@ def _describe_routes(settings: Settings, rates: _CallRates) -> list[dict[str, An
                     **rates.describe_mirror(name, mirror.upstream),
                 },
                 **rates.describe(name),
+                "client_error_ratio": rates.client_error_ratio(name),
+                "recent": history.route_curves(name, ENDPOINT_POINTS),
             }
         )
     return routes

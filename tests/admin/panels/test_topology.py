@@ -93,6 +93,18 @@ def test_routes_have_their_rates_to_each_upstream() -> None:
     assert long["calls_per_second"] == 1
 
 
+def test_route_has_its_share_of_refused_calls_and_its_curves() -> None:
+    def count(store: MetricStore) -> None:
+        for status, times in (("2xx", 6), ("4xx", 3), ("5xx", 1)):
+            _calls(store, "split", "u", status, times)
+
+    split, idle, _ = _topology(count=count)["routes"]
+    assert split["client_error_ratio"] == 0.3
+    assert split["recent"]["calls_per_second"] == [1]
+    assert split["recent"]["errors_per_second"] == [0.1]
+    assert idle["client_error_ratio"] is None
+
+
 def test_endpoint_has_rates_times_and_points() -> None:
     def count(store: MetricStore) -> None:
         writer, labels = store.writer(0), ("u", "http://h:1")
@@ -142,6 +154,7 @@ def test_nothing_but_the_state_is_known_before_the_second_sample() -> None:
     topology = describe_topology(1.0, merged, None, history, _settings(), chosen)
     (found,) = topology["upstreams"][0]["endpoints"]
     assert (found["calls_per_second"], found["recent"]) == (0, None)
+    assert topology["routes"][0]["client_error_ratio"] is None
 
 
 def _many() -> dict[str, Any]:
