@@ -192,6 +192,16 @@ export function labelled(label, field) {
   return el("span", { class: "field" }, el("label", { for: field.id }, label), field);
 }
 
+/** Create the form of a panel's filters, which apply as they change. */
+export function filterForm(label, ...children) {
+  const submit = (event) => event.preventDefault();
+  return el(
+    "form",
+    { class: "filters", role: "search", "aria-label": label, onsubmit: submit },
+    ...children,
+  );
+}
+
 /** Set the options of a choice, as [value, text]; what was chosen stays if it can. */
 export function setOptions(select, options) {
   const before = select.value;

@@ -1,6 +1,6 @@
 // The panel "Journal": what happened to the gateway and its endpoints, with who and why.
 
-import { choices, dataRow, dataTable, el, keyedList, labelled } from "./dom.js";
+import { choices, dataRow, dataTable, el, filterForm, keyedList, labelled } from "./dom.js";
 import { setAttribute, setHidden, setText } from "./dom.js";
 import * as say from "./format.js";
 
@@ -64,18 +64,7 @@ export function createJournal() {
     node: el(
       "div",
       {},
-      el(
-        "form",
-        {
-          class: "filters",
-          role: "search",
-          "aria-label": "Events",
-          onsubmit: (event) => event.preventDefault(),
-        },
-        ranges,
-        labelled("Any text has", search),
-        note,
-      ),
+      filterForm("Events", ranges, labelled("Any text has", search), note),
       nothing,
       table.node,
     ),

@@ -7,6 +7,7 @@ import {
   dataTable,
   el,
   factTable,
+  filterForm,
   keyedList,
   labelled,
   nameElement,
@@ -119,17 +120,7 @@ function createList({ navigate }) {
     node: el(
       "div",
       {},
-      el(
-        "form",
-        {
-          class: "filters",
-          role: "search",
-          "aria-label": "Models",
-          onsubmit: (event) => event.preventDefault(),
-        },
-        labelled("Model has", search),
-        pager.node,
-      ),
+      filterForm("Models", labelled("Model has", search), pager.node),
       nothing,
       table.node,
     ),

@@ -8,6 +8,7 @@ import {
   dataRow,
   dataTable,
   el,
+  filterForm,
   keyedList,
   labelled,
   nameElement,
@@ -115,14 +116,8 @@ export function createTopology({ navigate, announce }) {
     "div",
     {},
     frame,
-    el(
-      "form",
-      {
-        class: "filters",
-        role: "search",
-        "aria-label": "Endpoints",
-        onsubmit: (event) => event.preventDefault(),
-      },
+    filterForm(
+      "Endpoints",
       labelled("Upstream", upstreamFilter),
       labelled("Endpoint or state has", search),
       pager.node,
