@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from gateway.system.fair_queue import FairQueue
+
+TimeSliceWaiter = Callable[[], Awaitable[None]]
+"""Lets other calls have a time slice, and waits for the next one."""
 
 
 class ConversionScheduler:

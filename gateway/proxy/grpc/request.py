@@ -13,6 +13,7 @@ from gateway.protocol.grpc.headers import is_grpc_type
 from gateway.protocol.grpc.methods import GrpcMethod
 from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
 from gateway.protocol.operations import OperationKind
+from gateway.proxy.admission.conversion_scheduler import TimeSliceWaiter
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.grpc.compression import MessageDecompressor
@@ -31,9 +32,6 @@ _MIN_PIECE = 1024
 """Bytes of a piece that is kept as it came: an object takes some fifty bytes more."""
 _SCAN_STEP = 4 * 1024
 """Bytes that are scanned at once: at most so many fields as take one or two milliseconds."""
-
-TimeSliceWaiter = Callable[[], Awaitable[None]]
-"""Lets other calls have a time slice, and waits for the next one."""
 
 ModelCheck = Callable[[ScannedModel, tuple[str, ...]], None]
 """Raises GatewayError if a further message of a stream must not go where the first one went.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from multidict import CIMultiDictProxy
@@ -13,6 +12,7 @@ from gateway.protocol.grpc.framing import MessagePiece, MessageReader, frame
 from gateway.protocol.grpc.methods import GrpcMethod
 from gateway.protocol.grpc.model_scanner import ScannedModel
 from gateway.protocol.grpc.wire import MAX_MESSAGE, bytes_field
+from gateway.proxy.admission.conversion_scheduler import TimeSliceWaiter
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.grpc.compression import MessageDecompressor
 from gateway.sizes import CONVERT_CHUNK
@@ -38,7 +38,7 @@ class ModelRewriter:
         cap: int,
         max_ratio: int,
         reservation: Reservation,
-        next_slice: Callable[[], Awaitable[None]],
+        next_slice: TimeSliceWaiter,
     ) -> None:
         self._renamed: Final = ScannedModel(model, version)
         self._model: Final = model.encode()

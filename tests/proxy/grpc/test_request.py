@@ -18,10 +18,10 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.methods import find_method
 from gateway.protocol.grpc.model_scanner import ScannedModel
-from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler, TimeSliceWaiter
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
-from gateway.proxy.grpc.request import GrpcRequest, TimeSliceWaiter, is_grpc
+from gateway.proxy.grpc.request import GrpcRequest, is_grpc
 from gateway.proxy.interfaces import ClientRequest
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.time_slices import others
