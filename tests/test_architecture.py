@@ -106,6 +106,7 @@ MOST_FILES = 16
 
 TESTED_BY = {
     "system/fair_queue.py": "system/test_time_slices.py",
+    "system/tls_transport.py": "listener/test_tls_transport.py",
     "listener/lingering.py": "listener/hostile/test_lingering.py",
     "listener/open_connections.py": "listener/hostile/test_crowds.py",
     "proxy/infer/convert_buffered_request.py": "proxy/fast_path/test_handlers.py",

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import os
 import socket
-import ssl
 import struct
 import sys
 import termios
@@ -14,10 +13,9 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from gateway.http1.body import LAST_CHUNK, frame_chunk
-from gateway.http1.read_buffer import READ_BUFFER
 from gateway.system.buffers import (
     MAX_PROGRESS,
     MAX_WINDOW,
@@ -28,6 +26,7 @@ from gateway.system.buffers import (
     ReservedBytes,
 )
 from gateway.system.hangups import HangupWatch
+from gateway.system.read_buffer import READ_BUFFER
 from gateway.system.time_slices import time_slice_queue
 
 _MIN_PIECE_COST = 64
@@ -310,10 +309,6 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Start with this transport."""
         self.transport = cast("asyncio.Transport", transport)
         self.read_flow = ReadFlow(self.transport, self._hangups)
-        if transport.get_extra_info("ssl_object") is not None:
-            # With larger limits the loop reads ahead of a slow reader, and when the peer closes,
-            # uvloop loses those bytes.
-            cast("Any", transport).set_read_buffer_limits(high=1, low=0)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the memory for the next read."""
@@ -413,28 +408,12 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._set_read_ahead(b"")
         self.read_flow.resume(self)
 
-    def is_clean_eof(self) -> bool:
-        """Whether the end of input is the peer's: over TLS, whether it sent close_notify.
-
-        Over TLS an attacker can end the connection, but cannot send close_notify (RFC 8446,
-        section 6.1). asyncio does not distinguish the two.
-        """
-        tls: ssl.SSLObject | None = self.transport.get_extra_info("ssl_object")
-        if tls is None:
-            return True
-        try:
-            return not tls.read(1)
-        except ssl.SSLZeroReturnError:
-            return True
-        except ssl.SSLError:
-            return False
-
     def receive_rest(self, exc: Exception | None) -> None:
         """Process what the peer had sent before a write to it failed with ``exc``.
 
         A peer may respond before it has read a whole request, and close (RFC 9112, section 9.6).
         The next write then fails, and the event loop reads nothing more: not even the response,
-        which the kernel still has. Over TLS that is lost.
+        which the kernel still has. Over TLS, TlsTransport has done this.
         """
         sock = self.transport.get_extra_info("socket")
         is_tls = self.transport.get_extra_info("ssl_object") is not None

@@ -42,7 +42,6 @@ from gateway.listener.messages import (
     expects_continue,
     with_request_id,
 )
-from gateway.listener.tls_transport import ALPN_PROTOCOL
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.admission.concurrency_limit import overload_error
@@ -51,6 +50,7 @@ from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
 from gateway.proxy.interfaces import FieldLines, HeaderLines, ResponseTemplate
 from gateway.system.buffers import NO_ROOM, ReservedBytes
+from gateway.system.tls_transport import ALPN_PROTOCOL
 
 _MIN_PREFACE = len(b"PRI")
 """Bytes of the preface of HTTP/2 after which no method of HTTP/1.1 begins like it."""

@@ -15,7 +15,7 @@ from gateway.listener.connection_host import IdleTimeouts, ListenerConnection
 from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
 from gateway.listener.open_connections import OpenConnections
 from gateway.listener.tls import ReloadingTlsContext
-from gateway.listener.tls_transport import Handshakes, TlsTransport
+from gateway.listener.tls_transport import ClientTlsTransport, Handshakes
 from gateway.observe.call_record import CallObserver
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
@@ -113,12 +113,12 @@ class HttpListener(RequestDispatcher):
 
     def _make_protocol(
         self, is_unix: bool, tls: ReloadingTlsContext | None
-    ) -> ClientConnection | TlsTransport:
+    ) -> ClientConnection | ClientTlsTransport:
         if tls is None or is_unix:
             return ClientConnection(self, is_unix)
         connection = ClientConnection(self, is_tls=True)
         max_seconds = self.idle_timeouts.request_header_timeout
-        return TlsTransport(
+        return ClientTlsTransport(
             tls.context, connection, self._handshaking, max_seconds, self._on_closed
         )
 

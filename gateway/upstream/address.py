@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
 
+from gateway.http1.connection import Connection
 from gateway.system.descriptors import check_share
+from gateway.upstream.tls_transport import connect_tls
 
 _HAPPY_EYEBALLS_DELAY = 0.25
 """Seconds until a host's next address is tried as well: RFC 8305, section 5."""
@@ -96,14 +98,13 @@ class TcpAddress:
 
     async def connect(
         self,
-        protocol: asyncio.BaseProtocol,
-        handshake_timeout: float,
+        protocol: Connection,
         descriptor_share: float = MAX_DESCRIPTOR_SHARE,
     ) -> None:
         """Connect to the first of the host's addresses that accepts. Raises OSError.
 
-        ``handshake_timeout`` is that of TLS, in seconds. If more than ``descriptor_share`` of all
-        descriptors is open, the error is that of a process without descriptors.
+        If more than ``descriptor_share`` of all descriptors is open, the error is that of a process
+        without descriptors.
         """
         loop = asyncio.get_running_loop()
         host = self.host if self.address is None else self.address
@@ -121,14 +122,10 @@ class TcpAddress:
                 happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY,
                 socket_factory=lambda address: _open_socket(descriptor_share, *address[:3]),
             )
-        tls = self.tls
-        await loop.create_connection(
-            lambda: protocol,
-            sock=sock,
-            ssl=None if tls is None else tls.context,
-            server_hostname=None if tls is None else tls.server_name,
-            ssl_handshake_timeout=None if tls is None else handshake_timeout,
-        )
+        if self.tls is None:
+            await loop.create_connection(lambda: protocol, sock=sock)
+        else:
+            await connect_tls(sock, self.tls.context, self.tls.server_name, protocol)
 
 
 def _open_socket(
@@ -191,8 +188,7 @@ class UnixAddress:
 
     async def connect(
         self,
-        protocol: asyncio.BaseProtocol,
-        handshake_timeout: float,
+        protocol: Connection,
         descriptor_share: float = MAX_DESCRIPTOR_SHARE,
     ) -> None:
         """Connect once the server's accept queue has room; see TcpAddress. Raises OSError."""
@@ -230,8 +226,7 @@ class ConnectedAddress:
 
     async def connect(
         self,
-        protocol: asyncio.BaseProtocol,
-        handshake_timeout: float,
+        protocol: Connection,
         descriptor_share: float = MAX_DESCRIPTOR_SHARE,
     ) -> None:
         """Use the connection. Raises OSError if it was used before."""

@@ -6,7 +6,6 @@ import socket
 import pytest
 
 from gateway.http1 import connection as connection_module
-from gateway.http1 import read_buffer as read_buffer_module
 from gateway.http1.connection import (
     MAX_COALESCED_WRITE,
     MAX_READ_AHEAD,
@@ -14,6 +13,7 @@ from gateway.http1.connection import (
     Connection,
     ReadFlow,
 )
+from gateway.system import read_buffer as read_buffer_module
 from gateway.system.buffers import MAX_WINDOW, BufferAccount, BufferShare
 from tests.http1.fake_transport import FakeTransport
 from tests.support.compiled import needs_source, skip_if_compiled

@@ -19,7 +19,8 @@ import trustme
 from gateway.listener import tls_transport
 from gateway.listener.connection import ClientConnection
 from gateway.listener.server import HttpListener
-from gateway.listener.tls_transport import TlsTransport
+from gateway.listener.tls_transport import ClientTlsTransport
+from gateway.system import tls_transport as system_tls
 from tests.support.certificates import (
     authority,
     ca_file,
@@ -138,7 +139,7 @@ async def test_large_bodies_in_both_directions(tls: dict[str, str]) -> None:
         assert (await client.call("POST", "/v2/x", b"small")).body == b"small"
 
 
-class _RecordingTransport(TlsTransport):
+class _RecordingTransport(ClientTlsTransport):
     """Records the maximum size of the ssl buffers, which never shrink."""
 
     most = 0
@@ -168,7 +169,7 @@ class _RecordingBuffer:
 
 
 async def test_ssl_buffers_stay_small(tls: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.listener.server.TlsTransport", _RecordingTransport)
+    monkeypatch.setattr("gateway.listener.server.ClientTlsTransport", _RecordingTransport)
     monkeypatch.setattr(_RecordingTransport, "most", 0)
     body = LARGE[: 2**20]
     async with (
@@ -472,16 +473,16 @@ async def test_client_that_fills_each_read_does_not_starve_others(
 ) -> None:
     size = 1024
     log: list[str] = []
-    update = TlsTransport.buffer_updated
+    update = ClientTlsTransport.buffer_updated
 
-    def updated(transport: TlsTransport, nbytes: int) -> None:
+    def updated(transport: ClientTlsTransport, nbytes: int) -> None:
         if nbytes == size and transport._established:
             log.append("read")
             asyncio.get_running_loop().call_soon(log.append, "others")
         update(transport, nbytes)
 
-    monkeypatch.setattr(tls_transport, "_CIPHERTEXT", memoryview(bytearray(size)))
-    monkeypatch.setattr(TlsTransport, "buffer_updated", updated)
+    monkeypatch.setattr(system_tls, "_CIPHERTEXT", memoryview(bytearray(size)))
+    monkeypatch.setattr(ClientTlsTransport, "buffer_updated", updated)
     async with (
         ScriptedServer(_echo) as server,
         _serving(server, tls) as gateway,
@@ -702,10 +703,9 @@ def _send_with_handshake(address: tuple[str, int]) -> socket.socket:
     return sock
 
 
-def _transports(listener: HttpListener) -> list[TlsTransport]:
-    return [
-        each.transport for each in listener._connections if isinstance(each.transport, TlsTransport)
-    ]
+def _transports(listener: HttpListener) -> list[ClientTlsTransport]:
+    transports = (each.transport for each in listener._connections)
+    return [each for each in transports if isinstance(each, ClientTlsTransport)]
 
 
 async def test_client_that_is_gone_at_the_end_of_its_handshake_leaves_nothing(

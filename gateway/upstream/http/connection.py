@@ -267,10 +267,14 @@ class ServerConnection(Connection):
             self.fail(error)
 
     def eof_received(self) -> None:
-        """Handle the end of the server's bytes; the transport then closes itself."""
+        """Handle the end of the server's bytes; the transport then closes itself.
+
+        Over TLS an attacker can end the connection, but cannot send close_notify (RFC 8446,
+        section 6.1): TlsTransport calls this after close_notify only.
+        """
         self._keep = False
         until_close = isinstance(self._decoder, UntilCloseDecoder)
-        if self.body is not None and until_close and self.is_clean_eof():
+        if self.body is not None and until_close:
             self._end_body(self.body)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

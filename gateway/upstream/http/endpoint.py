@@ -158,8 +158,7 @@ class HttpEndpoint(UpstreamEndpoint):
         self._connecting += 1
         try:
             async with asyncio.timeout(self._connect_timeout):
-                # The event loop's own limit of a minute for TLS may be shorter than this one.
-                await self._address.connect(connection, self._connect_timeout, share)
+                await self._address.connect(connection, share)
         except BaseException as error:
             connection.detach_transport()
             # A TimeoutError is an OSError; an invalid host name is a UnicodeError.

@@ -14,7 +14,7 @@ from gateway.http2.frames import PREFACE
 from gateway.listener.connection import ClientConnection
 from gateway.listener.server import HttpListener
 from gateway.listener.tls import ReloadingTlsContext, TlsFiles
-from gateway.listener.tls_transport import TlsTransport
+from gateway.listener.tls_transport import ClientTlsTransport
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.http1.fake_transport import FakeTransport
 from tests.listener.running_listener import read_body
@@ -129,7 +129,7 @@ async def test_rest_of_what_refused_clients_send_over_tls_is_read_in_turns(tmp_p
     transports = []
     for socket in sockets:
         transport = listener._make_protocol(False, ReloadingTlsContext(files))
-        assert isinstance(transport, TlsTransport)
+        assert isinstance(transport, ClientTlsTransport)
         transport.connection_made(socket)
         _receive(transport, b"GET / HTTP/1.1\r\n\r\n")  # it must speak TLS
         assert socket.calls[-1] == "close"

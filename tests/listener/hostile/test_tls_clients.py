@@ -11,7 +11,7 @@ import pytest
 
 from gateway.http1.connection import Connection
 from gateway.listener.tls import ReloadingTlsContext, TlsFiles
-from gateway.listener.tls_transport import Handshakes, TlsTransport
+from gateway.listener.tls_transport import ClientTlsTransport, Handshakes
 from gateway.system.buffers import BufferAccount
 from tests.http1.fake_transport import FakeTransport
 from tests.support.certificates import certificate_files, client_context, server_certificate
@@ -52,7 +52,7 @@ class _Peer:
         self.connection = _Recorder(self.account)
         self.handshakes = Handshakes()
         context = ReloadingTlsContext(files).context
-        self.transport = TlsTransport(context, self.connection, self.handshakes, 60, None)
+        self.transport = ClientTlsTransport(context, self.connection, self.handshakes, 60, None)
         self.socket = FakeTransport()
         self.transport.connection_made(self.socket)
         self._to_client, self._to_server = ssl.MemoryBIO(), ssl.MemoryBIO()

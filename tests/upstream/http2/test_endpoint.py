@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 from collections.abc import AsyncIterator
 
@@ -445,13 +446,22 @@ async def test_calls_leave_no_garbage(http2_at: Http2EndpointAt) -> None:
                 await call(endpoint, _pieces(b"a", b"b"))
 
 
+@pytest.mark.parametrize("is_grpc", [False, True], ids=["413", "trailers only"])
+@pytest.mark.parametrize("resets", [False, True], ids=["close", "reset"])
+@pytest.mark.parametrize("is_tls", [False, True], ids=["TCP", "TLS"])
 async def test_early_response_is_read_although_the_next_write_fails(
-    http2_at: Http2EndpointAt,
+    http2_at: Http2EndpointAt, is_tls: bool, resets: bool, is_grpc: bool
 ) -> None:
     closed = threading.Event()
+    grpc_refusal = ((b":status", b"200"), (b"grpc-status", b"8"))
+    refusal = grpc_refusal if is_grpc else ((b":status", b"413"),)
 
     def serve() -> None:
         connection, _ = listening.accept()
+        # Else the response waits here for an acknowledgement, and a reset throws it away.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if is_tls:
+            connection = http2_tls().wrap_socket(connection, server_side=True)
         with connection:
             connection.sendall(
                 encode_settings([(INITIAL_WINDOW_SIZE, 1 << 30)]) + encode_window_update(0, 1 << 30)
@@ -459,8 +469,9 @@ async def test_early_response_is_read_although_the_next_write_fails(
             received = 0
             while received < 64 * 1024:
                 received += len(connection.recv(64 * 1024 - received))
-            block = Encoder().encode(((b":status", b"413"),))
-            connection.sendall(encode_headers(1, block, end_stream=True))
+            connection.sendall(encode_headers(1, Encoder().encode(refusal), end_stream=True))
+            if resets:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         closed.set()
 
     async def body() -> AsyncIterator[bytes]:
@@ -473,9 +484,9 @@ async def test_early_response_is_read_although_the_next_write_fails(
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=serve)
         thread.start()
-        endpoint = http2_at("http://{}:{}".format(*listening.getsockname()))
-        response = await endpoint.send(make_request(body()))
-        assert response.status == 413
-        assert await response.read() == b""
-        response.close()
+        scheme = "https" if is_tls else "http"
+        endpoint = http2_at("{}://{}:{}".format(scheme, *listening.getsockname()))
+        reply = await read_reply(await endpoint.send(make_request(body())))
+        assert (reply.status, reply.body) == (200 if is_grpc else 413, b"")
+        assert reply.headers.get("grpc-status") == ("8" if is_grpc else None)
         thread.join()

@@ -1,6 +1,6 @@
 import numpy as np
 
-from gateway.http1.read_buffer import ReadBuffer
+from gateway.system.read_buffer import ReadBuffer
 
 LARGE = 100 * 1024
 
