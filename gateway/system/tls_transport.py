@@ -132,6 +132,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Whether received bytes are ignored."""
         self._output_closed = False
         """Whether nothing more can be sent."""
+        self.has_received = False
+        """Whether the peer has sent something of the handshake."""
 
     # The protocol of the socket's transport
 
@@ -379,6 +381,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._counted = size
 
     def _do_handshake(self) -> None:
+        self.has_received = self.has_received or bool(self._received)
         try:
             self._feed_incoming()
             while True:
