@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -10,10 +11,13 @@ from collections.abc import Awaitable, Callable
 import grpc
 import numpy as np
 import pytest
+from h2.errors import ErrorCodes
 
+from gateway.observe.call_metrics import ERRORS
 from tests.support.gateway import gateway_client, running_gateway
 from tests.support.grpc.client import grpc_client
 from tests.support.grpc.proto_file import message_class
+from tests.support.http2_client import connect_http2
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -22,6 +26,7 @@ from tests.support.inference_messages import (
     binary_response_header,
     infer_binary,
     infer_json,
+    json_request,
     metadata,
 )
 from tests.support.inference_messages import binary_header as header
@@ -159,16 +164,28 @@ async def test_other_coding_is_named(send: Send, coding: str, data: bytes) -> No
     assert "upstream 'servers'" in reply.error
 
 
+@pytest.mark.parametrize("is_http2", [False, True], ids=["HTTP/1.1", "HTTP/2"])
 async def test_tiny_response_that_becomes_huge_is_broken_off(
-    send: Send, caplog: pytest.LogCaptureFixture
+    is_http2: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The client has the start of it by then, and must not take it for the whole."""
     tensors = np.zeros(4_000_000, "<f4")
     async with (
         ScriptedServer(_compressing("gzip", tensors)) as server,
-        gateway_client(server.url) as client,
+        running_gateway(server.url) as gateway,
     ):
-        with pytest.raises((ConnectionError, EOFError)):
-            await send(client, infer_json())
+        if is_http2:
+            async with connect_http2(gateway.url) as client:
+                reply = await client.call("POST", INFER, json_request())
+                assert (reply.status, reply.ended) == (200, False)
+                assert reply.reset == ErrorCodes.INTERNAL_ERROR
+        else:
+            async with gateway.client() as plain:
+                await plain.send(infer_json())
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await plain.read_response()
+        await gateway.until_idle()
+        assert gateway.gateway.metric_store.sums(ERRORS) == {("bad_response", "servers"): [1.0]}
     assert f"the response of {server.url} is gzip, and grows to more than 100 times" in caplog.text
 
 
@@ -187,3 +204,30 @@ async def test_binary_client_gets_the_coding_of_the_server(send: Send) -> None:
         reply = await send(client, infer_binary(body, FLOATS.tobytes()))
     assert (reply.status, reply.body) == (200, packed)
     assert reply.head.get("Content-Encoding") == "gzip"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br"])
+@pytest.mark.parametrize(
+    "accepted", [{}, {"Accept-Encoding": "identity"}], ids=["any coding", "no coding"]
+)
+@pytest.mark.parametrize(
+    ("method", "target"), [("GET", "/other"), ("POST", "/v2/models/m/generate")]
+)
+async def test_what_passes_untouched_keeps_the_coding_of_the_server(
+    send: Send, method: str, target: str, accepted: dict[str, str], coding: str
+) -> None:
+    """The server knows what its client accepts: RFC 9110, section 12.5.3, leaves it the choice."""
+    packed = CODINGS.get(coding, _unknown)(b'{"text_output":"x"}')
+
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            assert received.head.get("Accept-Encoding") == accepted.get("Accept-Encoding")
+            headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
+            await connection.send(http_response(packed, headers))
+
+    body = None if method == "GET" else b'{"text_input":"x"}'
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+        reply = await send(client, request(method, target, body, accepted))
+    assert (reply.status, reply.body) == (200, packed)
+    assert reply.head.get("Content-Encoding") == coding
