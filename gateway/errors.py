@@ -1,14 +1,26 @@
-"""The table of errors: kind → HTTP status, gRPC code, retries."""
+"""The table of errors: kind → HTTP status, gRPC code, retries; and what servers say of theirs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Any, Final, TypeVar
+
+import orjson
 
 _E = TypeVar("_E", bound=BaseException)
+
+MAX_ERROR_START: Final = 4096
+"""Bytes of an error's body that are read for its message."""
+
+# V2 and V1 say "error", Python's frameworks "detail", OpenAI's API "message" within "error"; the
+# entries of a list in FastAPI's "detail" say "msg".
+_KEYS: Final = ("error", "detail", "message", "msg")
+_MEMBER = re.compile(rb'"(?:error|detail|message|msg)"\s*:\s*"((?:[^"\\]|\\.)*)', re.DOTALL)
+_TAG = re.compile(rb"<[^>]*>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +178,44 @@ def describe_error(status: object, message: str, most: int = MAX_QUOTED_ERROR) -
     words = " ".join(message[: 2 * MAX_QUOTED_ERROR + most].split())
     text = shorten(escape_for_log(replace_surrogates(words[: most + 1])), most)
     return f"{status}: {text}" if text else str(status)
+
+
+def read_server_error(body: bytes) -> str:
+    """Find the message in the start of the body of a server's error; empty if it is no text.
+
+    It is a member of a JSON object as servers write it, or else the text itself. ``describe_error``
+    makes it fit to be shown.
+    """
+    text = body[:MAX_ERROR_START].strip()
+    if b"\0" in text:
+        return ""
+    if text.startswith(b"<"):
+        text = _TAG.sub(b" ", text).strip()
+    message = _find_message(text) if text.startswith(b"{") else None
+    return text.decode(errors="replace") if message is None else message
+
+
+def _find_message(text: bytes) -> str | None:
+    try:
+        value: Any = orjson.loads(text)
+    except orjson.JSONDecodeError:  # perhaps only because it is cut
+        found = _MEMBER.search(text)
+        return None if found is None else _unescape(found[1].decode(errors="replace"))
+    while not isinstance(value, str):
+        if isinstance(value, list):
+            value = value[0] if value else None
+        elif isinstance(value, dict):
+            value = next((value[key] for key in _KEYS if value.get(key)), None)
+        else:
+            return None
+    return value
+
+
+def _unescape(text: str) -> str:
+    try:
+        return str(orjson.loads(f'"{text}"'))
+    except orjson.JSONDecodeError:
+        return text
 
 
 def bad_request(message: str) -> GatewayError:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import ModelMismatchError, bad_request
+from gateway.errors import ModelMismatchError, bad_request, read_server_error
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE, Tensor
 from gateway.protocol.json_errors import describe_value, quote_value
@@ -130,11 +130,10 @@ def error_document(body: bytes, reason: str) -> bytes:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
         fields = None
-    error = fields.get("error", fields.get("detail")) if isinstance(fields, dict) else None
     if isinstance(fields, dict) and isinstance(fields.get("error"), str):
         return body
-    text = error if isinstance(error, str) else body.decode(errors="replace").strip()
-    return orjson.dumps({"error": text[:_LONGEST_REASON] or reason or "the server failed"})
+    text = read_server_error(body)[:_LONGEST_REASON]
+    return orjson.dumps({"error": text or reason or "the server failed"})
 
 
 def ready_document(model: str) -> bytes:

@@ -10,13 +10,18 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
+from gateway.errors import (
+    ErrorKind,
+    GatewayError,
+    bad_response,
+    read_server_error,
+    strip_tracebacks,
+)
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.operations import model_path
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.control_client import send_control_request
-from gateway.upstream.quoted_response import read_server_error
 from gateway.upstream.transport import UpstreamEndpoint
 
 RECHECK_INTERVAL: Final = 5.0

@@ -112,6 +112,9 @@ def test_bytes_outputs_with_the_suffix_are_base64(name: str, datatype: str, expe
     [
         (b'{"error": "no such model",\n "code": 5}', b'{"error": "no such model",\n "code": 5}'),
         (b'{"detail":"no such model"}', b'{"error":"no such model"}'),
+        (b'{"detail":[{"loc":["body"],"msg":"no"}]}', b'{"error":"no"}'),
+        (b'{"error":{"message":"no","code":5}}', b'{"error":"no"}'),
+        (b"<html><body>Bad Gateway</body></html>", b'{"error":"Bad Gateway"}'),
         (b'{"error":{"code":5}}', b'{"error":"{\\"error\\":{\\"code\\":5}}"}'),
         (b" plain text\n", b'{"error":"plain text"}'),
         (b"", b'{"error":"Bad Request"}'),

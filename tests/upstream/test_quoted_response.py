@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
+from gateway.errors import MAX_ERROR_START, read_server_error
 from gateway.upstream.grpc.endpoint import DocumentResponse
-from gateway.upstream.quoted_response import (
-    MAX_ERROR_START,
-    quote_error,
-    quoted_response,
-    read_server_error,
-)
+from gateway.upstream.quoted_response import quote_error, quoted_response
 
 OOM = "CUDA out of memory on device 0"
 

@@ -17,6 +17,7 @@ from gateway.errors import (
     ServerName,
     bad_response,
     describe_error,
+    read_server_error,
     shorten,
     strip_tracebacks,
     upstream_name,
@@ -35,7 +36,6 @@ from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.head_limits import check_lengths
 from gateway.upstream.pool.lease import Lease
-from gateway.upstream.quoted_response import read_server_error
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 
 _T = TypeVar("_T")

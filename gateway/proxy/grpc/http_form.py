@@ -10,7 +10,7 @@ from collections.abc import Callable
 import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.errors import ErrorKind, GatewayError, bad_response, read_server_error
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT
@@ -19,7 +19,6 @@ from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import convert_message
 from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
-from gateway.sizes import QUOTED_TEXT
 
 Chunks = list[bytes | memoryview]
 
@@ -172,7 +171,7 @@ class HttpError(Exception):
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(status)
         self.code = status_of_error(status)
-        self.text = _error_text(status, body)
+        self.text = read_server_error(body) or f"the server returned {status}"
 
 
 def parse_json(body: bytes) -> object:
@@ -183,14 +182,3 @@ def parse_json(body: bytes) -> object:
         return orjson.loads(body)
     except ValueError as error:
         raise bad_response(f"{RESPONSE.name} is no JSON: {error}") from None
-
-
-def _error_text(status: int, body: bytes) -> str:
-    """Return the text of an error of the protocol, or the start of any other body."""
-    try:
-        document = orjson.loads(body)
-    except ValueError:
-        document = None
-    if isinstance(document, dict) and isinstance(document.get("error"), str):
-        return str(document["error"])
-    return body[:QUOTED_TEXT].decode(errors="replace") or f"the server returned {status}"
