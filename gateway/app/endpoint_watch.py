@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,9 @@ _LATENCY_WINDOWS = (MEMORY, RECENT, _MINUTE)
 """Seconds of calls to look at: the shortest with enough calls, so that an incident is seen soon."""
 _UNREACHABLE = "unreachable"
 """The kind of failures of calls that were not sent, and so not measured."""
+
+_MAX_SILENCE = 5_000
+"""Milliseconds after which a worker whose event loop has not run leads the others no more."""
 
 _log = logging.getLogger("tensorgate")
 
@@ -153,19 +156,31 @@ class RecentLooks:
         return parts.items()
 
 
+def leads_workers(heartbeats: Sequence[memoryview], slot: int, now: float) -> bool:
+    """Tell whether a worker is the first of those whose event loops run.
+
+    ``heartbeats`` are those of SharedMemory, ``now`` is of ``time.monotonic``.
+    """
+    oldest = now * 1000 - _MAX_SILENCE
+    return not any(heartbeat[0] > oldest for heartbeat in heartbeats[:slot])
+
+
 class EndpointWatch(BackgroundTask):
     """Judges the endpoints of all ``pools`` each second, while its context is open.
 
-    ``pools`` returns the pools by upstream; it is called each time, as a reload replaces them. Only
-    the first worker logs what all of them see.
+    ``pools`` returns the pools by upstream; it is called each time, as a reload replaces them. One
+    worker logs what all of them see: the one for which ``leads`` returns True.
     """
 
     def __init__(
-        self, store: MetricStore, pools: Callable[[], Mapping[str, Pool]], is_first_worker: bool
+        self,
+        store: MetricStore,
+        pools: Callable[[], Mapping[str, Pool]],
+        leads: Callable[[], bool],
     ) -> None:
         self._looks = RecentLooks(store)
         self._pools = pools
-        self._is_first_worker = is_first_worker
+        self._leads = leads
 
     async def run(self) -> None:
         """Look and judge until cancelled."""
@@ -189,13 +204,14 @@ class EndpointWatch(BackgroundTask):
     def _judge(
         self, recent: Mapping[_Endpoint, RecentCalls], latencies: Mapping[_Endpoint, Latencies]
     ) -> None:
+        leads = self._leads()
         for upstream, pool in self._pools().items():
             urls = [member.endpoint.url for member in pool.members]
             labels = {url: (clean_label(upstream), clean_label(url)) for url in urls}
             pool.judge(
                 {url: recent[label] for url, label in labels.items() if label in recent},
                 {url: latencies[label] for url, label in labels.items() if label in latencies},
-                self._is_first_worker,
+                leads,
             )
 
 

@@ -32,7 +32,7 @@ from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstrea
 from gateway.app.build.worker_count import offload_threads
 from gateway.app.captured_calls import CapturedCalls, send_connection
 from gateway.app.ejection_sync import EjectionSync
-from gateway.app.endpoint_watch import EndpointWatch
+from gateway.app.endpoint_watch import EndpointWatch, leads_workers
 from gateway.app.journal.journal import Event
 from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
@@ -152,7 +152,7 @@ class Gateway:
             self._tick,
             self._recent_calls.flush,
         )
-        self._endpoint_watch = EndpointWatch(self.metric_store, self._pools, slot == 0)
+        self._endpoint_watch = EndpointWatch(self.metric_store, self._pools, self._leads)
         self._control: ControlServer | None = None
         self._admin: AdminSite | None = None
         self._offload: OffloadThreads | None = None
@@ -544,6 +544,9 @@ class Gateway:
             urls[upstream].add(url)
         for name, each in upstreams.items():
             each.pool.set_drained(urls[name])
+
+    def _leads(self) -> bool:
+        return leads_workers(self._shared.heartbeats, self._slot, time.monotonic())
 
     def _tick(self) -> None:
         self._shared.heartbeats[self._slot][0] = int(time.monotonic() * 1000)

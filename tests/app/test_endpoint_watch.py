@@ -8,10 +8,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from gateway.app.endpoint_watch import EndpointWatch, RecentLooks
+from gateway.app.endpoint_watch import EndpointWatch, RecentLooks, leads_workers
 from gateway.observe.call_metrics import CALL_FAMILIES, ENDPOINT_LATENCY, SERVER_DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
+from gateway.workers.shared_state import shared_counters
 from tests.support.gateway import no_leaks, until
 from tests.upstream.pools import make_pool
 
@@ -120,24 +121,60 @@ def test_past_of_an_endpoint_is_a_median_for_each_minute() -> None:
     assert list(past) == pytest.approx([0.1 * minute for minute in range(1, 8)], rel=0.05)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-async def test_watch_tells_the_pools_and_only_the_first_worker_logs(
-    is_first: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("leads", [True, False])
+async def test_watch_tells_the_pools_and_only_the_worker_that_leads_logs(
+    leads: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.app.endpoint_watch._INTERVAL", 0.01)
     caplog.set_level(logging.WARNING)
     looked, pool = _Looked(), make_pool(2)
     async with no_leaks():
-        watch = EndpointWatch(looked.store, lambda: {"u": pool}, is_first)
+        watch = EndpointWatch(looked.store, lambda: {"u": pool}, lambda: leads)
         async with watch:
             await asyncio.sleep(0.1)  # the first look
             looked.serve(20, seconds=2.0)
             looked.serve(20, endpoint=("u", "http://1"))
             await until(lambda: _states(pool.snapshot()) == ["slow", "in_use"])
     slow = [each for each in caplog.messages if "is slow" in each]
-    assert len(slow) == (1 if is_first else 0)
-    if is_first:
+    assert len(slow) == (1 if leads else 0)
+    if leads:
         assert slow[0].startswith("http://0 of upstream  is slow: its calls of m take ")
+
+
+def test_first_worker_whose_event_loop_runs_leads() -> None:
+    beats = shared_counters(3)
+
+    def leaders(now: float) -> list[int]:
+        return [slot for slot in range(3) if leads_workers(beats, slot, now)]
+
+    for beat in beats:
+        beat[0] = 100_000
+    assert leaders(101) == [0]
+    beats[1][0] = beats[2][0] = 109_000
+    assert leaders(110) == [0, 1], "the first one hangs, and does not learn of it"
+    beats[2][0] = 119_000
+    assert leaders(120) == [0, 1, 2]
+    beats[0][0] = 120_000
+    assert leaders(121) == [0]
+
+
+async def test_worker_that_begins_to_lead_logs_the_states_of_that_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.app.endpoint_watch._INTERVAL", 0.01)
+    caplog.set_level(logging.WARNING)
+    looked, pool, leads = _Looked(), make_pool(2), False
+    async with no_leaks():
+        watch = EndpointWatch(looked.store, lambda: {"u": pool}, lambda: leads)
+        async with watch:
+            await asyncio.sleep(0.1)  # the first look
+            looked.serve(20, seconds=2.0)
+            looked.serve(20, endpoint=("u", "http://1"))
+            await until(lambda: _states(pool.snapshot()) == ["slow", "in_use"])
+            assert not [each for each in caplog.messages if "is slow" in each]
+            leads = True
+            await until(lambda: [each for each in caplog.messages if "is slow" in each])
+    assert len([each for each in caplog.messages if "is slow" in each]) == 1
 
 
 def _states(snapshot: Iterable[object]) -> list[str]:

@@ -283,11 +283,11 @@ class Pool:
         self,
         recent: Mapping[str, RecentCalls],
         latencies: Mapping[str, Latencies],
-        is_first_worker: bool,
+        leads: bool,
     ) -> None:
         """Find the states of the endpoints by what calls have said of them lately, by their URLs.
 
-        The first worker logs the states, and ejects endpoints that are slow if the policy says so.
+        The worker that ``leads`` logs the states, and ejects slow endpoints if the policy says so.
         """
         now = self._clock()
         for member in self.members:
@@ -303,11 +303,11 @@ class Pool:
         outliers = find_outliers(in_use, slow, len(self.members) == 1)
         for member in self.members:
             member.outlier = outliers.get(member.endpoint.url)
-            if is_first_worker:
+            if leads:
                 self.outlier_detector.eject_slow(member)
         for member in self.members:
             sentence = member.find_state(now)
-            if is_first_worker and member.logged is not member.current:
+            if leads and member.logged is not member.current:
                 self._log_state(member, sentence)
 
     def _log_state(self, member: Member, sentence: str) -> None:

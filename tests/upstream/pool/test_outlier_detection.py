@@ -258,8 +258,8 @@ def test_slow_endpoint_gets_a_trial_and_is_judged_by_calls_after_it() -> None:
     pool = _judged(3.0, clock, told)
     clock.now = 10
     fail_calls(pool, 0, None)
-    pool.judge({}, SLOW, is_first_worker=True)
+    pool.judge({}, SLOW, leads=True)
     assert pool.members[0].ejection == NOT_EJECTED
     clock.now = 17
-    pool.judge({}, SLOW, is_first_worker=True)
+    pool.judge({}, SLOW, leads=True)
     assert pool.members[0].ejection.ejections == 1

@@ -438,11 +438,11 @@ def test_endpoint_that_refuses_is_unreachable_until_a_call_succeeds(
         "3 failures in a row: Connection refused",
     )
     for _ in range(2):
-        pool.judge({}, {}, is_first_worker=True)
+        pool.judge({}, {}, leads=True)
     fail_calls(pool, 0, REFUSED)
     assert pool.snapshot()[0].state_since == state.state_since
     fail_calls(pool, 0, None)
-    pool.judge({}, {}, is_first_worker=True)
+    pool.judge({}, {}, leads=True)
     state = pool.snapshot()[0]
     assert (state.state, state.state_text) == ("in_use", "")
     assert [each for each in caplog.messages if "of upstream u" in each] == [
@@ -454,7 +454,7 @@ def test_endpoint_that_refuses_is_unreachable_until_a_call_succeeds(
 def test_upstream_that_is_unreachable_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     pool = _single()
     fail_calls(pool, 0, REFUSED, times=3)
-    pool.judge({}, {}, is_first_worker=True)
+    pool.judge({}, {}, leads=True)
     assert pool.snapshot()[0].state == "unreachable"
     assert sum("Connection refused" in message for message in caplog.messages) == 1
 
@@ -472,7 +472,7 @@ def test_what_a_server_never_does_is_no_failure_of_it(status: int, failures: int
 def test_calls_of_other_workers_count_in_the_state() -> None:
     pool = _single()
     recent = RecentCalls(calls=10, failures=5, seconds=10, succeeded_at=1.0)
-    pool.judge({"http://0": recent}, {}, is_first_worker=False)
+    pool.judge({"http://0": recent}, {}, leads=False)
     (state,) = pool.snapshot()
     assert (state.state, state.state_text) == (
         "failing",
@@ -483,7 +483,7 @@ def test_calls_of_other_workers_count_in_the_state() -> None:
 def test_endpoint_that_is_slower_than_its_sibling_is_slow() -> None:
     pool = make_pool(2)
     latencies = {"http://0": {"m": Latency(50, 0.001)}, "http://1": {"m": Latency(50, 2.0)}}
-    pool.judge({}, latencies, is_first_worker=True)
+    pool.judge({}, latencies, leads=True)
     states = pool.snapshot()
     assert [each.state for each in states] == ["in_use", "slow"]
     assert states[0].latency_outlier is None
@@ -494,5 +494,5 @@ def test_endpoint_that_gets_the_load_of_one_that_fails_is_not_slow_beside_it() -
     pool = make_pool(2)
     failing = {"http://0": RecentCalls(calls=50, failures=50, seconds=10)}
     latencies = {"http://0": {"m": Latency(50, 0.001)}, "http://1": {"m": Latency(50, 2.0)}}
-    pool.judge(failing, latencies, is_first_worker=True)
+    pool.judge(failing, latencies, leads=True)
     assert [each.state for each in pool.snapshot()] == ["failing", "in_use"]
