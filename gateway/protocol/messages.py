@@ -48,6 +48,20 @@ class InputTensor:
     extra: Fields = field(default_factory=dict)
     unknown_fields: bytes = b""
 
+    def with_size(self, size: int | None) -> InputTensor:
+        """Return the input with that size of its data."""
+        # dataclasses.replace takes three times as long: much for a thousand inputs.
+        return InputTensor(
+            self.name,
+            self.datatype,
+            self.shape,
+            size,
+            self.base64,
+            self.parameters,
+            self.extra,
+            self.unknown_fields,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:

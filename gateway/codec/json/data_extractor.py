@@ -18,6 +18,7 @@ import orjson
 from gateway.codec.json.array_scanner import WINDOW, ArrayScanner, ElementRun, StringPart
 from gateway.codec.json.header_length_check import check_header_end
 from gateway.codec.json.structure_scan import mask_strings
+from gateway.codec.json.value_count import check_value_count
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.protocol.json_errors import (
@@ -152,8 +153,8 @@ class DataExtractor:
     def finish(self) -> bytes:
         """Return the header with its placeholders, and release it.
 
-        Call it once, after ``feed(b"", last=True)``. Raises GatewayError (400, 502) for text that
-        ends inside an array.
+        Call it once, after ``feed(b"", last=True)``. Raises GatewayError: 400 or 502 for text that
+        ends inside an array, 413 for a request with too many values.
         """
         if self._array is not None:
             raise self._truncated_error(self._array)
@@ -161,6 +162,7 @@ class DataExtractor:
         if self.arrays and b"\\" in self._header[self._fragment_start :]:
             # A key with escapes is not extracted, and its value could equal a placeholder.
             self._check_no_second_data(self._parse_tensors(self._header[self._fragment_start :]))
+        self._check_value_count(self._header)
         header, self._header = bytes(self._header), bytearray()
         self._buffer, self._position = b"", 0
         return header
@@ -260,6 +262,7 @@ class DataExtractor:
     def _enter_array(self) -> ArrayStart:
         tensors = self._tensors_so_far()
         if tensors is None:
+            self._check_value_count(self._header)
             raise _misplaced_array_error(
                 self._message, bytes(self._header), self._key_at, self.extracted
             )
@@ -306,6 +309,7 @@ class DataExtractor:
 
     def _parse_tensors(self, fragment: bytearray) -> list[dict[str, Any]] | None:
         """Parse the text behind the last array; None if it contains no tensors."""
+        self._check_value_count(fragment)
         key = self._message.tensors
         opening = b'{"%s":[{"%s":0' % (key.encode(), _PROBE_KEY.encode()) if self.arrays else b""
         try:
@@ -316,6 +320,16 @@ class DataExtractor:
         if not isinstance(tensors, list) or not all(isinstance(entry, dict) for entry in tensors):
             return None
         return tensors
+
+    def _check_value_count(self, text: bytearray) -> None:
+        """Refuse a request with too many values, before it is parsed; servers are trusted."""
+        if self._message is REQUEST:
+            try:
+                check_value_count(text, self._tensor_cap)
+            except GatewayError:
+                if _V1_START.match(text):
+                    raise bad_request(V1_REQUEST_HINT) from None
+                raise
 
     def _move_to_header(self, end: int) -> None:
         """Move the text of the buffer up to ``end`` to the header."""

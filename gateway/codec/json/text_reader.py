@@ -11,6 +11,7 @@ import orjson
 
 from gateway.codec.json.parsed_size import estimate_parsed_size
 from gateway.codec.json.structure_scan import scan_values
+from gateway.codec.json.value_count import check_value_count
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import invalid_json_error, parse_json, quote_bytes
@@ -236,7 +237,8 @@ class JsonTextReader:
     def take_value(self) -> Steps[tuple[object, int]]:
         """Take and parse a value; return it, and the memory that it needs in bytes.
 
-        Raises GatewayError: 400 for a value that is invalid or too deep, 413 for one over the cap.
+        Raises GatewayError: 400 for a value that is invalid or too deep, 413 for one over the cap
+        or with too many values in it.
         """
         mark = yield from self.peek_byte()
         if mark == b'"':
@@ -245,6 +247,7 @@ class JsonTextReader:
             raw = yield from self._take_container()
         else:
             raw = yield from self.take_scalar()
+        check_value_count(raw)
         return self._parse(raw), estimate_parsed_size(raw)
 
     def _parse(self, raw: bytes) -> object:
@@ -273,6 +276,6 @@ class JsonTextReader:
             if ends.size:
                 self._position += end
                 return text[:end]
-            if self.ended:
+            if self.ended and end == self.size:
                 yield from self.wait_for_more()
             window_size *= 4

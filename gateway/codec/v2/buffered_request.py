@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, read_buffered_request
 from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
 from gateway.protocol.messages import InferRequest, TensorData
 from gateway.sizes import MAX_UNSCHEDULED
+
+_MAX_OBJECTS: Final = 64
+"""Each may be a tensor, which takes some 20 us, however short its text."""
 
 
 def read_buffered_json(
@@ -43,7 +48,7 @@ def _read_small(
     text: bytes, header_cap: int, depth_cap: int, tensor_cap: int
 ) -> InferRequest | None:
     """Read the JSON of a request that fits into a time slice; raises GatewayError."""
-    if len(text) > MAX_UNSCHEDULED:
+    if len(text) > MAX_UNSCHEDULED or text.count(b"{") > _MAX_OBJECTS:
         return None
     reader = InferRequestReader(header_cap, depth_cap, tensor_cap=tensor_cap)
     reader.feed(text, last=True)

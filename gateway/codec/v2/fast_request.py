@@ -140,7 +140,7 @@ def _with_sizes(plan: _Plan, tensors: list[TensorData]) -> InferRequestHead:
         if isinstance(tensor, _StringTensor):
             assert not isinstance(data, int)
             size = sum(map(len, data))
-            inputs[tensor.index] = replace(inputs[tensor.index], binary_size=size)
+            inputs[tensor.index] = inputs[tensor.index].with_size(size)
     return replace(plan.head, inputs=tuple(inputs), written={})
 
 
@@ -241,7 +241,7 @@ def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
             if planned is None:
                 return None
             tensors.append(planned)
-            tensor = replace(tensor, binary_size=planned.size)
+            tensor = tensor.with_size(planned.size)
         elif tensor.binary_size is not None:
             return None
         sized.append(tensor)

@@ -88,7 +88,7 @@ class InferRequestReader(JsonMessageReader):
         tensors: list[TensorData] = []
         for index, tensor in enumerate(self._inputs):
             if index in converted:
-                tensor = replace(tensor, binary_size=converted[index].size)
+                tensor = tensor.with_size(converted[index].size)
                 tensors.append(converted[index].chunks)
             elif tensor.binary_size is not None:
                 tensors.append(tensor.binary_size)

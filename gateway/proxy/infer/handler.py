@@ -19,6 +19,7 @@ from gateway.proxy.infer.grpc_upstream import grpc_infer_request, in_binary_form
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.interfaces import Call
 from gateway.proxy.retry import UpstreamCall
+from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import UpstreamRequest
 
 _TEXT_FORMS = ("json", "v1")
@@ -30,6 +31,8 @@ async def infer(call: Call) -> None:
     with call.reserve() as reservation:
         received = await receive_request(call, reservation)
         reservation.resize(received.buffered_size)
+        if received.request.head.memory > CONVERT_CHUNK:
+            await call.destination.scheduler.next_slice()  # to check and write a thousand inputs
         await send_request(call, received, call.request.target)
 
 

@@ -130,7 +130,7 @@ def test_valid_requests_are_converted(
         assert outcome(pieces) == found
 
 
-DEEP = 100_000
+DEEP = 10_000
 
 NOT_JSON = "the request is not valid JSON"
 
