@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from gateway.admin.history import Window, rounded, summarize
+from gateway.admin.status import isoformat
 from gateway.build_info import describe_build
 from gateway.observe.call_metrics import DURATION, REQUEST_BYTES, RESPONSE_BYTES
 from gateway.observe.metric_store import Family
@@ -124,7 +125,8 @@ def _call_problems(window: Window | None, troubled: Set[str | None]) -> Iterator
 def _settings_problems(status: Status) -> Iterator[dict[str, Any]]:
     if failure := status["settings"]["last_failure"]:
         text = f"newer settings are not in use: {failure}"
-        yield _problem("error", "overview", text)
+        since = isoformat(status["settings"]["failed_at"])
+        yield _problem("error", "overview", text) | {"since": since}
 
 
 def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
@@ -132,6 +134,11 @@ def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
         if (age := worker["seconds_since_update"]) > _STUCK_AFTER:
             text = f"worker {worker['pid']} has not said anything for {age:.0f} s"
             yield _problem("error", "overview", text)
+    if ended := status["ended_processes"]:
+        text = f"{ended[0]['name']} {ended[0]['why']}; another one takes its place"
+        if len(ended) > 1:
+            text += f"; {len(ended)} processes have ended in the last minute"
+        yield _problem("error", "overview", text) | {"since": ended[-1]["ended_at"]}
 
 
 def _limit_problems(

@@ -178,9 +178,42 @@ def test_worker_that_hangs_is_reported() -> None:
 
 
 def test_settings_that_failed_are_reported() -> None:
-    failed = {"number": 1, "last_failure": "nonsense: unknown key"}
-    (found,) = _problems(worker_status(settings=failed))
-    assert found[4] == "newer settings are not in use: nonsense: unknown key"
+    failed = {"number": 1, "last_failure": "nonsense: unknown key", "failed_at": 1767268800.0}
+    status = _merged(worker_status(settings=failed))
+    (found,) = find_problems(status, None, make_settings())
+    assert found["text"] == "newer settings are not in use: nonsense: unknown key"
+    assert found["since"] == SINCE
+
+
+def _ended(pid: int, seconds_ago: float) -> dict[str, Any]:
+    return {
+        "kind": "worker_ended",
+        "time": time.time() - seconds_ago,
+        "subject": f"worker {pid}",
+        "why": "was killed by SIGKILL",
+    }
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        ([_ended(7, 50)], "worker 7 was killed by SIGKILL; another one takes its place"),
+        (
+            [_ended(9, 1), {**_ended(8, 2), "kind": "worker_restarted"}, _ended(7, 50)],
+            "worker 9 was killed by SIGKILL; another one takes its place;"
+            " 2 processes have ended in the last minute",
+        ),
+        ([_ended(7, 61)], None),
+    ],
+)
+def test_processes_that_ended_in_the_last_minute_are_one_problem(
+    events: list[dict[str, Any]], text: str | None
+) -> None:
+    status = merge_statuses([worker_status()], make_store(), events=events)
+    found = list(find_problems(status, None, make_settings()))
+    assert [each["text"] for each in found] == ([text] if text else [])
+    for each in found:
+        assert each["since"] == status["ended_processes"][-1]["ended_at"]
 
 
 def test_memory_that_is_nearly_full_is_reported() -> None:
