@@ -17,7 +17,7 @@ from tests.interop.page.browser import BrowserPage, browser_page
 FOLDER = os.environ.get("TENSORGATE_INCIDENT_PICTURES", "")
 WIDTHS = (390, 768, 1280, 1920)
 PANELS = {
-    "overview": ".problems li, .all-well",
+    "overview": ".problems li",
     "topology": ".endpoints tbody tr",
     "models": ".models tbody tr",
     "calls": ".calls tbody tr",
@@ -98,4 +98,6 @@ async def _check_view(page: BrowserPage, width: int) -> None:
     root = "document.documentElement"
     assert await page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"), width
     assert await page.evaluate(BROKEN_PORTS) == [], width
-    assert await page.evaluate(HEADER_LINES) <= (2 if width <= 768 else 1), width
+    shares = re.findall(r"([\d.,]+) %", await page.evaluate("document.body.textContent"))
+    assert all(float(each.replace(",", "")) <= 100 for each in shares), shares
+    assert await page.evaluate(HEADER_LINES) <= (2 if width < 768 else 1), width
