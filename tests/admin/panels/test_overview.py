@@ -9,6 +9,7 @@ from gateway.admin.history import Window
 from gateway.admin.panels.overview import describe_overview, find_problems
 from gateway.admin.status import merge_statuses
 from gateway.observe.call_metrics import DURATION, REQUEST_BYTES, RESPONSE_BYTES
+from gateway.observe.gateway_metrics import REFUSALS
 from tests.admin.site import (
     SINCE,
     endpoint,
@@ -167,6 +168,30 @@ def test_limit_of_the_gateway_is_reported() -> None:
     (found,) = _problems(worker_status(concurrency={"active": 8, "queued": 2, "max_requests": 8}))
     assert found[4] == "2 calls wait for one of the 8 slots of the gateway"
     assert _problems(worker_status(concurrency={"active": 8, "queued": 0, "max_requests": 8})) == []
+
+
+def test_calls_that_a_limit_refuses_are_one_problem() -> None:
+    store = make_store()
+
+    def count() -> None:
+        store.writer(0).counter(REFUSALS, ("concurrency", "u")).add(7)
+        store.writer(1).counter(REFUSALS, ("queue_timeout", "u")).add(2)
+        store.writer(0).counter(REFUSALS, ("mirror_memory", "")).add(5)
+        for _ in range(9):
+            labels = ("r", "infer", "m", "u", "", "5xx")
+            store.writer(0).histogram(DURATION, labels).observe(0.01)
+
+    limit = {"active": 1, "queued": 3, "max_requests": 1}
+    busy = worker_status({"u": upstream(endpoint(), concurrency=limit)})
+    assert _problems(busy, window=sampled(store, count).now) == [
+        (
+            "error",
+            "topology",
+            "u",
+            None,
+            "9 calls of the last seconds did not get the only slot of u",
+        )
+    ]
 
 
 def test_worker_that_hangs_is_reported() -> None:

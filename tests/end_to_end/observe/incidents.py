@@ -103,6 +103,12 @@ async def _reload_nonsense(site: Site) -> None:
     site.process.signal(signal.SIGHUP)
 
 
+async def _lower_limit(site: Site) -> None:
+    limit = "dialect: triton, concurrency: {max_requests: 1, max_queue: 0}"
+    site.file.write_text(site.file.read_text().replace("dialect: triton", limit))
+    site.process.signal(signal.SIGHUP)
+
+
 async def _kill_worker(site: Site) -> None:
     os.kill((await site.get("/status"))["workers"][1]["pid"], signal.SIGKILL)
 
@@ -145,6 +151,8 @@ class Incident:
     """What /status says of it, beside the state of the server."""
     event: str = "endpoint_ejected"
     """The kind of its event in the journal, if it is one."""
+    is_dated: bool = True
+    """The problem says since when it is there."""
 
     @property
     def idle_timeout(self) -> str:
@@ -233,6 +241,16 @@ INCIDENTS = {
         is_seen=False,
         status=r'"last_failure": ".*gateway\.yaml:\d+: wokers: ',
         event="reload_refused",
+    ),
+    "a limit refuses calls": Incident(
+        _lower_limit,
+        PAIR,
+        r"\d+ calls? of the last seconds did not get one of the 2 slots of model",
+        r"upstream 'model' is busy: ",
+        ("in_use",),
+        status=r'"concurrency": {"active": \d, "queued": 0, "max_requests": 2}',
+        event="",
+        is_dated=False,
     ),
     "worker killed": Incident(
         _kill_worker,
