@@ -25,7 +25,7 @@ from gateway.observe.call_metrics import (
     SENT_BYTES,
     SERVER_DURATION,
 )
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS
+from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS, REFUSALS
 from gateway.observe.metric_store import Family, HistogramFamily, MetricStore, clean_label
 from gateway.observe.metric_table import MetricTable, Words, quantiles
 
@@ -58,6 +58,7 @@ FAMILIES: tuple[Family, ...] = (
     CALL_LATENCY,
     ENDPOINT_LATENCY,
     MIRROR_REQUESTS,
+    REFUSALS,
 )
 ERROR_STATUSES = ("5xx", "aborted")
 """The statuses of calls that count as errors."""

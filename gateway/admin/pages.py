@@ -69,7 +69,7 @@ class Pages:
     # In threads: with many series or endpoints they take longer than a time slice.
     async def status(self, _: web.Request) -> web.Response:
         """Respond with the status of all workers."""
-        body, content_type = await self._share("status", _encode_status)
+        body, content_type = await self._share("status", self._encode_status)
         return web.Response(body=body, content_type=content_type)
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -93,6 +93,12 @@ class Pages:
             store, minute = self._source.metric_store, self._minute()
             return await asyncio.to_thread(render, statuses, store, minute)
 
+    def _encode_status(
+        self, statuses: Sequence[Status], store: MetricStore, minute: Window | None
+    ) -> tuple[bytes, str]:
+        merged = _merged(statuses, store, minute, self._source.events())
+        return orjson.dumps(merged, option=orjson.OPT_INDENT_2) + b"\n", _JSON
+
 
 async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of ``work``; a caller that is cancelled waits for its end, too.
@@ -112,13 +118,6 @@ def error_response(status: int, message: str) -> web.Response:
     return web.Response(status=status, body=body, content_type=_JSON)
 
 
-def _encode_status(
-    statuses: Sequence[Status], store: MetricStore, minute: Window | None
-) -> tuple[bytes, str]:
-    merged = _merged(statuses, store, minute)
-    return orjson.dumps(merged, option=orjson.OPT_INDENT_2) + b"\n", _JSON
-
-
 def _render_metrics(
     statuses: Sequence[Status], store: MetricStore, minute: Window | None, accept: str
 ) -> tuple[bytes, str]:
@@ -126,6 +125,11 @@ def _render_metrics(
     return render_metrics(_merged(statuses, store, minute), store, exemplars, accept)
 
 
-def _merged(statuses: Sequence[Status], store: MetricStore, minute: Window | None) -> Status:
+def _merged(
+    statuses: Sequence[Status],
+    store: MetricStore,
+    minute: Window | None,
+    events: Sequence[Status] = (),
+) -> Status:
     complete = [{**each, "process": process_numbers(each["pid"])} for each in statuses]
-    return merge_statuses(complete, store, minute)
+    return merge_statuses(complete, store, minute, events)

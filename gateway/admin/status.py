@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import orjson
@@ -36,6 +37,10 @@ _SUMMED = (
 )
 _OF_ONE_WORKER = ("pid", "draining", *_SUMMED)
 """What is shown of each worker."""
+_ENDED = "worker_ended"
+"""The kind of the journal's events of processes that ended unexpectedly."""
+_ENDED_SECONDS = 60.0
+"""For so long, a process that ended unexpectedly is shown."""
 
 _ENDPOINT_FIELDS = tuple(field.name for field in fields(MemberState))
 
@@ -139,11 +144,15 @@ def process_numbers(pid: int) -> dict[str, float]:
 
 
 def merge_statuses(
-    statuses: Sequence[Status], store: MetricStore, minute: Window | None = None
+    statuses: Sequence[Status],
+    store: MetricStore,
+    minute: Window | None = None,
+    events: Iterable[Status] = (),
 ) -> dict[str, Any]:
     """Return the status of all workers as one; ``statuses`` are those of the living ones.
 
     Each may have its ``process_numbers`` as ``process``. Percentiles are those of ``minute``.
+    ``events`` are those of the journal, newest first.
     Numbers are sums. Where workers differ, the worse is shown: an endpoint is healthy or in use
     only if it is so in all of them.
     """
@@ -163,6 +172,11 @@ def merge_statuses(
         {name: each[name] for name in _OF_ONE_WORKER}
         | {"seconds_since_update": round(max(0.0, now - each["time"]), 3)}
         for each in statuses
+    ]
+    merged["ended_processes"] = [
+        {"name": each["subject"], "why": each["why"], "ended_at": isoformat(each["time"])}
+        for each in events
+        if each["kind"] == _ENDED and each["time"] > now - _ENDED_SECONDS
     ]
     merged["process"] = _merge_process([each.get("process", {}) for each in statuses])
     merged["upstreams"] = {
@@ -190,6 +204,11 @@ def _upstream(upstream: Upstream, with_models: bool) -> dict[str, Any]:
         "concurrency": _concurrency(upstream.concurrency_limit),
         "endpoints": endpoints,
     }
+
+
+def isoformat(time: float) -> str:
+    """Return a Unix time as /status shows it: ISO 8601, in UTC."""
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
 
 
 def _concurrency(limit: ConcurrencyLimit | None) -> dict[str, int] | None:

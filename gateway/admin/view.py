@@ -176,5 +176,9 @@ class GatewayView:
     async def _next_state(self) -> State:
         statuses = await self._source.worker_statuses()
         store, minute = self._source.metric_store, self._history.minute
-        status = await asyncio.to_thread(merge_statuses, statuses, store, minute)
+
+        def merge() -> Status:
+            return merge_statuses(statuses, store, minute, self._source.events())
+
+        status = await asyncio.to_thread(merge)
         return State(time.time(), status, self._history.now, minute)

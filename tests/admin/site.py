@@ -72,7 +72,12 @@ def worker_status(upstreams: dict[str, Any] | None = None, **fields: Any) -> dic
         "pid": os.getpid(),
         "time": time.time(),
         "draining": False,
-        "settings": {"number": 1, "loaded_at": time.time(), "last_failure": None},
+        "settings": {
+            "number": 1,
+            "loaded_at": time.time(),
+            "last_failure": None,
+            "failed_at": None,
+        },
         "connections": 3,
         "tls_handshakes": 1,
         "requests_in_progress": 2,

@@ -214,7 +214,7 @@ function createProblems() {
         setAttribute(item, "data-level", next.level);
         setText(level, next.level === "error" ? "Error" : "Warning");
         setText(text, next.text);
-        setText(since, next.since ? ` Since ${say.clock(next.since)}.` : "");
+        setText(since, next.since ? ` (since ${say.clock(next.since)})` : "");
         setHidden(link, next.panel === "overview");
         setAttribute(link, "href", problemLink(next));
         setAttribute(link, "aria-label", `Show in ${next.panel}: ${next.text}`);

@@ -339,14 +339,16 @@ function endpointNodes(upstream, most) {
           )
           .slice(0, most - 1);
   const nodes = chosen.map((endpoint) => {
-    const calls = endpoint.calls_per_second ?? 0;
+    // Calls for which no connection could be made are failures, but were not sent.
+    const unsent = endpoint.failures_by_kind_per_second?.unreachable ?? 0;
+    const calls = (endpoint.calls_per_second ?? 0) + unsent;
     return {
       key: `endpoint ${upstream.name} ${endpoint.url}`,
       title: endpoint.url.replace(/^http:\/\//, ""),
       whole: endpoint.url,
       text: endpoint.state_text || stateWord(endpoint),
       level: endpointLevel(endpoint.state),
-      rate: endpoint.calls_per_second,
+      rate: endpoint.calls_per_second === null ? null : calls,
       errors: calls > 0 ? (endpoint.failures_per_second ?? 0) / calls : 0,
     };
   });

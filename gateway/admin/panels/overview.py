@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from gateway.admin.history import Window, rounded, summarize
+from gateway.admin.status import isoformat
 from gateway.build_info import describe_build
 from gateway.observe.call_metrics import DURATION, REQUEST_BYTES, RESPONSE_BYTES
-from gateway.observe.metric_store import Family
+from gateway.observe.gateway_metrics import REFUSALS
+from gateway.observe.metric_store import Family, clean_label
 from gateway.settings.schema import Settings
 
 _MAX_PROBLEMS = 50
@@ -19,6 +22,8 @@ _MANY_ERRORS, _MIN_ERRORS_PER_SECOND = 0.05, 0.1
 """The share of failed calls, and their rate, from which they are reported."""
 _NEARLY_FULL = 0.9
 _UPSTREAM = DURATION.labels.index("upstream")
+_OF_SLOTS = ("concurrency", "queue_timeout")
+"""The limits that refuse calls for want of a slot."""
 _PROBLEMS = ("ejected", "unhealthy", "unreachable", "failing", "slow")
 """The states of endpoints that are wrong."""
 
@@ -52,12 +57,14 @@ def find_problems(
     upstreams = list(_upstream_problems(status))
     # One cause is one problem: errors and queues that an upstream causes are its own.
     troubled = {each["upstream"] for each in upstreams}
+    limits = list(_limit_problems(status, settings, _refused(window), troubled))
+    troubled |= {each["upstream"] for each in limits if each["upstream"]}
     problems = [
         *upstreams,
         *_call_problems(window, troubled),
         *_settings_problems(status),
         *_worker_problems(status),
-        *_limit_problems(status, settings, troubled),
+        *limits,
     ]
     yield from sorted(problems, key=lambda each: str(each["level"]))
 
@@ -124,7 +131,8 @@ def _call_problems(window: Window | None, troubled: Set[str | None]) -> Iterator
 def _settings_problems(status: Status) -> Iterator[dict[str, Any]]:
     if failure := status["settings"]["last_failure"]:
         text = f"newer settings are not in use: {failure}"
-        yield _problem("error", "overview", text)
+        since = isoformat(status["settings"]["failed_at"])
+        yield _problem("error", "overview", text) | {"since": since}
 
 
 def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
@@ -132,10 +140,26 @@ def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
         if (age := worker["seconds_since_update"]) > _STUCK_AFTER:
             text = f"worker {worker['pid']} has not said anything for {age:.0f} s"
             yield _problem("error", "overview", text)
+    if ended := status["ended_processes"]:
+        text = f"{ended[0]['name']} {ended[0]['why']}; another one takes its place"
+        if len(ended) > 1:
+            text += f"; {len(ended)} processes have ended in the last minute"
+        yield _problem("error", "overview", text) | {"since": ended[-1]["ended_at"]}
+
+
+def _refused(window: Window | None) -> Mapping[str, int]:
+    """Return how many calls of the last seconds got no slot, by upstream; "" is the gateway."""
+    found: Counter[str] = Counter()
+    if window is not None:
+        counts = window.change(REFUSALS)[:, 0].tolist()
+        for (limit, upstream), count in zip(window.labels(REFUSALS), counts, strict=False):
+            if limit in _OF_SLOTS and count:
+                found[upstream] += round(count)
+    return found
 
 
 def _limit_problems(
-    status: Status, settings: Settings, troubled: Set[str | None]
+    status: Status, settings: Settings, refused: Mapping[str, int], troubled: Set[str | None]
 ) -> Iterator[dict[str, Any]]:
     limits = [("the gateway", None, status["concurrency"])]
     limits += [
@@ -144,10 +168,16 @@ def _limit_problems(
         if name not in troubled
     ]
     for owner, upstream, limit in limits:
-        if limit and limit["queued"]:
-            queued, slots = limit["queued"], limit["max_requests"]
+        if not limit:
+            continue
+        queued, slots = limit["queued"], limit["max_requests"]
+        whose = f"one of the {slots} slots" if slots != 1 else "the only slot"
+        if count := refused.get(clean_label(upstream or "")):
+            calls = f"{count} calls" if count != 1 else "1 call"
+            text = f"{calls} of the last seconds did not get {whose} of {owner}"
+            yield _problem("error", "topology", text, upstream)
+        elif queued:
             calls = f"{queued} calls wait" if queued != 1 else "1 call waits"
-            whose = f"one of the {slots} slots" if slots != 1 else "the only slot"
             yield _problem("warning", "topology", f"{calls} for {whose} of {owner}", upstream)
     room = settings.limits.max_buffered_bytes * len(status["workers"])
     if status["buffered_bytes"] > _NEARLY_FULL * room:

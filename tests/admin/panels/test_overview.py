@@ -9,6 +9,7 @@ from gateway.admin.history import Window
 from gateway.admin.panels.overview import describe_overview, find_problems
 from gateway.admin.status import merge_statuses
 from gateway.observe.call_metrics import DURATION, REQUEST_BYTES, RESPONSE_BYTES
+from gateway.observe.gateway_metrics import REFUSALS
 from tests.admin.site import (
     SINCE,
     endpoint,
@@ -169,6 +170,30 @@ def test_limit_of_the_gateway_is_reported() -> None:
     assert _problems(worker_status(concurrency={"active": 8, "queued": 0, "max_requests": 8})) == []
 
 
+def test_calls_that_a_limit_refuses_are_one_problem() -> None:
+    store = make_store()
+
+    def count() -> None:
+        store.writer(0).counter(REFUSALS, ("concurrency", "u")).add(7)
+        store.writer(1).counter(REFUSALS, ("queue_timeout", "u")).add(2)
+        store.writer(0).counter(REFUSALS, ("mirror_memory", "")).add(5)
+        for _ in range(9):
+            labels = ("r", "infer", "m", "u", "", "5xx")
+            store.writer(0).histogram(DURATION, labels).observe(0.01)
+
+    limit = {"active": 1, "queued": 3, "max_requests": 1}
+    busy = worker_status({"u": upstream(endpoint(), concurrency=limit)})
+    assert _problems(busy, window=sampled(store, count).now) == [
+        (
+            "error",
+            "topology",
+            "u",
+            None,
+            "9 calls of the last seconds did not get the only slot of u",
+        )
+    ]
+
+
 def test_worker_that_hangs_is_reported() -> None:
     now = time.time()
     found = _problems(worker_status(pid=7, time=now - 61.7), worker_status(pid=8, time=now - 4))
@@ -178,9 +203,42 @@ def test_worker_that_hangs_is_reported() -> None:
 
 
 def test_settings_that_failed_are_reported() -> None:
-    failed = {"number": 1, "last_failure": "nonsense: unknown key"}
-    (found,) = _problems(worker_status(settings=failed))
-    assert found[4] == "newer settings are not in use: nonsense: unknown key"
+    failed = {"number": 1, "last_failure": "nonsense: unknown key", "failed_at": 1767268800.0}
+    status = _merged(worker_status(settings=failed))
+    (found,) = find_problems(status, None, make_settings())
+    assert found["text"] == "newer settings are not in use: nonsense: unknown key"
+    assert found["since"] == SINCE
+
+
+def _ended(pid: int, seconds_ago: float) -> dict[str, Any]:
+    return {
+        "kind": "worker_ended",
+        "time": time.time() - seconds_ago,
+        "subject": f"worker {pid}",
+        "why": "was killed by SIGKILL",
+    }
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        ([_ended(7, 50)], "worker 7 was killed by SIGKILL; another one takes its place"),
+        (
+            [_ended(9, 1), {**_ended(8, 2), "kind": "worker_restarted"}, _ended(7, 50)],
+            "worker 9 was killed by SIGKILL; another one takes its place;"
+            " 2 processes have ended in the last minute",
+        ),
+        ([_ended(7, 61)], None),
+    ],
+)
+def test_processes_that_ended_in_the_last_minute_are_one_problem(
+    events: list[dict[str, Any]], text: str | None
+) -> None:
+    status = merge_statuses([worker_status()], make_store(), events=events)
+    found = list(find_problems(status, None, make_settings()))
+    assert [each["text"] for each in found] == ([text] if text else [])
+    for each in found:
+        assert each["since"] == status["ended_processes"][-1]["ended_at"]
 
 
 def test_memory_that_is_nearly_full_is_reported() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.interop.page.accessibility import violations
 from tests.interop.page.stand import PANELS, Stand, calls_in_background, infer
+from tests.interop.page.test_incidents import BROKEN_PORTS
 
 _FILLED = {
     "overview": "[...document.querySelectorAll('.value')].every(each => each.innerText !== '–')",
@@ -295,3 +296,17 @@ async def test_page_keeps_no_token(stand: Stand) -> None:
         "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
     )
     assert json.loads(stored) == [{}, {}, ""]
+
+
+async def test_table_of_endpoints_fits_windows_of_laptops(stand_with_actions: Stand) -> None:
+    """With a sentence that has an address, and a button in each row."""
+    page = stand_with_actions.page
+    async with calls_in_background(stand_with_actions):
+        await stand_with_actions.servers[1].stop()
+        await stand_with_actions.show("topology")
+        await page.wait_for_text("refused", ".endpoints")
+        for width in (768, 1080, 1150, 1200, 1201, 1280, 1560, 1561, 1920):
+            await page.resize(width)
+            root = "document.documentElement"
+            assert await page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"), width
+            assert await page.evaluate(BROKEN_PORTS) == [], width

@@ -1,0 +1,308 @@
+"""Incidents induced for real, at a gateway of two workers with clients that always call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.resilience.fleet import FleetServer, fleet
+from tests.resilience.server import Behaviour
+from tests.support.addresses import HOST, free_address
+from tests.support.gateway_process import Process, gateway_process
+from tests.support.raw_client import connect
+
+LOCAL = {"Host": "localhost"}
+CLIENTS = 4
+SOON = 10.0
+"""Seconds from the effect on clients in which an incident must be named."""
+SLOW = 2.0
+
+
+class Site:
+    """A gateway of two workers, its servers, and clients that call all the time."""
+
+    def __init__(
+        self, process: Process, file: Path, url: str, admin: str, servers: list[FleetServer]
+    ) -> None:
+        self.process = process
+        self.file = file
+        self.admin = admin
+        self.servers = servers
+        self.effect_at: float | None = None
+        """When a client first saw that something was wrong."""
+        self._url = url
+
+    async def call_for_ever(self) -> None:
+        """Make calls, and note when the first of them fails or takes long."""
+        data = list(range(8))
+        tensor = {"name": "N", "datatype": "INT32", "shape": [8], "data": data}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        while True:
+            began, status = time.monotonic(), 0
+            with suppress(OSError, EOFError):
+                async with connect(self._url) as client:
+                    response = await client.call("POST", "/v2/models/resnet50/infer", body)
+                    status = response.status
+            if status != 200 or time.monotonic() - began > SLOW / 2:
+                self.effect_at = self.effect_at or time.monotonic()
+            await asyncio.sleep(0.02)
+
+    async def get(self, path: str) -> Any:
+        """Return a JSON document of the admin address."""
+        async with connect(self.admin) as client:
+            return (await client.call("GET", path, headers=LOCAL)).json
+
+    async def problems(self) -> list[dict[str, Any]]:
+        """Return what is wrong now."""
+        found: list[dict[str, Any]] = (await self.get("/api/overview"))["problems"]
+        return found
+
+    async def endpoints(self) -> dict[str, dict[str, Any]]:
+        """Return what the status says of each endpoint, by its URL."""
+        groups = [each["endpoints"] for each in (await self.get("/status"))["upstreams"].values()]
+        return {endpoint["url"]: endpoint for group in groups for endpoint in group}
+
+    async def until_all_is_well(self) -> None:
+        """Wait until both servers have responded, and nothing is wrong."""
+        async with asyncio.timeout(60):
+            while not await self._are_used() or await self.problems():  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+    async def _are_used(self) -> bool:
+        return all(each["duration_ms"] for each in (await self.endpoints()).values())
+
+
+Begin = Callable[[Site], Awaitable[None]]
+
+
+async def _freeze(site: Site) -> None:
+    site.servers[1].stop()
+
+
+async def _kill(site: Site) -> None:
+    await site.servers[1].kill()
+
+
+async def _kill_all(site: Site) -> None:
+    for server in site.servers:
+        await server.kill()
+
+
+async def _reload_nonsense(site: Site) -> None:
+    with site.file.open("a") as file:
+        file.write("wokers: 3\n")
+    site.process.signal(signal.SIGHUP)
+
+
+async def _lower_limit(site: Site) -> None:
+    limit = "dialect: triton, concurrency: {max_requests: 1, max_queue: 0}"
+    site.file.write_text(site.file.read_text().replace("dialect: triton", limit))
+    site.process.signal(signal.SIGHUP)
+
+
+async def _kill_worker(site: Site) -> None:
+    os.kill((await site.get("/status"))["workers"][1]["pid"], signal.SIGKILL)
+
+
+def _behaves(**behaviour: Any) -> Begin:
+    async def begin(site: Site) -> None:
+        await site.servers[1].behave(Behaviour(**behaviour))
+
+    return begin
+
+
+PAIR = "upstreams: {{model: {{endpoints: [{good}, {bad}], dialect: triton}}}}\n"
+CANARY = (
+    "upstreams:\n  model: {{endpoints: {good}, dialect: triton}}\n"
+    "  canary: {{endpoints: {bad}, dialect: triton}}\n"
+    "routes: [{{upstream: [{{name: model, weight: 50}}, {{name: canary, weight: 50}}]}}]\n"
+)
+MIRROR = (
+    "upstreams:\n  model: {{endpoints: {good}, dialect: triton}}\n"
+    "  copy: {{endpoints: {bad}, dialect: triton, required: false}}\n"
+    "routes: [{{upstream: model, mirror: {{upstream: copy, percent: 100}}}}]\n"
+)
+EJECTED = r"URL of model is ejected .*"
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """What happens, and what has to be said of it; URL is the address of the second server."""
+
+    begin: Begin
+    upstreams: str
+    sentence: str
+    log: str
+    states: tuple[str, ...] = ("ejected",)
+    """The states that the second server may be in."""
+    level: str = "error"
+    is_seen: bool = True
+    """Clients see it; otherwise its effect is as soon as it begins."""
+    status: str = ""
+    """What /status says of it, beside the state of the server."""
+    event: str = "endpoint_ejected"
+    """The kind of its event in the journal, if it is one."""
+    is_dated: bool = True
+    """The problem says since when it is there."""
+
+    @property
+    def idle_timeout(self) -> str:
+        """Return the timeout of the gateway that it needs."""
+        return "30s" if self.states == ("slow",) else "1s"
+
+    def sentence_of(self, site: Site) -> str:
+        """Return the pattern of its sentence."""
+        return self.sentence.replace("URL", re.escape(site.servers[1].url))
+
+
+INCIDENTS = {
+    "frozen": Incident(_freeze, PAIR, EJECTED + "nothing moved for 1 s", "URL failed 5 times"),
+    "refuses": Incident(
+        _kill, PAIR, EJECTED + "Connection refused", "URL failed 5 times", is_seen=False
+    ),
+    "one of two fails": Incident(
+        _behaves(fails=True),
+        PAIR,
+        r"URL of model is failing: .*: it returned 500: CUDA out of memory on device 0",
+        r"URL of upstream model is failing: \d+ ",
+        ("failing",),
+        event="",
+    ),
+    "half of a canary fails": Incident(
+        _behaves(fails_at_times=True),
+        CANARY,
+        # By chance there are three failures in a row.
+        r"URL of canary is failing: \d+ (of its \d+ calls .* failed|failures in a row).*: it ret",
+        r"URL of upstream canary is failing: \d+ ",
+        ("failing",),
+        event="",
+    ),
+    "resets": Incident(_behaves(resets=True), PAIR, EJECTED + "closed", "URL failed 5 times"),
+    "half a response": Incident(
+        _behaves(cut=True), PAIR, EJECTED + "before the end of its", "URL failed 5 times"
+    ),
+    "garbage": Incident(
+        _behaves(garbage=True), PAIR, EJECTED + "an invalid HTTP response", "URL failed 5 times"
+    ),
+    "canary down": Incident(
+        _kill,
+        CANARY,
+        r"no endpoint of canary can be used: cannot connect to URL: Connection refused",
+        r"upstream canary is not ready: \d+ calls in a row could not connect",
+        ("unreachable",),
+        event="upstream_unreachable",
+    ),
+    "answers 503": Incident(
+        _behaves(unavailable=True), PAIR, EJECTED + "it returned 503", "URL failed 5 times"
+    ),
+    "all down": Incident(
+        _kill_all,
+        PAIR,
+        r"no endpoint of model can be used: cannot connect to .*: Connection refused",
+        r"upstream model is not ready",
+        ("ejected", "unreachable"),
+        event="upstream_unreachable",
+    ),
+    "mirror down": Incident(
+        _kill,
+        MIRROR,
+        r"no endpoint of copy can be used: cannot connect to URL: Connection refused",
+        r"upstream copy is not ready",
+        ("unreachable",),
+        level="warning",
+        is_seen=False,
+        event="upstream_unreachable",
+    ),
+    "slow": Incident(
+        _behaves(delay=SLOW),
+        PAIR,
+        r"URL of model is slow: its calls of resnet50 take [\d.]+ s \(median\), and [\d.]+ m?s at",
+        r"URL of upstream model is slow: its calls of resnet50 take",
+        ("slow",),
+        level="warning",
+        event="",
+    ),
+    "HTML": Incident(_behaves(page=True), PAIR, EJECTED + "holds no tensors", "URL failed 5 times"),
+    "bad reload": Incident(
+        _reload_nonsense,
+        PAIR,
+        r"newer settings are not in use: .*gateway\.yaml:\d+: wokers: .*did you mean",
+        r"settings not reloaded: .*gateway\.yaml:\d+: wokers: .*did you mean",
+        ("in_use",),
+        is_seen=False,
+        status=r'"last_failure": ".*gateway\.yaml:\d+: wokers: ',
+        event="reload_refused",
+    ),
+    "a limit refuses calls": Incident(
+        _lower_limit,
+        PAIR,
+        r"\d+ calls? of the last seconds did not get one of the 2 slots of model",
+        r"upstream 'model' is busy: ",
+        ("in_use",),
+        status=r'"concurrency": {"active": \d, "queued": 0, "max_requests": 2}',
+        event="",
+        is_dated=False,
+    ),
+    "worker killed": Incident(
+        _kill_worker,
+        PAIR,
+        r"worker \d+ was killed by SIGKILL; another one takes its place",
+        r"worker \d+ was killed by SIGKILL; another one starts",
+        ("in_use",),
+        is_seen=False,
+        status=r'"name": "worker \d+", "why": "was killed by SIGKILL", "ended_at": "',
+        event="worker_ended",
+    ),
+}
+
+
+@asynccontextmanager
+async def incident_site(folder: Path, incident: Incident) -> AsyncIterator[Site]:
+    """Run what an incident needs, with clients, until all is well and it can begin."""
+    admin, file = free_address(), folder / "gateway.yaml"
+    async with fleet(2) as servers:
+        good, bad = servers
+        file.write_text(
+            f"listen: {HOST}:0\nadmin: {admin}\nworkers: 2\noffload: 0\n"
+            f"limits: {{idle_timeout: {incident.idle_timeout}}}\n"
+            f"log: {{access: {{path: {folder / 'access.log'}}}}}\n"
+            + incident.upstreams.format(good=good.url, bad=bad.url)
+        )
+        async with gateway_process(str(file)) as (process, url):
+            await process.wait_for_output(r"listening on \S+ \(admin\)")
+            site = Site(process, file, url, f"http://{admin}", servers)
+            clients = [asyncio.create_task(site.call_for_ever()) for _ in range(CLIENTS)]
+            try:
+                await site.until_all_is_well()
+                site.effect_at = None
+                yield site
+            finally:
+                for client in clients:
+                    client.cancel()
+                await asyncio.gather(*clients, return_exceptions=True)
+
+
+async def begin(site: Site, incident: Incident) -> dict[str, Any]:
+    """Let an incident begin, and return the problem that names it; meanwhile there is no other."""
+    began = time.monotonic()
+    await incident.begin(site)
+    while True:
+        problems = await site.problems()
+        assert len(problems) <= 1, problems
+        texts = [each["text"] for each in problems]
+        if problems and re.search(incident.sentence_of(site), texts[0]):
+            return problems[0]
+        effect = site.effect_at if incident.is_seen else began
+        waited = 0.0 if effect is None else time.monotonic() - effect
+        assert waited < SOON, f"{texts}, {waited:.1f} s after the effect on clients"
+        assert time.monotonic() - began < 3 * SOON, f"clients saw nothing, and there is {texts}"
+        await asyncio.sleep(0.1)

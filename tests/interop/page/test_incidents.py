@@ -1,0 +1,103 @@
+"""The page in the browser during each incident, as an operator sees it in windows of all widths.
+
+TENSORGATE_INCIDENT_PICTURES names a folder for a picture of each view.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.observe.incidents import INCIDENTS, Incident, begin, incident_site
+from tests.interop.page.browser import BrowserPage, browser_page
+
+FOLDER = os.environ.get("TENSORGATE_INCIDENT_PICTURES", "")
+WIDTHS = (390, 768, 1280, 1920)
+PANELS = {
+    "overview": ".problems li",
+    "topology": ".endpoints tbody tr",
+    "models": ".models tbody tr",
+    "calls": ".calls tbody tr",
+    "journal": ".journal tbody tr",
+}
+"""The panels, and what each of them shows once it has been read."""
+BROKEN_PORTS = """
+(() => {
+  const broken = [];
+  const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    for (const found of node.data.matchAll(/:\\d{2,5}\\b/g)) {
+      const range = document.createRange();
+      range.setStart(node, found.index);
+      range.setEnd(node, found.index + found[0].length);
+      const lines = new Set([...range.getClientRects()].map((each) => Math.round(each.top)));
+      if (lines.size > 1) broken.push(node.data);
+    }
+  }
+  return broken;
+})()
+"""
+HEADER_LINES = """
+(() => {
+  const parts = [".brand", "nav li", ".connection", ".theme"];
+  const boxes = [...document.querySelectorAll(parts.map((each) => `.top ${each}`).join())]
+    .map((each) => each.getBoundingClientRect())
+    .sort((a, b) => a.top - b.top);
+  let lines = 0;
+  let bottom = -Infinity;
+  for (const box of boxes) {
+    if (box.top + box.height / 2 > bottom) {
+      lines += 1;
+      bottom = box.bottom;
+    }
+  }
+  return lines;
+})()
+"""
+
+
+@pytest.mark.parametrize("incident", INCIDENTS.values(), ids=INCIDENTS)
+async def test_page_names_an_incident_in_windows_of_all_widths(
+    incident: Incident, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    async with (
+        incident_site(tmp_path, incident) as site,
+        browser_page(tmp_path / "browser") as page,
+    ):
+        await begin(site, incident)
+        for panel, content in PANELS.items():
+            await page.open(f"{site.admin}/#{panel}")
+            await page.wait_for(f"document.querySelector({content!r}) !== null")
+            for width in WIDTHS:
+                for scheme in ("light", "dark"):
+                    await page.resize(width)
+                    await page.prefer(color_scheme=scheme)
+                    if panel == "overview":
+                        assert re.search(incident.sentence_of(site), await _problem(page))
+                    await _check_view(page, width)
+                    if FOLDER:
+                        name = f"{request.node.callspec.id}-{panel}-{width}-{scheme}.png"
+                        await page.screenshot(Path(FOLDER) / name.replace(" ", "-"))
+        assert page.errors == []
+
+
+async def _problem(page: BrowserPage) -> str:
+    """Return the one problem that is shown."""
+    problems = await page.evaluate(
+        "[...document.querySelectorAll('.problems li')].map((each) => each.innerText)"
+    )
+    (problem,) = problems
+    return " ".join(problem.split())
+
+
+async def _check_view(page: BrowserPage, width: int) -> None:
+    root = "document.documentElement"
+    assert await page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"), width
+    assert await page.evaluate(BROKEN_PORTS) == [], width
+    shares = re.findall(r"([\d.,]+) %", await page.evaluate("document.body.textContent"))
+    assert all(float(each.replace(",", "")) <= 100 for each in shares), shares
+    assert await page.evaluate(HEADER_LINES) <= (2 if width < 768 else 1), width
