@@ -210,9 +210,9 @@ def test_settings_that_failed_are_reported() -> None:
     assert found["since"] == SINCE
 
 
-def _ended(pid: int, seconds_ago: float) -> dict[str, Any]:
+def _ended(pid: int, seconds_ago: float, kind: str = "worker_ended") -> dict[str, Any]:
     return {
-        "kind": "worker_ended",
+        "kind": kind,
         "time": time.time() - seconds_ago,
         "subject": f"worker {pid}",
         "why": "was killed by SIGKILL",
@@ -220,20 +220,21 @@ def _ended(pid: int, seconds_ago: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("events", "text"),
+    ("ended", "text"),
     [
-        ([_ended(7, 50)], "worker 7 was killed by SIGKILL; another one takes its place"),
+        ([(7, 50)], "worker 7 was killed by SIGKILL; another one takes its place"),
         (
-            [_ended(9, 1), {**_ended(8, 2), "kind": "worker_restarted"}, _ended(7, 50)],
+            [(9, 1), (8, 2, "worker_restarted"), (7, 50)],
             "worker 9 was killed by SIGKILL; another one takes its place;"
             " 2 processes have ended in the last minute",
         ),
-        ([_ended(7, 61)], None),
+        ([(7, 61)], None),
     ],
 )
 def test_processes_that_ended_in_the_last_minute_are_one_problem(
-    events: list[dict[str, Any]], text: str | None
+    ended: list[Any], text: str | None
 ) -> None:
+    events = [_ended(*each) for each in ended]
     status = merge_statuses([worker_status()], make_store(), events=events)
     found = list(find_problems(status, None, make_settings()))
     assert [each["text"] for each in found] == ([text] if text else [])
