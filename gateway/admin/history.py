@@ -22,6 +22,7 @@ from gateway.observe.call_metrics import (
     REQUEST_BYTES,
     RESPONSE_BYTES,
     RESPONSES,
+    ROUTE_LATENCY,
     SENT_BYTES,
     SERVER_DURATION,
 )
@@ -34,9 +35,9 @@ INTERVAL = 1.0
 _MAX_CPU_SHARE = 0.02
 """With many series, samples are taken less often: they take at most this share of a core."""
 WINDOW = 10.0
-"""Seconds over which rates and percentiles of now are taken."""
+"""Seconds over which rates of now are taken."""
 MINUTE = 60.0
-"""Seconds over which the percentiles of endpoints and models are taken."""
+"""Seconds over which all percentiles are taken, those of each point of a curve too."""
 _MINUTE_STEP = 10.0
 RECENT_POINTS, HOUR_POINTS, HOUR_STEP = 300, 360, 10
 """Points of a second, and points of ten seconds."""
@@ -46,7 +47,7 @@ MAX_CURVES = 500
 """Endpoints, and routes, of which a point is kept: the busiest ones of each ten seconds. So the
 last hour of all endpoints takes 3 MB at most, and that of all routes too."""
 
-FAMILIES: tuple[Family, ...] = (
+RATE_FAMILIES: tuple[Family, ...] = (
     DURATION,
     REQUEST_BYTES,
     RESPONSE_BYTES,
@@ -55,24 +56,24 @@ FAMILIES: tuple[Family, ...] = (
     RECEIVED_BYTES,
     RESPONSES,
     ENDPOINT_FAILURES,
-    CALL_LATENCY,
-    ENDPOINT_LATENCY,
     MIRROR_REQUESTS,
     REFUSALS,
 )
+LATENCY_FAMILIES = (CALL_LATENCY, ROUTE_LATENCY, ENDPOINT_LATENCY)
+"""The histograms of all percentiles. They are large, so few samples of them are kept."""
 ERROR_STATUSES = ("5xx", "aborted")
 """The statuses of calls that count as errors."""
 CLIENT_ERROR_STATUS = "4xx"
 """The status of calls that failed by their clients' fault, which count apart."""
 _STATUS, _ROUTE = DURATION.labels.index("status"), DURATION.labels.index("route")
-_SHARES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
+_SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _RATES = ("calls_per_second", "errors_per_second", "client_errors_per_second")
-_FIELDS = (*_RATES, *_SHARES, "requests_in_progress")
+_FIELDS = (*_RATES, "p50_ms", "p95_ms", "p99_ms", "requests_in_progress")
 _CURVE_FIELDS = ("calls_per_second", "errors_per_second", "p99_ms")
 
 Row = NDArray[np.float32]
 Key = tuple[str, ...]
-"""The labels of an endpoint, or of a route."""
+"""The labels of an endpoint, a route or a model."""
 Values = Mapping[Key, Sequence[float]]
 """The values of ``_CURVE_FIELDS`` of each endpoint, or route, with calls or errors."""
 
@@ -87,7 +88,10 @@ class _Sample:
 
 
 class Window:
-    """What changed between two samples, ``seconds`` apart."""
+    """What changed between two samples, ``seconds`` apart.
+
+    It is of the families of rates, or of those of latencies.
+    """
 
     def __init__(self, labels: dict[Family, list[tuple[str, ...]]], old: _Sample, new: _Sample):
         self.seconds = max(new.at - old.at, 1e-9)
@@ -112,6 +116,60 @@ class Window:
         rates: Words = self.change(DURATION)[:, 1:].sum(axis=1) / self.seconds
         return rates
 
+
+class Percentiles:
+    """Finds percentiles of a family of latencies, over all workers: of each group of its series.
+
+    ``group`` returns the group of a series' labels; without it, all series are the group ``()``.
+    Histograms are summed up, and so exact to ``PRECISION``. ``minute`` is the last minute, of which
+    all percentiles are, or the time since the start if that is less; None if nothing is known yet.
+    """
+
+    def __init__(
+        self,
+        minute: Window | None,
+        family: HistogramFamily,
+        group: Callable[[Key], Key] = lambda _: (),
+    ) -> None:
+        self.seconds = None if minute is None else round(minute.seconds)
+        """Of how many seconds they are."""
+        self._rows: dict[Key, int] = {}
+        self._found: dict[str, list[float]] = {}
+        if minute is None:
+            return
+        change = minute.change(family)
+        groups = [
+            self._rows.setdefault(group(labels), len(self._rows))
+            for labels in minute.labels(family)[: len(change)]
+        ]
+        sums = np.zeros((len(self._rows), family.words))
+        np.add.at(sums, np.array(groups, np.int64), change)
+        for name, share in _SHARES.items():
+            self._found[name] = (1000 * quantiles(family, sums, share)).tolist()
+
+    @property
+    def groups(self) -> Sequence[Key]:
+        """Return the groups that have values."""
+        if not self._rows:
+            return ()
+        medians = self._found["p50"]
+        return [group for group, row in self._rows.items() if math.isfinite(medians[row])]
+
+    def of(self, group: Key = ()) -> dict[str, float | None]:
+        """Return ``p50``, ``p90``, ``p95`` and ``p99`` in ms; None for those of no values."""
+        row = self._rows.get(group)
+        if row is None:
+            return dict.fromkeys(_SHARES)
+        return {name: rounded(values[row]) for name, values in self._found.items()}
+
+    def describe(self, group: Key = ()) -> dict[str, float | None]:
+        """Return the same for documents: ``p50_ms`` and so on, and of how many seconds they are."""
+        found = {f"{name}_ms": value for name, value in self.of(group).items()}
+        return {**found, "duration_window_seconds": self.seconds}
+
+
+Windows = tuple[Window | None, Window | None]
+"""The last seconds, for rates, and the last minute, for percentiles."""
 
 _Point = TypeVar("_Point")
 
@@ -189,11 +247,14 @@ class History:
     """
 
     def __init__(self, store: MetricStore, in_progress: Callable[[], float]) -> None:
-        self._tables = {family: MetricTable(store, family) for family in FAMILIES}
+        families = (*RATE_FAMILIES, *LATENCY_FAMILIES)
+        self._tables = {family: MetricTable(store, family) for family in families}
         self._in_progress = in_progress
         self._samples: deque[_Sample] = deque()
         self._minute: deque[_Sample] = deque()
-        """Samples of the last minute, ten seconds apart."""
+        """Samples of latencies of the last minute, ten seconds apart."""
+        self._latencies: _Sample | None = None
+        """The newest one."""
         self._recent = _Points[Row](RECENT_POINTS, 1)
         self._hour = _Points[Row](HOUR_POINTS, HOUR_STEP)
         self._next_hour_point = 0.0
@@ -221,25 +282,31 @@ class History:
 
     def sample(self, at: float, now: float) -> None:
         """Take a sample; ``at`` is on the clock of ``time.monotonic``, ``now`` the Unix time."""
-        tables = {family: table.read() for family, table in self._tables.items()}
-        sample = _Sample(at, tables)
+        sample = self._read(RATE_FAMILIES, at)
+        self._read_latencies(at)
         if self._samples:
             self._recent.append(self._point(self._window(self._samples[-1], sample)), now)
         samples = self._samples
         samples.append(sample)
         while len(samples) > 2 and samples[1].at <= at - WINDOW:
             samples.popleft()
-        minute = self._minute
-        if not minute or at >= minute[-1].at + _MINUTE_STEP - INTERVAL / 2:
-            minute.append(sample)
-        while len(minute) > 1 and minute[1].at <= at - MINUTE:
-            minute.popleft()
         if len(samples) > 1 and at >= self._next_hour_point:
             self._next_hour_point = at + HOUR_STEP - INTERVAL / 2
             window = self._window(samples[0], sample)
             self._hour.append(self._point(window), now)
-            self._endpoints.append(_endpoint_values(window), now)
-            self._routes.append(_route_values(window), now)
+            self._endpoints.append(_endpoint_values(window, self.minute), now)
+            self._routes.append(_route_values(window, self.minute), now)
+
+    def _read(self, families: Sequence[Family], at: float) -> _Sample:
+        return _Sample(at, {family: self._tables[family].read() for family in families})
+
+    def _read_latencies(self, at: float) -> None:
+        minute, newest = self._minute, self._read(LATENCY_FAMILIES, at)
+        if not minute or at >= minute[-1].at + _MINUTE_STEP - INTERVAL / 2:
+            minute.append(newest)
+        self._latencies = newest
+        while len(minute) > 1 and minute[1].at <= at - MINUTE:
+            minute.popleft()
 
     @property
     def now(self) -> Window | None:
@@ -250,9 +317,10 @@ class History:
     @property
     def minute(self) -> Window | None:
         """Return what changed in the last minute; None before the second sample."""
-        if len(self._samples) < 2:
+        newest = self._latencies
+        if newest is None or newest is self._minute[0]:
             return None
-        return self._window(self._minute[0], self._samples[-1])
+        return self._window(self._minute[0], newest)
 
     def recent(self) -> dict[str, Any]:
         """Return the last five minutes in steps of a second."""
@@ -276,94 +344,81 @@ class History:
         return self._routes.document((clean_label(name),), last)
 
     def _window(self, old: _Sample, new: _Sample) -> Window:
-        labels = {family: table.labels for family, table in self._tables.items()}
+        labels = {family: self._tables[family].labels for family in new.tables}
         return Window(labels, old, new)
 
     def _point(self, window: Window) -> Row:
-        summary = summarize(window)
+        percentiles = Percentiles(self.minute, CALL_LATENCY).describe()
+        summary = summarize(window) | percentiles
         values = [summary[name] for name in _FIELDS[:-1]]
         point = [math.nan if value is None else value for value in (*values, self._in_progress())]
         return np.array(point, np.float32)
 
 
-def _endpoint_values(window: Window) -> Values:
+def _endpoint_values(window: Window, minute: Window | None) -> Values:
     """Return the calls, the failures and the 99th percentile of each endpoint."""
+    found: defaultdict[Key, list[float]] = defaultdict(lambda: [*_NOTHING])
     words = window.change(SERVER_DURATION)
     calls = (words[:, 1:].sum(axis=1) / window.seconds).tolist()
-    latencies = endpoint_latencies(window)
-    found = {}
     for labels, rate in zip(window.labels(SERVER_DURATION), calls, strict=False):
         if rate:
-            p99 = None
-            if labels in latencies:
-                p99 = percentile_ms(ENDPOINT_LATENCY, latencies[labels], 0.99)
-            found[labels] = [rate, 0.0, math.nan if p99 is None else p99]
+            found[labels][0] = rate
     failures = (window.change(ENDPOINT_FAILURES)[:, 0] / window.seconds).tolist()
     for (upstream, url, _), rate in zip(window.labels(ENDPOINT_FAILURES), failures, strict=False):
         if rate:
-            found.setdefault((upstream, url), [*_NOTHING])[1] += rate
+            found[upstream, url][1] += rate
+    return _with_p99(found, endpoint_percentiles(minute))
+
+
+def _route_values(window: Window, minute: Window | None) -> Values:
+    """Return the calls, the errors and the 99th percentile of each route."""
+    found: defaultdict[Key, list[float]] = defaultdict(lambda: [*_NOTHING])
+    for labels, rate in zip(window.labels(DURATION), window.calls().tolist(), strict=False):
+        if rate:
+            values = found[labels[_ROUTE],]
+            values[0] += rate
+            if labels[_STATUS] in ERROR_STATUSES:
+                values[1] += rate
+    return _with_p99(found, route_percentiles(minute))
+
+
+def _with_p99(found: defaultdict[Key, list[float]], percentiles: Percentiles) -> Values:
+    for group in percentiles.groups:
+        p99 = percentiles.of(group)["p99"]
+        found[group][2] = math.nan if p99 is None else p99
     return found
 
 
-def _route_values(window: Window) -> Values:
-    """Return the calls, the errors and the 99th percentile of each route."""
-    words, labels = window.change(DURATION), window.labels(DURATION)
-    calls = words[:, 1:].sum(axis=1) / window.seconds
-    rows: defaultdict[Key, list[int]] = defaultdict(list)
-    for row in np.flatnonzero(calls).tolist():
-        rows[labels[row][_ROUTE],].append(row)
-    merged = {route: words[chosen].sum(axis=0, keepdims=True) for route, chosen in rows.items()}
-    return {
-        route: (
-            float(calls[chosen].sum()),
-            float(sum(calls[row] for row in chosen if labels[row][_STATUS] in ERROR_STATUSES)),
-            float(quantiles(DURATION, merged[route], 0.99)[0]) * 1000,
-        )
-        for route, chosen in rows.items()
-    }
+def route_percentiles(minute: Window | None) -> Percentiles:
+    """Return the percentiles of each route: of its label as a tuple."""
+    return Percentiles(minute, ROUTE_LATENCY, lambda labels: labels)
+
+
+def model_percentiles(minute: Window | None) -> Percentiles:
+    """Return the percentiles of each model: of its label as a tuple."""
+    return Percentiles(minute, CALL_LATENCY, lambda labels: labels)
+
+
+def endpoint_percentiles(minute: Window | None) -> Percentiles:
+    """Return the percentiles of each endpoint, over all models: of its upstream and URL."""
+    return Percentiles(minute, ENDPOINT_LATENCY, lambda labels: labels[:2])
 
 
 def summarize(window: Window, rows: Sequence[int] | None = None) -> dict[str, float | None]:
-    """Return rates and error ratios of rows of DURATION; of all calls also the percentiles."""
+    """Return rates and error ratios of all calls, or of rows of DURATION."""
     words, labels = window.change(DURATION), window.labels(DURATION)
     chosen = range(len(words)) if rows is None else rows
     calls = words[:, 1:].sum(axis=1)
     total = sum(calls[row] for row in chosen)
     errors = sum(calls[row] for row in chosen if labels[row][_STATUS] in ERROR_STATUSES)
     refused = sum(calls[row] for row in chosen if labels[row][_STATUS] == CLIENT_ERROR_STATUS)
-    summary = {
+    return {
         "calls_per_second": rounded(total / window.seconds),
         "errors_per_second": rounded(errors / window.seconds),
         "error_ratio": rounded(errors / total) if total else None,
         "client_errors_per_second": rounded(refused / window.seconds),
         "client_error_ratio": rounded(refused / total) if total else None,
     }
-    return summary if rows is not None else summary | call_percentiles(window)
-
-
-def call_percentiles(window: Window, model: str | None = None) -> dict[str, float | None]:
-    """Return the percentiles of all calls, or of those of a model."""
-    words = window.change(CALL_LATENCY)
-    if model is not None:
-        labels = window.labels(CALL_LATENCY)[: len(words)]
-        words = words[[row for row, (name,) in enumerate(labels) if name == model]]
-    merged = words.sum(axis=0)
-    return {name: percentile_ms(CALL_LATENCY, merged, share) for name, share in _SHARES.items()}
-
-
-def endpoint_latencies(window: Window) -> dict[tuple[str, str], Words]:
-    """Return the words of ENDPOINT_LATENCY of each endpoint, summed over its models."""
-    words = window.change(ENDPOINT_LATENCY)
-    found: dict[tuple[str, str], Words] = {}
-    for (upstream, url, _), row in zip(window.labels(ENDPOINT_LATENCY), words, strict=False):
-        before = found.get((upstream, url))
-        found[upstream, url] = row if before is None else before + row
-    return found
-
-
-def percentile_ms(family: HistogramFamily, words: Words, share: float) -> float | None:
-    """Return the time in ms below which a share of one histogram's values lies, exact to 5 %."""
-    return rounded(1000 * float(quantiles(family, words[None], share)[0]))
 
 
 def rounded(value: float) -> float | None:

@@ -15,18 +15,16 @@ import orjson
 from prometheus_client import ProcessCollector
 
 from gateway import __version__
-from gateway.admin.history import Window, endpoint_latencies, percentile_ms
+from gateway.admin.history import Window, endpoint_percentiles
 from gateway.build_info import COMPILED, NATIVE
 from gateway.listener.server import HttpListener
-from gateway.observe.call_metrics import ENDPOINT_LATENCY, SERVER_DURATION, CallMetrics
+from gateway.observe.call_metrics import SERVER_DURATION, CallMetrics
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import MetricStore, clean_label
-from gateway.observe.metric_table import Words
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
 from gateway.upstream.pool.member import STATES_WORST_FIRST, MemberState
 
-_QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 _SUMMED = (
     "connections",
     "tls_handshakes",
@@ -225,27 +223,18 @@ class _Counted:
         self._failures: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         for (upstream, url, kind), (count,) in sorted(store.sums(ENDPOINT_FAILURES).items()):
             self._failures[upstream, url][kind] = int(count)
-        self._latencies: Mapping[tuple[str, str], Words] = {}
-        self._seconds = None
-        if minute is not None:
-            self._latencies = endpoint_latencies(minute)
-            self._seconds = round(minute.seconds)
+        self._percentiles = endpoint_percentiles(minute)
 
     def describe(self, upstream: str, url: str) -> dict[str, Any]:
         """Return numbers and durations of the calls of an endpoint."""
         key = clean_label(upstream), clean_label(url)
-        failures, words = self._failures.get(key, {}), self._latencies.get(key)
-        duration_ms = None
-        if words is not None and words.any():
-            duration_ms = {
-                name: percentile_ms(ENDPOINT_LATENCY, words, share) for name, share in _QUANTILES
-            }
+        failures, duration_ms = self._failures.get(key, {}), self._percentiles.of(key)
         return {
             "failures_total": sum(failures.values()),
             "failures": failures,
             "calls_total": int(sum(self._durations.get(key, ())[1:])),
-            "duration_ms": duration_ms,
-            "duration_window_seconds": self._seconds,
+            "duration_ms": None if duration_ms["p50"] is None else duration_ms,
+            "duration_window_seconds": self._percentiles.seconds,
         }
 
 

@@ -80,8 +80,9 @@ class GatewayView:
     async def overview(self) -> Document:
         """Return what an operator looks at first, with the last five minutes."""
         state, settings = await self._current_state(), self._source.settings
+        windows = state.window, state.minute
         overview = await asyncio.to_thread(
-            describe_overview, state.time, state.status, state.window, settings, self._started_at
+            describe_overview, state.time, state.status, windows, settings, self._started_at
         )
         return {**overview, "recent": self._history.recent()}
 
@@ -95,7 +96,7 @@ class GatewayView:
         state, settings = await self._current_state(), self._source.settings
         return await asyncio.to_thread(
             describe_topology,
-            *(state.time, state.status, state.window),
+            *(state.time, state.status, (state.window, state.minute)),
             self._history,
             settings,
             chosen,

@@ -75,6 +75,13 @@ CALL_LATENCY = HistogramFamily(
     _FINE.bounds,
     is_internal=True,
 )
+ROUTE_LATENCY = HistogramFamily(
+    "route_latency",
+    "DURATION by route alone, in buckets for percentiles.",
+    ("route",),
+    _FINE.bounds,
+    is_internal=True,
+)
 ENDPOINT_LATENCY = HistogramFamily(
     "endpoint_latency",
     "SERVER_DURATION of calls that succeed, in buckets for percentiles; by model for inference.",
@@ -122,6 +129,7 @@ CALL_FAMILIES = (
     RECEIVED_BYTES,
     RESPONSES,
     CALL_LATENCY,
+    ROUTE_LATENCY,
     ENDPOINT_LATENCY,
     RETRIES,
     CONVERSIONS,
@@ -165,6 +173,7 @@ class _CallCells:
         labels: tuple[str, ...],
         duration: Histogram,
         latency: Histogram,
+        route_latency: Histogram,
         request_bytes: Counter,
         response_bytes: Counter,
     ) -> None:
@@ -175,6 +184,7 @@ class _CallCells:
         """When a call in that bucket may be the next exemplar, on the clock of the records."""
         self.duration: Final = duration
         self.latency: Final = latency
+        self.route_latency: Final = route_latency
         self.request_bytes: Final = request_bytes
         self.response_bytes: Final = response_bytes
 
@@ -249,7 +259,9 @@ class CallMetrics:
             calls = self._find_calls(record)
         bucket = calls.duration.bucket(record.seconds)
         calls.duration.add(bucket, record.seconds)
-        calls.latency.count(_FINE.find(bucket, record.seconds))
+        part = _FINE.find(bucket, record.seconds)
+        calls.latency.count(part)
+        calls.route_latency.count(part)
         if record.started >= calls.next_exemplar[bucket]:
             calls.next_exemplar[bucket] = record.started + _EXEMPLAR_INTERVAL
             self._take_exemplar(calls.labels, bucket, record)
@@ -382,6 +394,7 @@ class CallMetrics:
             values,
             writer.histogram(DURATION, values),
             writer.histogram(CALL_LATENCY, (key[2],)),
+            writer.histogram(ROUTE_LATENCY, route),
             writer.counter(REQUEST_BYTES, route),
             writer.counter(RESPONSE_BYTES, route),
         )

@@ -93,6 +93,11 @@ def whole_seconds(value: float | None) -> str:
     return UNKNOWN if value is None else seconds(max(0, round(value)))
 
 
+def last_seconds(value: float | None) -> str:
+    """Say of how many seconds percentiles are: a young gateway has less than a minute."""
+    return f"last {value:.0f} s" if value is not None and value < 60 else "last minute"
+
+
 def size(value: float | None) -> str:
     """Return a number of bytes."""
     if value is None:
@@ -131,6 +136,12 @@ def clock(at: float | None, now: float, *, exact: bool = False) -> str:
     if exact:
         text += f".{int(at % 1 * 1000):03}"
     return text if day == today else day + text
+
+
+def short_clock(at: float | None, now: float) -> str:
+    """Return the local time of day, or only the date if that was another day: 8 characters."""
+    text = clock(at, now)
+    return text if len(text) <= 8 else text[2:10]
 
 
 _HTTP = {

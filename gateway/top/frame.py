@@ -21,6 +21,8 @@ _TITLES = {name: name.capitalize() for name in PANELS}
 _BAR = "reverse"
 _MOST_FAILURE_LINES = 3
 _CALLS_OF_PAGE = 20
+_ROWS_OF_PAGE = 32
+"""Of the overview: what is left of them shows the journal."""
 
 
 class Frame:
@@ -40,8 +42,9 @@ class Frame:
         title, *state = self.top_lines(snapshot, width, now)
         above = [title, _tabs(view, snapshot, width), *state]
         below = [_footer(view, width)]
-        body = _body(view, snapshot, width, height)
-        room = max(0, height - len(above) - len(below) - len(body.heading))
+        room = max(0, height - len(above) - len(below))
+        body = _body(view, snapshot, size, room)
+        room = max(0, room - len(body.heading))
         view.limit_scroll(body.count, room)
         shown = range(view.top, min(body.count, view.top + room))
         self._first, self._shown = body.first(view.top), room
@@ -100,7 +103,7 @@ def plain_page(frame: Frame, snapshot: Snapshot, width: int) -> list[Text]:
     """Return all panels below each other, for a file or a pipe."""
     lines = frame.top_lines(snapshot, width, snapshot.read_at)
     for panel in PANELS:
-        body = _body(View(panel=panel), snapshot, width, 0)
+        body = _body(View(panel=panel), snapshot, (width, 0), _ROWS_OF_PAGE)
         rows = range(min(body.count, _CALLS_OF_PAGE) if panel == CALLS else body.count)
         lines += [line(), line((_TITLES[panel].upper(), STRONG))]
         lines += [*body.heading, *map(body.row, rows)]
@@ -115,11 +118,15 @@ def _cropped(text: Text, width: int) -> Text:
     return text
 
 
-def _body(view: View, snapshot: Snapshot, width: int, height: int) -> Body:
+def _body(view: View, snapshot: Snapshot, size: tuple[int, int], room: int) -> Body:
+    """Return the body; ``room`` are the lines that there are for it."""
+    width, _ = size
     if snapshot.overview is None:
         return body_of([] if snapshot.failure else [sentence("Reads …", width, QUIET)])
     if view.panel == OVERVIEW:
-        return overview.describe(snapshot.overview, width, height, view.filter)
+        journal = snapshot.panels.get(OVERVIEW)
+        events = objects(journal.document, "events") if journal else ()
+        return overview.describe(snapshot.overview, size, view.filter, events, room)
     reading = snapshot.panels.get(view.panel)
     if reading is None:
         return body_of([sentence("Reads …", width, QUIET)])

@@ -17,7 +17,9 @@ RETRY_SECONDS = 5.0
 """If the gateway cannot be read, it is asked again after this time at most."""
 _CALLS = 300
 """Calls that are read: the newest."""
-_TOPICS = {ENDPOINTS: "topology", MODELS: "models", CALLS: "calls"}
+_EVENTS = 100
+"""Events of the journal that are read: the newest."""
+_TOPICS = {OVERVIEW: "journal", ENDPOINTS: "topology", MODELS: "models", CALLS: "calls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Wanted:
 
     def query(self) -> dict[str, str]:
         """Return the query of the panel's document."""
-        query = {"limit": str(_CALLS if self.panel == CALLS else self.limit)}
+        limit = {OVERVIEW: _EVENTS, CALLS: _CALLS}.get(self.panel, self.limit)
+        query = {"limit": str(limit)}
         if self.offset:
             query["offset"] = str(self.offset)
         if self.search:
@@ -108,8 +111,7 @@ class Poller:
                 known = panels.get(wanted.panel)
                 stands_still = known and known.wanted == wanted and not wanted.follows
                 if not (wanted.panel == CALLS and stands_still):
-                    document = self._client.get(topic, wanted.query())
-                    panels[wanted.panel] = Reading(document, wanted)
+                    panels[wanted.panel] = Reading(self._read(topic, wanted), wanted)
         except AdminError as error:
             since = old.failing_since if old.failure else time.time()
             self._snapshot = replace(old, failure=str(error), failing_since=since)
@@ -119,6 +121,14 @@ class Poller:
         if notice := _difference(old.overview, overview, now):
             new = replace(new, notice=notice, notice_until=now + _NOTICE_SECONDS)
         self._snapshot = new
+
+    def _read(self, topic: str, wanted: Wanted) -> Document:
+        try:
+            return self._client.get(topic, wanted.query())
+        except AdminError:
+            if wanted.panel != OVERVIEW:
+                raise
+            return {}  # an older gateway has no journal
 
     def _run(self) -> None:
         try:

@@ -14,8 +14,10 @@ from gateway.admin.history import (
     MAX_CURVES,
     RECENT_POINTS,
     History,
-    call_percentiles,
+    Percentiles,
+    model_percentiles,
     rounded,
+    route_percentiles,
     summarize,
 )
 from gateway.observe.call_metrics import (
@@ -23,6 +25,7 @@ from gateway.observe.call_metrics import (
     CALL_LATENCY,
     DURATION,
     ENDPOINT_LATENCY,
+    ROUTE_LATENCY,
     SERVER_DURATION,
 )
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
@@ -58,6 +61,7 @@ class _Sampled:
         for _ in range(times):
             writer.histogram(DURATION, labels).observe(seconds)
             writer.histogram(CALL_LATENCY, ("m",)).observe(seconds)
+            writer.histogram(ROUTE_LATENCY, (route,)).observe(seconds)
 
     def serve(self, url: str, seconds: float, times: int = 1) -> None:
         writer = self.store.writer(1)
@@ -101,9 +105,9 @@ def test_rates_are_those_between_two_samples() -> None:
         "calls_per_second": [5],
         "errors_per_second": [1.5],
         "client_errors_per_second": [0.5],
-        "p50_ms": [pytest.approx(3, rel=0.05)],
-        "p95_ms": [pytest.approx(3, rel=0.05)],
-        "p99_ms": [pytest.approx(3, rel=0.05)],
+        "p50_ms": [pytest.approx(3, rel=0.02)],
+        "p95_ms": [pytest.approx(3, rel=0.02)],
+        "p99_ms": [pytest.approx(3, rel=0.02)],
         "requests_in_progress": [4],
     }
 
@@ -181,8 +185,64 @@ def test_summary_of_some_rows_is_of_these_alone() -> None:
     summary = summarize(window, [bad])
     assert (summary["calls_per_second"], summary["error_ratio"]) == (1, 1)
     assert summarize(window, [])["calls_per_second"] == 0
-    assert call_percentiles(window, "m")["p99_ms"] == pytest.approx(1000, rel=0.05)
-    assert call_percentiles(window, "n")["p99_ms"] is None
+
+
+def test_percentiles_are_of_the_last_minute_and_so_are_those_of_each_point() -> None:
+    sampled = _Sampled()
+    sampled.sample()
+    for second in range(300):
+        sampled.call(seconds=2.0 if second == 100 else 0.01, times=1)
+        sampled.serve("http://one", 2.0 if second == 100 else 0.01)
+        sampled.sample()
+    recent = sampled.recent()["p99_ms"]
+    slow = [number for number, value in enumerate(recent) if value > 1000]
+    assert slow[0] == 100  # at once
+    assert 60 <= len(slow) <= 70
+    assert slow == list(range(100, 100 + len(slow)))
+    for curve in (
+        sampled.history.hour(),
+        sampled.history.route_curves("r"),
+        sampled.history.endpoint_curves("u", "http://one"),
+    ):
+        assert sum(value > 1000 for value in curve["p99_ms"]) in (6, 7)
+
+
+def test_percentiles_are_of_each_model_and_route_over_all_workers() -> None:
+    sampled = _Sampled()
+    sampled.sample()
+    for segment in range(2):
+        for seconds in (0.1, 2.0):
+            writer = sampled.store.writer(segment)
+            writer.histogram(CALL_LATENCY, (f"m{seconds:g}",)).observe(seconds)
+            writer.histogram(ROUTE_LATENCY, ("r",)).observe(seconds + segment)
+    sampled.sample(after=42)
+    minute = sampled.history.minute
+    models = model_percentiles(minute)
+    assert models.describe(("m2",)) == {
+        "p50_ms": pytest.approx(2000, rel=0.02),
+        "p90_ms": pytest.approx(2000, rel=0.02),
+        "p95_ms": pytest.approx(2000, rel=0.02),
+        "p99_ms": pytest.approx(2000, rel=0.02),
+        "duration_window_seconds": 42,
+    }
+    assert models.of(("n",)) == dict.fromkeys(("p50", "p90", "p95", "p99"))
+    assert set(models.groups) == {("m0.1",), ("m2",)}
+    # Histograms of workers are merged: the mean of their percentiles would be 2 s and 2.5 s.
+    route = route_percentiles(minute).of(("r",))
+    assert route["p50"] == pytest.approx(1100, rel=0.02)
+    assert route["p99"] == pytest.approx(3000, rel=0.02)
+    assert Percentiles(minute, CALL_LATENCY).of()["p50"] == pytest.approx(100, rel=0.02)
+    assert Percentiles(None, CALL_LATENCY).describe()["duration_window_seconds"] is None
+
+
+def test_few_samples_of_latencies_are_kept() -> None:
+    """They are by far the largest."""
+    sampled = _Sampled()
+    for _ in range(200):
+        sampled.sample()
+    assert all(DURATION not in each.tables for each in sampled.history._minute)
+    assert all(CALL_LATENCY not in each.tables for each in sampled.history._samples)
+    assert len(sampled.history._minute) <= 8
 
 
 def test_minute_is_as_long_as_is_known_and_then_a_minute() -> None:
@@ -285,14 +345,14 @@ def test_endpoints_and_routes_have_curves_of_ten_seconds() -> None:
     assert one["step_seconds"] == 10
     assert one["calls_per_second"] == [4, 4, 4]
     assert one["errors_per_second"] == [2, 2, 2]
-    assert one["p99_ms"] == [pytest.approx(3, rel=0.05)] * 3
+    assert one["p99_ms"] == [pytest.approx(3, rel=0.02)] * 3
     refused = sampled.history.endpoint_curves("u", "http://refused")
     assert refused["calls_per_second"] == [0, 0, 0]
     assert refused["errors_per_second"] == [2, 2, 2]
     assert refused["p99_ms"] == [None, None, None]
     route = sampled.history.route_curves("r")
     assert (route["calls_per_second"], route["errors_per_second"]) == ([4, 4, 4], [1, 1, 1])
-    assert route["p99_ms"] == [3.75] * 3  # the middle of the bucket
+    assert route["p99_ms"] == [pytest.approx(3, rel=0.02)] * 3
     nobody = sampled.history.route_curves("none")
     assert (nobody["calls_per_second"], nobody["p99_ms"]) == ([0, 0, 0], [None, None, None])
 

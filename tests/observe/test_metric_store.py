@@ -22,7 +22,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gateway.observe.call_metrics import DURATION
-from gateway.observe.metric_cells import FineBuckets
+from gateway.observe.metric_cells import PRECISION, FineBuckets
 from gateway.observe.metric_store import (
     MAX_LABEL,
     CounterFamily,
@@ -528,13 +528,13 @@ def test_internal_family_is_no_metric() -> None:
 
 
 @given(st.floats(0.0005, 300) | st.sampled_from([0.0005, 0.001, 0.1, 2.0, 2.5, 60.0, 300.0]))
-def test_middle_of_a_fine_bucket_is_within_five_percent(value: float) -> None:
+def test_middle_of_a_fine_bucket_is_within_two_percent(value: float) -> None:
     bounds = tuple(float(bound) for bound in DURATION.buckets)
     fine, coarse = FineBuckets(bounds), 1 + sum(value > bound for bound in bounds)
     part = fine.find(coarse, value)
     low, high = (0.0, *fine.bounds)[part - 1], fine.bounds[part - 1]
     assert low * (1 - 1e-12) <= value <= high * (1 + 1e-12)
-    assert (low + high) / 2 == pytest.approx(value, rel=0.0501)
+    assert (low + high) / 2 == pytest.approx(value, rel=PRECISION * 1.001)
 
 
 def test_fine_buckets_divide_the_coarse_ones() -> None:

@@ -48,6 +48,8 @@ def overview(**more: Any) -> Json:
             "calls_per_second": 1204.0,
             "errors_per_second": 3.7,
             "error_ratio": 0.0031,
+            "client_error_ratio": 0.02,
+            "duration_window_seconds": 63,
             "p50_ms": 4.21,
             "p95_ms": 12.1,
             "p99_ms": 1480.0,
@@ -63,11 +65,29 @@ def overview(**more: Any) -> Json:
             "step_seconds": 1,
             "calls_per_second": [None, *range(299)],
             "errors_per_second": [None, *[0.0] * 299],
+            "client_errors_per_second": [None, *[0.0] * 299],
             "p50_ms": [None] * 300,
             "p95_ms": [1.5] * 300,
             "p99_ms": [2.5] * 300,
             "requests_in_progress": [1.0] * 300,
         },
+    } | more
+
+
+def event(**more: Any) -> Json:
+    """Return an event of the journal."""
+    return {
+        "id": "1-1",
+        "time": NOW - 61,
+        "level": "error",
+        "kind": "endpoint_ejected",
+        "event": "endpoint ejected",
+        "process": 100,
+        "subject": "http://10.0.0.7:8000 of demo",
+        "who": "outlier detection",
+        "why": "ejected for 10 s: 5 failures in a row",
+        "upstream": "demo",
+        "endpoint": "http://10.0.0.7:8000",
     } | more
 
 
@@ -98,6 +118,7 @@ def endpoint(url: str, **more: Any) -> Json:
         "failures_per_second": 0.0,
         "p50_ms": 1.5,
         "p99_ms": 20.0,
+        "duration_window_seconds": 63,
         "sent_bytes_per_second": 1000.0,
         "received_bytes_per_second": 2000.0,
         "recent": {"step_seconds": 10, "calls_per_second": [1.0, 2.0], "p99_ms": [None, 2.0]},
@@ -137,6 +158,8 @@ def route(name: str, **more: Any) -> Json:
         "mirror": None,
         "calls_per_second": 5.0,
         "error_ratio": 0.5,
+        "client_error_ratio": 0.25,
+        "p99_ms": 30.0,
     } | more
 
 
@@ -148,6 +171,8 @@ def model(name: str, **more: Any) -> Json:
         "calls_per_second": 7.0,
         "errors_per_second": 0.0,
         "error_ratio": 0.0,
+        "client_error_ratio": 0.125,
+        "duration_window_seconds": 63,
         "p50_ms": 1.0,
         "p95_ms": 2.0,
         "p99_ms": 3.0,

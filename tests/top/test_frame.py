@@ -25,6 +25,7 @@ def _snapshot(**more: Any) -> Snapshot:
     panels = {
         ENDPOINTS: Reading(MANY, Wanted(ENDPOINTS)),
         MODELS: Reading({"total": 1, "models": [model("m")]}, Wanted(MODELS)),
+        OVERVIEW: Reading({"events": [documents.event()] * 90}, Wanted()),
         CALLS: Reading(calls(*[call(model=f"m{at}") for at in range(50)]), Wanted(CALLS)),
     }
     return replace(Snapshot(documents.overview(), panels, NOW), **more)
@@ -72,6 +73,19 @@ def test_rows_scroll_and_the_footer_says_where() -> None:
     lines = _lines(view)
     assert lines[-1].endswith("983-1,001 of 1,001")
     assert lines[-2].startswith(" http://e999:1")
+
+
+def test_journal_fills_the_rest_of_the_overview_and_makes_nothing_scroll() -> None:
+    for height in (24, 29, 36, 60):
+        lines = _lines(View(), size=(80, height))
+        events = sum("endpoint ejected" in line for line in lines)
+        assert not events or lines[-2]
+        assert bool(events) == (height > 24)
+        if events:
+            assert " of " not in lines[-1]
+    # A failure above takes its lines from the journal.
+    failing = _snapshot(failure="nothing listens", failing_since=NOW - 12)
+    assert len(_lines(View(), failing, size=(80, 60))) == 60
 
 
 def test_only_the_rows_around_those_that_are_shown_are_wanted() -> None:
@@ -151,6 +165,7 @@ def test_a_plain_page_has_all_panels() -> None:
         assert name in lines
     assert len([line for line in lines if line.startswith(" http://e")]) == 1000
     assert len([line for line in lines if "200 OK" in line]) == 20
+    assert any("endpoint ejected" in line for line in lines)
 
 
 _JSON = st.recursive(
@@ -178,6 +193,7 @@ def _snapshots(draw: st.DrawFn) -> Snapshot:
     several = topology(upstream("a", [endpoint("u")]), routes=[documents.route("1")])
     made = {
         ENDPOINTS: several,
+        OVERVIEW: {"events": [documents.event()]},
         MODELS: {"total": 1, "models": [model("m")]},
         CALLS: calls(call(), call(status=500, reason="x")),
     }

@@ -37,7 +37,7 @@ class _Client(AdminClient):
 @pytest.mark.parametrize(
     ("wanted", "asked"),
     [
-        (Wanted(), []),
+        (Wanted(), [("journal", {"limit": "100"})]),
         (
             Wanted(ENDPOINTS, offset=100, limit=300),
             [("topology", {"limit": "300", "offset": "100"})],
@@ -54,6 +54,20 @@ def test_the_overview_and_the_panel_are_read(wanted: Wanted, asked: list[Any]) -
     snapshot = poller.snapshot
     assert (snapshot.overview, snapshot.failure) == (documents.overview(), "")
     assert list(snapshot.panels) == ([wanted.panel] if asked else [])
+
+
+def test_gateway_without_a_journal_is_read_as_before() -> None:
+    """Those before the journal have no such document."""
+
+    class Older(_Client):
+        def get(self, name: str, query: Mapping[str, str] | None = None) -> Document:
+            if name == "journal":
+                raise AdminError("status 404")
+            return super().get(name, query)
+
+    poller = Poller(Older(), 1)
+    poller.read(Wanted())
+    assert (poller.snapshot.overview, poller.snapshot.failure) == (documents.overview(), "")
 
 
 def test_paused_calls_are_read_once() -> None:
@@ -120,7 +134,7 @@ def test_another_panel_is_read_at_once_without_the_overview() -> None:
     poller.want(Wanted())
     poller.want(Wanted(MODELS))
     assert read.wait(PATIENCE)
-    assert [name for name, _ in client.asked] == ["overview", "models"]
+    assert [name for name, _ in client.asked] == ["overview", "journal", "models"]
 
 
 def test_an_error_of_our_own_ends_the_program() -> None:

@@ -85,7 +85,7 @@ async def test_each_panel_is_shown_at_each_size(file: Path, server: ScriptedServ
             top.resize(*size)
             await top.until(lambda: top.lines[-1].startswith(" 1-4 panel"))
             for key, shown in [
-                ("1", "Duration p99"),
+                ("1", "p99, last"),
                 ("2", " in use"),
                 ("3", " add "),
                 ("4", " add "),

@@ -68,6 +68,11 @@ export function seconds(value) {
     .join(" ");
 }
 
+/** Say of how many seconds percentiles are: a young gateway has less than a minute. */
+export function lastSeconds(value) {
+  return value < 60 && known(value) ? `last ${count(value)} s` : "last minute";
+}
+
 const BYTE_UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
 
 export function bytes(value) {

@@ -31,8 +31,8 @@ const COLUMNS = [
   { label: "Calls", numeric: true },
   { label: "5xx, aborted", numeric: true },
   { label: "4xx", numeric: true },
-  { label: "p50", numeric: true },
-  { label: "p99", numeric: true },
+  { label: "p50 (1 min)", numeric: true },
+  { label: "p99 (1 min)", numeric: true },
   { label: "Forms" },
   { label: "By status" },
 ];
@@ -339,7 +339,8 @@ function createDetails({ announce, refresh }) {
         ],
         [
           "Duration",
-          `p50 ${say.milliseconds(model.p50_ms)}, p99 ${say.milliseconds(model.p99_ms)}`,
+          `p50 ${say.milliseconds(model.p50_ms)}, p99 ${say.milliseconds(model.p99_ms)}, ` +
+            `of the ${say.lastSeconds(model.duration_window_seconds)}`,
         ],
         ["Forms of clients", say.ratesByName(model.forms_per_second, say.formName)],
         ["By status", say.ratesByName(model.statuses_per_second)],

@@ -37,9 +37,13 @@ const TILES = [
     more: (now) => `5xx and aborted. 4xx: ${say.percent(now.client_error_ratio)}`,
     kind: "bad",
   },
-  { name: "Duration, p50", now: "p50_ms", format: say.milliseconds, of: (h) => h.p50_ms },
-  { name: "Duration, p95", now: "p95_ms", format: say.milliseconds, of: (h) => h.p95_ms },
-  { name: "Duration, p99", now: "p99_ms", format: say.milliseconds, of: (h) => h.p99_ms },
+  ...["p50", "p95", "p99"].map((name) => ({
+    name: `Duration, ${name}`,
+    now: `${name}_ms`,
+    format: say.milliseconds,
+    of: (h) => h[`${name}_ms`],
+    more: (now) => `Of the ${say.lastSeconds(now.duration_window_seconds)}`,
+  })),
   {
     name: "Calls in progress",
     now: "requests_in_progress",
@@ -376,7 +380,10 @@ function createValueTable() {
   };
 }
 
-/** Merge the steps of a history into minutes, newest first: means of rates, the worst durations. */
+/**
+ * Merge the steps of a history into minutes, newest first: means of rates, the most calls in
+ * progress. The percentiles of a step are those of the minute that ends there.
+ */
 export function minutes(history) {
   const perMinute = Math.max(1, Math.round(60 / history.step_seconds));
   const total = history.calls_per_second.length;
@@ -392,7 +399,7 @@ export function minutes(history) {
       calls: mean(part("calls_per_second")),
       errors: mean(part("errors_per_second")),
       clientErrors: mean(part("client_errors_per_second")),
-      durations: ["p50_ms", "p95_ms", "p99_ms"].map((name) => most(part(name))),
+      durations: ["p50_ms", "p95_ms", "p99_ms"].map((name) => part(name).at(-1) ?? null),
       inProgress: most(part("requests_in_progress")),
     });
   }

@@ -38,7 +38,7 @@ const ROUTE_COLUMNS = [
   { label: "Calls", numeric: true },
   { label: "5xx, aborted", numeric: true },
   { label: "4xx", numeric: true },
-  { label: "p99", numeric: true },
+  { label: "p99 (1 min)", numeric: true },
 ];
 
 const ENDPOINT_COLUMNS = [
@@ -48,8 +48,8 @@ const ENDPOINT_COLUMNS = [
   { label: "Calls", numeric: true },
   { label: "By status", name: "statuses" },
   { label: "Failures", name: "failures" },
-  { label: "p50", numeric: true },
-  { label: "p99", numeric: true },
+  { label: "p50 (1 min)", numeric: true },
+  { label: "p99 (1 min)", numeric: true },
   { label: "Models", name: "models" },
   { label: "Dialect", name: "dialect" },
   { label: "Action", name: "action", hidden: true },
@@ -211,7 +211,7 @@ function createRoutes() {
       const [calls, errors, times] = [
         createChart({ label: "Calls per second", format: say.rate }),
         createChart({ label: "Errors per second", format: say.rate, kind: "bad" }),
-        createChart({ label: "p99", format: say.milliseconds }),
+        createChart({ label: "p99 (1 min)", format: say.milliseconds }),
       ];
       const entry = { nodes: [], update };
       let name = "";
@@ -244,7 +244,7 @@ function createRoutes() {
         setText(cells[3], say.rate(route.calls_per_second));
         setText(cells[4], say.percent(route.error_ratio));
         setText(cells[5], say.percent(route.client_error_ratio));
-        setText(cells[6], say.milliseconds(recent.p99_ms.at(-1) ?? null));
+        setText(cells[6], say.milliseconds(route.p99_ms));
         const time = { end: recent.end, step: recent.step_seconds, span: 30 };
         calls.update(recent.calls_per_second, time);
         errors.update(recent.errors_per_second, time);
@@ -352,7 +352,7 @@ function createEndpoint({ columns, upstream, announce }) {
   const calls = el("span");
   const chart = createChart({ label: "Calls per second", format: say.rate });
   const p99 = el("span");
-  const slow = createChart({ label: "p99", format: say.milliseconds });
+  const slow = createChart({ label: "p99 (1 min)", format: say.milliseconds });
   const failed = createChart({ label: "Failures per second", format: say.rate, kind: "bad" });
   const models = el("a", {});
   const dialect = el("span", { dir: "auto" });

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.admin.history import Window, call_percentiles, rounded, summarize
+from gateway.admin.history import Windows, model_percentiles, rounded, summarize
 from gateway.admin.panels.calls import has_failed
 from gateway.admin.panels.query import parse_count, parse_text
 from gateway.admin.savings import Savings
@@ -22,8 +22,6 @@ _FAILED_SECONDS = 300.0
 _MODEL, _FORM, _STATUS = map(DURATION.labels.index, ("model", "form", "status"))
 
 Status = Mapping[str, Any]
-Windows = tuple[Window | None, Window | None]
-"""The last seconds, for rates, and the last minute, for percentiles."""
 
 
 def describe_models(
@@ -41,7 +39,7 @@ def describe_models(
     search = parse_text(query, "search").lower()
     offset = parse_count(query, "offset", 0)
     limit = parse_count(query, "limit", _DEFAULT_MODELS, _MAX_MODELS)
-    ready, rates = _ready_models(status), ModelRates(*windows)
+    ready, rates = _ready_models(status), ModelRates(windows)
     failures = failed.recent(time) if failed is not None else {}
     known = dict.fromkeys([*ready, *rates.names, *failures])
     names = [name for name in known if search in name.lower()]
@@ -82,7 +80,7 @@ def describe_model(
         "time": time,
         "name": name,
         "ready": _ready_models(status).get(name, []),
-        **ModelRates(*windows).describe(name),
+        **ModelRates(windows).describe(name),
         "endpoints": endpoints,
         "conversion": totals.describe(name, savings),
     }
@@ -113,9 +111,10 @@ def _lists(upstream: Status) -> list[list[str] | None]:
 class ModelRates:
     """The calls of models in the last seconds, and their times in the last minute."""
 
-    def __init__(self, window: Window | None, minute: Window | None) -> None:
+    def __init__(self, windows: Windows) -> None:
+        window, minute = windows
         self._window = window
-        self._minute = minute
+        self._percentiles = model_percentiles(minute)
         self._rows: defaultdict[str, list[int]] = defaultdict(list)
         if window is None:
             return
@@ -135,11 +134,11 @@ class ModelRates:
     def describe(self, name: str) -> dict[str, Any]:
         """Return rates and times of a model; nothing if it has no numbers of its own."""
         rows = self._rows.get(clean_label(name))
-        if self._window is None or self._minute is None or not rows:
+        if self._window is None or not rows:
             return {}
         return {
             **summarize(self._window, rows),
-            **call_percentiles(self._minute, clean_label(name)),
+            **self._percentiles.describe((clean_label(name),)),
             "forms_per_second": self._by(rows, _FORM),
             "statuses_per_second": self._by(rows, _STATUS),
         }

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from gateway.admin.history import Window, rounded, summarize
+from gateway.admin.history import Percentiles, Window, Windows, rounded, summarize
 from gateway.admin.status import isoformat
 from gateway.build_info import describe_build
-from gateway.observe.call_metrics import DURATION, REQUEST_BYTES, RESPONSE_BYTES
+from gateway.observe.call_metrics import CALL_LATENCY, DURATION, REQUEST_BYTES, RESPONSE_BYTES
 from gateway.observe.gateway_metrics import REFUSALS
 from gateway.observe.metric_store import Family, clean_label
 from gateway.settings.schema import Settings
@@ -31,9 +31,10 @@ Status = Mapping[str, Any]
 
 
 def describe_overview(
-    time: float, status: Status, window: Window | None, settings: Settings, started_at: float
+    time: float, status: Status, windows: Windows, settings: Settings, started_at: float
 ) -> dict[str, Any]:
     """Return the overview, without its history."""
+    window, minute = windows
     return {
         "time": time,
         "version": status["version"],
@@ -45,7 +46,7 @@ def describe_overview(
         "actions": settings.admin_actions,
         "try_it": settings.admin_payloads,
         "workers": status["workers"],
-        "now": _now(status, window),
+        "now": _now(status, window) | Percentiles(minute, CALL_LATENCY).describe(),
         "problems": list(find_problems(status, window, settings))[:_MAX_PROBLEMS],
     }
 

@@ -12,8 +12,11 @@ from gateway.admin.history import (
     ENDPOINT_POINTS,
     ERROR_STATUSES,
     History,
+    Percentiles,
     Window,
+    Windows,
     rounded,
+    route_percentiles,
 )
 from gateway.admin.panels.query import parse_count, parse_text
 from gateway.observe.call_metrics import (
@@ -73,12 +76,17 @@ class EndpointFilter:
 def describe_topology(
     time: float,
     status: Status,
-    window: Window | None,
+    windows: Windows,
     history: History,
     settings: Settings,
     chosen: EndpointFilter,
 ) -> dict[str, Any]:
-    """Return routes, and upstreams with those endpoints that were chosen, worst first."""
+    """Return routes, and upstreams with those endpoints that were chosen, worst first.
+
+    ``windows`` are the last seconds, for rates, and the last minute, for percentiles of routes;
+    those of endpoints are in the status.
+    """
+    window, minute = windows
     rates = EndpointRates(window, history)
     calls = _CallRates(window)
     upstreams, skip, room = [], chosen.offset, chosen.limit
@@ -102,7 +110,7 @@ def describe_topology(
     return {
         "time": time,
         "actions": settings.admin_actions,
-        "routes": _describe_routes(settings, calls, history),
+        "routes": _describe_routes(settings, calls, route_percentiles(minute), history),
         "upstreams": upstreams,
     }
 
@@ -118,8 +126,7 @@ def _describe_endpoint(upstream: str, endpoint: Status, rates: EndpointRates) ->
         **endpoint,
         "models": None if models is None else models[:_MAX_MODELS],
         "models_total": None if models is None else len(models),
-        "p50_ms": duration_ms.get("p50"),
-        "p99_ms": duration_ms.get("p99"),
+        **{f"{name}_ms": duration_ms.get(name) for name in ("p50", "p90", "p95", "p99")},
         **rates.of_endpoint(upstream, endpoint["url"]),
     }
 
@@ -176,7 +183,7 @@ class _CallRates:
 
 
 def _describe_routes(
-    settings: Settings, rates: _CallRates, history: History
+    settings: Settings, rates: _CallRates, percentiles: Percentiles, history: History
 ) -> list[dict[str, Any]]:
     routes = []
     for number, route in enumerate(settings.routes, 1):
@@ -198,6 +205,7 @@ def _describe_routes(
                 },
                 **rates.describe(name),
                 "client_error_ratio": rates.client_error_ratio(name),
+                **percentiles.describe((clean_label(name),)),
                 "recent": history.route_curves(name, ENDPOINT_POINTS),
             }
         )

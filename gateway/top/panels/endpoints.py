@@ -121,7 +121,7 @@ def _endpoint(endpoint: Document, now: float) -> Sequence[Cell]:
     return (
         (text(endpoint, "url"), ""),
         (state.replace("_", " "), _STATES.get(state, WARNING)),
-        (formatting.clock(formatting.unix_time(text(endpoint, "state_since")), now)[-8:], QUIET),
+        (formatting.short_clock(formatting.unix_time(text(endpoint, "state_since")), now), QUIET),
         (formatting.rate(number(endpoint, "calls_per_second")), ""),
         (formatting.rate(failed), ERROR if failed else ""),
         (formatting.milliseconds(number(endpoint, "p50_ms")), ""),
@@ -183,7 +183,12 @@ def _summary(upstreams: Sequence[Document], width: int) -> Text:
     of = "" if fitting == total else f"{formatting.count(fitting)} of "
     endpoints = formatting.plural(total, "endpoint")
     told = f"{of}{endpoints}, {formatting.plural(len(upstreams), 'upstream')}"
-    told += "; p50 and p99 are of the last minute"
+    known = (
+        number(each, "duration_window_seconds")
+        for up in upstreams
+        for each in objects(up, "endpoints")
+    )
+    told += f"; p50 and p99 are of the {formatting.last_seconds(next(known, None))}"
     return line((f" {cut(told, max(0, width - 1))}", STRONG))
 
 
@@ -191,8 +196,10 @@ _ROUTE_COLUMNS = (
     Column("Route", 10, 12, 30, middle=True),
     Column("Takes", 13, 18, 70),
     Column("Leads to", 13, 18, 60),
-    Column("Calls", 8, rank=1, right=True),
-    Column("Errors", 8, rank=1, right=True),
+    Column("Calls", 8, right=True),
+    Column("Errors", 7, right=True),
+    Column("4xx", 7, right=True),
+    Column("p99", 8, rank=1, right=True),
 )
 
 
@@ -216,11 +223,13 @@ def _route(route: Document) -> Sequence[Cell]:
     ]
     if mirror := text(route, "mirror", "upstream"):
         names.append(f"{text(route, 'mirror', 'percent')} % copied to {mirror}")
-    errors = number(route, "error_ratio")
+    errors, refused = number(route, "error_ratio"), number(route, "client_error_ratio")
     return (
         (text(route, "name"), ""),
         (text(route, "match"), ""),
         (", ".join(names), ""),
         (formatting.rate(number(route, "calls_per_second")), ""),
         (formatting.percent(errors), ERROR if errors else ""),
+        (formatting.percent(refused), WARNING if refused else ""),
+        (formatting.milliseconds(number(route, "p99_ms")), ""),
     )

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gateway.top import formatting
 from gateway.top.document import Document, by_name, count, number, objects, text
-from gateway.top.panels.body import ERROR, QUIET, STRONG, Body, sentence
+from gateway.top.panels.body import ERROR, QUIET, STRONG, WARNING, Body, sentence
 from gateway.top.table import Cell, Column, Layout, line
 
 _COLUMNS = (
@@ -16,6 +16,7 @@ _COLUMNS = (
     Column("Ready", 9),
     Column("Calls", 8, right=True),
     Column("Errors", 7, rank=1, right=True),
+    Column("4xx", 7, rank=2, right=True),
     Column("p50", 8, rank=1, right=True),
     Column("p95", 8, rank=2, right=True),
     Column("p99", 8, rank=1, right=True),
@@ -35,7 +36,8 @@ def describe(models: Document, offset: int, width: int, search: str = "") -> Bod
         return layout.row(_model(read[index - offset])) if 0 <= index - offset < len(read) else wait
 
     told = formatting.plural(total, "model") + (" with this text" if search else "")
-    told += "; percentiles are of the last minute"
+    known = next((number(each, "duration_window_seconds") for each in read), None)
+    told += f"; percentiles are of the {formatting.last_seconds(known)}"
     if not total and not search:
         told = "No model is known to be ready, and none was called"
     return Body([sentence(told, width, STRONG), layout.heading()], total, row)
@@ -45,12 +47,13 @@ def _model(model: Document) -> Sequence[Cell]:
     ready = objects(model, "ready")
     endpoints = sum(count(each, "endpoints") for each in ready)
     of = sum(count(each, "of") for each in ready)
-    errors = number(model, "error_ratio")
+    errors, refused = number(model, "error_ratio"), number(model, "client_error_ratio")
     return (
         (text(model, "name"), ""),
         (f"{endpoints} of {of}" if ready else "not known", "" if ready else QUIET),
         (formatting.rate(number(model, "calls_per_second")), ""),
         (formatting.percent(errors), ERROR if errors else ""),
+        (formatting.percent(refused), WARNING if refused else ""),
         (formatting.milliseconds(number(model, "p50_ms")), ""),
         (formatting.milliseconds(number(model, "p95_ms")), ""),
         (formatting.milliseconds(number(model, "p99_ms")), ""),

@@ -14,7 +14,7 @@ from gateway.top.plain_text import fit, plain, width_of, wrap
 from gateway.top.sparkline import Points, sparkline, squeeze
 from gateway.top.table import Column, Layout, line
 
-_LABEL, _VALUE = 14, 10
+_LABEL, _VALUE = 16, 10
 _MOST = 17
 """Cells for the highest value, with its word."""
 _LEAST_CHART = 8
@@ -31,21 +31,35 @@ class _Metric:
     now: str
     say: Callable[[float | None], str]
     style: str
-    is_error: bool = False
+    share_of_calls: str = ""
+    """The curve that is shown as a share of all calls."""
+    is_percentile: bool = False
 
 
 _METRICS = (
     _Metric("Calls", "calls_per_second", formatting.rate, "cyan"),
-    _Metric("Errors", "error_ratio", formatting.percent, "red", is_error=True),
-    _Metric("Duration p50", "p50_ms", formatting.milliseconds, "blue"),
-    _Metric("Duration p95", "p95_ms", formatting.milliseconds, "blue"),
-    _Metric("Duration p99", "p99_ms", formatting.milliseconds, "blue"),
+    _Metric("Errors", "error_ratio", formatting.percent, "red", "errors_per_second"),
+    _Metric("4xx", "client_error_ratio", formatting.percent, "yellow", "client_errors_per_second"),
+    _Metric("p50", "p50_ms", formatting.milliseconds, "blue", is_percentile=True),
+    _Metric("p95", "p95_ms", formatting.milliseconds, "blue", is_percentile=True),
+    _Metric("p99", "p99_ms", formatting.milliseconds, "blue", is_percentile=True),
     _Metric("In progress", "requests_in_progress", formatting.count, "magenta"),
 )
 
 
-def describe(overview: Document, width: int, height: int, search: str = "") -> Body:
-    """Return the lines of the overview; ``search`` chooses among its problems."""
+def describe(
+    overview: Document,
+    size: tuple[int, int],
+    search: str = "",
+    events: Sequence[Document] = (),
+    room: int = 0,
+) -> Body:
+    """Return the lines of the overview; ``search`` chooses among its problems and events.
+
+    ``size`` is that of the terminal. The newest events are shown as far as the ``room`` lines that
+    there are for all allow.
+    """
+    width, height = size
     lines = [
         *_metrics(overview, width, height),
         _traffic(overview, width),
@@ -56,7 +70,8 @@ def describe(overview: Document, width: int, height: int, search: str = "") -> B
         line(),
         *_settings(overview, width),
     ]
-    return body_of(lines)
+    now = number(overview, "time") or 0.0
+    return body_of([*lines, *_journal(events, width, room - len(lines), search, now)])
 
 
 def _metrics(overview: Document, width: int, height: int) -> list[Text]:
@@ -88,13 +103,19 @@ def _metric(
 ) -> list[Text]:
     chart_width, rows, with_most = room
     value = number(overview, "now", metric.now)
+    name = metric.label
+    if metric.is_percentile:
+        seconds = number(overview, "now", "duration_window_seconds")
+        name += f", {formatting.last_seconds(seconds)}"
     highest = max((each for each in points if each is not None), default=None)
-    charts = sparkline(points, rows, 0.01 if metric.is_error else None)
-    style = ERROR if metric.is_error and value else STRONG
+    charts = sparkline(points, rows, 0.01 if metric.share_of_calls else None)
+    style = STRONG
+    if metric.share_of_calls and value:
+        style = ERROR if metric.now == "error_ratio" else WARNING
     lines = []
     for row, chart in enumerate(charts):
         is_last = row == rows - 1
-        label = fit(metric.label if is_last else "", _LABEL)
+        label = fit(name if is_last else "", _LABEL)
         said = fit(metric.say(value) if is_last else "", _VALUE, right=True)
         most = fit(metric.say(highest) if is_last and with_most else "", _MOST, right=True)
         lines.append(
@@ -109,10 +130,10 @@ def _metric(
 
 
 def _history(overview: Document, metric: _Metric) -> Points:
-    if not metric.is_error:
+    if not metric.share_of_calls:
         return numbers(overview, "recent", metric.now)
     calls = numbers(overview, "recent", "calls_per_second")
-    errors = numbers(overview, "recent", "errors_per_second")
+    errors = numbers(overview, "recent", metric.share_of_calls)
     return [
         None if all_calls is None else (failed or 0.0) / all_calls if all_calls else 0.0
         for all_calls, failed in zip(calls, errors, strict=False)
@@ -186,6 +207,45 @@ def _worker(worker: Document) -> Sequence[tuple[str, str]]:
         (formatting.size(number(worker, "buffered_bytes")), ""),
         (formatting.count(number(worker, "tasks")), ""),
         (f"{formatting.whole_seconds(age)} ago", QUIET),
+    )
+
+
+_EVENT_COLUMNS = (
+    Column("Time", 8),
+    Column("Event", 22, 0, 30),
+    Column("Of", 18, 30, 60, rank=1, middle=True),
+    Column("Why", 18, 40, 200, rank=1),
+    Column("By", 17, 0, 30, rank=2),
+)
+_EVENT_STYLES = {"error": ERROR, "warning": WARNING}
+
+
+def _journal(
+    events: Sequence[Document], width: int, room: int, search: str, now: float
+) -> list[Text]:
+    """Return the last events; nothing without room for one, a blank line and the titles."""
+    wanted = search.lower()
+    fitting = [
+        each for each in events if any(wanted in text(each, name).lower() for name in _EVENT_WORDS)
+    ]
+    shown = fitting[: max(0, room - 2)]
+    if not shown:
+        return []
+    layout = Layout(_EVENT_COLUMNS, width)
+    rows = [layout.row(_event(each, now)) for each in shown]
+    return [line(), layout.heading(), *rows]
+
+
+_EVENT_WORDS = ("event", "subject", "why", "who")
+
+
+def _event(event: Document, now: float) -> Sequence[tuple[str, str]]:
+    return (
+        (formatting.short_clock(number(event, "time"), now), QUIET),
+        (text(event, "event"), _EVENT_STYLES.get(text(event, "level"), "")),
+        (text(event, "subject") or "the gateway", ""),
+        (text(event, "why"), ""),
+        (text(event, "who"), QUIET),
     )
 
 

@@ -142,7 +142,7 @@ def test_model_has_rates_by_form_and_status() -> None:
     assert (first["name"], first["calls_per_second"], first["error_ratio"]) == ("a", 5, 0.2)
     assert first["forms_per_second"] == {"json": 4, "binary": 1}
     assert first["statuses_per_second"] == {"2xx": 4, "5xx": 1}
-    assert first["p50_ms"] == pytest.approx(3, rel=0.05)
+    assert first["p50_ms"] == pytest.approx(3, rel=0.02)
     assert all("calls_per_second" not in each for each in others)
 
 

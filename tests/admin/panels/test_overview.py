@@ -8,7 +8,7 @@ import pytest
 from gateway.admin.history import Window
 from gateway.admin.panels.overview import describe_overview, find_problems
 from gateway.admin.status import merge_statuses
-from gateway.observe.call_metrics import DURATION, REQUEST_BYTES, RESPONSE_BYTES
+from gateway.observe.call_metrics import CALL_LATENCY, DURATION, REQUEST_BYTES, RESPONSE_BYTES
 from gateway.observe.gateway_metrics import REFUSALS
 from tests.admin.site import (
     SINCE,
@@ -279,7 +279,7 @@ def test_errors_come_before_warnings_and_there_are_at_most_fifty() -> None:
     states = [endpoint(url=f"http://h:{port}", state="slow") for port in range(80)]
     states.append(endpoint(url="http://bad:1", state="unhealthy"))
     status = _merged(worker_status({"u": upstream(*states)}))
-    problems = describe_overview(1.0, status, None, make_settings(), 0.5)["problems"]
+    problems = describe_overview(1.0, status, (None, None), make_settings(), 0.5)["problems"]
     assert len(problems) == 50
     assert [each["level"] for each in problems] == ["error"] + ["warning"] * 49
     assert problems[0]["endpoint"] == "http://bad:1"
@@ -294,15 +294,20 @@ def test_overview_tells_rates_and_workers() -> None:
         writer.counter(REQUEST_BYTES, ("s",)).add(500)
         writer.counter(RESPONSE_BYTES, ("r",)).add(20)
         writer.histogram(DURATION, ("r", "infer", "m", "u", "", "2xx")).observe(0.01)
+        writer.histogram(CALL_LATENCY, ("m",)).observe(0.01)
 
     status = _merged(worker_status(pid=1), worker_status(pid=2))
-    window = sampled(store, count).now
-    overview = describe_overview(1.0, status, window, make_settings(), 0.5)
+    history = sampled(store, count)
+    windows = history.now, history.minute
+    overview = describe_overview(1.0, status, windows, make_settings(), 0.5)
     assert (overview["time"], overview["started_at"]) == (1.0, 0.5)
     assert [each["pid"] for each in overview["workers"]] == [1, 2]
     now = overview["now"]
     assert (now["connections"], now["requests_in_progress"]) == (6, 4)
     assert (now["request_bytes_per_second"], now["response_bytes_per_second"]) == (150, 2)
     assert (now["calls_per_second"], now["error_ratio"]) == (0.1, 0)
-    before = describe_overview(1.0, status, None, make_settings(), 0.5)["now"]
-    assert before == {"requests_in_progress": 4, "connections": 6, "buffered_bytes": 200}
+    assert now["p99_ms"] == pytest.approx(10, rel=0.02)
+    assert now["duration_window_seconds"] == 10
+    before = describe_overview(1.0, status, (None, None), make_settings(), 0.5)["now"]
+    known = {name: value for name, value in before.items() if value is not None}
+    assert known == {"requests_in_progress": 4, "connections": 6, "buffered_bytes": 200}

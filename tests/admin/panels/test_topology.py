@@ -53,7 +53,9 @@ def _topology(
     status = status or worker_status({"u": upstream(endpoint()), "v": upstream()})
     merged = merge_statuses([status], store, history.minute)
     chosen = EndpointFilter.parse(query or {})
-    return describe_topology(1.0, merged, history.now, history, _settings(), chosen)
+    return describe_topology(
+        1.0, merged, (history.now, history.minute), history, _settings(), chosen
+    )
 
 
 def _calls(store: MetricStore, route: str, upstream: str, status: str, times: int) -> None:
@@ -125,7 +127,7 @@ def test_endpoint_has_rates_times_and_points() -> None:
     assert (found["calls_per_second"], found["failures_per_second"]) == (2, 0.6)
     assert found["failures_by_kind_per_second"] == {"connect": 0.5, "5xx": 0.1}
     assert found["statuses_per_second"] == {"2xx": 1.9, "5xx": 0.1}
-    assert found["p50_ms"] == found["p99_ms"] == pytest.approx(3, rel=0.05)
+    assert found["p50_ms"] == found["p99_ms"] == pytest.approx(3, rel=0.02)
     assert found["recent"]["p99_ms"] == [found["p99_ms"]]
     assert (found["sent_bytes_per_second"], found["received_bytes_per_second"]) == (100, 5)
     assert found["recent"]["calls_per_second"] == [2]
@@ -151,7 +153,7 @@ def test_nothing_but_the_state_is_known_before_the_second_sample() -> None:
     history = sampled(store, lambda: None)
     merged = merge_statuses([worker_status()], store)
     chosen = EndpointFilter.parse({})
-    topology = describe_topology(1.0, merged, None, history, _settings(), chosen)
+    topology = describe_topology(1.0, merged, (None, None), history, _settings(), chosen)
     (found,) = topology["upstreams"][0]["endpoints"]
     assert (found["calls_per_second"], found["recent"]) == (0, None)
     assert topology["routes"][0]["client_error_ratio"] is None

@@ -24,8 +24,8 @@ def test_endpoints_stand_below_their_upstream_and_above_the_routes() -> None:
         " http://10.0.0.0:8000        in use         12.5/s       0/s    1.5 ms     20 ms",
         " http://10.0.0.1:8000        ejected        12.5/s       0/s    1.5 ms     20 ms",
         "",
-        " Route            Takes                 Leads to                 Calls    Errors",
-        " 2                every request         demo                       5/s      50 %",
+        " Route         Takes               Leads to              Calls   Errors      4xx",
+        " 2             every request       demo                    5/s     50 %     25 %",
     ]
 
 
@@ -83,6 +83,24 @@ def test_routes_name_weights_and_mirrors() -> None:
     mirror = {"upstream": "shadow", "percent": 7.0}
     document = topology(routes=[route("canary", upstreams=weights, mirror=mirror)])
     assert "blue × 9, green × 1, 7 % copied to shadow" in lines_of(describe(document, 0, 200))[-1]
+
+
+def test_route_has_its_4xx_beside_its_errors() -> None:
+    document = topology(routes=[route("r", client_error_ratio=0.31)])
+    for width in (80, 200):
+        heading, row = lines_of(describe(document, 0, width))[-2:]
+        assert re.search("Calls +Errors +4xx", heading)
+        assert re.search("5/s +50 % +31 %", row)
+    assert heading.endswith("p99")
+    assert row.endswith("30 ms")
+
+
+def test_state_of_another_day_has_its_date() -> None:
+    since = "2027-01-13T07:58:20.000+00:00"
+    (*_, row) = lines_of(
+        describe(topology(upstream("u", [endpoint("a", state_since=since)])), 0, 120)
+    )
+    assert re.search(r"in use +27-01-1\d", row)
 
 
 def test_the_models_of_an_endpoint_are_named() -> None:

@@ -13,9 +13,9 @@ def test_models_have_rates_and_times() -> None:
     document = {"total": 2, "models": [model("resnet50"), silent]}
     assert lines_of(describe(document, 0, 80)) == [
         " 2 models; percentiles are of the last minute",
-        " Model                Ready         Calls   Errors       p50       p95       p99",
-        " resnet50             1 of 2          7/s      0 %      1 ms      2 ms      3 ms",
-        " silent               not known         –        –         –         –         –",
+        " Model                 Ready         Calls   Errors      4xx       p50       p99",
+        " resnet50              1 of 2          7/s      0 %   12.5 %      1 ms      3 ms",
+        " silent                not known         –        –        –         –         –",
     ]
 
 
