@@ -11,7 +11,7 @@ const LEAST_STEPS = 30;
 const CURVES = [
   { name: "Calls", of: "calls_per_second", format: say.rate },
   { name: "Errors", of: "errors_per_second", format: say.rate, kind: "bad" },
-  { name: "Duration, p99 (1 min)", of: "p99_ms", format: say.milliseconds },
+  { name: "Duration, p99 (1\u00a0min)", of: "p99_ms", format: say.milliseconds },
 ];
 
 /** Create the charts of `query`: a route, or an upstream and an endpoint. */

@@ -31,8 +31,8 @@ const COLUMNS = [
   { label: "Calls", numeric: true },
   { label: "5xx, aborted", numeric: true },
   { label: "4xx", numeric: true },
-  { label: "p50 (1 min)", numeric: true },
-  { label: "p99 (1 min)", numeric: true },
+  { label: "p50 (1\u00a0min)", numeric: true },
+  { label: "p99 (1\u00a0min)", numeric: true },
   { label: "Forms" },
   { label: "By status" },
 ];

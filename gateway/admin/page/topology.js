@@ -38,7 +38,7 @@ const ROUTE_COLUMNS = [
   { label: "Calls", numeric: true },
   { label: "5xx, aborted", numeric: true },
   { label: "4xx", numeric: true },
-  { label: "p99 (1 min)", numeric: true },
+  { label: "p99 (1\u00a0min)", numeric: true },
 ];
 
 const ENDPOINT_COLUMNS = [
@@ -48,8 +48,8 @@ const ENDPOINT_COLUMNS = [
   { label: "Calls", numeric: true },
   { label: "By status", name: "statuses" },
   { label: "Failures", name: "failures" },
-  { label: "p50 (1 min)", numeric: true },
-  { label: "p99 (1 min)", numeric: true },
+  { label: "p50 (1\u00a0min)", numeric: true },
+  { label: "p99 (1\u00a0min)", numeric: true },
   { label: "Models", name: "models" },
   { label: "Dialect", name: "dialect" },
   { label: "Action", name: "action", hidden: true },
@@ -211,7 +211,7 @@ function createRoutes() {
       const [calls, errors, times] = [
         createChart({ label: "Calls per second", format: say.rate }),
         createChart({ label: "Errors per second", format: say.rate, kind: "bad" }),
-        createChart({ label: "p99 (1 min)", format: say.milliseconds }),
+        createChart({ label: "p99 (1\u00a0min)", format: say.milliseconds }),
       ];
       const entry = { nodes: [], update };
       let name = "";
@@ -352,7 +352,7 @@ function createEndpoint({ columns, upstream, announce }) {
   const calls = el("span");
   const chart = createChart({ label: "Calls per second", format: say.rate });
   const p99 = el("span");
-  const slow = createChart({ label: "p99 (1 min)", format: say.milliseconds });
+  const slow = createChart({ label: "p99 (1\u00a0min)", format: say.milliseconds });
   const failed = createChart({ label: "Failures per second", format: say.rate, kind: "bad" });
   const models = el("a", {});
   const dialect = el("span", { dir: "auto" });
