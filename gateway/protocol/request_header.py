@@ -100,9 +100,14 @@ def parse_request_header(
     except orjson.JSONDecodeError as error:
         raise invalid_json_error(REQUEST, text, error, cuts) from None
     checked = check_object(fields, REQUEST)
-    if is_nested_deeper(text, depth_cap):
-        raise bad_request(f"the request's JSON is nested deeper than {depth_cap}")
+    check_nesting(text, depth_cap)
     return checked
+
+
+def check_nesting(text: bytes, cap: int) -> None:
+    """Raise GatewayError (400) if the JSON of a request is nested deeper than the cap."""
+    if is_nested_deeper(text, cap):
+        raise bad_request(f"the request's JSON is nested deeper than {cap}")
 
 
 def is_nested_deeper(text: bytes, cap: int) -> bool:

@@ -30,7 +30,12 @@ from gateway.protocol.json_errors import (
     quote_around,
     quote_bytes,
 )
-from gateway.protocol.request_header import V1_REQUEST_HINT, check_entries, check_object
+from gateway.protocol.request_header import (
+    V1_REQUEST_HINT,
+    check_entries,
+    check_nesting,
+    check_object,
+)
 from gateway.protocol.tensors import MAX_TENSORS
 
 _KEY = b'"data"'
@@ -329,6 +334,7 @@ class DataExtractor:
             except GatewayError:
                 if _V1_START.match(text):
                     raise bad_request(V1_REQUEST_HINT) from None
+                check_nesting(bytes(text), self._depth_cap)
                 raise
 
     def _move_to_header(self, end: int) -> None:

@@ -60,6 +60,12 @@ def test_infer_request_of_many_values_is_refused(body: bytes, part: int) -> None
     assert raised.value.kind is ErrorKind.TOO_LARGE
 
 
+def test_deep_nesting_is_named_first() -> None:
+    with pytest.raises(GatewayError, match="nested deeper than 64") as raised:
+        _read([b"[" * (_MAX + 2)])
+    assert raised.value.kind is ErrorKind.BAD_REQUEST
+
+
 def _read(parts: list[bytes]) -> None:
     reader = InferRequestReader(*_CAPS)
     for part in parts:
