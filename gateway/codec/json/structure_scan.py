@@ -123,9 +123,15 @@ def scan_values(text: bytes) -> tuple[npt.NDArray[np.intp], int]:
 
 def count_objects_and_members(text: bytes) -> tuple[int, int]:
     """Count the objects in JSON values, and their members; duplicate keys count twice."""
+    objects, members = count_marks(text, b"{:")
+    return objects, members
+
+
+def count_marks(text: bytes, marks: bytes) -> list[int]:
+    """Count each of some bytes in a text, outside of its strings."""
     codes, inside = mask_strings(text)
-    marks = codes * (inside ^ 1)
-    return int(np.count_nonzero(marks == ord("{"))), int(np.count_nonzero(marks == ord(":")))
+    outside = codes * (inside ^ 1)
+    return [int(np.count_nonzero(outside == mark)) for mark in marks]
 
 
 def scan_array_values(text: bytes) -> tuple[int, bool, int]:

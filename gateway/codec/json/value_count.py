@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
-from gateway.codec.json.structure_scan import mask_strings
+from gateway.codec.json.structure_scan import count_marks
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.tensors import MAX_TENSORS
 
@@ -23,9 +21,7 @@ def check_value_count(text: bytes | bytearray, tensor_cap: int = MAX_TENSORS) ->
     # Quick bounds first: the second counts marks inside strings, too.
     if len(text) <= cap or sum(map(text.count, _MARKS)) <= cap:
         return
-    codes, inside = mask_strings(bytes(text))
-    outside = codes[inside == 0]
-    if sum(int(np.count_nonzero(outside == mark)) for mark in _MARKS) > cap:
+    if sum(count_marks(bytes(text), _MARKS)) > cap:
         raise GatewayError(
             ErrorKind.TOO_LARGE,
             f"the request has, without its tensors' data, more than {cap} values: "
