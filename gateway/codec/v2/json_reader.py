@@ -97,7 +97,8 @@ class JsonMessageReader(ABC):
         """Bytes of all converted data, so that they are not summed up each time."""
         self._converted_count = 0
         """The number of chunks of converted data."""
-        self._header_size = 0
+        self.header_size = 0
+        """The memory in bytes of the parsed header; 0 before."""
         self._events: Iterator[Event] | None = None
         self._is_last_fed = False
         self._failure: GatewayError | None = None
@@ -231,7 +232,7 @@ class JsonMessageReader(ABC):
             + _OFFLOADED_RUN_OVERHEAD * len(self._offloaded)
             + _ARRAY_OVERHEAD * len(self._arrays)
             + self._extractor.buffered_bytes
-            + self._header_size
+            + self.header_size
         )
 
     @property
@@ -309,7 +310,7 @@ class JsonMessageReader(ABC):
         entries = fields.get(self._message.tensors, [])
         self._check_placeholders(entries)
         self._header = ParsedHeader(text, fields, tensors)
-        self._header_size = len(text) + estimate_parsed_size(text) + _TENSOR_OVERHEAD * len(tensors)
+        self.header_size = len(text) + estimate_parsed_size(text) + _TENSOR_OVERHEAD * len(tensors)
         for array in self._arrays:
             entry, declared = entries[array.index], tensors[array.index]
             self._update_array(array, entry)

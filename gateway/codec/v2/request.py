@@ -101,7 +101,7 @@ class InferRequestReader(JsonMessageReader):
         head = replace(
             head,
             inputs=tuple(inputs),
-            memory=self._header_size,
+            memory=self.header_size,
             names_sequence=may_name_sequence(header.text),
         )
         return InferRequest(

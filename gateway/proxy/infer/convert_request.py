@@ -103,7 +103,7 @@ async def _read_json(
     while reader.future is not None:
         await reader.future.wait()
         await run_steps(reader, reservation, destination.scheduler)
-    if reader.buffered_bytes > CONVERT_CHUNK:
+    if reader.header_size > CONVERT_CHUNK:
         await destination.scheduler.next_slice()  # the header was parsed in this one
     return reader.finish()
 
