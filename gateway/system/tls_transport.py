@@ -181,8 +181,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         sock: socket.socket | None = self._socket.get_extra_info("socket")
         self._reading = True
         left = MAX_WINDOW
+        self._process_all_received()
         while sock is not None and left > 0 and not self._input_closed:
-            self._process_all_received()
             try:
                 data = os.read(sock.fileno(), min(left, _REST_READ))
             except OSError:

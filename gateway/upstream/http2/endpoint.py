@@ -156,7 +156,6 @@ class Http2Endpoint(UpstreamEndpoint):
         )
         try:
             async with asyncio.timeout(self._connect_timeout):
-                # The event loop's own limit of a minute for TLS may be shorter than this one.
                 await self._address.connect(session)
                 await session.ready
         except BaseException as error:
