@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -121,20 +122,26 @@ def test_past_of_an_endpoint_is_a_median_for_each_minute() -> None:
     assert list(past) == pytest.approx([0.1 * minute for minute in range(1, 8)], rel=0.05)
 
 
+@asynccontextmanager
+async def _slow_endpoint_is_seen(leads: Callable[[], bool]) -> AsyncIterator[None]:
+    """Watch two endpoints, of which the first is slow; it is known to be when the body begins."""
+    looked, pool = _Looked(), make_pool(2)
+    async with no_leaks(), EndpointWatch(looked.store, lambda: {"u": pool}, leads):
+        await asyncio.sleep(0.1)  # the first look
+        looked.serve(20, seconds=2.0)
+        looked.serve(20, endpoint=("u", "http://1"))
+        await until(lambda: _states(pool.snapshot()) == ["slow", "in_use"])
+        yield
+
+
 @pytest.mark.parametrize("leads", [True, False])
 async def test_watch_tells_the_pools_and_only_the_worker_that_leads_logs(
     leads: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.app.endpoint_watch._INTERVAL", 0.01)
     caplog.set_level(logging.WARNING)
-    looked, pool = _Looked(), make_pool(2)
-    async with no_leaks():
-        watch = EndpointWatch(looked.store, lambda: {"u": pool}, lambda: leads)
-        async with watch:
-            await asyncio.sleep(0.1)  # the first look
-            looked.serve(20, seconds=2.0)
-            looked.serve(20, endpoint=("u", "http://1"))
-            await until(lambda: _states(pool.snapshot()) == ["slow", "in_use"])
+    async with _slow_endpoint_is_seen(lambda: leads):
+        pass
     slow = [each for each in caplog.messages if "is slow" in each]
     assert len(slow) == (1 if leads else 0)
     if leads:
@@ -163,17 +170,11 @@ async def test_worker_that_begins_to_lead_logs_the_states_of_that_time(
 ) -> None:
     monkeypatch.setattr("gateway.app.endpoint_watch._INTERVAL", 0.01)
     caplog.set_level(logging.WARNING)
-    looked, pool, leads = _Looked(), make_pool(2), False
-    async with no_leaks():
-        watch = EndpointWatch(looked.store, lambda: {"u": pool}, lambda: leads)
-        async with watch:
-            await asyncio.sleep(0.1)  # the first look
-            looked.serve(20, seconds=2.0)
-            looked.serve(20, endpoint=("u", "http://1"))
-            await until(lambda: _states(pool.snapshot()) == ["slow", "in_use"])
-            assert not [each for each in caplog.messages if "is slow" in each]
-            leads = True
-            await until(lambda: [each for each in caplog.messages if "is slow" in each])
+    leads = False
+    async with _slow_endpoint_is_seen(lambda: leads):
+        assert not [each for each in caplog.messages if "is slow" in each]
+        leads = True
+        await until(lambda: [each for each in caplog.messages if "is slow" in each])
     assert len([each for each in caplog.messages if "is slow" in each]) == 1
 
 
