@@ -68,6 +68,10 @@ class ObservedGateway(Protocol):
         """Return the bytes of bodies that are buffered."""
 
     @property
+    def event_loop_lag(self) -> dict[str, Any] | None:
+        """Return ``text`` and ``since``, a Unix time, while the event loop lags; else None."""
+
+    @property
     def settings_status(self) -> dict[str, Any]:
         """Return which settings are in use, and why newer ones are not."""
 
@@ -86,6 +90,7 @@ def worker_status(gateway: ObservedGateway, with_models: bool = True) -> dict[st
         "bodies_in_transit": listener.buffers.streams,
         "tasks": len(asyncio.all_tasks()),
         "buffered_bytes": gateway.buffered_bytes,
+        "event_loop_lag": gateway.event_loop_lag,
         "concurrency": _concurrency(gateway.concurrency_limit),
         "upstreams": {
             name: _upstream(each, with_models) for name, each in gateway.upstreams.items()
@@ -168,7 +173,10 @@ def merge_statuses(
     merged["concurrency"] = _sum_concurrency(statuses)
     merged["workers"] = [
         {name: each[name] for name in _OF_ONE_WORKER}
-        | {"seconds_since_update": round(max(0.0, now - each["time"]), 3)}
+        | {
+            "event_loop_lag": each["event_loop_lag"] and _dated(each["event_loop_lag"]),
+            "seconds_since_update": round(max(0.0, now - each["time"]), 3),
+        }
         for each in statuses
     ]
     merged["ended_processes"] = [
@@ -202,6 +210,10 @@ def _upstream(upstream: Upstream, with_models: bool) -> dict[str, Any]:
         "concurrency": _concurrency(upstream.concurrency_limit),
         "endpoints": endpoints,
     }
+
+
+def _dated(lag: Status) -> dict[str, Any]:
+    return {**lag, "since": isoformat(lag["since"])}
 
 
 def isoformat(time: float) -> str:

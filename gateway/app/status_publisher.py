@@ -28,7 +28,7 @@ class StatusPublisher(BackgroundTask):
 
     The status must have the process id as ``pid``. Called with False, it leaves out the models of
     endpoints, of which there may be too many to be shared. ``each_second`` is called once a second,
-    and ``each_tick`` four times.
+    and ``each_tick`` four times. ``on_lag`` gets the lag of the event loop in seconds.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class StatusPublisher(BackgroundTask):
         metrics: GatewayMetrics,
         each_tick: Callable[[], None],
         each_second: Callable[[], None],
+        on_lag: Callable[[float], None],
     ) -> None:
         self._documents = documents
         self._slot = slot
@@ -46,6 +47,7 @@ class StatusPublisher(BackgroundTask):
         self._metrics = metrics
         self._each_tick = each_tick
         self._each_second = each_second
+        self._on_lag = on_lag
         self._shares_models = True
         self._lock = asyncio.Lock()
 
@@ -67,7 +69,9 @@ class StatusPublisher(BackgroundTask):
                     _log.exception("the state of this process could not be updated")
                 due = loop.time() + _LAG_INTERVAL
                 await asyncio.sleep(_LAG_INTERVAL)
-                self._metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
+                lag = max(0.0, loop.time() - due)
+                self._metrics.event_loop_lag.observe(lag)
+                self._on_lag(lag)
 
     async def publish(self) -> None:
         """Publish the status of now."""

@@ -84,6 +84,7 @@ def worker_status(upstreams: dict[str, Any] | None = None, **fields: Any) -> dic
         "tasks": 5,
         "bodies_in_transit": 1,
         "buffered_bytes": 100,
+        "event_loop_lag": None,
         "concurrency": None,
         "upstreams": {"u": upstream(endpoint())} if upstreams is None else upstreams,
         "exemplars": [],

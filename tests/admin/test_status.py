@@ -37,6 +37,7 @@ def _status(pid: int, *endpoints: dict[str, Any], **fields: Any) -> dict[str, An
         "tasks": 5,
         "bodies_in_transit": 1,
         "buffered_bytes": 100,
+        "event_loop_lag": None,
         "concurrency": None,
         "process": {"process_open_fds": 10.0, "process_start_time_seconds": float(pid)},
         "upstreams": {"u": upstream},

@@ -20,10 +20,15 @@ from tests.support.gateway import until
 def _publisher(shared: SharedMemory, slot: int, **status: Any) -> StatusPublisher:
     status = {"pid": os.getpid(), "upstreams": {}} | status
     metrics = GatewayMetrics(shared.metric_store.writer(slot))
-    return StatusPublisher(shared.statuses, slot, lambda _: status, metrics, _nothing, _nothing)
+    return StatusPublisher(
+        shared.statuses, slot, lambda _: status, metrics, _nothing, _nothing, _ignore
+    )
 
 
 def _nothing() -> None: ...
+
+
+def _ignore(_: float) -> None: ...
 
 
 def _value(shared: SharedMemory, name: str) -> float:
@@ -60,7 +65,7 @@ async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPat
         calls.append(None)
         return {"pid": os.getpid(), "number": len(calls), "upstreams": {}}
 
-    async with StatusPublisher(shared.statuses, 0, status, metrics, _nothing, _nothing):
+    async with StatusPublisher(shared.statuses, 0, status, metrics, _nothing, _nothing, _ignore):
         await until(lambda: len(calls) >= 3)
     assert _value(shared, "tensorgate_event_loop_lag_seconds_count") >= 8
     assert _value(shared, "process_cpu_seconds_total") > 0
@@ -89,7 +94,7 @@ async def test_status_that_is_too_long_is_shared_without_models(
         return {"pid": os.getpid(), "models": models, "upstreams": {}}
 
     metrics = GatewayMetrics(shared.metric_store.writer(0))
-    publisher = StatusPublisher(documents, 0, status, metrics, _nothing, _nothing)
+    publisher = StatusPublisher(documents, 0, status, metrics, _nothing, _nothing, _ignore)
     async with publisher:
         await until(lambda: documents.read_all()[0])
     assert json.loads(documents.read_all()[0])["models"] is None
@@ -109,7 +114,7 @@ async def test_failing_status_does_not_end_the_publisher(
         return {"pid": os.getpid(), "name": name, "upstreams": {}}
 
     metrics = GatewayMetrics(shared.metric_store.writer(0))
-    async with StatusPublisher(shared.statuses, 0, status, metrics, _nothing, _nothing):
+    async with StatusPublisher(shared.statuses, 0, status, metrics, _nothing, _nothing, _ignore):
         await until(lambda: shared.statuses.read_all()[0])
     assert caplog.messages == ["the status could not be published"]
 
@@ -135,6 +140,8 @@ async def test_update_that_fails_stops_no_other(
 
     status = {"pid": os.getpid(), "upstreams": {}}
     metrics = GatewayMetrics(shared.metric_store.writer(0))
-    async with StatusPublisher(shared.statuses, 0, lambda _: status, metrics, tick, _nothing):
+    async with StatusPublisher(
+        shared.statuses, 0, lambda _: status, metrics, tick, _nothing, _ignore
+    ):
         await until(lambda: len(calls) > 5)
     assert "a bug" in caplog.text

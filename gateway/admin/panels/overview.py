@@ -22,8 +22,10 @@ _MANY_ERRORS, _MIN_ERRORS_PER_SECOND = 0.05, 0.1
 """The share of failed calls, and their rate, from which they are reported."""
 _NEARLY_FULL = 0.9
 _UPSTREAM = DURATION.labels.index("upstream")
-_OF_SLOTS = ("concurrency", "queue_timeout")
-"""The limits that refuse calls for want of a slot."""
+_OF_SLOTS, _MEMORY = ("concurrency", "queue_timeout"), "memory"
+"""The limits that refuse calls for want of a slot, and for want of memory."""
+_GATEWAY = ""
+"""The upstream of limits of the whole gateway."""
 _PROBLEMS = ("ejected", "unhealthy", "unreachable", "failing", "slow")
 """The states of endpoints that are wrong."""
 
@@ -58,11 +60,13 @@ def find_problems(
     upstreams = list(_upstream_problems(status))
     # One cause is one problem: errors and queues that an upstream causes are its own.
     troubled = {each["upstream"] for each in upstreams}
-    limits = list(_limit_problems(status, settings, _refused(window), troubled))
+    without_slot, without_memory = _refused(window)
+    limits = list(_slot_problems(status, without_slot, troubled))
+    limits += _memory_problems(status, settings, without_memory)
     troubled |= {each["upstream"] for each in limits if each["upstream"]}
     problems = [
         *upstreams,
-        *_call_problems(window, troubled),
+        *_call_problems(window, troubled, without_slot[_GATEWAY] + without_memory),
         *_settings_problems(status),
         *_worker_problems(status),
         *limits,
@@ -110,8 +114,13 @@ def _endpoint_problems(
             }
 
 
-def _call_problems(window: Window | None, troubled: Set[str | None]) -> Iterator[dict[str, Any]]:
-    """Yield that many calls fail, other than those to upstreams that are said to be in trouble."""
+def _call_problems(
+    window: Window | None, troubled: Set[str | None], refused: int
+) -> Iterator[dict[str, Any]]:
+    """Yield that many calls fail, other than those to upstreams that are said to be in trouble.
+
+    ``refused`` calls failed by limits of the gateway, which are said to have refused them.
+    """
     if window is None:
         return
     count = len(window.change(DURATION))
@@ -121,10 +130,14 @@ def _call_problems(window: Window | None, troubled: Set[str | None]) -> Iterator
         if troubled.isdisjoint(labels[_UPSTREAM].split(","))
     ]
     summary = summarize(window, rows)
-    ratio, rate = summary["error_ratio"] or 0.0, summary["errors_per_second"] or 0.0
-    if ratio >= _MANY_ERRORS and rate >= _MIN_ERRORS_PER_SECOND:
+    calls, errors = (
+        (summary[name] or 0.0) * window.seconds - refused
+        for name in ("calls_per_second", "errors_per_second")
+    )
+    if errors >= max(_MANY_ERRORS * calls, _MIN_ERRORS_PER_SECOND * window.seconds):
+        ratio = errors / calls
         text = f"{ratio:.0%} of the calls of the last seconds failed"
-        if troubled:
+        if troubled or refused:
             text = f"{ratio:.0%} of the other calls of the last seconds failed"
         yield _problem("error", "calls", text)
 
@@ -141,6 +154,13 @@ def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
         if (age := worker["seconds_since_update"]) > _STUCK_AFTER:
             text = f"worker {worker['pid']} has not said anything for {age:.0f} s"
             yield _problem("error", "overview", text)
+    if lagging := [each for each in status["workers"] if each["event_loop_lag"]]:
+        worker, lag = lagging[0], lagging[0]["event_loop_lag"]
+        text = f"the event loop of worker {worker['pid']} {lag['text']}"
+        if len(lagging) > 1:
+            text += f"; those of {len(lagging)} workers lag"
+        since = min(each["event_loop_lag"]["since"] for each in lagging)
+        yield _problem("warning", "overview", text) | {"since": since}
     if ended := status["ended_processes"]:
         text = f"{ended[0]['name']} {ended[0]['why']}; another one takes its place"
         if len(ended) > 1:
@@ -148,19 +168,22 @@ def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
         yield _problem("error", "overview", text) | {"since": ended[-1]["ended_at"]}
 
 
-def _refused(window: Window | None) -> Mapping[str, int]:
-    """Return how many calls of the last seconds got no slot, by upstream; "" is the gateway."""
-    found: Counter[str] = Counter()
+def _refused(window: Window | None) -> tuple[Counter[str], int]:
+    """Return how many calls of the last seconds got no slot, by upstream, and no memory."""
+    without_slot: Counter[str] = Counter()
+    without_memory = 0
     if window is not None:
         counts = window.change(REFUSALS)[:, 0].tolist()
         for (limit, upstream), count in zip(window.labels(REFUSALS), counts, strict=False):
-            if limit in _OF_SLOTS and count:
-                found[upstream] += round(count)
-    return found
+            if limit in _OF_SLOTS:
+                without_slot[upstream] += round(count)
+            elif limit == _MEMORY:
+                without_memory += round(count)
+    return without_slot, without_memory
 
 
-def _limit_problems(
-    status: Status, settings: Settings, refused: Mapping[str, int], troubled: Set[str | None]
+def _slot_problems(
+    status: Status, refused: Counter[str], troubled: Set[str | None]
 ) -> Iterator[dict[str, Any]]:
     limits = [("the gateway", None, status["concurrency"])]
     limits += [
@@ -173,18 +196,27 @@ def _limit_problems(
             continue
         queued, slots = limit["queued"], limit["max_requests"]
         whose = f"one of the {slots} slots" if slots != 1 else "the only slot"
-        if count := refused.get(clean_label(upstream or "")):
-            calls = f"{count} calls" if count != 1 else "1 call"
-            text = f"{calls} of the last seconds did not get {whose} of {owner}"
+        if count := refused[clean_label(upstream or _GATEWAY)]:
+            text = f"{_calls(count)} of the last seconds did not get {whose} of {owner}"
             yield _problem("error", "topology", text, upstream)
         elif queued:
-            calls = f"{queued} calls wait" if queued != 1 else "1 call waits"
+            calls = f"{_calls(queued)} wait" if queued != 1 else "1 call waits"
             yield _problem("warning", "topology", f"{calls} for {whose} of {owner}", upstream)
-    room = settings.limits.max_buffered_bytes * len(status["workers"])
-    if status["buffered_bytes"] > _NEARLY_FULL * room:
+
+
+def _memory_problems(status: Status, settings: Settings, refused: int) -> Iterator[dict[str, Any]]:
+    room = settings.limits.max_buffered_bytes
+    if refused:
+        text = f"{_calls(refused)} of the last seconds found no memory (limits.max_buffered_bytes)"
+        yield _problem("error", "overview", text)
+    elif status["buffered_bytes"] > _NEARLY_FULL * room:
         share = status["buffered_bytes"] / room
         text = f"bodies take {share:.0%} of the memory for them (limits.max_buffered_bytes)"
         yield _problem("warning", "overview", text)
+
+
+def _calls(count: int) -> str:
+    return f"{count} calls" if count != 1 else "1 call"
 
 
 def _problem(

@@ -1,6 +1,7 @@
 """What is wrong with a gateway, in sentences for operators."""
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -194,6 +195,54 @@ def test_calls_that_a_limit_refuses_are_one_problem() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [
+        (
+            "queue_timeout",
+            "40 calls of the last seconds did not get one of the 8 slots of the gateway",
+        ),
+        ("memory", "40 calls of the last seconds found no memory (limits.max_buffered_bytes)"),
+    ],
+)
+def test_calls_that_a_limit_of_the_gateway_refuses_are_one_problem(limit: str, text: str) -> None:
+    store = make_store()
+
+    def count(others: int) -> None:
+        store.writer(0).counter(REFUSALS, (limit, "")).add(40)
+        for status, calls in (("5xx", 40 + others), ("2xx", 10)):
+            for _ in range(calls):
+                labels = ("r", "infer", "m", "u", "", status)
+                store.writer(0).histogram(DURATION, labels).observe(0.01)
+
+    full = worker_status(
+        concurrency={"active": 8, "queued": 2, "max_requests": 8}, buffered_bytes=10**12
+    )
+    if limit == "memory":
+        full["concurrency"] = None
+    else:
+        full["buffered_bytes"] = 0
+    (found,) = _problems(full, window=sampled(store, partial(count, 0)).now)
+    assert (found[0], found[4]) == ("error", text)
+    failed, refused = _problems(full, window=sampled(store, partial(count, 10)).now)
+    assert failed[4] == "50% of the other calls of the last seconds failed"
+    assert refused[4] == text
+
+
+def test_event_loops_that_lag_are_one_problem() -> None:
+    def lag(since: float) -> dict[str, Any]:
+        return {"text": "lags by 140 ms and uses 97% of a core", "since": since}
+
+    one = worker_status(pid=7, event_loop_lag=lag(1767268800.0))
+    (found,) = _problems(one, worker_status(pid=8))
+    text = "the event loop of worker 7 lags by 140 ms and uses 97% of a core"
+    assert found == ("warning", "overview", None, None, text)
+    status = _merged(one, worker_status(pid=8, event_loop_lag=lag(1767268900.0)))
+    (problem,) = find_problems(status, None, make_settings())
+    assert problem["text"] == f"{text}; those of 2 workers lag"
+    assert problem["since"] == SINCE
+
+
 def test_worker_that_hangs_is_reported() -> None:
     now = time.time()
     found = _problems(worker_status(pid=7, time=now - 61.7), worker_status(pid=8, time=now - 4))
@@ -244,7 +293,9 @@ def test_processes_that_ended_in_the_last_minute_are_one_problem(
 
 def test_memory_that_is_nearly_full_is_reported() -> None:
     most = make_settings().limits.max_buffered_bytes
-    (found,) = _problems(worker_status(buffered_bytes=int(1.9 * most)), worker_status())
+    (found,) = _problems(
+        worker_status(buffered_bytes=int(0.95 * most)), worker_status(buffered_bytes=0)
+    )
     assert found[0] == "warning"
     assert found[4] == "bodies take 95% of the memory for them (limits.max_buffered_bytes)"
     assert _problems(worker_status(buffered_bytes=int(0.89 * most))) == []

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,8 @@ CLIENTS = 4
 SOON = 10.0
 """Seconds from the effect on clients in which an incident must be named."""
 SLOW = 2.0
+_PERIOD = 0.6
+"""Seconds between two turns of a throttled process."""
 
 
 class Site:
@@ -37,16 +39,29 @@ class Site:
         self.file = file
         self.admin = admin
         self.servers = servers
+        self.numbers = 8
+        """How many numbers each call has."""
         self.effect_at: float | None = None
         """When a client first saw that something was wrong."""
         self._url = url
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def run(self, task: Coroutine[Any, Any, None]) -> None:
+        """Run a task until the end of the test."""
+        self._tasks.append(asyncio.create_task(task))
+
+    async def close(self) -> None:
+        """End all tasks."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def call_for_ever(self) -> None:
         """Make calls, and note when the first of them fails or takes long."""
-        data = list(range(8))
-        tensor = {"name": "N", "datatype": "INT32", "shape": [8], "data": data}
-        body = json.dumps({"inputs": [tensor]}).encode()
         while True:
+            data = list(range(self.numbers))
+            tensor = {"name": "N", "datatype": "INT32", "shape": [len(data)], "data": data}
+            body = json.dumps({"inputs": [tensor]}).encode()
             began, status = time.monotonic(), 0
             with suppress(OSError, EOFError):
                 async with connect(self._url) as client:
@@ -107,6 +122,39 @@ async def _lower_limit(site: Site) -> None:
     limit = "dialect: triton, concurrency: {max_requests: 1, max_queue: 0}"
     site.file.write_text(site.file.read_text().replace("dialect: triton", limit))
     site.process.signal(signal.SIGHUP)
+
+
+async def _lower_limit_of_the_gateway(site: Site) -> None:
+    with site.file.open("a") as file:
+        file.write("concurrency: {max_requests: 1, max_queue: 0}\n")
+    site.process.signal(signal.SIGHUP)
+
+
+async def _send_more_than_the_memory(site: Site) -> None:
+    text = site.file.read_text()
+    site.file.write_text(text.replace("limits: {", "limits: {max_buffered_bytes: 1MiB, "))
+    site.process.signal(signal.SIGHUP)
+    site.numbers = 200_000
+
+
+async def _throttle_workers(site: Site) -> None:
+    """Let the workers run for a quarter of the time, as a container's CPU limit does."""
+    pids = [each["pid"] for each in (await site.get("/status"))["workers"]]
+    site.run(_throttle(pids))
+
+
+async def _throttle(pids: Sequence[int]) -> None:
+    try:
+        while True:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(3 * _PERIOD / 4)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(_PERIOD / 4)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 async def _kill_worker(site: Site) -> None:
@@ -252,6 +300,36 @@ INCIDENTS = {
         event="",
         is_dated=False,
     ),
+    "a limit of the gateway refuses calls": Incident(
+        _lower_limit_of_the_gateway,
+        PAIR,
+        r"\d+ calls? of the last seconds did not get one of the 2 slots of the gateway",
+        r"the gateway is busy: ",
+        ("in_use",),
+        status=r'"concurrency": {"active": \d, "queued": 0, "max_requests": 2}',
+        event="",
+        is_dated=False,
+    ),
+    "no memory for bodies": Incident(
+        _send_more_than_the_memory,
+        PAIR,
+        r"\d+ calls? of the last seconds found no memory \(limits\.max_buffered_bytes\)",
+        r"at most 524288 bytes may be buffered \(limits\.max_buffered_bytes\)",
+        ("in_use",),
+        event="",
+        is_dated=False,
+    ),
+    "throttled": Incident(
+        _throttle_workers,
+        PAIR,
+        r"the event loop of worker \d+ lags by \d+ ms and uses \d+% of a core",
+        r"the event loop lags by \d+ ms and uses \d+% of a core",
+        ("in_use",),
+        level="warning",
+        is_seen=False,
+        status=r'"event_loop_lag": {"text": "lags by \d+ ms and uses ',
+        event="",
+    ),
     "worker killed": Incident(
         _kill_worker,
         PAIR,
@@ -280,15 +358,14 @@ async def incident_site(folder: Path, incident: Incident) -> AsyncIterator[Site]
         async with gateway_process(str(file)) as (process, url):
             await process.wait_for_output(r"listening on \S+ \(admin\)")
             site = Site(process, file, url, f"http://{admin}", servers)
-            clients = [asyncio.create_task(site.call_for_ever()) for _ in range(CLIENTS)]
+            for _ in range(CLIENTS):
+                site.run(site.call_for_ever())
             try:
                 await site.until_all_is_well()
                 site.effect_at = None
                 yield site
             finally:
-                for client in clients:
-                    client.cancel()
-                await asyncio.gather(*clients, return_exceptions=True)
+                await site.close()
 
 
 async def begin(site: Site, incident: Incident) -> dict[str, Any]:
