@@ -133,7 +133,7 @@ class DocumentReader:
                         self._skip(reader, tag)
                         continue
                     if field.oneof:
-                        _clear_others(message, field, found)
+                        self._drop_others(message, field, found)
                     self._read_field(reader, tag, field, found)
                     field = None
             except WireError as error:
@@ -167,6 +167,12 @@ class DocumentReader:
                 values.append(_read_value(packed, kind))
         else:
             found.setdefault(field.number, []).append(_read_value(reader, kind))
+
+    def _drop_others(self, message: Message, field: Field, found: dict[int, Any]) -> None:
+        """Drop what the last field of a oneof replaces; it must be valid all the same."""
+        for other in message.fields:
+            if other.oneof == field.oneof and other is not field and other.number in found:
+                self._finish(other, found.pop(other.number))
 
     def _read_entry(self, field: Field, entry: Range, values: dict[str, Any]) -> None:
         """Read an entry of a map; of two with the same key the last counts."""
@@ -219,12 +225,6 @@ def _enter(reader: WireReader) -> Range:
     start = reader.position
     reader.position = start + size
     return start, start + size
-
-
-def _clear_others(message: Message, field: Field, found: dict[int, Any]) -> None:
-    for other in message.fields:
-        if other.oneof == field.oneof and other is not field:
-            found.pop(other.number, None)
 
 
 def _is_single(field: Field) -> bool:

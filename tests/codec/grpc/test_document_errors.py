@@ -62,6 +62,13 @@ def error_of(call: Callable[..., Any], rpc: str, *arguments: Any) -> GatewayErro
             "ModelConfigResponse.config.input[0].dims: a varint that is cut short at byte 6",
         ),
         (
+            # Another one of the oneof replaces it: the runtime reads it all the same.
+            "ModelConfig",
+            field(1, field(13, field(2, b"a/b")) + field(11, b"")),
+            "ModelConfigResponse.config.sequence_batching.control_input[0]: a number of 8 bytes "
+            "is cut short at byte 7",
+        ),
+        (
             "ModelStatistics",
             field(1, b"\x0a\x05ab"),
             "ModelStatisticsResponse.model_stats[0].name: a value of 5 bytes is cut short: 2 are "
