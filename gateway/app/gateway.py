@@ -33,7 +33,6 @@ from gateway.app.build.worker_count import offload_threads
 from gateway.app.captured_calls import CapturedCalls, send_connection
 from gateway.app.ejection_sync import EjectionSync
 from gateway.app.endpoint_watch import EndpointWatch, leads_workers
-from gateway.app.event_loop_watch import EventLoopWatch
 from gateway.app.journal.journal import Event
 from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
@@ -145,7 +144,6 @@ class Gateway:
         """Where this process records its events."""
         self._metrics = GatewayMetrics(writer, self.call_metrics.observe_mirrored)
         self._recent_calls = shared.recent_calls.writer(slot)
-        self._event_loop_watch = EventLoopWatch()
         self._status_publisher = StatusPublisher(
             shared.statuses,
             slot,
@@ -153,7 +151,6 @@ class Gateway:
             self._metrics,
             self._tick,
             self._recent_calls.flush,
-            self._event_loop_watch.observe,
         )
         self._endpoint_watch = EndpointWatch(self.metric_store, self._pools, self._leads)
         self._control: ControlServer | None = None
@@ -202,7 +199,7 @@ class Gateway:
     @property
     def event_loop_lag(self) -> dict[str, Any] | None:
         """Return by how much the event loop lags, and since when; None while it is well."""
-        return self._event_loop_watch.describe()
+        return self._status_publisher.event_loop.describe()
 
     @property
     def settings_status(self) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 from gateway.admin.status import decode_status, encode_status
@@ -15,6 +18,10 @@ from gateway.workers.shared_documents import SharedDocuments
 
 _LAG_INTERVAL = 0.25
 """Seconds between two measurements of the event loop."""
+LAGS_FROM, WELL_BELOW = 0.1, 0.05
+"""Seconds of lag from which an event loop is said to lag, and below which it is well again."""
+MEASUREMENTS = 20
+"""So many of the newest measurements are looked at: those of five seconds."""
 _PUBLISH_EVERY = 4
 """Measurements between two publications, which so take place once a second."""
 
@@ -23,12 +30,48 @@ _log = logging.getLogger("tensorgate")
 Status = dict[str, Any]
 
 
+class EventLoopWatch:
+    """Says since when the event loop of this process lags, and what share of a core it gets.
+
+    One long pause is no lag: the median of five seconds counts.
+    """
+
+    def __init__(self) -> None:
+        self._measured: deque[tuple[float, float, float]] = deque(maxlen=MEASUREMENTS)
+        """The lag of each, the time, and the CPU time of the process until then, in seconds."""
+        self._since: float | None = None
+        self._text = ""
+
+    def observe(self, lag: float) -> None:
+        """Note by how many seconds a timer was late; logs when that becomes too much, or ends."""
+        self._measured.append((lag, time.monotonic(), time.process_time()))
+        if len(self._measured) < MEASUREMENTS:
+            return
+        usual = median(each for each, _, _ in self._measured)
+        if usual >= LAGS_FROM or (self._since is not None and usual >= WELL_BELOW):
+            self._text = f"lags by {usual * 1000:.0f} ms and uses {self._cpu_share():.0%} of a core"
+            if self._since is None:
+                self._since = time.time()
+                _log.warning("the event loop %s: all calls wait meanwhile", self._text)
+        elif self._since is not None:
+            self._since = None
+            _log.info("the event loop lags no more")
+
+    def describe(self) -> dict[str, Any] | None:
+        """Return ``text`` and ``since``, a Unix time, while the event loop lags; else None."""
+        return None if self._since is None else {"text": self._text, "since": self._since}
+
+    def _cpu_share(self) -> float:
+        (_, began, used), (_, end, used_at_end) = self._measured[0], self._measured[-1]
+        return (used_at_end - used) / max(end - began, 1e-9)
+
+
 class StatusPublisher(BackgroundTask):
     """Publishes what ``status`` returns in a slot of ``documents``, while its context is open.
 
     The status must have the process id as ``pid``. Called with False, it leaves out the models of
     endpoints, of which there may be too many to be shared. ``each_second`` is called once a second,
-    and ``each_tick`` four times. ``on_lag`` gets the lag of the event loop in seconds.
+    and ``each_tick`` four times.
     """
 
     def __init__(
@@ -39,7 +82,6 @@ class StatusPublisher(BackgroundTask):
         metrics: GatewayMetrics,
         each_tick: Callable[[], None],
         each_second: Callable[[], None],
-        on_lag: Callable[[float], None],
     ) -> None:
         self._documents = documents
         self._slot = slot
@@ -47,7 +89,7 @@ class StatusPublisher(BackgroundTask):
         self._metrics = metrics
         self._each_tick = each_tick
         self._each_second = each_second
-        self._on_lag = on_lag
+        self.event_loop = EventLoopWatch()
         self._shares_models = True
         self._lock = asyncio.Lock()
 
@@ -71,7 +113,7 @@ class StatusPublisher(BackgroundTask):
                 await asyncio.sleep(_LAG_INTERVAL)
                 lag = max(0.0, loop.time() - due)
                 self._metrics.event_loop_lag.observe(lag)
-                self._on_lag(lag)
+                self.event_loop.observe(lag)
 
     async def publish(self) -> None:
         """Publish the status of now."""

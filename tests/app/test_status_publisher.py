@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import time
 from typing import Any
@@ -11,7 +12,14 @@ from prometheus_client import CollectorRegistry
 
 from gateway.app import status_publisher
 from gateway.app.shared_memory import SharedMemory
-from gateway.app.status_publisher import StatusPublisher, read_statuses
+from gateway.app.status_publisher import (
+    LAGS_FROM,
+    MEASUREMENTS,
+    WELL_BELOW,
+    EventLoopWatch,
+    StatusPublisher,
+    read_statuses,
+)
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.workers.shared_documents import SharedDocuments
 from tests.support.gateway import until
@@ -20,15 +28,10 @@ from tests.support.gateway import until
 def _publisher(shared: SharedMemory, slot: int, **status: Any) -> StatusPublisher:
     status = {"pid": os.getpid(), "upstreams": {}} | status
     metrics = GatewayMetrics(shared.metric_store.writer(slot))
-    return StatusPublisher(
-        shared.statuses, slot, lambda _: status, metrics, _nothing, _nothing, _ignore
-    )
+    return StatusPublisher(shared.statuses, slot, lambda _: status, metrics, _nothing, _nothing)
 
 
 def _nothing() -> None: ...
-
-
-def _ignore(_: float) -> None: ...
 
 
 def _value(shared: SharedMemory, name: str) -> float:
@@ -65,7 +68,7 @@ async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPat
         calls.append(None)
         return {"pid": os.getpid(), "number": len(calls), "upstreams": {}}
 
-    async with StatusPublisher(shared.statuses, 0, status, metrics, _nothing, _nothing, _ignore):
+    async with StatusPublisher(shared.statuses, 0, status, metrics, _nothing, _nothing):
         await until(lambda: len(calls) >= 3)
     assert _value(shared, "tensorgate_event_loop_lag_seconds_count") >= 8
     assert _value(shared, "process_cpu_seconds_total") > 0
@@ -94,7 +97,7 @@ async def test_status_that_is_too_long_is_shared_without_models(
         return {"pid": os.getpid(), "models": models, "upstreams": {}}
 
     metrics = GatewayMetrics(shared.metric_store.writer(0))
-    publisher = StatusPublisher(documents, 0, status, metrics, _nothing, _nothing, _ignore)
+    publisher = StatusPublisher(documents, 0, status, metrics, _nothing, _nothing)
     async with publisher:
         await until(lambda: documents.read_all()[0])
     assert json.loads(documents.read_all()[0])["models"] is None
@@ -114,7 +117,7 @@ async def test_failing_status_does_not_end_the_publisher(
         return {"pid": os.getpid(), "name": name, "upstreams": {}}
 
     metrics = GatewayMetrics(shared.metric_store.writer(0))
-    async with StatusPublisher(shared.statuses, 0, status, metrics, _nothing, _nothing, _ignore):
+    async with StatusPublisher(shared.statuses, 0, status, metrics, _nothing, _nothing):
         await until(lambda: shared.statuses.read_all()[0])
     assert caplog.messages == ["the status could not be published"]
 
@@ -140,8 +143,39 @@ async def test_update_that_fails_stops_no_other(
 
     status = {"pid": os.getpid(), "upstreams": {}}
     metrics = GatewayMetrics(shared.metric_store.writer(0))
-    async with StatusPublisher(
-        shared.statuses, 0, lambda _: status, metrics, tick, _nothing, _ignore
-    ):
+    async with StatusPublisher(shared.statuses, 0, lambda _: status, metrics, tick, _nothing):
         await until(lambda: len(calls) > 5)
     assert "a bug" in caplog.text
+
+
+def _observe(watch: EventLoopWatch, lag: float, times: int = MEASUREMENTS) -> None:
+    for _ in range(times):
+        watch.observe(lag)
+
+
+def test_event_loop_that_lags_is_named_until_it_is_well(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tensorgate")
+    watch = EventLoopWatch()
+    _observe(watch, LAGS_FROM * 1.4)
+    found = watch.describe()
+    assert found is not None
+    assert found["text"].startswith("lags by 140 ms and uses ")
+    since = found["since"]
+    _observe(watch, WELL_BELOW)
+    found = watch.describe()
+    assert found is not None
+    assert found["since"] == since
+    assert found["text"].startswith("lags by 50 ms")
+    _observe(watch, WELL_BELOW / 2)
+    assert watch.describe() is None
+    first, last = caplog.messages
+    assert first.startswith("the event loop lags by 140 ms and uses ")
+    assert last == "the event loop lags no more"
+
+
+def test_long_pause_is_no_lag(caplog: pytest.LogCaptureFixture) -> None:
+    watch = EventLoopWatch()
+    _observe(watch, 0.001)
+    _observe(watch, 20.0, MEASUREMENTS // 2 - 1)
+    assert watch.describe() is None
+    assert not caplog.messages
