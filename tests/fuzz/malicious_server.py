@@ -149,10 +149,14 @@ async def _check_each(dialect: str, cases: Iterator[Case]) -> int:
             script.served = case.served
             script.sent.clear()
             got = await _send_and_read(gateway, ask(case.kind, "m"))
+            described = f"{dialect} {case.kind} {case.served}\n{got}"
             if wrong := _find_error(dialect, case, got):
-                raise AssertionError(f"{wrong}\n{dialect} {case.kind} {case.served}\n{got}")
-            async with asyncio.timeout(_TIMEOUT):
-                await script.sent.wait()
+                raise AssertionError(f"{wrong}\n{described}")
+            try:
+                async with asyncio.timeout(_TIMEOUT):
+                    await script.sent.wait()
+            except TimeoutError:
+                raise AssertionError(f"the server has not sent it all\n{described}") from None
             await asyncio.sleep(_SETTLE_TIME)
     return count
 
