@@ -58,7 +58,7 @@ GATEWAY: Rooms = {
 }
 PROXY: Rooms = {
     "fast_path": _imports(
-        "dispatch router grpc infer passthrough filters server_dialect retry interfaces destination"
+        "dispatch router grpc infer passthrough filters server_dialect calls interfaces destination"
         " headers response_headers server_timing admission"
     ),
     "dispatch": _imports(
@@ -67,19 +67,18 @@ PROXY: Rooms = {
     ),
     "router": _imports("cluster filters destination response_headers admission"),
     "grpc": _imports(
-        "cluster filters infer destination retry body_io interfaces headers admission"
+        "cluster filters infer destination calls body_io interfaces headers admission"
     ),
     "cluster": _imports(
-        "passthrough server_dialect destination retry body_io interfaces headers admission"
+        "passthrough server_dialect destination calls body_io interfaces headers admission"
     ),
-    "infer": _imports("passthrough filters destination retry body_io interfaces headers admission"),
+    "infer": _imports("passthrough filters destination calls body_io interfaces headers admission"),
     "passthrough": _imports(
-        "server_dialect destination retry body_io interfaces headers admission"
+        "server_dialect destination calls body_io interfaces headers admission"
     ),
     "filters": _imports("body_io destination interfaces headers admission"),
     "server_dialect": _imports("destination interfaces admission"),
-    "retry": _imports("captured_attempt destination admission"),
-    "captured_attempt": _imports(""),
+    "calls": _imports("destination admission"),
     "body_io": _imports("interfaces admission"),
     "interfaces": _imports("destination response_headers admission"),
     "destination": _imports("admission"),

@@ -29,10 +29,10 @@ from gateway.proxy.body_io import (
     stream,
     write,
 )
+from gateway.proxy.calls.retry import UpstreamCall, read_start
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
-from gateway.proxy.retry import UpstreamCall, read_start
 from gateway.proxy.server_dialect import headers_with_type
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.content_decoding import decode_response

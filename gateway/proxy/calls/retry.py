@@ -16,11 +16,12 @@ from gateway.observe.call_trace import TRACEPARENT, TRACESTATE, CallTrace
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.captured_attempt import send_captured
+from gateway.proxy.calls.attempt import Attempt
+from gateway.proxy.calls.captured_attempt import send_captured
 from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.head_limits import check_lengths
-from gateway.upstream.pool.lease import Lease
+from gateway.upstream.pool.lease import outcome_of
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.quoted_response import quoted_response
 from gateway.upstream.transport import (
@@ -80,7 +81,7 @@ class UpstreamCall:
         except BaseException:
             release_all(self._limits)
             raise
-        self.server = self._lease.endpoint.server_for(is_grpc=self._request.is_grpc)
+        self.server = self._attempt.endpoint.server_for(is_grpc=self._request.is_grpc)
         return self
 
     async def _acquire_slots(self) -> None:
@@ -112,29 +113,26 @@ class UpstreamCall:
     def _release_endpoint(self, error: BaseException | None, is_retried: bool = False) -> None:
         """Release the connection and the endpoint of the last attempt, whatever it says of it."""
         outcome, why = Outcome.UNKNOWN, ""
-        lease, response, record = self._lease, self.response, self._record
+        attempt, response = self._attempt, self.response
         try:
-            close_attempt(response, record)
+            attempt.close(response)
             if error is not None:
-                translated = self._deadline.translate(error)
-                if record.trace is not None:
-                    record.trace.fail_attempt(translated)
-                outcome, why = lease.classify_error(translated)
+                outcome, why = attempt.fail(self._deadline.translate(error))
             elif is_retried:
-                record.received_bytes = 0
-                outcome, why = lease.classify_retried(response.outcome, response.error)
+                outcome, why = attempt.lease.classify_retried(response.outcome, response.error)
+                attempt.repeat(outcome, why)
             else:
-                outcome, why = lease.classify_status(response.outcome, response.error)
+                outcome, why = attempt.lease.classify_status(response.outcome, response.error)
         finally:
-            lease.release(outcome, why)
+            attempt.end(outcome, why)
 
     async def _send_with_retries(self) -> None:
         """Send the request until there is a response for the client."""
         reach = partial(self._retry.reach, self._send, self._deadline, self._record)
         while True:
-            self._lease, self.response = await reach()
+            self._attempt, self.response = await reach()
             try:
-                status, endpoint = self.response.outcome, self._lease.endpoint
+                status, endpoint = self.response.outcome, self._attempt.endpoint
                 is_retried = self._retry.should_retry_status(status, endpoint)
                 if is_retried:
                     await read_start(self.response)  # it says why it is retried
@@ -143,59 +141,40 @@ class UpstreamCall:
                 raise
             if not is_retried:
                 return
-            self._record.retries += 1
             self._release_endpoint(None, is_retried=True)
 
-    async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
+    async def _send(self, attempt: Attempt) -> UpstreamResponse:
         request, record = self._request, self._record
-        server = endpoint.server_for(is_grpc=request.is_grpc)
+        server = attempt.endpoint.server_for(is_grpc=request.is_grpc)
         self._deadline.expect_server(server)
         if isinstance(request.body, AsyncIterable):
             body = _TimedBody(request.body, server, self._deadline, self._retry, record)
             is_read_once = isinstance(request.body, AsyncIterator)
             request = replace(request, body=aiter(body) if is_read_once else body)
-        return await send_attempt(endpoint, request, record)
+        return await send_attempt(attempt, request)
 
 
-async def send_attempt(
-    endpoint: UpstreamEndpoint, request: UpstreamRequest, record: CallRecord
-) -> UpstreamResponse:
-    """Send a request to the endpoint of a record, and record the attempt.
-
-    Nothing counts as sent if there was no connection.
-    """
-    record.begin_attempt(time.perf_counter())
+async def send_attempt(attempt: Attempt, request: UpstreamRequest) -> UpstreamResponse:
+    """Send a request to the endpoint of an attempt; return once the head of a response is there."""
+    record, endpoint = attempt.record, attempt.endpoint
+    parent = attempt.begin(request.method, request.target, request.is_grpc)
     if record.trace is not None:
-        request = _with_trace_parent(request, record, record.trace)
+        request = _with_trace_parent(request, parent, record.trace)
     if isinstance(request.body, Sequence):
         record.sent_bytes = sum(map(len, request.body))
-    try:
-        if record.capture is None:
-            response = await endpoint.send(request)
-        else:
-            response = await send_captured(endpoint, request, record.capture, record.upstream)
-    except BaseException as error:
-        if isinstance(error, GatewayError) and error.kind is ErrorKind.UNREACHABLE:
-            record.forget_attempt()
-        else:
-            record.server_seconds = time.perf_counter() - record.sent_at
-        raise
+    if record.capture is None:
+        response = await endpoint.send(request)
+    else:
+        response = await send_captured(endpoint, request, record.capture, record.upstream)
     with closed_on_error(response):
-        record.server_seconds = time.perf_counter() - record.sent_at
-        record.first_byte_seconds = record.server_seconds - response.head_delay
-        if record.trace is not None:
-            record.trace.set_status(response.status)
+        attempt.respond(response.status, response.head_delay)
         return quoted_response(response)
 
 
-def _with_trace_parent(
-    request: UpstreamRequest, record: CallRecord, trace: CallTrace
-) -> UpstreamRequest:
+def _with_trace_parent(request: UpstreamRequest, parent: str, trace: CallTrace) -> UpstreamRequest:
     """Return the request as the server gets it: each attempt has a span of its own."""
     headers = request.headers.copy()
-    headers[TRACEPARENT] = trace.begin_attempt(
-        record, request.method, request.target, request.is_grpc
-    )
+    headers[TRACEPARENT] = parent
     if not trace.state:
         headers.popall(TRACESTATE, None)  # it is invalid, or that of an invalid traceparent
     return replace(request, headers=headers)
@@ -208,17 +187,6 @@ async def read_start(response: UpstreamResponse) -> bytes | None:
             return bytes(await response.read())
     except (TimeoutError, GatewayError):
         return None
-
-
-def close_attempt(response: UpstreamResponse, record: CallRecord) -> None:
-    """Close the response of the last attempt, and record its end."""
-    response.close()
-    record.server_error = record.server_error or response.error
-    record.server_seconds = time.perf_counter() - record.sent_at
-    record.received_bytes = response.received_bytes
-    if record.trace is not None:
-        record.trace.is_streamed = True
-        record.trace.set_grpc_status(response.grpc_status)
 
 
 class RetryState:
@@ -247,25 +215,22 @@ class RetryState:
 
     async def reach(
         self,
-        use: Callable[[UpstreamEndpoint], Awaitable[_T]],
+        use: Callable[[Attempt], Awaitable[_T]],
         deadline: Deadline,
         record: CallRecord,
-    ) -> tuple[Lease, _T]:
-        """Call ``use`` with one endpoint after another; return the lease and the first result."""
+    ) -> tuple[Attempt, _T]:
+        """Call ``use`` with one attempt after another; return the first that has a result."""
         while True:
             lease = self.upstream.pool.lease(self.tried, self.model, self.hash_key)
-            endpoint = lease.acquire()
-            record.set_endpoint(self.upstream.name, endpoint.url)
+            attempt = Attempt(self.upstream.name, lease, record)
             try:
-                return lease, await use(endpoint)
+                attempt.hold()
+                return attempt, await use(attempt)
             except BaseException as error:
-                translated = deadline.translate(error)
-                if record.trace is not None:
-                    record.trace.fail_attempt(translated)
-                lease.finish(translated)
-                if not self.should_retry_error(error, endpoint):
+                attempt.end_with(deadline.translate(error))
+                if not self.should_retry_error(error, attempt.endpoint):
                     raise
-                record.retries += 1
+                attempt.repeat(*outcome_of(error))
                 strip_tracebacks(error)
 
     def should_retry_error(self, error: BaseException, endpoint: UpstreamEndpoint) -> bool:
@@ -303,12 +268,15 @@ async def use_reachable_endpoint(
     deadline: Deadline,
     record: CallRecord,
     model: ModelName | None = None,
-) -> tuple[Lease, _T]:
-    """Call ``use`` with a reachable endpoint; return its lease and the result.
+) -> _T:
+    """Call ``use`` with a reachable endpoint; return the result.
 
     The endpoint has ``model``, as far as is known.
     """
-    return await RetryState(upstream, SAFE_RETRIES_ONLY, [], model).reach(use, deadline, record)
+    state = RetryState(upstream, SAFE_RETRIES_ONLY, [], model)
+    attempt, result = await state.reach(lambda each: use(each.endpoint), deadline, record)
+    attempt.end(Outcome.SUCCEEDED)
+    return result
 
 
 class _TimedBody(AsyncIterable[bytes | memoryview]):

@@ -28,10 +28,11 @@ from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, acquire_
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import buffer_chunks, response_chunks, write
+from gateway.proxy.calls.attempt import Attempt
+from gateway.proxy.calls.retry import UpstreamCall, send_attempt
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientRequest
-from gateway.proxy.retry import UpstreamCall, close_attempt, send_attempt
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.head_limits import check_lengths
@@ -284,29 +285,26 @@ class _Query:
                         self.destination, request, reservation, deadline, record
                     )
             else:
-                with lease, deadline:
-                    outcome = await self._query_endpoint(lease, deadline, record)
+                outcome = await self._query_endpoint(lease, deadline, record)
         except GatewayError as error:
             outcome = strip_tracebacks(error)
-            if record.trace is not None:
-                record.trace.fail_attempt(error)
         return None if outcome is None else SubResponse(upstream, server, outcome)
 
     async def _query_endpoint(
         self, lease: Lease, deadline: Deadline, record: CallRecord
     ) -> BufferedResponse | None:
         server = lease.endpoint.name
-        record.set_endpoint(self.destination.upstream.name, server.url)
-        deadline.expect_server(server)
-        if self.model is not None and not await lease.may_have_model(self.model):
-            return None
-        deadline.expect_server(server)
-        response = await send_attempt(lease.endpoint, self.request, record)
-        try:
-            return await _buffer_response(response, server, deadline, self.reservation)
-        finally:
-            lease.classify_status(response.status, response.error)
-            close_attempt(response, record)
+        with Attempt(self.destination.upstream.name, lease, record) as attempt, deadline:
+            deadline.expect_server(server)
+            if self.model is not None and not await lease.may_have_model(self.model):
+                return None
+            deadline.expect_server(server)
+            response = await send_attempt(attempt, self.request)
+            try:
+                return await _buffer_response(response, server, deadline, self.reservation)
+            finally:
+                lease.classify_status(response.status, response.error)
+                attempt.close(response)
 
 
 async def _run_all(

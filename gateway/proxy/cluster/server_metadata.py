@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.protocol.dialect_detection import add_binary_extension, merge_server_metadata
 from gateway.proxy.body_io import response_chunks
+from gateway.proxy.calls.retry import UpstreamCall
 from gateway.proxy.cluster.scatter_gather import (
     make_sub_request,
     merge_responses,
@@ -17,7 +18,6 @@ from gateway.proxy.destination import Upstream
 from gateway.proxy.headers import with_body
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import relay_response, relay_rewritten
-from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.transport import UpstreamRequest

@@ -28,6 +28,8 @@ from gateway.proxy.admission.deadline import (
     request_timeout_text,
     server_timeout,
 )
+from gateway.proxy.calls.attempt import Attempt
+from gateway.proxy.calls.retry import RetryState, UpstreamCall
 from gateway.proxy.destination import Destination
 from gateway.proxy.dispatch import (
     INTERNAL_ERROR,
@@ -40,11 +42,10 @@ from gateway.proxy.grpc.response import record_status, status_lines, status_of
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.proxy.retry import RetryState, UpstreamCall, close_attempt
 from gateway.proxy.server_timing import SERVER_TIMING, server_timing
 from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.pool.lease import Lease, outcome_of
+from gateway.upstream.pool.lease import Lease
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.quoted_response import quoted_response
 from gateway.upstream.transport import (
@@ -148,8 +149,7 @@ class FastPathCall:
         self._began = began
         self._holds_slots = True
         self._reserved = 0
-        self._lease = lease
-        self._is_leased = False
+        self._attempt = Attempt(destination.upstream.name, lease, record)
         self._is_client_told = False
         self._timeouts = plan.timeouts
         self._client = client
@@ -183,16 +183,15 @@ class FastPathCall:
 
     def _hold(self) -> None:
         """Count what ``_end`` gives back, beside the slots and the connection."""
-        self._lease.acquire()
-        self._is_leased = True
+        self._attempt.hold()
         self._reserved = BODY_COPIES * self._size
         self._destination.memory_budget.buffers.reserved += self._reserved
 
     def _record_start(self, record: CallRecord) -> None:
         """Record all that is known before the request is sent."""
         request, began = self._request, self._began
-        record.set_endpoint(self._destination.upstream.name, self._lease.endpoint.url)
-        record.begin_attempt(time.perf_counter())
+        template, is_grpc = request.template, self._plan.handler.is_grpc
+        trace_parent = self._attempt.begin(template.method, template.target, is_grpc)
         record.labels = self._plan.labels
         record.server_form = request.form
         record.request_elements = request.elements
@@ -201,12 +200,7 @@ class FastPathCall:
             record.prepare_seconds = record.sent_at - began
         if record.trace is not None:
             record.trace.set_prepared(began, record.sent_at)
-            self._begin_trace(record.trace)
-
-    def _begin_trace(self, trace: CallTrace) -> None:
-        template, is_grpc = self._request.template, self._plan.handler.is_grpc
-        parent = trace.begin_attempt(self._record, template.method, template.target, is_grpc)
-        self._lines += f"{TRACEPARENT}: {parent}\r\n".encode()
+            self._lines += f"{TRACEPARENT}: {trace_parent}\r\n".encode()
 
     def _fail_start(self, error: Exception) -> None:
         if self._connection is not None:  # else the client is gone
@@ -218,7 +212,7 @@ class FastPathCall:
         The client gets one response, or sees that there is no whole one.
         """
         try:
-            from_error, why = outcome_of(error)
+            from_error, why = self._attempt.fail(error)
             self._end(outcome if from_error is Outcome.UNKNOWN else from_error, why)
         finally:
             if self._is_client_told:
@@ -241,13 +235,10 @@ class FastPathCall:
         try:
             record, connection = self._record, self._connection
             assert connection is not None
-            record.server_seconds = time.perf_counter() - record.sent_at
-            record.first_byte_seconds = record.server_seconds - connection.head_delay
+            self._attempt.respond(head.status, connection.head_delay)
             handler = self._plan.handler
             status = handler.outcome(head, trailers)
             said = handler.error(head, body, trailers) if status >= FIRST_ERROR_STATUS else ""
-            if record.trace is not None:
-                record.trace.set_status(head.status)
             if self._retry_status(status, said):
                 return True
             record.received_bytes = len(body)
@@ -261,7 +252,7 @@ class FastPathCall:
                 self._end(Outcome.SUCCEEDED)
             else:
                 record.server_error = said
-                self._end(*self._lease.classify_status(status, said))
+                self._end(*self._attempt.lease.classify_status(status, said))
             record.response_elements = self._request.response_elements
             template, lines, content = message
             if self._plan.adds_server_timing:
@@ -277,13 +268,11 @@ class FastPathCall:
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
         try:
-            record = self._record
-            record.first_byte_seconds = time.perf_counter() - record.sent_at - response.head_delay
-            if record.trace is not None:
-                record.trace.set_status(response.status)
+            self._attempt.respond(response.status, response.head_delay)
             if self._retry_status(response.outcome, response.error):
                 return
-            on_done = partial(self._end, *self._lease.classify_status(response.outcome))
+            lease = self._attempt.lease
+            on_done = partial(self._end, *lease.classify_status(response.outcome))
             response = quoted_response(response)
             self._continue(partial(self._relay, response, self._stop_timers()), on_done)
         except Exception as error:
@@ -292,12 +281,8 @@ class FastPathCall:
     def on_error(self, error: Exception) -> None:
         """Continue in a task at another endpoint if a retry is allowed, else send the error."""
         try:
-            outcome, why = outcome_of(error)
-            if self._record.trace is not None:
-                self._record.trace.fail_attempt(error)
-            if outcome is Outcome.UNREACHABLE:
-                self._record.forget_attempt()
-            if self._retry_state.should_retry_error(error, self._lease.endpoint):
+            outcome, why = self._attempt.fail(error)
+            if self._retry_state.should_retry_error(error, self._attempt.endpoint):
                 strip_tracebacks(error)
                 self._continue_elsewhere(outcome, why)
             else:
@@ -308,16 +293,15 @@ class FastPathCall:
     def _retry_status(self, status: int, error: str) -> bool:
         """Retry at another endpoint in a task if the status demands it; tell whether it does."""
         statuses = self._destination.retry_policy.statuses
-        if not statuses or not self._retry_state.should_retry_status(status, self._lease.endpoint):
+        endpoint = self._attempt.endpoint
+        if not statuses or not self._retry_state.should_retry_status(status, endpoint):
             return False
-        self._continue_elsewhere(*self._lease.classify_retried(status, error))
+        self._continue_elsewhere(*self._attempt.lease.classify_retried(status, error))
         return True
 
     def _continue_elsewhere(self, outcome: Outcome, why: str) -> None:
         """Retry in a task: it is the same call, with its slots and its time."""
-        self._record.retries += 1
-        if self._record.trace is not None:
-            self._record.trace.set_failure(outcome.value, why)
+        self._attempt.repeat(outcome, why)
         spent = self._release_endpoint(outcome, why)
         self._continue(partial(self._retry, spent), self._release)
 
@@ -335,7 +319,7 @@ class FastPathCall:
     @property
     def _server(self) -> ServerName:
         """Return how errors name the endpoint."""
-        return self._lease.endpoint.server_for(is_grpc=self._plan.handler.is_grpc)
+        return self._attempt.endpoint.server_for(is_grpc=self._plan.handler.is_grpc)
 
     @property
     def _retry_state(self) -> RetryState:
@@ -354,8 +338,6 @@ class FastPathCall:
                 else request_timeout_text(limits.request_timeout)
             )
             error = server_timeout(self._server, expired)
-            if self._record.trace is not None:
-                self._record.trace.fail_attempt(error)
         except Exception as failure:
             self._fail(failure, Outcome.TIMED_OUT)
         else:
@@ -389,9 +371,6 @@ class FastPathCall:
         assert self._connection is not None
         connection, self._connection = self._connection, None
         try:
-            record = self._record
-            if record.sent_at and not record.server_seconds:
-                record.server_seconds = time.perf_counter() - record.sent_at
             return self._stop_timers()
         finally:
             try:
@@ -399,8 +378,7 @@ class FastPathCall:
                 connection.close()
             except Exception as error:  # of the next request, which is sent over it
                 self._log_error(error)
-            if self._is_leased:
-                self._lease.release(outcome, why)
+            self._attempt.end(outcome, why)
 
     def _stop_timers(self) -> float:
         """Stop the timers until the response; return the seconds that the call has taken."""
@@ -463,18 +441,15 @@ class FastPathCall:
                 await self._pass_on(upstream_response, server, response, deadline)
                 # The status of a gRPC call came in its trailers.
                 status, said = upstream_response.outcome, upstream_response.error
-                self._end(*self._lease.classify_status(status, said))
+                self._end(*self._attempt.lease.classify_status(status, said))
             except BaseException as error:
-                translated = deadline.translate(error)
-                if self._record.trace is not None:
-                    self._record.trace.fail_attempt(translated)
-                self._end(*outcome_of(translated))
+                self._end(*self._attempt.fail(deadline.translate(error)))
                 raise
 
         try:
             await self._run(run, spent, response)
         finally:
-            close_attempt(upstream_response, self._record)
+            self._attempt.close(upstream_response)
 
     async def _retry(self, spent: float, response: ClientResponse) -> None:
         template, body = self._request.template, self._request.body
@@ -493,7 +468,7 @@ class FastPathCall:
         destination = replace(self._destination, concurrency_limits=())
 
         async def run(deadline: Deadline) -> None:
-            tried = (self._lease.endpoint,)
+            tried = (self._attempt.endpoint,)
             model = self._plan.model
             async with UpstreamCall(
                 destination, request, deadline, response.record, tried, model

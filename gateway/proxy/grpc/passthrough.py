@@ -34,6 +34,7 @@ from gateway.proxy.body_io import (
     response_chunks,
     write,
 )
+from gateway.proxy.calls.retry import UpstreamCall
 from gateway.proxy.grpc.classification import check_chunks, check_outputs, marking_request
 from gateway.proxy.grpc.message import read_messages
 from gateway.proxy.grpc.response import record_status, send_status, status_lines
@@ -45,7 +46,6 @@ from gateway.proxy.grpc.stream_errors import (
 )
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientResponse, HeaderLines
-from gateway.proxy.retry import UpstreamCall
 from gateway.upstream.grpc.endpoint import check_grpc_head, check_one_message
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 

@@ -18,6 +18,7 @@ from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks
+from gateway.proxy.calls.retry import use_reachable_endpoint
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
@@ -26,10 +27,8 @@ from gateway.proxy.infer.convert_buffered_request import (
     read_buffered,
 )
 from gateway.proxy.interfaces import Call
-from gateway.proxy.retry import use_reachable_endpoint
 from gateway.sizes import CONVERT_CHUNK, MAX_UNSCHEDULED
 from gateway.upstream.metadata_cache import UpstreamResponseError
-from gateway.upstream.pool.member import Outcome
 from gateway.upstream.transport import UpstreamEndpoint
 
 _FIRST_SERVER_ERROR = 500
@@ -243,10 +242,7 @@ async def model_metadata(call: Call) -> ModelMetadata:
             return declared.metadata
 
     model = model_name_of(operation)
-    lease, metadata = await use_reachable_endpoint(
-        upstream, fetch, deadline, call.response.record, model
-    )
-    lease.release(Outcome.SUCCEEDED)
+    metadata = await use_reachable_endpoint(upstream, fetch, deadline, call.response.record, model)
     return complete_metadata(metadata, declared)
 
 

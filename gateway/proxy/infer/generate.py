@@ -43,6 +43,7 @@ from gateway.protocol.operations import decode_utf8_name, model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_chunks, split, write
+from gateway.proxy.calls.retry import UpstreamCall
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import model_metadata
@@ -50,7 +51,6 @@ from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.proxy.infer.handler import check_request
 from gateway.proxy.infer.server_form import check_metadata
 from gateway.proxy.interfaces import Call
-from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.grpc.decompress import decompress_message
 from gateway.upstream.grpc.endpoint import check_grpc_head, error_of_rpc

@@ -7,6 +7,7 @@ from gateway.protocol.operations import model_name_of
 from gateway.protocol.request_features import check_classified_inputs, check_classified_outputs
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.v1 import V1ResponseLayout
+from gateway.proxy.calls.retry import UpstreamCall
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import (
@@ -18,7 +19,6 @@ from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
 from gateway.proxy.infer.grpc_upstream import grpc_infer_request, in_binary_form
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.interfaces import Call
-from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import UpstreamRequest
 

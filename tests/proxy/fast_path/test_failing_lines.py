@@ -13,6 +13,7 @@ from gateway.http1.connection import Connection as GatewayConnection
 from gateway.listener.dispatcher import RequestDispatcher
 from gateway.protocol.grpc.framing import frame
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, release_all
+from gateway.proxy.calls.attempt import Attempt
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.system.buffers import BufferAccount, BufferShare
 from gateway.system.timeout_queue import TimeoutQueue
@@ -44,6 +45,8 @@ _HTTP2 = (f"{SOURCES}/http2/", f"{SOURCES}/upstream/http2/")
 """The code of HTTP/2 itself. If a line of it fails, frames are written in part."""
 
 _COUNTING = (
+    Attempt.hold,
+    Attempt.end,
     FastPathCall._hold,
     FastPathCall._release,
     FastPathCall._release_endpoint,
