@@ -13,6 +13,7 @@ from gateway.app.endpoint_watch import EndpointWatch, RecentLooks, leads_workers
 from gateway.observe.call_metrics import CALL_FAMILIES, ENDPOINT_LATENCY, SERVER_DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
+from gateway.routing.latency_outliers import Latency
 from gateway.workers.shared_state import shared_counters
 from tests.support.gateway import no_leaks, until
 from tests.upstream.pools import make_pool
@@ -49,9 +50,9 @@ class _Looked:
                 writer.histogram(SERVER_DURATION, endpoint).observe(seconds)
                 writer.histogram(ENDPOINT_LATENCY, (*endpoint, model)).observe(seconds)
 
-    def pass_by(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.at += 1
+    def pass_by(self, looks: int, step: float = 1) -> None:
+        for _ in range(looks):
+            self.at += step
             self.looks.look(self.at, NOW + self.at)
 
 
@@ -99,9 +100,36 @@ def test_latency_is_that_of_the_latest_calls() -> None:
     for _ in range(6):
         looked.serve(1, seconds=2.0)
         looked.pass_by(1)
-    latency = looked.looks.latencies()[ENDPOINT]["m"]
-    assert latency.calls == 6
-    assert latency.median == pytest.approx(2.0, rel=0.05)
+    latency, *older = looked.looks.latencies()[ENDPOINT]["m"].recent
+    assert (latency.calls, latency.seconds) == (6, 6)
+    assert latency.median == pytest.approx(2.0, rel=0.02)
+    assert [each.seconds for each in older] == [15, 56]
+    assert older[0].median == pytest.approx(0.002, rel=0.02)
+
+
+def test_median_is_that_of_all_calls_not_of_seconds() -> None:
+    """Most seconds have a median of 1 ms, but most calls took longer."""
+    looked = _Looked()
+    for _ in range(4):
+        looked.serve(10, seconds=0.001)
+        looked.pass_by(1)
+    looked.serve(60, seconds=0.3)
+    looked.serve(59, seconds=0.2)
+    looked.serve(100, seconds=0.1)
+    looked.pass_by(1)
+    (latency, *_) = looked.looks.latencies()[ENDPOINT]["m"].recent
+    assert latency.calls == 259
+    assert latency.median == pytest.approx(0.1, rel=0.02)
+
+
+def test_time_of_which_a_latency_is_named_as_it_was_measured() -> None:
+    """With many endpoints the gateway looks less often than it should."""
+    looked = _Looked()
+    for _ in range(10):
+        looked.serve(3)
+        looked.pass_by(1, step=8)
+    recent = looked.looks.latencies()[ENDPOINT]["m"].recent
+    assert [(each.calls, each.seconds) for each in recent] == [(3, 8), (6, 16), (24, 64)]
 
 
 def test_calls_without_a_model_have_no_latency_of_their_own() -> None:
@@ -111,15 +139,27 @@ def test_calls_without_a_model_have_no_latency_of_their_own() -> None:
     assert looked.looks.latencies() == {}
 
 
-def test_past_of_an_endpoint_is_a_median_for_each_minute() -> None:
+def test_past_of_an_endpoint_is_of_all_calls_of_an_hour_once_five_minutes_are_known() -> None:
     looked = _Looked()
-    for minute in range(1, 8):
-        looked.serve(10, seconds=0.1 * minute)
+    for minute in range(10):
+        assert _hour(looked) is None, minute
+        looked.serve(10, seconds=0.1)
         looked.pass_by(60)
+    looked.serve(80, seconds=2.0)
+    looked.pass_by(1)
+    past = _hour(looked)
+    assert past is not None
+    assert (past.calls, past.seconds) == (180, 601)
+    assert past.median == pytest.approx(0.1, rel=0.02)
+    looked.pass_by(3900)
     looked.serve(3)
     looked.pass_by(1)
-    past = looked.looks.latencies()[ENDPOINT]["m"].past
-    assert list(past) == pytest.approx([0.1 * minute for minute in range(1, 8)], rel=0.05)
+    assert _hour(looked) is None
+
+
+def _hour(looked: _Looked) -> Latency | None:
+    latencies = looked.looks.latencies().get(ENDPOINT, {})
+    return latencies["m"].hour if latencies else None
 
 
 @asynccontextmanager

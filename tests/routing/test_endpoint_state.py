@@ -27,7 +27,7 @@ REFUSING: dict[str, Any] = {
     "last_error": REFUSED,
     "last_error_at": 100.0,
 }
-SLOW = "its calls of m take 2 s (median), and 2 ms at the other endpoints"
+SLOW = "its calls of m take 2 s (median of the last 6 s), and 2 ms at the other endpoints"
 HALF = RecentCalls(calls=20, failures=10, seconds=10, succeeded_at=100)
 
 

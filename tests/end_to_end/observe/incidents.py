@@ -225,7 +225,8 @@ INCIDENTS = {
     "slow": Incident(
         _behaves(delay=SLOW),
         PAIR,
-        r"URL of model is slow: its calls of resnet50 take [\d.]+ s \(median\), and [\d.]+ m?s at",
+        r"URL of model is slow: its calls of resnet50 take [\d.]+ s"
+        r" \(median of the last \d+ s\), and [\d.]+ m?s at the other endpoints",
         r"URL of upstream model is slow: its calls of resnet50 take",
         ("slow",),
         level="warning",
