@@ -268,8 +268,13 @@ class CallMetrics:
         calls.request_bytes.add(float(record.request_bytes))
         calls.response_bytes.add(float(record.response_bytes))
         if record.sent_at and record.endpoint:
-            # The time of a call that fails says nothing of the server's latency: it may be none.
-            is_well = record.error_kind is None and record.status < _SERVER_ERROR
+            # The time of a call that fails says nothing of the server's latency: it may be none. If
+            # the client gives up before a response, it says how long that client waits.
+            is_well = (
+                record.error_kind is None
+                and record.status < _SERVER_ERROR
+                and record.first_byte_seconds > 0.0
+            )
             cells = self._observe_attempt(record, calls.inferred_model, is_well)
             if record.is_from_server:
                 self._count_response(cells, record)
