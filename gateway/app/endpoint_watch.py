@@ -7,12 +7,13 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gateway.app.background import BackgroundTask
-from gateway.observe.call_metrics import ENDPOINT_LATENCY, SERVER_DURATION
+from gateway.app.shared_memory import Waiting
+from gateway.observe.call_metrics import ENDPOINT_LATENCY, FIRST_BYTE, SERVER_DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import Family, MetricStore, clean_label
 from gateway.observe.metric_table import (
@@ -22,7 +23,7 @@ from gateway.observe.metric_table import (
     Words,
     quantiles,
 )
-from gateway.routing.endpoint_state import RecentCalls
+from gateway.routing.endpoint_state import NO_CALLS, RecentCalls
 from gateway.routing.latency_outliers import (
     FEW_CALLS,
     MEMORY,
@@ -30,6 +31,7 @@ from gateway.routing.latency_outliers import (
     Latency,
     ModelLatency,
 )
+from gateway.routing.silence import Silence, SilentEndpoints, UsualLatency
 from gateway.upstream.pool.pool import Pool
 
 _INTERVAL = 1.0
@@ -88,7 +90,12 @@ class RecentLooks:
     def __init__(self, store: MetricStore) -> None:
         self._calls = _Change(store, SERVER_DURATION)
         self._failures = _Change(store, ENDPOINT_FAILURES)
+        self._responses = _Change(store, FIRST_BYTE)
         self._latencies = RecentHistograms(store, ENDPOINT_LATENCY)
+        self._hour: Histograms | None = None
+        self._silent = SilentEndpoints()
+        self._heard_at: dict[_Endpoint, float] = {}
+        """When each endpoint last responded, or could not be connected to, which is no silence."""
         self._looks: deque[_Look] = deque()
         self._last_look = 0.0
         self._succeeded_at: dict[_Endpoint, float] = {}
@@ -101,14 +108,18 @@ class RecentLooks:
             failures[upstream, url] += float(words[0])
             if kind == _UNREACHABLE:
                 calls[upstream, url] += float(words[0])
+                self._heard_at[upstream, url] = at
         for (upstream, url), words in self._calls.read():
             calls[upstream, url] += float(words[1:].sum())
         for endpoint, count in calls.items():
             if count > failures[endpoint]:
                 self._succeeded_at[endpoint] = self._last_look
+        for (upstream, url), _ in self._responses.read():
+            self._heard_at[upstream, url] = at
         looks = self._looks
         looks.append(_Look(at, calls, failures))
         self._latencies.look(at)
+        self._hour = None
         self._last_look = now
         while looks[0].at <= at - _MINUTE:
             looks.popleft()
@@ -142,7 +153,7 @@ class RecentLooks:
                 measured = histograms.seconds
                 for series, latency in _medians(histograms):
                     recent[series].append(latency)
-        hour, known = dict(_medians(self._latencies.hour())), self._latencies.known
+        hour, known = dict(_medians(self._last_hour())), self._latencies.known
         found: defaultdict[_Endpoint, dict[str, ModelLatency]] = defaultdict(dict)
         for series, each in recent.items():
             upstream, url, model = series
@@ -150,6 +161,32 @@ class RecentLooks:
                 past = hour.get(series) if series in known else None
                 found[upstream, url][model] = ModelLatency(each, past)
         return dict(found)
+
+    def silences(self, waiting: Waiting) -> dict[_Endpoint, Silence]:
+        """Return the endpoints that respond to none of the calls that wait.
+
+        These were read before the last look, so that it has seen how those that ended did.
+        """
+        at = self._looks[-1].at
+        return self._silent.find(at, waiting, self._heard_at, self._usual_latency)
+
+    def _usual_latency(self, upstream: str, url: str, model: str) -> UsualLatency | None:
+        """Return the latency of a model in the last hour: there, or else at all its endpoints."""
+        hour = self._last_hour()
+        own = [row for row, each in enumerate(hour.labels) if each == (upstream, url, model)]
+        all_rows = [row for row, each in enumerate(hour.labels) if each[::2] == (upstream, model)]
+        for rows in (own, all_rows):
+            words = hour.words[rows].sum(axis=0, keepdims=True)
+            calls = float(words[:, 1:].sum())
+            if calls >= FEW_CALLS:
+                p99 = float(quantiles(ENDPOINT_LATENCY, words, 0.99)[0])
+                return UsualLatency(calls, p99, hour.seconds, rows is own)
+        return None
+
+    def _last_hour(self) -> Histograms:
+        if self._hour is None:
+            self._hour = self._latencies.hour()
+        return self._hour
 
     def _since(self, at: float) -> Iterable[_Look]:
         return (look for look in self._looks if look.at > at)
@@ -167,17 +204,20 @@ def leads_workers(heartbeats: Sequence[memoryview], slot: int, now: float) -> bo
 class EndpointWatch(BackgroundTask):
     """Judges the endpoints of all ``pools`` each second, while its context is open.
 
-    ``pools`` returns the pools by upstream; it is called each time, as a reload replaces them. One
-    worker logs what all of them see: the one for which ``leads`` returns True.
+    ``waiting`` returns the calls of all workers that wait for a response at a time. ``pools``
+    returns the pools by upstream; it is called each time, as a reload replaces them. One worker
+    logs what all of them see: the one for which ``leads`` returns True.
     """
 
     def __init__(
         self,
         store: MetricStore,
+        waiting: Callable[[float], Waiting],
         pools: Callable[[], Mapping[str, Pool]],
         leads: Callable[[], bool],
     ) -> None:
         self._looks = RecentLooks(store)
+        self._waiting = waiting
         self._pools = pools
         self._leads = leads
 
@@ -196,8 +236,12 @@ class EndpointWatch(BackgroundTask):
 
     def _look(self) -> tuple[float, dict[_Endpoint, RecentCalls], dict[_Endpoint, Latencies]]:
         began = time.thread_time()
+        waiting = self._waiting(time.monotonic())
         self._looks.look(time.monotonic(), time.time())
         recent, latencies = self._looks.recent_calls(), self._looks.latencies()
+        for endpoint, silence in self._looks.silences(waiting).items():
+            calls = recent.get(endpoint, NO_CALLS)
+            recent[endpoint] = replace(calls, silence=str(silence))
         return time.thread_time() - began, recent, latencies
 
     def _judge(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 FEW_CALLS, MANY_CALLS = 3, 20
 """Calls without which nothing is said, and those from which a smaller factor will do."""
-_FACTOR, _FACTOR_OF_FEW = 3.0, 10.0
+FACTOR, FACTOR_OF_FEW = 3.0, 10.0
 _MIN_DIFFERENCE, _MIN_DIFFERENCE_OF_FEW = 0.02, 0.1
 """Seconds: less is what networks, event loops and busy machines do."""
 _STILL_SLOW = 0.7
@@ -137,9 +137,9 @@ def _median_of_others(own: float, medians: Sequence[float]) -> float:
 
 
 def _is_outlier(latency: Latency, usual: Latency, was_slow: bool) -> bool:
-    factor, difference = _FACTOR, _MIN_DIFFERENCE
+    factor, difference = FACTOR, _MIN_DIFFERENCE
     if latency.calls < MANY_CALLS and not was_slow:
-        factor, difference = _FACTOR_OF_FEW, _MIN_DIFFERENCE_OF_FEW
+        factor, difference = FACTOR_OF_FEW, _MIN_DIFFERENCE_OF_FEW
     scale = _STILL_SLOW if was_slow else 1.0
     limit = max(usual.median * factor, usual.median + difference)
     return latency.median >= usual.median + (limit - usual.median) * scale

@@ -10,7 +10,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.app.endpoint_watch import EndpointWatch, RecentLooks, leads_workers
-from gateway.observe.call_metrics import CALL_FAMILIES, ENDPOINT_LATENCY, SERVER_DURATION
+from gateway.observe.call_metrics import (
+    CALL_FAMILIES,
+    ENDPOINT_LATENCY,
+    FIRST_BYTE,
+    SERVER_DURATION,
+)
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
 from gateway.routing.latency_outliers import Latency
@@ -48,6 +53,7 @@ class _Looked:
                 writer.counter(ENDPOINT_FAILURES, (*endpoint, failure)).add(1.0)
             if failure != "unreachable":
                 writer.histogram(SERVER_DURATION, endpoint).observe(seconds)
+                writer.histogram(FIRST_BYTE, endpoint).observe(seconds)
                 writer.histogram(ENDPOINT_LATENCY, (*endpoint, model)).observe(seconds)
 
     def pass_by(self, looks: int, step: float = 1) -> None:
@@ -162,11 +168,49 @@ def _hour(looked: _Looked) -> Latency | None:
     return latencies["m"].hour if latencies else None
 
 
+def test_endpoint_that_does_not_respond_is_silent_beside_its_own_latency() -> None:
+    looked, series = _Looked(), (*ENDPOINT, "m")
+    looked.serve(20, seconds=0.1)
+    looked.pass_by(1)
+    sent_at = looked.at
+    for _ in range(4):
+        looked.pass_by(1)
+        assert looked.looks.silences({series: sent_at}) == {}
+    looked.serve(20, endpoint=("u", "http://1"))
+    looked.pass_by(1)
+    silence = looked.looks.silences({series: sent_at})[ENDPOINT]
+    assert (silence.model, silence.seconds, silence.usual.is_own) == ("m", 5, True)
+    assert silence.usual.p99 == pytest.approx(0.1, rel=0.02)
+    looked.serve(1)
+    looked.pass_by(1)
+    assert looked.looks.silences({series: sent_at}) == {}
+
+
+def test_endpoint_that_cannot_be_connected_to_is_not_silent() -> None:
+    looked, series = _Looked(), (*ENDPOINT, "m")
+    looked.serve(20)
+    looked.pass_by(1)
+    sent_at = looked.at
+    for _ in range(5):
+        looked.serve(1, failure="unreachable")
+        looked.pass_by(3)
+        assert looked.looks.silences({series: sent_at}) == {}
+
+
+def test_endpoint_that_never_responded_is_silent_beside_its_siblings() -> None:
+    looked = _Looked()
+    looked.serve(20)
+    looked.pass_by(6)
+    silences = looked.looks.silences({("u", "http://1", "m"): 1.0, ("u", "http://2", "n"): 1.0})
+    assert not silences["u", "http://1"].usual.is_own
+    assert list(silences) == [("u", "http://1")]
+
+
 @asynccontextmanager
 async def _slow_endpoint_is_seen(leads: Callable[[], bool]) -> AsyncIterator[None]:
     """Watch two endpoints, of which the first is slow; it is known to be when the body begins."""
     looked, pool = _Looked(), make_pool(2)
-    async with no_leaks(), EndpointWatch(looked.store, lambda: {"u": pool}, leads):
+    async with no_leaks(), EndpointWatch(looked.store, lambda _: {}, lambda: {"u": pool}, leads):
         await asyncio.sleep(0.1)  # the first look
         looked.serve(20, seconds=2.0)
         looked.serve(20, endpoint=("u", "http://1"))

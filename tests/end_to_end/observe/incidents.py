@@ -154,10 +154,8 @@ class Incident:
     is_dated: bool = True
     """The problem says since when it is there."""
 
-    @property
-    def idle_timeout(self) -> str:
-        """Return the timeout of the gateway that it needs."""
-        return "30s" if self.states == ("slow",) else "1s"
+    idle_timeout: str = "1s"
+    """The timeout of the gateway that it needs."""
 
     def sentence_of(self, site: Site) -> str:
         """Return the pattern of its sentence."""
@@ -166,6 +164,17 @@ class Incident:
 
 INCIDENTS = {
     "frozen": Incident(_freeze, PAIR, EJECTED + "nothing moved for 1 s", "URL failed 5 times"),
+    "frozen, with a long timeout": Incident(
+        _freeze,
+        PAIR,
+        r"URL of model is failing: no response for \d+ s to calls of resnet50;"
+        r" p99 of the \d+ s before: [\d.]+ m?s",
+        r"URL of upstream model is failing: no response for \d+ s to calls of resnet50;",
+        ("failing",),
+        is_seen=False,
+        event="",
+        idle_timeout="15s",
+    ),
     "refuses": Incident(
         _kill, PAIR, EJECTED + "Connection refused", "URL failed 5 times", is_seen=False
     ),
@@ -231,6 +240,7 @@ INCIDENTS = {
         ("slow",),
         level="warning",
         event="",
+        idle_timeout="30s",
     ),
     "HTML": Incident(_behaves(page=True), PAIR, EJECTED + "holds no tensors", "URL failed 5 times"),
     "bad reload": Incident(
