@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.app.endpoint_watch import EndpointWatch, RecentLooks, leads_workers
+from gateway.app.shared_memory import Waiting
 from gateway.observe.call_metrics import (
     CALL_FAMILIES,
     ENDPOINT_LATENCY,
@@ -210,8 +210,14 @@ def test_endpoint_that_never_responded_is_silent_beside_its_siblings() -> None:
 async def _slow_endpoint_is_seen(leads: Callable[[], bool]) -> AsyncIterator[None]:
     """Watch two endpoints, of which the first is slow; it is known to be when the body begins."""
     looked, pool = _Looked(), make_pool(2)
-    async with no_leaks(), EndpointWatch(looked.store, lambda _: {}, lambda: {"u": pool}, leads):
-        await asyncio.sleep(0.1)  # the first look
+    looks: list[float] = []
+
+    def waiting(now: float) -> Waiting:
+        looks.append(now)
+        return {}
+
+    async with no_leaks(), EndpointWatch(looked.store, waiting, lambda: {"u": pool}, leads):
+        await until(lambda: len(looks) > 1)  # what was counted before the first one is not known
         looked.serve(20, seconds=2.0)
         looked.serve(20, endpoint=("u", "http://1"))
         await until(lambda: _states(pool.snapshot()) == ["slow", "in_use"])
