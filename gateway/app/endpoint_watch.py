@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gateway.app.background import BackgroundTask
-from gateway.observe.call_metrics import ENDPOINT_LATENCY, SERVER_DURATION
+from gateway.app.shared_memory import Waiting
+from gateway.observe.call_metrics import ENDPOINT_LATENCY, FIRST_BYTE, SERVER_DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import Family, MetricStore, clean_label
-from gateway.observe.metric_table import MetricTable, Words, quantiles
-from gateway.routing.endpoint_state import RecentCalls
-from gateway.routing.latency_outliers import FEW_CALLS, MEMORY, RECENT, Latencies, Latency
+from gateway.observe.metric_table import (
+    Histograms,
+    MetricTable,
+    RecentHistograms,
+    Words,
+    quantiles,
+)
+from gateway.routing.endpoint_state import NO_CALLS, RecentCalls
+from gateway.routing.latency_outliers import (
+    FEW_CALLS,
+    MEMORY,
+    Latencies,
+    Latency,
+    ModelLatency,
+)
+from gateway.routing.silence import Silence, SilentEndpoints, UsualLatency
 from gateway.upstream.pool.pool import Pool
 
 _INTERVAL = 1.0
@@ -26,7 +39,7 @@ _MAX_CPU_SHARE = 0.02
 """With many endpoints it looks less often: it takes at most this share of a core."""
 _MINUTE = 60.0
 _FAILURE_WINDOWS = (10.0, _MINUTE)
-_LATENCY_WINDOWS = (MEMORY, RECENT, _MINUTE)
+_LATENCY_WINDOWS = (MEMORY, 15.0, _MINUTE)
 """Seconds of calls to look at: the shortest with enough calls, so that an incident is seen soon."""
 _UNREACHABLE = "unreachable"
 """The kind of failures of calls that were not sent, and so not measured."""
@@ -38,17 +51,17 @@ _log = logging.getLogger("tensorgate")
 
 _Endpoint = tuple[str, str]
 """Its upstream and URL, as labels."""
+_Series = tuple[str, ...]
+"""The labels of ENDPOINT_LATENCY: those of an endpoint, and a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What was counted since the look before, by endpoint, or by endpoint and model."""
+    """What was counted since the look before, by endpoint."""
 
     at: float
     calls: Mapping[_Endpoint, float]
     failures: Mapping[_Endpoint, float]
-    latencies: Mapping[tuple[str, str, str], tuple[float, float]]
-    """Calls and their median."""
 
 
 class _Change:
@@ -72,17 +85,20 @@ class _Change:
 
 
 class RecentLooks:
-    """Remembers the calls of each endpoint: of the last minute, and the medians of an hour."""
+    """Remembers the calls of each endpoint: of the last minute, and latencies of an hour."""
 
     def __init__(self, store: MetricStore) -> None:
         self._calls = _Change(store, SERVER_DURATION)
         self._failures = _Change(store, ENDPOINT_FAILURES)
-        self._latencies = _Change(store, ENDPOINT_LATENCY)
+        self._responses = _Change(store, FIRST_BYTE)
+        self._latencies = RecentHistograms(store, ENDPOINT_LATENCY)
+        self._hour: Histograms | None = None
+        self._silent = SilentEndpoints()
+        self._heard_at: dict[_Endpoint, float] = {}
+        """When each endpoint last responded, or could not be connected to, which is no silence."""
         self._looks: deque[_Look] = deque()
         self._last_look = 0.0
         self._succeeded_at: dict[_Endpoint, float] = {}
-        self._minute_began = -math.inf
-        self._minutes: deque[Mapping[tuple[str, str, str], float]] = deque(maxlen=60)
 
     def look(self, at: float, now: float) -> None:
         """Read the metrics; ``at`` is on the clock of ``time.monotonic``, ``now`` the Unix time."""
@@ -92,25 +108,21 @@ class RecentLooks:
             failures[upstream, url] += float(words[0])
             if kind == _UNREACHABLE:
                 calls[upstream, url] += float(words[0])
+                self._heard_at[upstream, url] = at
         for (upstream, url), words in self._calls.read():
             calls[upstream, url] += float(words[1:].sum())
         for endpoint, count in calls.items():
             if count > failures[endpoint]:
                 self._succeeded_at[endpoint] = self._last_look
-        latencies = {
-            (upstream, url, model): _describe(words)
-            for (upstream, url, model), words in self._latencies.read()
-            if model
-        }
+        for (upstream, url), _ in self._responses.read():
+            self._heard_at[upstream, url] = at
         looks = self._looks
-        looks.append(_Look(at, calls, failures, latencies))
+        looks.append(_Look(at, calls, failures))
+        self._latencies.look(at)
+        self._hour = None
         self._last_look = now
         while looks[0].at <= at - _MINUTE:
             looks.popleft()
-        if at >= self._minute_began + _MINUTE:
-            self._minute_began = at
-            medians = {key: _median(each) for key, each in self._latencies_since(at - _MINUTE)}
-            self._minutes.append(medians)
 
     def recent_calls(self) -> dict[_Endpoint, RecentCalls]:
         """Return what the last calls of each endpoint say."""
@@ -133,27 +145,51 @@ class RecentLooks:
 
     def latencies(self) -> dict[_Endpoint, Latencies]:
         """Return the latency of the last calls of each endpoint."""
-        found: defaultdict[_Endpoint, dict[str, Latency]] = defaultdict(dict)
-        for seconds in reversed(_LATENCY_WINDOWS):
-            for key, parts in self._latencies_since(self._looks[-1].at - seconds):
-                upstream, url, model = key
-                calls = sum(count for count, _ in parts)
-                if calls >= FEW_CALLS:
-                    past = [minute[key] for minute in self._minutes if key in minute]
-                    found[upstream, url][model] = Latency(calls, _median(parts), seconds, past)
+        recent: defaultdict[_Series, list[Latency]] = defaultdict(list)
+        measured = 0.0
+        for seconds in _LATENCY_WINDOWS:
+            histograms = self._latencies.latest(seconds)
+            if histograms.seconds > measured:  # with many endpoints, looks are seldom
+                measured = histograms.seconds
+                for series, latency in _medians(histograms):
+                    recent[series].append(latency)
+        hour, known = dict(_medians(self._last_hour())), self._latencies.known
+        found: defaultdict[_Endpoint, dict[str, ModelLatency]] = defaultdict(dict)
+        for series, each in recent.items():
+            upstream, url, model = series
+            if model:
+                past = hour.get(series) if series in known else None
+                found[upstream, url][model] = ModelLatency(each, past)
         return dict(found)
+
+    def silences(self, waiting: Waiting) -> dict[_Endpoint, Silence]:
+        """Return the endpoints that respond to none of the calls that wait.
+
+        These were read before the last look, so that it has seen how those that ended did.
+        """
+        at = self._looks[-1].at
+        return self._silent.find(at, waiting, self._heard_at, self._usual_latency)
+
+    def _usual_latency(self, upstream: str, url: str, model: str) -> UsualLatency | None:
+        """Return the latency of a model in the last hour: there, or else at all its endpoints."""
+        hour = self._last_hour()
+        own = [row for row, each in enumerate(hour.labels) if each == (upstream, url, model)]
+        all_rows = [row for row, each in enumerate(hour.labels) if each[::2] == (upstream, model)]
+        for rows in (own, all_rows):
+            words = hour.words[rows].sum(axis=0, keepdims=True)
+            calls = float(words[:, 1:].sum())
+            if calls >= FEW_CALLS:
+                p99 = float(quantiles(ENDPOINT_LATENCY, words, 0.99)[0])
+                return UsualLatency(calls, p99, hour.seconds, rows is own)
+        return None
+
+    def _last_hour(self) -> Histograms:
+        if self._hour is None:
+            self._hour = self._latencies.hour()
+        return self._hour
 
     def _since(self, at: float) -> Iterable[_Look]:
         return (look for look in self._looks if look.at > at)
-
-    def _latencies_since(
-        self, at: float
-    ) -> Iterable[tuple[tuple[str, str, str], list[tuple[float, float]]]]:
-        parts: defaultdict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
-        for look in self._since(at):
-            for key, part in look.latencies.items():
-                parts[key].append(part)
-        return parts.items()
 
 
 def leads_workers(heartbeats: Sequence[memoryview], slot: int, now: float) -> bool:
@@ -168,17 +204,20 @@ def leads_workers(heartbeats: Sequence[memoryview], slot: int, now: float) -> bo
 class EndpointWatch(BackgroundTask):
     """Judges the endpoints of all ``pools`` each second, while its context is open.
 
-    ``pools`` returns the pools by upstream; it is called each time, as a reload replaces them. One
-    worker logs what all of them see: the one for which ``leads`` returns True.
+    ``waiting`` returns the calls of all workers that wait for a response at a time. ``pools``
+    returns the pools by upstream; it is called each time, as a reload replaces them. One worker
+    logs what all of them see: the one for which ``leads`` returns True.
     """
 
     def __init__(
         self,
         store: MetricStore,
+        waiting: Callable[[float], Waiting],
         pools: Callable[[], Mapping[str, Pool]],
         leads: Callable[[], bool],
     ) -> None:
         self._looks = RecentLooks(store)
+        self._waiting = waiting
         self._pools = pools
         self._leads = leads
 
@@ -197,8 +236,12 @@ class EndpointWatch(BackgroundTask):
 
     def _look(self) -> tuple[float, dict[_Endpoint, RecentCalls], dict[_Endpoint, Latencies]]:
         began = time.thread_time()
+        waiting = self._waiting(time.monotonic())
         self._looks.look(time.monotonic(), time.time())
         recent, latencies = self._looks.recent_calls(), self._looks.latencies()
+        for endpoint, silence in self._looks.silences(waiting).items():
+            calls = recent.get(endpoint, NO_CALLS)
+            recent[endpoint] = replace(calls, silence=str(silence))
         return time.thread_time() - began, recent, latencies
 
     def _judge(
@@ -215,17 +258,11 @@ class EndpointWatch(BackgroundTask):
             )
 
 
-def _describe(words: Words) -> tuple[float, float]:
-    """Return how many values a histogram has, and their median."""
-    return float(words[1:].sum()), float(quantiles(ENDPOINT_LATENCY, words[None], 0.5)[0])
-
-
-def _median(parts: Iterable[tuple[float, float]]) -> float:
-    """Return the median of values in parts, each of which has a count and a median."""
-    ordered = sorted(parts, key=lambda part: part[1])
-    left = sum(count for count, _ in ordered) / 2
-    for count, value in ordered:
-        left -= count
-        if left <= 0:
-            return value
-    return math.nan
+def _medians(histograms: Histograms) -> Iterable[tuple[_Series, Latency]]:
+    """Yield the latency of each series that has enough calls."""
+    words, seconds = histograms.words, histograms.seconds
+    counts = words[:, 1:].sum(axis=1).tolist()
+    medians = quantiles(ENDPOINT_LATENCY, words, 0.5).tolist()
+    for series, calls, median in zip(histograms.labels, counts, medians, strict=True):
+        if calls >= FEW_CALLS:
+            yield series, Latency(calls, median, seconds)

@@ -75,6 +75,9 @@ if TYPE_CHECKING:
 _ADMIN_DRAIN_GRACE = 0.1
 """Seconds at the end for operators with an open connection to request a page."""
 
+_NOTED_WAIT = 1.0
+"""Seconds after which other workers learn that a call waits for its endpoint."""
+
 _UNKNOWN_VERSION = -1
 """Of the drained endpoints: they are read at the next look."""
 
@@ -150,9 +153,11 @@ class Gateway:
             partial(worker_status, self),
             self._metrics,
             self._tick,
-            self._recent_calls.flush,
+            self._each_second,
         )
-        self._endpoint_watch = EndpointWatch(self.metric_store, self._pools, self._leads)
+        self._endpoint_watch = EndpointWatch(
+            self.metric_store, shared.waiting.read, self._pools, self._leads
+        )
         self._control: ControlServer | None = None
         self._admin: AdminSite | None = None
         self._offload: OffloadThreads | None = None
@@ -560,6 +565,12 @@ class Gateway:
             self._drain_endpoints(self.upstreams)
             self._drained_version = version
         self._shared.calls_in_progress[self._slot][0] = self._listener.requests
+
+    def _each_second(self) -> None:
+        self._recent_calls.flush()
+        now, waiting = time.monotonic(), self._listener.find_waiting(_NOTED_WAIT)
+        sent = {key: now - seconds for key, seconds in waiting.items()}
+        self._shared.waiting.publish(self._slot, now, sent)
 
     def _make_observers(
         self, settings: Settings, writer: LogWriter | None, tracing: Tracing | None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Self
 
 import orjson
@@ -11,7 +12,7 @@ import orjson
 from gateway.app.journal.journal import Journal, SharedJournal
 from gateway.observe.call_metrics import CALL_FAMILIES
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
-from gateway.observe.metric_store import MetricStore
+from gateway.observe.metric_store import MetricStore, clean_label
 from gateway.observe.recent_calls import RecentCalls
 from gateway.workers.control import ControlSockets
 from gateway.workers.shared_documents import SharedDocuments
@@ -24,6 +25,10 @@ _ORDINARY_CALLS, _NOTABLE_CALLS = 512 * 1024, 1024 * 1024
 
 _MAX_DRAINED = 256 * 1024
 """Bytes of the list of drained endpoints."""
+_WAITING, _MAX_WAITING = 100, 512 * 1024
+"""Endpoints and models of a worker whose waiting calls are shared, and bytes of their list."""
+_STALE = 5.0
+"""Seconds after which the list of a worker, which it writes each second, says nothing of now."""
 
 
 class SharedCalls:
@@ -72,6 +77,34 @@ class DrainedEndpoints:
             raise ValueError("too many endpoints are drained")
 
 
+Waiting = Mapping[tuple[str, str, str], float]
+"""When the oldest call that waits was sent, by upstream, URL and model, as labels."""
+
+
+class WaitingCalls:
+    """Calls that wait for the first byte of a response, as each worker finds them."""
+
+    def __init__(self, workers: int) -> None:
+        self._documents = SharedDocuments(workers, _MAX_WAITING)
+
+    def publish(self, slot: int, now: float, waiting: Waiting) -> None:
+        """Publish those of a worker; times are on the clock of ``time.monotonic``."""
+        oldest = sorted(waiting.items(), key=itemgetter(1))[:_WAITING]
+        rows = [[*map(clean_label, key), sent_at] for key, sent_at in oldest]
+        self._documents.publish(slot, orjson.dumps([now, rows]))
+
+    def read(self, now: float) -> dict[tuple[str, str, str], float]:
+        """Return those of all workers that run, as ``Waiting``."""
+        found: dict[tuple[str, str, str], float] = {}
+        for document in self._documents.read_all():
+            at, rows = orjson.loads(document or b"[0, []]")
+            if at > now - _STALE:
+                for upstream, url, model, sent_at in rows:
+                    key = upstream, url, model
+                    found[key] = min(sent_at, found.get(key, sent_at))
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
     """It is made before the first fork, and outlives workers and reloads."""
@@ -90,6 +123,8 @@ class SharedMemory:
     recent_calls: SharedCalls
     """The last calls of each worker."""
     drained: DrainedEndpoints
+    waiting: WaitingCalls
+    """The calls of each worker to which no endpoint responds."""
     journal: SharedJournal
     """The events of each worker, of the supervisor, and of the admin process."""
     control: ControlSockets | None
@@ -118,6 +153,7 @@ class SharedMemory:
             shared_counters(workers),
             SharedCalls(workers),
             DrainedEndpoints(),
+            WaitingCalls(workers),
             SharedJournal(workers + 2),
             control,
         )

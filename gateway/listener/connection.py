@@ -229,6 +229,11 @@ class ClientConnection(Connection):
         """Do nothing: the next response tells the client."""
 
     @property
+    def has_sent_all(self) -> bool:
+        """Whether the whole request of its call is there."""
+        return self._body is None or self._body.ended
+
+    @property
     def is_idle(self) -> bool:
         """Whether there is no call, though perhaps a part of a request's head."""
         return self._call is None

@@ -111,6 +111,10 @@ class ListenerConnection(Protocol):
 class CallClient(FastPathClient, Protocol):
     """The client of one call: an HTTP/1.1 connection, or a stream of an HTTP/2 connection."""
 
+    @property
+    def has_sent_all(self) -> bool:
+        """Tell whether its whole request is there."""
+
     def start_deferred_task(self) -> None:
         """Start the deferred call on the streaming path."""
 

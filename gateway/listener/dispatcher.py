@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from gateway.errors import GatewayError, strip_tracebacks
@@ -141,6 +142,23 @@ class RequestDispatcher(ConnectionHost):
     def remove_call(self, call: Call) -> None:
         """Unregister an ended call."""
         self._active_calls.pop(call, None)
+
+    def find_waiting(self, seconds: float) -> dict[tuple[str, str, str], float]:
+        """Return for how long inference calls have waited for their endpoints: the oldest of each.
+
+        By upstream, URL and model. Only calls that were sent at least ``seconds`` ago count, and
+        only if their whole request is there, and nothing of their response.
+        """
+        found: dict[tuple[str, str, str], float] = {}
+        now = time.perf_counter()
+        for client in self._active_calls.values():
+            record = client.record
+            if now - record.started < seconds:
+                break  # all further ones have begun later, so that it costs nothing for most calls
+            if record.waits_for_inference and client.has_sent_all:
+                key = record.upstream, record.endpoint, record.labels.model
+                found[key] = max(found.get(key, seconds), now - record.sent_at)
+        return {key: waited for key, waited in found.items() if waited > seconds}
 
     def observe_call(self, record: CallRecord) -> None:
         """Give the record of an ended call to the observers."""

@@ -158,6 +158,11 @@ class Http2Call(StreamHandler):
         """Return what the call has reserved."""
         return self.record.reserved
 
+    @property
+    def has_sent_all(self) -> bool:
+        """Whether the whole request is there."""
+        return self.received_end
+
     def start(self) -> None:
         """Start the call: on the fast path if its whole body came together with its headers."""
         if self._ended:

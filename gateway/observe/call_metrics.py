@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from gateway.observe.call_record import NO_LABELS, AttemptRecord, CallRecord
+from gateway.observe.call_record import INFERENCE, NO_LABELS, AttemptRecord, CallRecord
 from gateway.observe.gateway_metrics import ENDPOINT_LABELS
 from gateway.observe.metric_cells import Counter, FineBuckets, Histogram
 from gateway.observe.metric_store import (
@@ -153,7 +153,6 @@ _OPERATION = _CALL_LABELS.index("operation")
 _CACHED_ENDPOINTS = 2048
 _MAX_MODELS_OF_ENDPOINTS = 500
 """Models at endpoints whose latency is measured apart; any further ones of an endpoint together."""
-_INFERENCE = ("infer", "generate")
 _SERVER_ERROR = 500
 _OPERATIONS_OF_MODELS = ("infer", "generate", "metadata")
 """The operations whose success shows that there is such a model."""
@@ -178,7 +177,7 @@ class _CallCells:
         response_bytes: Counter,
     ) -> None:
         self.labels: Final = labels
-        is_inference = labels[_OPERATION] in _INFERENCE and labels[_MODEL] != OTHER
+        is_inference = labels[_OPERATION] in INFERENCE and labels[_MODEL] != OTHER
         self.inferred_model: Final = labels[_MODEL] if is_inference else ""
         self.next_exemplar: Final = [0.0] * (len(_BUCKETS) + 2)
         """When a call in that bucket may be the next exemplar, on the clock of the records."""
@@ -268,8 +267,13 @@ class CallMetrics:
         calls.request_bytes.add(float(record.request_bytes))
         calls.response_bytes.add(float(record.response_bytes))
         if record.sent_at and record.endpoint:
-            # The time of a call that fails says nothing of the server's latency: it may be none.
-            is_well = record.error_kind is None and record.status < _SERVER_ERROR
+            # The time of a call that fails says nothing of the server's latency: it may be none. If
+            # the client gives up before a response, it says how long that client waits.
+            is_well = (
+                record.error_kind is None
+                and record.status < _SERVER_ERROR
+                and record.first_byte_seconds > 0.0
+            )
             cells = self._observe_attempt(record, calls.inferred_model, is_well)
             if record.is_from_server:
                 self._count_response(cells, record)

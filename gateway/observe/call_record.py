@@ -10,6 +10,9 @@ from gateway.observe.call_capture import CallCapture
 from gateway.observe.call_trace import CallTrace, HeaderLine, find_trace_parent
 from gateway.system.buffers import ReservedBytes
 
+INFERENCE: Final = ("infer", "generate")
+"""The operations that run a model."""
+
 
 class CallLabels:
     """What is known of a call by its head: equal heads share one object."""
@@ -172,6 +175,15 @@ class CallRecord:
         self.error_kind: ErrorKind | None = None
         self.server_error = ""
         """The status and the message of the error that a server returned last; empty for none."""
+
+    @property
+    def waits_for_inference(self) -> bool:
+        """Tell whether a model was asked to infer, and nothing of its response has come yet."""
+        return (
+            self.sent_at > 0.0
+            and self.server_seconds == self.first_byte_seconds == 0.0
+            and self.labels.operation in INFERENCE
+        )
 
     def set_endpoint(self, upstream: str, endpoint: str) -> None:
         """Record where the call goes; what is measured from now on is of this endpoint."""

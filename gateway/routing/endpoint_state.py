@@ -25,7 +25,7 @@ class State(Enum):
     UNREACHABLE = "unreachable"
     """The last calls could not connect, and none has since."""
     FAILING = "failing"
-    """Many of its last calls failed."""
+    """Many of its last calls failed, or it responds to none."""
     SLOW = "slow"
     """Its calls take much longer than at its siblings, or than in its last hour."""
     IN_USE = "in_use"
@@ -54,6 +54,8 @@ class RecentCalls:
     """The time in which these were."""
     succeeded_at: float = 0.0
     """When a call last succeeded: Unix time."""
+    silence: str = ""
+    """That it responds to no call, in a sentence; empty if it does."""
 
 
 NO_CALLS = RecentCalls()
@@ -100,22 +102,29 @@ def find_state(facts: Facts, was_failing: bool) -> tuple[State, str]:
     none_succeeded = facts.last_error_at >= recent.succeeded_at
     if none_succeeded and facts.connect_failures >= _FEW_FAILURES:
         return State.UNREACHABLE, row
-    if none_succeeded and facts.failures >= _FEW_FAILURES:
-        return State.FAILING, row
-    share = _STILL_FAILING_SHARE if was_failing else _FAILING_SHARE
-    if recent.failures >= (1 if was_failing else _FEW_FAILURES) and (
-        recent.failures >= share * recent.calls
-    ):
-        sentence = (
-            f"{recent.failures:.0f} of its {recent.calls:.0f} calls"
-            f" of the last {recent.seconds:.0f} s failed"
-        )
-        if facts.last_error:
-            sentence += f"; last error: {facts.last_error}"
-        return State.FAILING, sentence
+    if failure := _describe_failures(facts, row, none_succeeded, was_failing):
+        return State.FAILING, failure
     if facts.slowness:
         return State.SLOW, facts.slowness
     return State.IN_USE, row if facts.failures else ""
+
+
+def _describe_failures(facts: Facts, row: str, none_succeeded: bool, was_failing: bool) -> str:
+    """Return how an endpoint fails; empty if it does not."""
+    if none_succeeded and facts.failures >= _FEW_FAILURES:
+        return row
+    recent = facts.recent
+    if recent.silence:
+        return recent.silence
+    share = _STILL_FAILING_SHARE if was_failing else _FAILING_SHARE
+    few = 1 if was_failing else _FEW_FAILURES
+    if recent.failures < few or recent.failures < share * recent.calls:
+        return ""
+    sentence = (
+        f"{recent.failures:.0f} of its {recent.calls:.0f} calls"
+        f" of the last {recent.seconds:.0f} s failed"
+    )
+    return f"{sentence}; last error: {facts.last_error}" if facts.last_error else sentence
 
 
 def _failures_in_a_row(facts: Facts) -> str:

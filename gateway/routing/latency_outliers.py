@@ -6,37 +6,43 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_low
 
 FEW_CALLS, MANY_CALLS = 3, 20
 """Calls without which nothing is said, and those from which a smaller factor will do."""
-_FACTOR, _FACTOR_OF_FEW = 3.0, 10.0
+FACTOR, FACTOR_OF_FEW = 3.0, 10.0
 _MIN_DIFFERENCE, _MIN_DIFFERENCE_OF_FEW = 0.02, 0.1
 """Seconds: less is what networks, event loops and busy machines do."""
 _STILL_SLOW = 0.7
 """The share of these limits at which an endpoint that was slow is slow no more."""
-_MIN_PAST = 5
-"""Minutes that must be known of an endpoint that has no siblings."""
 MEMORY = 6.0
 """Seconds whose calls are looked at; if these are few, more."""
-RECENT = 15.0
+_RECENT = 30.0
 """Seconds up to which calls are of about the same time."""
+_TWO_MINUTES = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The latency of an endpoint's last calls of a model."""
+    """The latency of calls that ended in the last seconds."""
 
     calls: float
     median: float
     """Seconds."""
-    window: float = MEMORY
-    """The seconds in which these calls ended."""
-    past: Sequence[float] = ()
-    """The medians of the minutes of the last hour, without the present one."""
+    seconds: float = MEMORY
+    """The time in which these calls ended."""
 
 
-Latencies = Mapping[str, Latency]
+@dataclass(frozen=True, slots=True)
+class ModelLatency:
+    """The latency of a model at an endpoint."""
+
+    recent: Sequence[Latency]
+    """Of several times until now, the shortest first; all endpoints have the same times."""
+    hour: Latency | None = None
+    """Of the last hour; None if fewer than five minutes are known."""
+
+
+Latencies = Mapping[str, ModelLatency]
 """By model."""
 
 
@@ -45,21 +51,27 @@ class Outlier:
     """Why an endpoint is slow."""
 
     model: str
-    median: float
-    usual: float
-    """The median of its siblings, or of its past; in seconds."""
+    latency: Latency
+    usual: Latency
+    """The median of its siblings in the same time, or its own of the last hour."""
     has_siblings: bool
 
     @property
     def factor(self) -> float:
         """How many times as long its calls take."""
-        return self.median / self.usual
+        return self.latency.median / self.usual.median
 
     def __str__(self) -> str:
-        where = "at the other endpoints" if self.has_siblings else "in the last hour"
+        own, usual = self.latency, self.usual
+        where = (
+            "at the other endpoints"
+            if self.has_siblings
+            else f"in the last {describe_span(usual.seconds)}"
+        )
         return (
-            f"its calls of {self.model} take {_seconds(self.median)} (median),"
-            f" and {_seconds(self.usual)} {where}"
+            f"its calls of {self.model} take {describe_seconds(own.median)}"
+            f" (median of the last {describe_span(own.seconds)}),"
+            f" and {describe_seconds(usual.median)} {where}"
         )
 
 
@@ -72,53 +84,72 @@ def find_outliers(
     with itself. ``slow`` are the endpoints that were outliers before. An endpoint that ``is_alone``
     in its upstream is compared with its past.
     """
-    # The load of before may have been another one: what is new is not compared with what is old.
-    medians: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
+    medians: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
     for models in latencies.values():
-        for model, latency in models.items():
-            if latency.calls >= FEW_CALLS:
-                insort(medians[model, False], latency.median)
-                if latency.window <= RECENT:
-                    insort(medians[model, True], latency.median)
+        for model, each in models.items():
+            for latency in _with_enough_calls(each):
+                insort(medians[model, latency.seconds], latency.median)
     found: dict[str, Outlier] = {}
     for endpoint, models in latencies.items():
+        compared = (
+            (model, _with_its_past(each) if is_alone else _with_others(model, each, medians))
+            for model, each in models.items()
+        )
         outliers = [
-            Outlier(model, latency.median, usual, not is_alone)
-            for model, latency in models.items()
-            if latency.calls >= FEW_CALLS
-            and (
-                usual := _past(latency)
-                if is_alone
-                else _median_of_others(latency, medians[model, latency.window <= RECENT])
-            )
-            and _is_outlier(latency, usual, endpoint in slow)
+            Outlier(model, *pair, not is_alone)
+            for model, pair in compared
+            if pair is not None and _is_outlier(*pair, endpoint in slow)
         ]
         if outliers:
             found[endpoint] = max(outliers, key=lambda each: each.factor)
     return found
 
 
-def _past(latency: Latency) -> float:
-    """Return the median of an endpoint's past; 0 if too little is known."""
-    return median_low(latency.past) if len(latency.past) >= _MIN_PAST else 0.0
+def _with_enough_calls(latency: ModelLatency) -> list[Latency]:
+    return [each for each in latency.recent if each.calls >= FEW_CALLS]
 
 
-def _median_of_others(latency: Latency, medians: Sequence[float]) -> float:
-    """Return the lower median of sorted medians without that of an endpoint; 0 without others."""
-    if len(medians) < 2:
-        return 0.0
+def _with_its_past(latency: ModelLatency) -> tuple[Latency, Latency] | None:
+    """Return the latency of now and that of the last hour, if both are known."""
+    now, past = _with_enough_calls(latency), latency.hour
+    return (now[0], past) if now and past is not None else None
+
+
+def _with_others(
+    model: str, latency: ModelLatency, medians: Mapping[tuple[str, float], Sequence[float]]
+) -> tuple[Latency, Latency] | None:
+    """Return the latency of now and that of the siblings in the same time, if both are known.
+
+    The load of before may have been another one: if there are calls of now, no older ones count.
+    """
+    known = _with_enough_calls(latency)
+    for own in [each for each in known if each.seconds <= _RECENT] or known:
+        found = medians[model, own.seconds]
+        if len(found) > 1:
+            return own, Latency(0.0, _median_of_others(own.median, found), own.seconds)
+    return None
+
+
+def _median_of_others(own: float, medians: Sequence[float]) -> float:
+    """Return the lower median of two or more sorted medians without one of them."""
     middle = (len(medians) - 2) // 2
-    return medians[middle + (bisect_left(medians, latency.median) <= middle)]
+    return medians[middle + (bisect_left(medians, own) <= middle)]
 
 
-def _is_outlier(latency: Latency, usual: float, was_slow: bool) -> bool:
-    factor, difference = _FACTOR, _MIN_DIFFERENCE
+def _is_outlier(latency: Latency, usual: Latency, was_slow: bool) -> bool:
+    factor, difference = FACTOR, _MIN_DIFFERENCE
     if latency.calls < MANY_CALLS and not was_slow:
-        factor, difference = _FACTOR_OF_FEW, _MIN_DIFFERENCE_OF_FEW
+        factor, difference = FACTOR_OF_FEW, _MIN_DIFFERENCE_OF_FEW
     scale = _STILL_SLOW if was_slow else 1.0
-    limit = max(usual * factor, usual + difference)
-    return latency.median >= usual + (limit - usual) * scale
+    limit = max(usual.median * factor, usual.median + difference)
+    return latency.median >= usual.median + (limit - usual.median) * scale
 
 
-def _seconds(value: float) -> str:
+def describe_seconds(value: float) -> str:
+    """Return a latency in words."""
     return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
+
+
+def describe_span(seconds: float) -> str:
+    """Return in words how long a time is of which numbers are."""
+    return f"{seconds:.0f} s" if seconds < _TWO_MINUTES else f"{seconds / 60:.0f} min"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -10,9 +9,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.app.endpoint_watch import EndpointWatch, RecentLooks, leads_workers
-from gateway.observe.call_metrics import CALL_FAMILIES, ENDPOINT_LATENCY, SERVER_DURATION
+from gateway.app.shared_memory import Waiting
+from gateway.observe.call_metrics import (
+    CALL_FAMILIES,
+    ENDPOINT_LATENCY,
+    FIRST_BYTE,
+    SERVER_DURATION,
+)
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
+from gateway.routing.latency_outliers import Latency
 from gateway.workers.shared_state import shared_counters
 from tests.support.gateway import no_leaks, until
 from tests.upstream.pools import make_pool
@@ -47,11 +53,12 @@ class _Looked:
                 writer.counter(ENDPOINT_FAILURES, (*endpoint, failure)).add(1.0)
             if failure != "unreachable":
                 writer.histogram(SERVER_DURATION, endpoint).observe(seconds)
+                writer.histogram(FIRST_BYTE, endpoint).observe(seconds)
                 writer.histogram(ENDPOINT_LATENCY, (*endpoint, model)).observe(seconds)
 
-    def pass_by(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.at += 1
+    def pass_by(self, looks: int, step: float = 1) -> None:
+        for _ in range(looks):
+            self.at += step
             self.looks.look(self.at, NOW + self.at)
 
 
@@ -99,9 +106,36 @@ def test_latency_is_that_of_the_latest_calls() -> None:
     for _ in range(6):
         looked.serve(1, seconds=2.0)
         looked.pass_by(1)
-    latency = looked.looks.latencies()[ENDPOINT]["m"]
-    assert latency.calls == 6
-    assert latency.median == pytest.approx(2.0, rel=0.05)
+    latency, *older = looked.looks.latencies()[ENDPOINT]["m"].recent
+    assert (latency.calls, latency.seconds) == (6, 6)
+    assert latency.median == pytest.approx(2.0, rel=0.02)
+    assert [each.seconds for each in older] == [15, 56]
+    assert older[0].median == pytest.approx(0.002, rel=0.02)
+
+
+def test_median_is_that_of_all_calls_not_of_seconds() -> None:
+    """Most seconds have a median of 1 ms, but most calls took longer."""
+    looked = _Looked()
+    for _ in range(4):
+        looked.serve(10, seconds=0.001)
+        looked.pass_by(1)
+    looked.serve(60, seconds=0.3)
+    looked.serve(59, seconds=0.2)
+    looked.serve(100, seconds=0.1)
+    looked.pass_by(1)
+    (latency, *_) = looked.looks.latencies()[ENDPOINT]["m"].recent
+    assert latency.calls == 259
+    assert latency.median == pytest.approx(0.1, rel=0.02)
+
+
+def test_time_of_which_a_latency_is_named_as_it_was_measured() -> None:
+    """With many endpoints the gateway looks less often than it should."""
+    looked = _Looked()
+    for _ in range(10):
+        looked.serve(3)
+        looked.pass_by(1, step=8)
+    recent = looked.looks.latencies()[ENDPOINT]["m"].recent
+    assert [(each.calls, each.seconds) for each in recent] == [(3, 8), (6, 16), (24, 64)]
 
 
 def test_calls_without_a_model_have_no_latency_of_their_own() -> None:
@@ -111,23 +145,79 @@ def test_calls_without_a_model_have_no_latency_of_their_own() -> None:
     assert looked.looks.latencies() == {}
 
 
-def test_past_of_an_endpoint_is_a_median_for_each_minute() -> None:
+def test_past_of_an_endpoint_is_of_all_calls_of_an_hour_once_five_minutes_are_known() -> None:
     looked = _Looked()
-    for minute in range(1, 8):
-        looked.serve(10, seconds=0.1 * minute)
+    for minute in range(10):
+        assert _hour(looked) is None, minute
+        looked.serve(10, seconds=0.1)
         looked.pass_by(60)
+    looked.serve(80, seconds=2.0)
+    looked.pass_by(1)
+    past = _hour(looked)
+    assert past is not None
+    assert (past.calls, past.seconds) == (180, 601)
+    assert past.median == pytest.approx(0.1, rel=0.02)
+    looked.pass_by(3900)
     looked.serve(3)
     looked.pass_by(1)
-    past = looked.looks.latencies()[ENDPOINT]["m"].past
-    assert list(past) == pytest.approx([0.1 * minute for minute in range(1, 8)], rel=0.05)
+    assert _hour(looked) is None
+
+
+def _hour(looked: _Looked) -> Latency | None:
+    latencies = looked.looks.latencies().get(ENDPOINT, {})
+    return latencies["m"].hour if latencies else None
+
+
+def test_endpoint_that_does_not_respond_is_silent_beside_its_own_latency() -> None:
+    looked, series = _Looked(), (*ENDPOINT, "m")
+    looked.serve(20, seconds=0.1)
+    looked.pass_by(1)
+    sent_at = looked.at
+    for _ in range(4):
+        looked.pass_by(1)
+        assert looked.looks.silences({series: sent_at}) == {}
+    looked.serve(20, endpoint=("u", "http://1"))
+    looked.pass_by(1)
+    silence = looked.looks.silences({series: sent_at})[ENDPOINT]
+    assert (silence.model, silence.seconds, silence.usual.is_own) == ("m", 5, True)
+    assert silence.usual.p99 == pytest.approx(0.1, rel=0.02)
+    looked.serve(1)
+    looked.pass_by(1)
+    assert looked.looks.silences({series: sent_at}) == {}
+
+
+def test_endpoint_that_cannot_be_connected_to_is_not_silent() -> None:
+    looked, series = _Looked(), (*ENDPOINT, "m")
+    looked.serve(20)
+    looked.pass_by(1)
+    sent_at = looked.at
+    for _ in range(5):
+        looked.serve(1, failure="unreachable")
+        looked.pass_by(3)
+        assert looked.looks.silences({series: sent_at}) == {}
+
+
+def test_endpoint_that_never_responded_is_silent_beside_its_siblings() -> None:
+    looked = _Looked()
+    looked.serve(20)
+    looked.pass_by(6)
+    silences = looked.looks.silences({("u", "http://1", "m"): 1.0, ("u", "http://2", "n"): 1.0})
+    assert not silences["u", "http://1"].usual.is_own
+    assert list(silences) == [("u", "http://1")]
 
 
 @asynccontextmanager
 async def _slow_endpoint_is_seen(leads: Callable[[], bool]) -> AsyncIterator[None]:
     """Watch two endpoints, of which the first is slow; it is known to be when the body begins."""
     looked, pool = _Looked(), make_pool(2)
-    async with no_leaks(), EndpointWatch(looked.store, lambda: {"u": pool}, leads):
-        await asyncio.sleep(0.1)  # the first look
+    looks: list[float] = []
+
+    def waiting(now: float) -> Waiting:
+        looks.append(now)
+        return {}
+
+    async with no_leaks(), EndpointWatch(looked.store, waiting, lambda: {"u": pool}, leads):
+        await until(lambda: len(looks) > 1)  # what was counted before the first one is not known
         looked.serve(20, seconds=2.0)
         looked.serve(20, endpoint=("u", "http://1"))
         await until(lambda: _states(pool.snapshot()) == ["slow", "in_use"])

@@ -58,6 +58,26 @@ async def test_status_of_a_dead_worker_is_not_shown() -> None:
     assert [status["pid"] for status in statuses] == [os.getpid()]
 
 
+def test_oldest_call_that_waits_in_any_worker_that_runs_is_known() -> None:
+    shared = SharedMemory.for_workers(3)
+    one, two = ("u", "http://h:1", "m"), ("u", "http://h:2", "m")
+    shared.waiting.publish(0, 100.0, {one: 90.0, two: 91.0})
+    shared.waiting.publish(1, 101.0, {one: 80.0})
+    shared.waiting.publish(2, 90.0, {two: 20.0})
+    assert shared.waiting.read(102.0) == {one: 80.0, two: 91.0}
+    shared.waiting.publish(1, 102.0, {})
+    assert shared.waiting.read(102.0) == {one: 90.0, two: 91.0}
+    assert shared.waiting.read(107.0) == {}
+
+
+def test_calls_that_wait_are_shared_of_the_endpoints_that_make_them_wait_longest() -> None:
+    shared = SharedMemory.for_workers(1)
+    waiting = {("\udc80" * 300, f"http://h:{n}", "模" * 300): 100.0 - n for n in range(500)}
+    shared.waiting.publish(0, 100.0, waiting)
+    found = shared.waiting.read(100.0)
+    assert {url for _, url, _ in found} == {f"http://h:{n}" for n in range(400, 500)}
+
+
 async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
     shared = SharedMemory.for_workers(2)

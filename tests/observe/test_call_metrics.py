@@ -256,6 +256,7 @@ def test_latency_is_that_of_calls_that_do_not_fail_by_model() -> None:
     retried = _record()
     retried.set_endpoint("u", "http://h:2")
     retried.begin_attempt(2.0)
+    retried.server_seconds = retried.first_byte_seconds = 0.004
     metrics.observe(retried)
     words = metrics.store.sums(ENDPOINT_LATENCY)
     counts = {labels[1:]: sum(each) for labels, each in words.items() if sum(each)}
@@ -266,6 +267,13 @@ def test_latency_is_that_of_calls_that_do_not_fail_by_model() -> None:
     }
     all_calls = sum(sum(each) for each in metrics.store.sums(CALL_LATENCY).values())
     assert all_calls == 8
+
+
+def test_latency_is_not_that_of_clients_that_give_up_before_a_response() -> None:
+    metrics = _Metrics()
+    metrics.observe(_record(status=0, first_byte_seconds=0.0, error="the client left"))
+    assert not any(map(sum, metrics.store.sums(ENDPOINT_LATENCY).values()))
+    assert metrics.value("server_duration_seconds_count", **ENDPOINT) == 1
 
 
 def test_models_whose_latency_is_measured_apart_are_bounded() -> None:

@@ -15,7 +15,7 @@ from gateway.observe.metric_store import (
     Labels,
     MetricStore,
 )
-from gateway.observe.metric_table import MetricTable, quantiles
+from gateway.observe.metric_table import MetricTable, RecentHistograms, quantiles
 from tests.observe.dying import run_in_a_child
 
 CALLS = CounterFamily("calls", "Calls.", ("model", "status"))
@@ -127,3 +127,43 @@ def test_full_segment_counts_in_the_row_of_others() -> None:
 def test_median_is_the_middle_of_its_bucket(counts: list[int], expected: float) -> None:
     (found,) = quantiles(SECONDS, np.array([[0.0, *counts]]), 0.5)
     assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_recent_values_are_those_since_a_time_over_all_processes() -> None:
+    store = MetricStore(FAMILIES, segments=2)
+    recent = RecentHistograms(store, SECONDS)
+    _count(store, 0, SECONDS, "m", 100.0)
+    recent.look(100.0)
+    assert recent.latest(60.0).labels == ()
+    for second, (label, amount) in enumerate([("m", 0.25), ("n", 3.0), ("m", 100.0)]):
+        _count(store, second % 2, SECONDS, label, amount)
+        recent.look(101.0 + second)
+    found = recent.latest(1.0)
+    assert found.seconds == 1
+    assert list(found.labels) == [("m",)]
+    assert found.words.tolist() == [[100.0, 0, 0, 0, 1]]
+    found = recent.latest(60.0)
+    assert found.seconds == 3
+    words = dict(zip(found.labels, found.words.tolist(), strict=True))
+    assert words == {("m",): [100.25, 1, 0, 0, 1], ("n",): [3.0, 0, 0, 1, 0]}
+    recent.look(162.5)
+    found = recent.latest(60.0)
+    assert (found.seconds, found.labels) == (60.5, [("m",)])
+
+
+def test_values_of_an_hour_are_those_of_the_last_steps_and_of_now() -> None:
+    store = MetricStore(FAMILIES)
+    recent = RecentHistograms(store, SECONDS)
+    recent.look(0.0)
+    _count(store, 0, SECONDS, "old", 0.25)
+    for minute in range(1, 66):
+        _count(store, 0, SECONDS, "m", 0.25)
+        recent.look(60.0 * minute)
+        hour = recent.hour()
+        words = dict(zip(hour.labels, hour.words[:, 1].tolist(), strict=True))
+        assert (("m",) in recent.known) == (minute >= 10)
+        if minute < 65:
+            assert hour.seconds == 60 * minute
+            assert words == {("m",): minute, ("old",): 1}
+    assert hour.seconds == 3600
+    assert words == {("m",): 60}

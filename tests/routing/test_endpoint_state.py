@@ -27,7 +27,8 @@ REFUSING: dict[str, Any] = {
     "last_error": REFUSED,
     "last_error_at": 100.0,
 }
-SLOW = "its calls of m take 2 s (median), and 2 ms at the other endpoints"
+SLOW = "its calls of m take 2 s (median of the last 6 s), and 2 ms at the other endpoints"
+SILENT = "no response for 6 s to calls of m; p99 of the 2 min before: 2 ms"
 HALF = RecentCalls(calls=20, failures=10, seconds=10, succeeded_at=100)
 
 
@@ -56,6 +57,13 @@ def _state(was_failing: bool = False, **fields: Any) -> tuple[State, str]:
             State.FAILING,
             "10 of its 20 calls of the last 10 s failed; last error: it returned 500",
         ),
+        ({"recent": RecentCalls(silence=SILENT)}, State.FAILING, SILENT),
+        (
+            {**REFUSING, "connect_failures": 0, "recent": RecentCalls(silence=SILENT)},
+            State.FAILING,
+            f"3 failures in a row: {REFUSED}",
+        ),
+        ({"recent": replace(HALF, silence=SILENT), "slowness": SLOW}, State.FAILING, SILENT),
         ({"slowness": SLOW}, State.SLOW, SLOW),
         (
             {"health_check_failure": "GET / returned 503"},

@@ -4,11 +4,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.routing.latency_outliers import Latencies, Latency, Outlier, find_outliers
+from gateway.routing.latency_outliers import (
+    Latencies,
+    Latency,
+    ModelLatency,
+    Outlier,
+    find_outliers,
+)
 
 
-def _latency(seconds: float, calls: float = 100) -> dict[str, Latency]:
-    return {"m": Latency(calls, seconds)}
+def _latency(median: float, calls: float = 100, seconds: float = 6.0) -> dict[str, ModelLatency]:
+    return {"m": ModelLatency([Latency(calls, median, seconds)])}
 
 
 def find_outlier(
@@ -54,11 +60,22 @@ def test_slow_endpoint_stays_slow_until_it_is_clearly_faster() -> None:
 
 
 def test_each_model_is_compared_with_itself() -> None:
-    fast, slow = Latency(100, 0.002), Latency(100, 2.0)
+    fast, slow = _latency(0.002)["m"], _latency(2.0)["m"]
     assert find_outlier({"large": slow}, [{"small": fast}], False, False) is None
     own = {"small": slow, "large": slow}
     found = find_outlier(own, [{"small": fast, "large": slow}], False, False)
-    assert str(found) == "its calls of small take 2 s (median), and 2 ms at the other endpoints"
+    assert str(found) == (
+        "its calls of small take 2 s (median of the last 6 s), and 2 ms at the other endpoints"
+    )
+
+
+def test_endpoints_are_compared_in_the_shortest_time_of_which_both_have_calls() -> None:
+    own = {"m": ModelLatency([Latency(9, 2.0, 6.0), Latency(9, 3.0, 15.0), Latency(9, 4.0, 60.0)])}
+    sibling = {"m": ModelLatency([Latency(9, 0.002, 15.0), Latency(9, 0.001, 60.0)])}
+    found = find_outlier(own, [sibling], False, False)
+    assert str(found) == (
+        "its calls of m take 3 s (median of the last 15 s), and 2 ms at the other endpoints"
+    )
 
 
 def test_sibling_with_few_calls_says_nothing() -> None:
@@ -67,16 +84,18 @@ def test_sibling_with_few_calls_says_nothing() -> None:
 
 def test_calls_of_now_are_not_compared_with_those_of_a_minute_ago() -> None:
     """The load may have been another one."""
-    old, new = {"m": Latency(100, 0.002, window=60)}, _latency(2.0)
+    new = {"m": ModelLatency([Latency(100, 2.0), Latency(100, 2.0, seconds=60)])}
+    old = _latency(0.002, seconds=60)
     assert find_outlier(new, [old], False, False) is None
-    assert find_outlier({"m": Latency(100, 2.0, window=60)}, [old], False, False)
+    assert find_outlier(_latency(2.0, seconds=60), [old], False, False)
 
 
 def test_single_endpoint_is_compared_with_its_last_hour() -> None:
-    past = [0.1] * 4 + [5.0]
-    now = {"m": Latency(100, 0.5, past=past)}
+    now = {"m": ModelLatency([Latency(100, 0.5)], hour=Latency(2000, 0.1, 3720))}
     found = find_outlier(now, [], False, True)
-    assert str(found) == "its calls of m take 500 ms (median), and 100 ms in the last hour"
-    assert find_outlier({"m": Latency(100, 0.5, past=past[:4])}, [], False, True) is None
+    assert str(found) == (
+        "its calls of m take 500 ms (median of the last 6 s), and 100 ms in the last 62 min"
+    )
+    assert find_outlier(_latency(0.5), [], False, True) is None
     # The past of one of several is no measure: all may have become slow, by their load.
     assert find_outlier(now, [], False, False) is None

@@ -10,7 +10,7 @@ from gateway.app.journal.journal import Journal, SharedJournal
 from gateway.demo.server.server import DemoServer
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics
 from gateway.observe.metric_store import MetricStore
-from gateway.routing.latency_outliers import Outlier
+from gateway.routing.latency_outliers import Latency, Outlier
 from gateway.settings.upstreams import Upstream
 from gateway.upstream.pool.member import Outcome
 from tests.support.addresses import HOST, free_port
@@ -60,7 +60,7 @@ async def test_ejection_of_a_slow_endpoint_says_how_slow_it_is() -> None:
     async with _upstream([ONE, TWO], outlier_detection=outliers) as (upstream, journal):
         pool = upstream.upstream.pool
         member = pool.members[0]
-        member.outlier = Outlier("resnet", 2.0, 0.002, has_siblings=True)
+        member.outlier = Outlier("resnet", Latency(50, 2.0), Latency(50, 0.002), has_siblings=True)
         pool.outlier_detector.eject_slow(member)
         assert _told(journal) == [
             ("endpoint_ejected", ONE, "outlier detection", str(member.outlier))

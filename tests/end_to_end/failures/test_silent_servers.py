@@ -15,9 +15,10 @@ from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.grpc.client import SERVICE
 from tests.support.grpc.wire_bytes import field
 from tests.support.http2_client import connect_http2
-from tests.support.inference_messages import infer_json
+from tests.support.http_messages import request
+from tests.support.inference_messages import binary_header, infer_binary, infer_json
 from tests.support.servers.http2_server import Http2Peer, http2_script
-from tests.support.servers.scripted_server import Script, ScriptedServer
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, never_respond
 
 INFER = f"/{SERVICE}/ModelInfer"
 CONFIG = f"/{SERVICE}/ModelConfig"
@@ -141,6 +142,74 @@ async def test_deadlines_of_a_second_pass_on_one_silent_connection(
         responses = [await ask(gateway) for _ in range(_MANY)]
         assert responses == [False, False] + [True] * (_MANY - 2)
         assert len(server.connections) == 2
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Long": "l" * 3000}], ids=["fast path", "streaming"])
+async def test_call_waits_until_its_response_begins(headers: dict[str, str]) -> None:
+    goes_on = asyncio.Event()
+
+    async def serve(connection: Connection) -> None:
+        await connection.request()
+        await goes_on.wait()
+        await connection.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await connection.wait_for_close()
+
+    async with ScriptedServer(serve) as server, running_gateway(server.url) as gateway:
+        find_waiting = gateway.gateway.listener.find_waiting
+        async with gateway.client() as client:
+            await client.send(request("POST", "/v2/models/m/generate", b"{}", headers))
+            await until(lambda: find_waiting(0.0))
+            assert list(find_waiting(0.0)) == [("servers", server.url, "m")]
+            assert find_waiting(60.0) == {}
+            goes_on.set()
+            await until(lambda: not find_waiting(0.0))
+            assert gateway.gateway.listener.requests == 1
+
+
+async def test_call_does_not_wait_while_its_client_sends() -> None:
+    received = asyncio.Event()
+
+    async def serve(connection: Connection) -> None:
+        await connection.head()
+        received.set()
+        await connection.wait_for_close()
+
+    async with ScriptedServer(serve) as server, running_gateway(server.url) as gateway:
+        find_waiting = gateway.gateway.listener.find_waiting
+        tensor = bytes(1 << 20)
+        data = infer_binary(binary_header(len(tensor)), tensor)
+        async with gateway.client() as client:
+            await client.send(data[:-1])
+            await received.wait()
+            assert find_waiting(0.0) == {}
+            await client.send(data[-1:])
+            await until(lambda: find_waiting(0.0))
+
+
+@pytest.mark.parametrize("more", [(), (_LONG,)], ids=["fast path", "streaming path"])
+async def test_grpc_call_waits_for_a_server_over_grpc(more: tuple[tuple[str, str], ...]) -> None:
+    async with (
+        ScriptedServer(SILENT["hangs"]) as server,
+        running_gateway(server.url.replace("http://", "grpc://")) as gateway,
+    ):
+        assert await _ready(gateway)
+        find_waiting = gateway.gateway.listener.find_waiting
+        async with connect_http2(gateway.url) as client:
+            await client.start("POST", INFER, _BODY, [*GRPC, *more])
+            await until(lambda: find_waiting(0.0))
+            ((upstream, url, model),) = find_waiting(0.0)
+            assert (upstream, url, model) == ("servers", gateway.pool.members[0].endpoint.url, "m")
+
+
+async def test_operation_that_may_take_long_does_not_wait_for_inference() -> None:
+    async with (
+        ScriptedServer(never_respond) as server,
+        running_gateway(server.url) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(request("POST", "/v2/repository/models/m/load", b"{}"))
+        await until(lambda: gateway.outstanding)
+        assert gateway.gateway.listener.find_waiting(0.0) == {}
 
 
 async def test_health_checks_find_a_silent_connection_before_calls_do() -> None:

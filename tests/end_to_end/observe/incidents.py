@@ -202,10 +202,8 @@ class Incident:
     is_dated: bool = True
     """The problem says since when it is there."""
 
-    @property
-    def idle_timeout(self) -> str:
-        """Return the timeout of the gateway that it needs."""
-        return "30s" if self.states == ("slow",) else "1s"
+    idle_timeout: str = "1s"
+    """The timeout of the gateway that it needs."""
 
     def sentence_of(self, site: Site) -> str:
         """Return the pattern of its sentence."""
@@ -214,6 +212,17 @@ class Incident:
 
 INCIDENTS = {
     "frozen": Incident(_freeze, PAIR, EJECTED + "nothing moved for 1 s", "URL failed 5 times"),
+    "frozen, with a long timeout": Incident(
+        _freeze,
+        PAIR,
+        r"URL of model is failing: no response for \d+ s to calls of resnet50;"
+        r" p99 of the \d+ s before: [\d.]+ m?s",
+        r"URL of upstream model is failing: no response for \d+ s to calls of resnet50;",
+        ("failing",),
+        is_seen=False,
+        event="",
+        idle_timeout="15s",
+    ),
     "refuses": Incident(
         _kill, PAIR, EJECTED + "Connection refused", "URL failed 5 times", is_seen=False
     ),
@@ -273,11 +282,13 @@ INCIDENTS = {
     "slow": Incident(
         _behaves(delay=SLOW),
         PAIR,
-        r"URL of model is slow: its calls of resnet50 take [\d.]+ s \(median\), and [\d.]+ m?s at",
+        r"URL of model is slow: its calls of resnet50 take [\d.]+ s"
+        r" \(median of the last \d+ s\), and [\d.]+ m?s at the other endpoints",
         r"URL of upstream model is slow: its calls of resnet50 take",
         ("slow",),
         level="warning",
         event="",
+        idle_timeout="30s",
     ),
     "HTML": Incident(_behaves(page=True), PAIR, EJECTED + "holds no tensors", "URL failed 5 times"),
     "bad reload": Incident(

@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from tests.end_to_end.observe.incidents import (
     begin,
     incident_site,
 )
+from tests.support import raw_client
 from tests.support.raw_client import connect
 
 WATCHED = 4.0
@@ -62,6 +64,33 @@ async def test_incident_is_one_alarm_with_one_sentence(incident: Incident, tmp_p
         while time.monotonic() < end:
             assert len(await site.problems()) == 1, await site.problems()
             await asyncio.sleep(0.2)
+
+
+async def test_alarm_of_a_silent_server_goes_on_when_its_calls_time_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raw_client, "TIMEOUT", 60.0)
+    incident = replace(INCIDENTS["frozen, with a long timeout"], idle_timeout="12s")
+    async with incident_site(tmp_path, incident) as site:
+        found = await begin(site, incident)
+        bad = site.servers[1].url
+        async with asyncio.timeout(60):
+            while not (await site.endpoints())[bad]["failures_total"]:
+                (problem,) = await site.problems()
+                assert problem["since"] == found["since"]
+                await asyncio.sleep(0.2)
+        end = time.monotonic() + WATCHED
+        while time.monotonic() < end:
+            (problem,) = await site.problems()
+            assert problem["since"] == found["since"]
+            await asyncio.sleep(0.2)
+
+        site.servers[1].resume()
+        await site.process.wait_for_output("is not failing any more")
+        assert site.process.said.count(f"{bad} of upstream model is ") == 2
+        async with asyncio.timeout(60):
+            while await site.problems():  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
 
 
 def _top(admin: str) -> str:

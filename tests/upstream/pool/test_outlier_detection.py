@@ -4,7 +4,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierPolicy
-from gateway.routing.latency_outliers import Latency
+from gateway.routing.latency_outliers import Latency, ModelLatency
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
@@ -222,7 +222,10 @@ def test_single_endpoint_ignores_remote_ejections() -> None:
     assert set(used_endpoints(pool)) == {"0"}
 
 
-SLOW = {"http://0": {"m": Latency(50, 2.0)}, "http://1": {"m": Latency(50, 0.002)}}
+SLOW = {
+    "http://0": {"m": ModelLatency([Latency(50, 2.0)])},
+    "http://1": {"m": ModelLatency([Latency(50, 0.002)])},
+}
 
 
 def _judged(factor: float, clock: ManualClock, told: _Told, is_first: bool = True) -> Pool:
@@ -249,7 +252,8 @@ def test_slow_endpoint_is_ejected_only_if_the_policy_says_so(
     state = pool.snapshot()[0]
     assert (state.state, state.state_text) == (
         "ejected",
-        "ejected for 10 s: its calls of m take 2 s (median), and 2 ms at the other endpoints",
+        "ejected for 10 s: its calls of m take 2 s (median of the last 6 s),"
+        " and 2 ms at the other endpoints",
     )
 
 

@@ -13,7 +13,7 @@ from gateway.routing.endpoint_health import (
     ProbeState,
 )
 from gateway.routing.endpoint_state import RecentCalls
-from gateway.routing.latency_outliers import Latency
+from gateway.routing.latency_outliers import Latency, ModelLatency
 from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import MemberState, Outcome
 from gateway.upstream.pool.model_discovery import ModelDiscovery
@@ -482,7 +482,10 @@ def test_calls_of_other_workers_count_in_the_state() -> None:
 
 def test_endpoint_that_is_slower_than_its_sibling_is_slow() -> None:
     pool = make_pool(2)
-    latencies = {"http://0": {"m": Latency(50, 0.001)}, "http://1": {"m": Latency(50, 2.0)}}
+    latencies = {
+        "http://0": {"m": ModelLatency([Latency(50, 0.001)])},
+        "http://1": {"m": ModelLatency([Latency(50, 2.0)])},
+    }
     pool.judge({}, latencies, leads=True)
     states = pool.snapshot()
     assert [each.state for each in states] == ["in_use", "slow"]
@@ -493,6 +496,9 @@ def test_endpoint_that_is_slower_than_its_sibling_is_slow() -> None:
 def test_endpoint_that_gets_the_load_of_one_that_fails_is_not_slow_beside_it() -> None:
     pool = make_pool(2)
     failing = {"http://0": RecentCalls(calls=50, failures=50, seconds=10)}
-    latencies = {"http://0": {"m": Latency(50, 0.001)}, "http://1": {"m": Latency(50, 2.0)}}
+    latencies = {
+        "http://0": {"m": ModelLatency([Latency(50, 0.001)])},
+        "http://1": {"m": ModelLatency([Latency(50, 2.0)])},
+    }
     pool.judge(failing, latencies, leads=True)
     assert [each.state for each in pool.snapshot()] == ["failing", "in_use"]
