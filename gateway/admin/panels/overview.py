@@ -180,7 +180,7 @@ def _limit_problems(
         elif queued:
             calls = f"{queued} calls wait" if queued != 1 else "1 call waits"
             yield _problem("warning", "topology", f"{calls} for {whose} of {owner}", upstream)
-    room = settings.limits.max_buffered_bytes * len(status["workers"])
+    room = settings.limits.max_buffered_bytes
     if status["buffered_bytes"] > _NEARLY_FULL * room:
         share = status["buffered_bytes"] / room
         text = f"bodies take {share:.0%} of the memory for them (limits.max_buffered_bytes)"
