@@ -24,6 +24,8 @@ _NEARLY_FULL = 0.9
 _UPSTREAM = DURATION.labels.index("upstream")
 _OF_SLOTS = ("concurrency", "queue_timeout")
 """The limits that refuse calls for want of a slot."""
+_OF_MEMORY = ("memory",)
+"""The limit that refuses calls for want of room for their bodies."""
 _PROBLEMS = ("ejected", "unhealthy", "unreachable", "failing", "slow")
 """The states of endpoints that are wrong."""
 
@@ -58,11 +60,12 @@ def find_problems(
     upstreams = list(_upstream_problems(status))
     # One cause is one problem: errors and queues that an upstream causes are its own.
     troubled = {each["upstream"] for each in upstreams}
-    limits = list(_limit_problems(status, settings, _refused(window), troubled))
+    refused, without_room = _refused(window, _OF_SLOTS), _refused(window, _OF_MEMORY)[""]
+    limits = list(_limit_problems(status, settings, refused, without_room, troubled))
     troubled |= {each["upstream"] for each in limits if each["upstream"]}
     problems = [
         *upstreams,
-        *_call_problems(window, troubled),
+        *_call_problems(window, troubled, refused[""] + without_room),
         *_settings_problems(status),
         *_worker_problems(status),
         *limits,
@@ -110,8 +113,13 @@ def _endpoint_problems(
             }
 
 
-def _call_problems(window: Window | None, troubled: Set[str | None]) -> Iterator[dict[str, Any]]:
-    """Yield that many calls fail, other than those to upstreams that are said to be in trouble."""
+def _call_problems(
+    window: Window | None, troubled: Set[str | None], refused: int
+) -> Iterator[dict[str, Any]]:
+    """Yield that many calls fail, other than those to upstreams that are said to be in trouble.
+
+    Limits of the whole gateway have ``refused`` some, which is said, too.
+    """
     if window is None:
         return
     count = len(window.change(DURATION))
@@ -121,10 +129,13 @@ def _call_problems(window: Window | None, troubled: Set[str | None]) -> Iterator
         if troubled.isdisjoint(labels[_UPSTREAM].split(","))
     ]
     summary = summarize(window, rows)
-    ratio, rate = summary["error_ratio"] or 0.0, summary["errors_per_second"] or 0.0
+    named = refused / window.seconds
+    rate = (summary["errors_per_second"] or 0.0) - named
+    calls = (summary["calls_per_second"] or 0.0) - named
+    ratio = min(1.0, rate / calls) if calls > 0 else 0.0
     if ratio >= _MANY_ERRORS and rate >= _MIN_ERRORS_PER_SECOND:
         text = f"{ratio:.0%} of the calls of the last seconds failed"
-        if troubled:
+        if troubled or refused:
             text = f"{ratio:.0%} of the other calls of the last seconds failed"
         yield _problem("error", "calls", text)
 
@@ -148,19 +159,23 @@ def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
         yield _problem("error", "overview", text) | {"since": ended[-1]["ended_at"]}
 
 
-def _refused(window: Window | None) -> Mapping[str, int]:
-    """Return how many calls of the last seconds got no slot, by upstream; "" is the gateway."""
+def _refused(window: Window | None, limits: Sequence[str]) -> Counter[str]:
+    """Return how many calls of the last seconds limits refused, by upstream; "" is the gateway."""
     found: Counter[str] = Counter()
     if window is not None:
         counts = window.change(REFUSALS)[:, 0].tolist()
         for (limit, upstream), count in zip(window.labels(REFUSALS), counts, strict=False):
-            if limit in _OF_SLOTS and count:
+            if limit in limits and count:
                 found[upstream] += round(count)
     return found
 
 
 def _limit_problems(
-    status: Status, settings: Settings, refused: Mapping[str, int], troubled: Set[str | None]
+    status: Status,
+    settings: Settings,
+    refused: Mapping[str, int],
+    without_room: int,
+    troubled: Set[str | None],
 ) -> Iterator[dict[str, Any]]:
     limits = [("the gateway", None, status["concurrency"])]
     limits += [
@@ -174,17 +189,23 @@ def _limit_problems(
         queued, slots = limit["queued"], limit["max_requests"]
         whose = f"one of the {slots} slots" if slots != 1 else "the only slot"
         if count := refused.get(clean_label(upstream or "")):
-            calls = f"{count} calls" if count != 1 else "1 call"
-            text = f"{calls} of the last seconds did not get {whose} of {owner}"
+            text = f"{_calls(count)} of the last seconds did not get {whose} of {owner}"
             yield _problem("error", "topology", text, upstream)
         elif queued:
             calls = f"{queued} calls wait" if queued != 1 else "1 call waits"
             yield _problem("warning", "topology", f"{calls} for {whose} of {owner}", upstream)
     room = settings.limits.max_buffered_bytes
-    if status["buffered_bytes"] > _NEARLY_FULL * room:
+    if without_room:
+        text = f"{_calls(without_room)} of the last seconds found no room in the memory for bodies"
+        yield _problem("error", "overview", f"{text} (limits.max_buffered_bytes)")
+    elif status["buffered_bytes"] > _NEARLY_FULL * room:
         share = status["buffered_bytes"] / room
         text = f"bodies take {share:.0%} of the memory for them (limits.max_buffered_bytes)"
         yield _problem("warning", "overview", text)
+
+
+def _calls(count: int) -> str:
+    return f"{count} calls" if count != 1 else "1 call"
 
 
 def _problem(

@@ -10,6 +10,7 @@ from gateway.admin.panels.overview import describe_overview, find_problems
 from gateway.admin.status import merge_statuses
 from gateway.observe.call_metrics import CALL_LATENCY, DURATION, REQUEST_BYTES, RESPONSE_BYTES
 from gateway.observe.gateway_metrics import REFUSALS
+from gateway.observe.metric_store import MetricStore
 from tests.admin.site import (
     SINCE,
     endpoint,
@@ -195,6 +196,36 @@ def test_calls_that_a_limit_refuses_are_one_problem() -> None:
             "9 calls of the last seconds did not get the only slot of u",
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "panel", "text"),
+    [
+        ("concurrency", "topology", "7 calls of the last seconds did not get {} of the gateway"),
+        ("memory", "overview", "7 calls of the last seconds found no room in the memory {}"),
+    ],
+)
+def test_calls_that_a_limit_of_the_gateway_refuses_are_one_problem(
+    limit: str, panel: str, text: str
+) -> None:
+    """Calls that fail for another reason are another one."""
+    texts = []
+    for others in (0, 3):
+        store = make_store()
+
+        def count(others: int = others, store: MetricStore = store) -> None:
+            store.writer(0).counter(REFUSALS, (limit, "")).add(7)
+            for status in ("5xx",) * (7 + others) + ("2xx",):
+                labels = ("r", "infer", "m", "u", "", status)
+                store.writer(0).histogram(DURATION, labels).observe(0.01)
+
+        slots = {"active": 8, "queued": 0, "max_requests": 8}
+        busy = worker_status({"u": upstream(endpoint())}, concurrency=slots)
+        texts.append(_problems(busy, window=sampled(store, count).now))
+    slot, setting = "one of the 8 slots", "for bodies (limits.max_buffered_bytes)"
+    named = ("error", panel, None, None, text.format(slot if limit == "concurrency" else setting))
+    rest = ("error", "calls", None, None, "75% of the other calls of the last seconds failed")
+    assert list(map(set, texts)) == [{named}, {named, rest}]
 
 
 def test_worker_that_hangs_is_reported() -> None:
