@@ -29,6 +29,7 @@ from gateway.observe.call_metrics import (
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS, REFUSALS
 from gateway.observe.metric_store import Family, HistogramFamily, MetricStore, clean_label
 from gateway.observe.metric_table import MetricTable, Words, quantiles
+from gateway.upstream.pool.member import Outcome
 
 INTERVAL = 1.0
 """Seconds between two samples."""
@@ -63,6 +64,8 @@ LATENCY_FAMILIES = (CALL_LATENCY, ROUTE_LATENCY, ENDPOINT_LATENCY)
 """The histograms of all percentiles. They are large, so few samples of them are kept."""
 ERROR_STATUSES = ("5xx", "aborted")
 """The statuses of calls that count as errors."""
+UNSENT = Outcome.UNREACHABLE.value
+"""The kind of failures of calls that were not sent to their endpoint."""
 CLIENT_ERROR_STATUS = "4xx"
 """The status of calls that failed by their clients' fault, which count apart."""
 _STATUS, _ROUTE = DURATION.labels.index("status"), DURATION.labels.index("route")
@@ -330,11 +333,6 @@ class History:
         """Return the last hour in steps of ten seconds."""
         return self._hour.document(_FIELDS, np.ndarray.tolist, HOUR_POINTS)
 
-    def endpoint(self, row: int) -> dict[str, Any]:
-        """Return the last five minutes of an endpoint: of a row of SERVER_DURATION."""
-        upstream, url = self._tables[SERVER_DURATION].labels[row]
-        return self.endpoint_curves(upstream, url, ENDPOINT_POINTS)
-
     def endpoint_curves(self, upstream: str, url: str, last: int = HOUR_POINTS) -> dict[str, Any]:
         """Return the last hour of an endpoint, or so many points of it."""
         return self._endpoints.document((clean_label(upstream), clean_label(url)), last)
@@ -355,14 +353,25 @@ class History:
         return np.array(point, np.float32)
 
 
+def endpoint_calls(window: Window) -> dict[Key, float]:
+    """Return the calls per second of each endpoint, with those that could not connect to it."""
+    sent = (window.change(SERVER_DURATION)[:, 1:].sum(axis=1) / window.seconds).tolist()
+    calls = dict(zip(window.labels(SERVER_DURATION), sent, strict=False))
+    failures = (window.change(ENDPOINT_FAILURES)[:, 0] / window.seconds).tolist()
+    for (upstream, url, kind), rate in zip(
+        window.labels(ENDPOINT_FAILURES), failures, strict=False
+    ):
+        if kind == UNSENT:
+            calls[upstream, url] = calls.get((upstream, url), 0.0) + rate
+    return calls
+
+
 def _endpoint_values(window: Window, minute: Window | None) -> Values:
     """Return the calls, the failures and the 99th percentile of each endpoint."""
     found: defaultdict[Key, list[float]] = defaultdict(lambda: [*_NOTHING])
-    words = window.change(SERVER_DURATION)
-    calls = (words[:, 1:].sum(axis=1) / window.seconds).tolist()
-    for labels, rate in zip(window.labels(SERVER_DURATION), calls, strict=False):
+    for endpoint, rate in endpoint_calls(window).items():
         if rate:
-            found[labels][0] = rate
+            found[endpoint][0] = rate
     failures = (window.change(ENDPOINT_FAILURES)[:, 0] / window.seconds).tolist()
     for (upstream, url, _), rate in zip(window.labels(ENDPOINT_FAILURES), failures, strict=False):
         if rate:

@@ -15,7 +15,7 @@ import orjson
 from prometheus_client import ProcessCollector
 
 from gateway import __version__
-from gateway.admin.history import Window, endpoint_percentiles
+from gateway.admin.history import UNSENT, Window, endpoint_percentiles
 from gateway.build_info import COMPILED, NATIVE
 from gateway.listener.server import HttpListener
 from gateway.observe.call_metrics import SERVER_DURATION, CallMetrics
@@ -244,7 +244,7 @@ class _Counted:
         return {
             "failures_total": sum(failures.values()),
             "failures": failures,
-            "calls_total": int(sum(self._durations.get(key, ())[1:])),
+            "calls_total": int(sum(self._durations.get(key, ())[1:])) + failures.get(UNSENT, 0),
             "duration_ms": None if duration_ms["p50"] is None else duration_ms,
             "duration_window_seconds": self._percentiles.seconds,
         }

@@ -107,7 +107,8 @@ def record_remote_ejection(
         # It ends later if a trial failed there. A trial that failed here too must not add up.
         is_news = remote.until > state.until
     else:
-        is_news = policy.consecutive_failures > 0 and _may_be_ejected(others, policy)
+        ejects = policy.consecutive_failures > 0 or policy.latency_factor > 0
+        is_news = ejects and _may_be_ejected(others, policy)
     if not is_news:
         return state
     return EjectionState(state.failures, max(state.ejections, remote.ejections), remote.until)

@@ -338,20 +338,18 @@ function endpointNodes(upstream, most) {
               (b.calls_per_second ?? 0) - (a.calls_per_second ?? 0),
           )
           .slice(0, most - 1);
-  const nodes = chosen.map((endpoint) => {
-    // Calls for which no connection could be made are failures, but were not sent.
-    const unsent = endpoint.failures_by_kind_per_second?.unreachable ?? 0;
-    const calls = (endpoint.calls_per_second ?? 0) + unsent;
-    return {
-      key: `endpoint ${upstream.name} ${endpoint.url}`,
-      title: endpoint.url.replace(/^http:\/\//, ""),
-      whole: endpoint.url,
-      text: endpoint.state_text || stateWord(endpoint),
-      level: endpointLevel(endpoint.state),
-      rate: endpoint.calls_per_second === null ? null : calls,
-      errors: calls > 0 ? (endpoint.failures_per_second ?? 0) / calls : 0,
-    };
-  });
+  const nodes = chosen.map((endpoint) => ({
+    key: `endpoint ${upstream.name} ${endpoint.url}`,
+    title: endpoint.url.replace(/^http:\/\//, ""),
+    whole: endpoint.url,
+    text: endpoint.state_text || stateWord(endpoint),
+    level: endpointLevel(endpoint.state),
+    rate: endpoint.calls_per_second,
+    errors:
+      endpoint.calls_per_second > 0
+        ? (endpoint.failures_per_second ?? 0) / endpoint.calls_per_second
+        : 0,
+  }));
   const left = total - chosen.length;
   if (left > 0) {
     const drawn = chosen.reduce((sum, each) => sum + (each.calls_per_second ?? 0), 0);

@@ -91,12 +91,12 @@ def _upstream_problems(status: Status) -> Iterator[dict[str, Any]]:
             text = f"the dialect of {name} is not known: {upstream['dialect']['reason']}"
             problems = [_problem("warning", "topology", text, name)]
         yield from problems
-        if drained := sum(each["drained"] for each in endpoints):
-            level, what = "warning", f"{drained} of {len(endpoints)} endpoints"
-            if drained == len(endpoints):
-                level, what = serious, "all endpoints" if drained > 1 else "the only endpoint"
+        if drained := [each["state_since"] for each in endpoints if each["drained"]]:
+            level, what = "warning", f"{len(drained)} of {len(endpoints)} endpoints"
+            if len(drained) == len(endpoints):
+                level, what = serious, "all endpoints" if len(drained) > 1 else "the only endpoint"
             text = f"operators have drained {what} of {name}"
-            yield _problem(level, "topology", text, name)
+            yield _problem(level, "topology", text, name) | {"since": min(drained)}
 
 
 def _endpoint_problems(

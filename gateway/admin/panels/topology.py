@@ -15,6 +15,7 @@ from gateway.admin.history import (
     Percentiles,
     Window,
     Windows,
+    endpoint_calls,
     rounded,
     route_percentiles,
 )
@@ -24,7 +25,6 @@ from gateway.observe.call_metrics import (
     RECEIVED_BYTES,
     RESPONSES,
     SENT_BYTES,
-    SERVER_DURATION,
 )
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS
 from gateway.observe.metric_store import CounterFamily, clean_label
@@ -218,43 +218,41 @@ class EndpointRates:
     def __init__(self, window: Window | None, history: History) -> None:
         self._history = history
         self._window = window
-        self._rows: dict[EndpointKey, int] = {}
+        self._calls: Mapping[tuple[str, ...], float] = {}
         self._failures: Rates = {}
         self._responses: Rates = {}
         if window is None:
             return
-        words = window.change(SERVER_DURATION)
-        self._calls = words[:, 1:].sum(axis=1) / window.seconds
+        self._calls = endpoint_calls(window)
         self._sent = self._byte_rates(window, SENT_BYTES)
         self._received = self._byte_rates(window, RECEIVED_BYTES)
-        self._rows = _rows(window.labels(SERVER_DURATION), len(words))
         self._failures = self._rates_by(window, ENDPOINT_FAILURES)
         self._responses = self._rates_by(window, RESPONSES)
 
     def of_endpoint(self, upstream: str, url: str) -> dict[str, Any]:
         """Return the rates of an endpoint."""
         key = clean_label(upstream), clean_label(url)
-        row = self._rows.get(key)
+        calls = self._calls.get(key)
         failures = self._failures.get(key, {})
         rates = {
-            "calls_per_second": 0.0 if row is None else rounded(float(self._calls[row])),
+            "calls_per_second": rounded(calls or 0.0),
             "failures_per_second": rounded(sum(failures.values())),
             "failures_by_kind_per_second": failures,
             "statuses_per_second": self._responses.get(key, {}),
         }
-        if row is None:  # no request was sent there, as when no connection could be made
+        if calls is None:  # it never had one
             return {**rates, "recent": None}
         return {
             **rates,
             "sent_bytes_per_second": self._sent.get(key, 0.0),
             "received_bytes_per_second": self._received.get(key, 0.0),
-            "recent": self._history.endpoint(row),
+            "recent": self._history.endpoint_curves(upstream, url, ENDPOINT_POINTS),
         }
 
     def of_upstream(self, upstream: str) -> dict[str, float | None]:
         """Return the rates of all endpoints of an upstream."""
         name = clean_label(upstream)
-        calls = sum(float(self._calls[row]) for key, row in self._rows.items() if key[0] == name)
+        calls = sum(rate for key, rate in self._calls.items() if key[0] == name)
         failures = sum(
             sum(rates.values()) for key, rates in self._failures.items() if key[0] == name
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from gateway.top import formatting
-from gateway.top.document import Document, by_name, count, number, objects, text
+from gateway.top.document import Document, by_name, count, field, number, objects, text
 from gateway.top.panels.body import ERROR, QUIET, STRONG, WARNING, Body, sentence
 from gateway.top.table import Cell, Column, Layout, line
 
@@ -31,8 +31,11 @@ def describe(models: Document, offset: int, width: int, search: str = "") -> Bod
     layout = Layout(_COLUMNS, width)
     read, total = objects(models, "models"), count(models, "total")
     wait = line((" …", QUIET))
+    others = [] if search else _others(models)
 
     def row(index: int) -> Text:
+        if index >= total:
+            return layout.row(others[index - total])
         return layout.row(_model(read[index - offset])) if 0 <= index - offset < len(read) else wait
 
     told = formatting.plural(total, "model") + (" with this text" if search else "")
@@ -40,17 +43,41 @@ def describe(models: Document, offset: int, width: int, search: str = "") -> Bod
     told += f"; percentiles are of the {formatting.last_seconds(known)}"
     if not total and not search:
         told = "No model is known to be ready, and none was called"
-    return Body([sentence(told, width, STRONG), layout.heading()], total, row)
+    heading = [sentence(told, width, STRONG), layout.heading()]
+    return Body(heading, total + len(others), row, lambda index: min(index, total))
+
+
+def _others(models: Document) -> list[Sequence[Cell]]:
+    """Return the rows of calls that are of no model with numbers of its own: so all add up."""
+    named = (("other models", "others"), ("no model", "no_model"))
+    return [
+        ((name, QUIET), ("", ""), *_rates(calls), ("", ""))
+        for name, key in named
+        if number(calls := field(models, key), "calls_per_second")
+    ]
 
 
 def _model(model: Document) -> Sequence[Cell]:
-    ready = objects(model, "ready")
+    ready, where = _readiness(model)
+    return ((text(model, "name"), ""), ready, *_rates(model), where)
+
+
+def _readiness(model: Document) -> tuple[Cell, Cell]:
+    """Return on how many endpoints a model is ready, and where."""
+    ready, failure = objects(model, "ready"), field(model, "last_failure")
+    if failure and number(model, "calls_per_second") is None:
+        reason = text(failure, "reason")
+        told = f"the last one failed with {count(failure, 'status')}"
+        return ("all fail", ERROR), (f"{told}: {reason}" if reason else told, ERROR)
     endpoints = sum(count(each, "endpoints") for each in ready)
     of = sum(count(each, "of") for each in ready)
+    known = (f"{endpoints} of {of}", "") if ready else ("not known", QUIET)
+    return known, (", ".join(_ready_at(each) for each in ready), "")
+
+
+def _rates(model: object) -> Sequence[Cell]:
     errors, refused = number(model, "error_ratio"), number(model, "client_error_ratio")
     return (
-        (text(model, "name"), ""),
-        (f"{endpoints} of {of}" if ready else "not known", "" if ready else QUIET),
         (formatting.rate(number(model, "calls_per_second")), ""),
         (formatting.percent(errors), ERROR if errors else ""),
         (formatting.percent(refused), WARNING if refused else ""),
@@ -59,7 +86,6 @@ def _model(model: Document) -> Sequence[Cell]:
         (formatting.milliseconds(number(model, "p99_ms")), ""),
         (formatting.rates(by_name(model, "statuses_per_second")), ""),
         (formatting.rates(by_name(model, "forms_per_second"), are_forms=True), ""),
-        (", ".join(_ready_at(each) for each in ready), ""),
     )
 
 

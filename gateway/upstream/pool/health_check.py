@@ -71,9 +71,9 @@ class HealthChecker(MemberTask):
     def _log_change(self, member: Member, before: bool | None) -> None:
         url, reason = member.endpoint.url, member.reason
         if not member.is_healthy:
-            _log.warning("%s is unhealthy and gets no calls: %s", url, reason)
+            _log.warning("%s is unhealthy: %s", url, reason)
         elif before is not None:
-            _log.warning("%s is healthy and gets calls again: %s", url, reason)
+            _log.warning("%s is healthy again: %s", url, reason)
         else:
             return
         notify = self._notify

@@ -52,6 +52,7 @@ class Lease:
         self._pool = pool
         self._member = member
         self._is_trial = is_trial
+        self._began_in_use = False
         self._server_error = 0
         self._server_said = ""
         self.endpoint = member.endpoint
@@ -59,7 +60,8 @@ class Lease:
     def acquire(self) -> UpstreamEndpoint:
         """Count the call as in flight and return the endpoint."""
         pool, member = self._pool, self._member
-        if self._is_trial and member.ejection.ejections:
+        self._began_in_use = not member.ejection.ejections
+        if self._is_trial and not self._began_in_use:
             pool.outlier_detector.start_trial(member)
         pool.leases_total += 1
         member.outstanding += 1
@@ -85,7 +87,9 @@ class Lease:
             try:
                 if not outcome.is_failure and self._server_error:
                     why = self._server_said
-                pool.outlier_detector.record(member, outcome, why, self._server_error)
+                pool.outlier_detector.record(
+                    member, outcome, why, self._server_error, self._began_in_use
+                )
             except Exception:
                 # What else the call holds must be released, too.
                 _log.exception("the outcome of a call at %s was not recorded", member.endpoint.url)

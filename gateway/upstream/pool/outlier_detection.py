@@ -71,11 +71,19 @@ class OutlierDetector:
         """Record that a call goes to an endpoint that was ejected before."""
         member.ejection = endpoint_health.record_request(member.ejection, self._clock())
 
-    def record(self, member: Member, outcome: Outcome, why: str, server_error: int = 0) -> None:
+    def record(
+        self,
+        member: Member,
+        outcome: Outcome,
+        why: str,
+        server_error: int = 0,
+        began_in_use: bool = False,
+    ) -> None:
         """Record a call's outcome; ``why`` is the error of a failure.
 
         ``server_error`` is the status of the server's response if that is 5xx, and ``why`` says so.
-        Such a call counts as failed, whatever the policy makes of it.
+        Such a call counts as failed, whatever the policy makes of it. ``began_in_use`` tells that
+        the call began when the endpoint was not ejected.
         """
         if member.leaving:
             return
@@ -84,7 +92,10 @@ class OutlierDetector:
         if not is_success or member.calls.failures or self._reachability.failures:
             self._count(member, outcome, why, server_error)
         if not self._has_single_member:
-            self._update_ejection(member, outcome, why)
+            # A slow endpoint is ejected while slow calls run there: that they succeed is no news.
+            is_old = began_in_use and member.ejection.ejections and outcome is Outcome.SUCCEEDED
+            if not is_old:
+                self._update_ejection(member, outcome, why)
 
     def _count(self, member: Member, outcome: Outcome, why: str, server_error: int) -> None:
         calls, reachability = member.calls, self._reachability

@@ -312,8 +312,10 @@ class Pool:
 
     def _log_state(self, member: Member, sentence: str) -> None:
         url, before, state = member.endpoint.url, member.logged, member.current
-        if state is State.UNREACHABLE and self.unreachable is not None:
-            return  # the log has said it of the upstream
+        if state in (State.UNREACHABLE, State.FAILING) and self.unreachable is not None:
+            # The log has said it of the upstream. A worker that replaces a dead one has it from
+            # the others, and of the endpoint it knows only that all of its calls fail.
+            return
         member.logged = state
         if state in _LOGGED_STATES:
             said = escape_for_log(sentence)

@@ -154,15 +154,18 @@ def test_upstream_without_endpoints_is_reported() -> None:
 def test_endpoints_that_operators_drained_are_counted(
     drained: int, of: int, level: str, text: str
 ) -> None:
-    """Whatever else is wrong with them."""
+    """Whatever else is wrong with them. The problem is there since the first was drained."""
+    fields: dict[str, Any] = {"drained": True, "state": "drained", "healthy": False}
     states = [
-        endpoint(url=f"http://h:{port}", drained=True, state="drained", healthy=False)
+        endpoint(url=f"http://h:{port}", state_since=f"2026-01-01T12:00:0{9 - port}", **fields)
         if port < drained
         else endpoint(url=f"http://h:{port}")
         for port in range(of)
     ]
-    found = _problems(worker_status({"u": upstream(*states)}))
-    assert found == [(level, "topology", "u", None, text)]
+    status = worker_status({"u": upstream(*states)})
+    assert _problems(status) == [(level, "topology", "u", None, text)]
+    (problem,) = find_problems(_merged(status), None, make_settings())
+    assert problem["since"] == f"2026-01-01T12:00:0{10 - drained}"
 
 
 def test_limit_of_the_gateway_is_reported() -> None:

@@ -135,17 +135,17 @@ def test_endpoint_has_rates_times_and_points() -> None:
     assert (second["calls_per_second"], second["endpoints"]) == (0, [])
 
 
-def test_failures_of_an_endpoint_to_which_nothing_was_sent_are_shown() -> None:
-    """As when no connection to it was made."""
-
+def test_calls_that_could_not_connect_are_calls_of_their_endpoint() -> None:
     def count(store: MetricStore) -> None:
-        labels = ("u", "http://h:1", "connect")
+        labels = ("u", "http://h:1", "unreachable")
         store.writer(0).counter(ENDPOINT_FAILURES, labels).add(30)
 
-    (found,) = _topology(count=count)["upstreams"][0]["endpoints"]
-    assert (found["calls_per_second"], found["failures_per_second"]) == (0, 3)
-    assert found["failures_by_kind_per_second"] == {"connect": 3}
-    assert found["recent"] is None
+    (upstream, _) = _topology(count=count)["upstreams"]
+    (found,) = upstream["endpoints"]
+    assert upstream["calls_per_second"] == 3
+    assert (found["calls_per_second"], found["failures_per_second"]) == (3, 3)
+    assert found["failures_by_kind_per_second"] == {"unreachable": 3}
+    assert found["recent"]["calls_per_second"] == found["recent"]["errors_per_second"] == [3]
 
 
 def test_nothing_but_the_state_is_known_before_the_second_sample() -> None:

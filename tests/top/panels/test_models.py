@@ -26,6 +26,28 @@ def test_a_wide_terminal_shows_statuses_and_forms() -> None:
     assert "demo (1 of 2)" in line
 
 
+def test_calls_of_no_model_with_numbers_of_its_own_have_rows() -> None:
+    """So the rates of all rows add up to those of all calls."""
+    calls = {"calls_per_second": 50.0, "error_ratio": 1.0, "client_error_ratio": 0.0}
+    document = {"total": 1, "models": [model("m")], "others": calls, "no_model": {}}
+    body = describe(document, 0, 80)
+    (others,) = lines_of(body)[3:]
+    assert others.split() == ["other", "models", "50/s", "100", "%", "0", "%", "–", "–"]
+    assert body.first(1) == 1  # where the list of the gateway ends
+    assert len(lines_of(describe(document, 0, 80, "m"))) == 3
+
+
+def test_a_model_that_only_fails_says_why() -> None:
+    failure = {"time": 1.0, "status": 503, "reason": "cannot connect"}
+    failing = {"name": "bad", "ready": [], "last_failure": failure}
+    line = lines_of(describe({"total": 1, "models": [failing]}, 0, 260))[2]
+    assert line.startswith(" bad ")
+    assert " all fail " in line
+    assert line.endswith(" the last one failed with 503: cannot connect")
+    once = model("once", last_failure=failure)
+    assert "all fail" not in lines_of(describe({"total": 1, "models": [once]}, 0, 80))[2]
+
+
 def test_rows_that_are_not_read_yet_are_dots() -> None:
     body = describe({"total": 300, "models": [model("m100"), model("m101")]}, 100, 80)
     assert body.count == 300

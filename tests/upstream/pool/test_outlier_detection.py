@@ -267,3 +267,31 @@ def test_slow_endpoint_gets_a_trial_and_is_judged_by_calls_after_it() -> None:
     clock.now = 17
     pool.judge({}, SLOW, leads=True)
     assert pool.members[0].ejection.ejections == 1
+
+
+@pytest.mark.parametrize("ejects_by_failures", [True, False])
+def test_calls_from_before_an_ejection_do_not_end_it(ejects_by_failures: bool) -> None:
+    """An endpoint that is slow has calls in progress when it is ejected, and they succeed."""
+    clock, told = ManualClock(), _Told()
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
+    failures = 5 if ejects_by_failures else 0
+    pool = Pool(endpoints, OutlierPolicy(failures, latency_factor=3), clock, notify=told)
+    here = pool.lease(endpoints[1:])
+    here.acquire()
+    pool.judge({}, SLOW, leads=True)
+    here.release(Outcome.SUCCEEDED)
+    assert set(used_endpoints(pool)) == set("1")
+
+    # Nor do they in a worker that another one has told of it.
+    other = Pool(endpoints, OutlierPolicy(failures, latency_factor=3), clock)
+    there = other.lease(endpoints[1:])
+    there.acquire()
+    other.outlier_detector.record_remote(other.members[0], pool.members[0].ejection)
+    there.release(Outcome.SUCCEEDED)
+    assert set(used_endpoints(other)) == set("1")
+
+    clock.now = 10
+    for each in (pool, other):
+        fail_calls(each, 0, None)
+        assert set(used_endpoints(each)) == set("01")
+    assert [ejections for _, ejections, _ in told.all] == [1, 0]

@@ -459,6 +459,18 @@ def test_upstream_that_is_unreachable_is_logged_once(caplog: pytest.LogCaptureFi
     assert sum("Connection refused" in message for message in caplog.messages) == 1
 
 
+def test_new_worker_does_not_log_the_failures_of_an_unreachable_upstream_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It has made no call itself, and knows the calls of the others."""
+    clock = ManualClock()
+    pool = Pool([ScriptedEndpoint(EventLog(), url="http://0")], clock=clock, upstream="u")
+    pool.record_remote_unreachable(10)
+    pool.judge({"http://0": RecentCalls(83, 83, 10)}, {}, leads=True)
+    assert pool.snapshot()[0].state == "failing"
+    assert not [message for message in caplog.messages if "failing" in message]
+
+
 @pytest.mark.parametrize(("status", "failures"), [(500, 1), (501, 0), (503, 1), (404, 0)])
 def test_what_a_server_never_does_is_no_failure_of_it(status: int, failures: int) -> None:
     """As an unknown RPC, or an unknown method."""
