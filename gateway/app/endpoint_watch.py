@@ -99,6 +99,7 @@ class RecentLooks:
         self._looks: deque[_Look] = deque()
         self._last_look = 0.0
         self._succeeded_at: dict[_Endpoint, float] = {}
+        self._failed_at: dict[_Endpoint, float] = {}
 
     def look(self, at: float, now: float) -> None:
         """Read the metrics; ``at`` is on the clock of ``time.monotonic``, ``now`` the Unix time."""
@@ -114,6 +115,8 @@ class RecentLooks:
         for endpoint, count in calls.items():
             if count > failures[endpoint]:
                 self._succeeded_at[endpoint] = self._last_look
+            if failures[endpoint]:
+                self._failed_at[endpoint] = self._last_look
         for (upstream, url), _ in self._responses.read():
             self._heard_at[upstream, url] = at
         looks = self._looks
@@ -138,7 +141,10 @@ class RecentLooks:
             for endpoint, count in calls.items():
                 if count >= FEW_CALLS or endpoint not in found:
                     succeeded = self._succeeded_at.get(endpoint, 0.0)
-                    found[endpoint] = RecentCalls(count, failures[endpoint], seconds, succeeded)
+                    failed = self._failed_at.get(endpoint, 0.0)
+                    found[endpoint] = RecentCalls(
+                        count, failures[endpoint], seconds, succeeded, failed
+                    )
         for endpoint, succeeded in self._succeeded_at.items():
             found.setdefault(endpoint, RecentCalls(succeeded_at=succeeded))
         return found

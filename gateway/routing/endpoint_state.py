@@ -43,6 +43,9 @@ WORST_FIRST = (
 )
 """Which state holds if workers differ; one that a worker still uses is not ``draining``."""
 
+OUT_OF_USE = (State.EJECTED, State.UNHEALTHY, State.UNREACHABLE)
+"""States from which an endpoint recovers."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecentCalls:
@@ -54,6 +57,8 @@ class RecentCalls:
     """The time in which these were."""
     succeeded_at: float = 0.0
     """When a call last succeeded: Unix time."""
+    failed_at: float = 0.0
+    """When a call last failed: Unix time."""
     silence: str = ""
     """That it responds to no call, in a sentence; empty if it does."""
 
@@ -79,13 +84,18 @@ class Facts:
     last_error: str
     last_error_at: float
     """Unix time."""
+    recovered_at: float
+    """When it was last in use again after it got no calls, or no call could connect: Unix time."""
     recent: RecentCalls
     slowness: str
     """How its latency is an outlier; empty if it is not."""
 
 
-def find_state(facts: Facts, was_failing: bool) -> tuple[State, str]:
-    """Return the state of an endpoint, and why in a sentence, which is empty if all is well."""
+def find_state(facts: Facts, before: State) -> tuple[State, str]:
+    """Return the state of an endpoint, and why in a sentence, which is empty if all is well.
+
+    ``before`` is its state until now.
+    """
     if facts.drained:
         return State.DRAINED, "taken out of use by an operator"
     if facts.draining:
@@ -102,20 +112,26 @@ def find_state(facts: Facts, was_failing: bool) -> tuple[State, str]:
     none_succeeded = facts.last_error_at >= recent.succeeded_at
     if none_succeeded and facts.connect_failures >= _FEW_FAILURES:
         return State.UNREACHABLE, row
-    if failure := _describe_failures(facts, row, none_succeeded, was_failing):
+    if failure := _describe_failures(facts, row, none_succeeded, before):
         return State.FAILING, failure
     if facts.slowness:
         return State.SLOW, facts.slowness
     return State.IN_USE, row if facts.failures else ""
 
 
-def _describe_failures(facts: Facts, row: str, none_succeeded: bool, was_failing: bool) -> str:
-    """Return how an endpoint fails; empty if it does not."""
+def _describe_failures(facts: Facts, row: str, none_succeeded: bool, before: State) -> str:
+    """Return how an endpoint fails; empty if it does not.
+
+    Of an endpoint that has recovered, the failures before that are over, though they are recent.
+    """
     if none_succeeded and facts.failures >= _FEW_FAILURES:
         return row
     recent = facts.recent
     if recent.silence:
         return recent.silence
+    if before in OUT_OF_USE or recent.failed_at < facts.recovered_at:
+        return ""
+    was_failing = before is State.FAILING
     share = _STILL_FAILING_SHARE if was_failing else _FAILING_SHARE
     few = 1 if was_failing else _FEW_FAILURES
     if recent.failures < few or recent.failures < share * recent.calls:

@@ -17,6 +17,7 @@ WELL = Facts(
     connect_failures=0,
     last_error="",
     last_error_at=0.0,
+    recovered_at=0.0,
     recent=NO_CALLS,
     slowness="",
 )
@@ -32,8 +33,8 @@ SILENT = "no response for 6 s to calls of m; p99 of the 2 min before: 2 ms"
 HALF = RecentCalls(calls=20, failures=10, seconds=10, succeeded_at=100)
 
 
-def _state(was_failing: bool = False, **fields: Any) -> tuple[State, str]:
-    return find_state(replace(WELL, **fields), was_failing)
+def _state(before: State = State.IN_USE, **fields: Any) -> tuple[State, str]:
+    return find_state(replace(WELL, **fields), before)
 
 
 @pytest.mark.parametrize(
@@ -137,5 +138,17 @@ def test_large_share_of_failures_is_failing_until_it_is_small(
     calls: float, failures: float, was_failing: bool, fails: bool
 ) -> None:
     recent = RecentCalls(calls, failures, 10)
-    found = _state(was_failing, recent=recent, last_error_at=1.0)[0]
+    before = State.FAILING if was_failing else State.IN_USE
+    found = _state(before, recent=recent, last_error_at=1.0)[0]
     assert found is (State.FAILING if fails else State.IN_USE)
+
+
+@pytest.mark.parametrize("before", [State.EJECTED, State.UNHEALTHY, State.UNREACHABLE])
+def test_endpoint_that_recovers_is_not_failing_by_the_calls_of_before(before: State) -> None:
+    recent = RecentCalls(calls=620, failures=403, seconds=10, succeeded_at=101, failed_at=99)
+    assert _state(before, recent=recent)[0] is State.IN_USE
+    assert _state(recent=recent, recovered_at=100.0)[0] is State.IN_USE
+    fails_again = replace(recent, failed_at=100.0)
+    assert _state(recent=fails_again, recovered_at=100.0)[0] is State.FAILING
+    still_fails = _state(before, **REFUSING, recent=replace(recent, succeeded_at=98))
+    assert still_fails[0] is State.UNREACHABLE

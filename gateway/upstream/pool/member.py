@@ -13,6 +13,7 @@ from gateway.protocol.dialect_detection import DetectedDialect
 from gateway.routing.endpoint_health import NOT_EJECTED, NOT_PROBED, EjectionState, ProbeState
 from gateway.routing.endpoint_state import (
     NO_CALLS,
+    OUT_OF_USE,
     WORST_FIRST,
     Facts,
     RecentCalls,
@@ -118,6 +119,8 @@ class Member:
     current: State = State.IN_USE
     since: float = field(default_factory=time.time)
     """When it came into this state: Unix time."""
+    recovered_at: float = 0.0
+    """When it last came out of a state in which it got no calls, or none could connect."""
     logged: State = State.IN_USE
     """The state that the log has told last."""
     slow_until: float = 0.0
@@ -154,13 +157,16 @@ class Member:
                 calls.connect_failures,
                 calls.last_error or "",
                 calls.last_error_time,
+                self.recovered_at,
                 self.recent,
                 str(self.outlier or ""),
             ),
-            was_failing=self.current is State.FAILING,
+            self.current,
         )
         if state is not self.current:
-            self.current, self.since = state, time.time()
+            before, self.current, self.since = self.current, state, time.time()
+            if before in OUT_OF_USE and state not in OUT_OF_USE:
+                self.recovered_at = self.since
         return sentence
 
     def state(self, now: float) -> MemberState:

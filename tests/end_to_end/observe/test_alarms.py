@@ -93,6 +93,24 @@ async def test_alarm_of_a_silent_server_goes_on_when_its_calls_time_out(
                 await asyncio.sleep(0.2)
 
 
+async def test_server_that_comes_back_is_no_second_alarm(tmp_path: Path) -> None:
+    """Its failures are recent still, but over."""
+    incident = INCIDENTS["refuses"]
+    async with incident_site(tmp_path, incident) as site:
+        await begin(site, incident)
+        await site.servers[1].start()
+        async with asyncio.timeout(60):
+            while problems := await site.problems():
+                (problem,) = problems
+                assert re.search(incident.sentence_of(site), problem["text"]), problem
+                await asyncio.sleep(0.1)
+        end = time.monotonic() + WATCHED
+        while time.monotonic() < end:
+            assert not await site.problems()
+            await asyncio.sleep(0.2)
+        assert "failing" not in site.process.said
+
+
 def _top(admin: str) -> str:
     """Return what ``tensorgate top --once`` prints."""
     address = parse_admin_address(admin)
