@@ -26,7 +26,12 @@ from gateway.observe.call_metrics import (
     SENT_BYTES,
     SERVER_DURATION,
 )
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS, REFUSALS
+from gateway.observe.gateway_metrics import (
+    DROPPED_LOG_LINES,
+    ENDPOINT_FAILURES,
+    MIRROR_REQUESTS,
+    REFUSALS,
+)
 from gateway.observe.metric_store import Family, HistogramFamily, MetricStore, clean_label
 from gateway.observe.metric_table import MetricTable, Words, quantiles
 from gateway.upstream.pool.member import Outcome
@@ -59,6 +64,7 @@ RATE_FAMILIES: tuple[Family, ...] = (
     ENDPOINT_FAILURES,
     MIRROR_REQUESTS,
     REFUSALS,
+    DROPPED_LOG_LINES,
 )
 LATENCY_FAMILIES = (CALL_LATENCY, ROUTE_LATENCY, ENDPOINT_LATENCY)
 """The histograms of all percentiles. They are large, so few samples of them are kept."""

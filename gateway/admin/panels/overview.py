@@ -11,7 +11,7 @@ from gateway.admin.history import Percentiles, Window, Windows, rounded, summari
 from gateway.admin.status import isoformat
 from gateway.build_info import describe_build
 from gateway.observe.call_metrics import CALL_LATENCY, DURATION, REQUEST_BYTES, RESPONSE_BYTES
-from gateway.observe.gateway_metrics import REFUSALS
+from gateway.observe.gateway_metrics import DROPPED_LOG_LINES, REFUSALS
 from gateway.observe.metric_store import Family, clean_label
 from gateway.settings.schema import Settings
 
@@ -69,6 +69,7 @@ def find_problems(
         *_call_problems(window, troubled, without_slot[_GATEWAY] + without_memory),
         *_settings_problems(status),
         *_worker_problems(status),
+        *_log_problems(window),
         *limits,
     ]
     yield from sorted(problems, key=lambda each: str(each["level"]))
@@ -166,6 +167,13 @@ def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
         if len(ended) > 1:
             text += f"; {len(ended)} processes have ended in the last minute"
         yield _problem("error", "overview", text) | {"since": ended[-1]["ended_at"]}
+
+
+def _log_problems(window: Window | None) -> Iterator[dict[str, Any]]:
+    if window is not None and (lines := round(float(window.change(DROPPED_LOG_LINES).sum()))):
+        what = f"{lines} lines" if lines != 1 else "1 line"
+        text = f"{what} of the access log of the last seconds could not be written"
+        yield _problem("warning", "overview", text)
 
 
 def _refused(window: Window | None) -> tuple[Counter[str], int]:

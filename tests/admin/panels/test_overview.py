@@ -10,7 +10,7 @@ from gateway.admin.history import Window
 from gateway.admin.panels.overview import describe_overview, find_problems
 from gateway.admin.status import merge_statuses
 from gateway.observe.call_metrics import CALL_LATENCY, DURATION, REQUEST_BYTES, RESPONSE_BYTES
-from gateway.observe.gateway_metrics import REFUSALS
+from gateway.observe.gateway_metrics import DROPPED_LOG_LINES, REFUSALS
 from tests.admin.site import (
     SINCE,
     endpoint,
@@ -230,6 +230,14 @@ def test_calls_that_a_limit_of_the_gateway_refuses_are_one_problem(limit: str, t
     failed, refused = _problems(full, window=sampled(store, partial(count, 10)).now)
     assert failed[4] == "50% of the other calls of the last seconds failed"
     assert refused[4] == text
+
+
+def test_lines_that_are_missing_in_the_log_are_reported() -> None:
+    store = make_store()
+    history = sampled(store, lambda: store.writer(1).counter(DROPPED_LOG_LINES).add(3))
+    (found,) = _problems(window=history.now)
+    text = "3 lines of the access log of the last seconds could not be written"
+    assert found == ("warning", "overview", None, None, text)
 
 
 def test_event_loops_that_lag_are_one_problem() -> None:
