@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gateway.admin.history import UNSENT
 from gateway.app.background import BackgroundTask
 from gateway.app.shared_memory import Waiting
 from gateway.observe.call_metrics import ENDPOINT_LATENCY, FIRST_BYTE, SERVER_DURATION
@@ -41,8 +42,6 @@ _MINUTE = 60.0
 _FAILURE_WINDOWS = (10.0, _MINUTE)
 _LATENCY_WINDOWS = (MEMORY, 15.0, _MINUTE)
 """Seconds of calls to look at: the shortest with enough calls, so that an incident is seen soon."""
-_UNREACHABLE = "unreachable"
-"""The kind of failures of calls that were not sent, and so not measured."""
 
 _MAX_SILENCE = 5_000
 """Milliseconds after which a worker whose event loop has not run leads the others no more."""
@@ -107,7 +106,7 @@ class RecentLooks:
         failures: defaultdict[_Endpoint, float] = defaultdict(float)
         for (upstream, url, kind), words in self._failures.read():
             failures[upstream, url] += float(words[0])
-            if kind == _UNREACHABLE:
+            if kind == UNSENT:  # and so not measured
                 calls[upstream, url] += float(words[0])
                 self._heard_at[upstream, url] = at
         for (upstream, url), words in self._calls.read():
