@@ -33,6 +33,7 @@ from gateway.routing.latency_outliers import (
     ModelLatency,
 )
 from gateway.routing.silence import Silence, SilentEndpoints, UsualLatency
+from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
 
 _INTERVAL = 1.0
@@ -42,6 +43,9 @@ _MINUTE = 60.0
 _FAILURE_WINDOWS = (10.0, _MINUTE)
 _LATENCY_WINDOWS = (MEMORY, 15.0, _MINUTE)
 """Seconds of calls to look at: the shortest with enough calls, so that an incident is seen soon."""
+
+_WITHOUT_RESPONSE = (UNSENT, Outcome.NO_RESPONSE.value)
+"""The kinds of failures of calls that got no byte of a response."""
 
 _MAX_SILENCE = 5_000
 """Milliseconds after which a worker whose event loop has not run leads the others no more."""
@@ -104,20 +108,24 @@ class RecentLooks:
         """Read the metrics; ``at`` is on the clock of ``time.monotonic``, ``now`` the Unix time."""
         calls: defaultdict[_Endpoint, float] = defaultdict(float)
         failures: defaultdict[_Endpoint, float] = defaultdict(float)
+        successes: defaultdict[_Endpoint, float] = defaultdict(float)
+        for (upstream, url), words in self._responses.read():
+            self._heard_at[upstream, url] = at
+            successes[upstream, url] += float(words[1:].sum())
         for (upstream, url, kind), words in self._failures.read():
             failures[upstream, url] += float(words[0])
+            if kind not in _WITHOUT_RESPONSE:
+                successes[upstream, url] -= float(words[0])
             if kind == UNSENT:  # and so not measured
                 calls[upstream, url] += float(words[0])
                 self._heard_at[upstream, url] = at
         for (upstream, url), words in self._calls.read():
             calls[upstream, url] += float(words[1:].sum())
-        for endpoint, count in calls.items():
-            if count > failures[endpoint]:
+        for endpoint in calls:
+            if successes[endpoint] > 0:
                 self._succeeded_at[endpoint] = self._last_look
             if failures[endpoint]:
                 self._failed_at[endpoint] = self._last_look
-        for (upstream, url), _ in self._responses.read():
-            self._heard_at[upstream, url] = at
         looks = self._looks
         looks.append(_Look(at, calls, failures))
         self._latencies.look(at)

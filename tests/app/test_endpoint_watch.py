@@ -77,6 +77,31 @@ def test_calls_and_failures_of_the_last_seconds_are_counted_over_all_workers() -
     assert looked.looks.recent_calls()[ENDPOINT].calls == 40
 
 
+def test_call_whose_client_gave_up_before_a_response_is_no_success() -> None:
+    looked = _Looked()
+    looked.store.writer(0).histogram(SERVER_DURATION, ENDPOINT).observe(3.0)
+    looked.pass_by(1)
+    recent = looked.looks.recent_calls()[ENDPOINT]
+    assert (recent.calls, recent.failures, recent.succeeded_at) == (1, 0, 0)
+    looked.serve(1)
+    looked.pass_by(1)
+    assert looked.looks.recent_calls()[ENDPOINT].succeeded_at == NOW + looked.at - 1
+
+
+def test_success_beside_calls_that_get_no_response_is_seen() -> None:
+    looked = _Looked()
+    looked.serve(5, failure="unreachable")
+    for _ in range(5):
+        writer = looked.store.writer(1)
+        writer.counter(ENDPOINT_FAILURES, (*ENDPOINT, "no_response")).add(1.0)
+        writer.histogram(SERVER_DURATION, ENDPOINT).observe(0.1)
+    looked.serve(1)
+    looked.pass_by(1)
+    recent = looked.looks.recent_calls()[ENDPOINT]
+    assert (recent.calls, recent.failures) == (11, 10)
+    assert recent.succeeded_at == NOW + looked.at - 1
+
+
 def test_few_calls_are_looked_for_in_the_whole_minute() -> None:
     looked = _Looked()
     for _ in range(3):
