@@ -38,7 +38,7 @@ def build_routes(
     forwarding: ForwardedPolicy,
     metrics: GatewayMetrics,
 ) -> Router:
-    """Build the router. With an ``offloader``, another process converts large tensors."""
+    """Build the router. With an ``offloader``, threads convert large tensors."""
     scheduler = ConversionScheduler()  # one for all routes, as there is one event loop
     models = declared_models(settings.models)
     mirrors = _MirrorBuilder(upstreams, limits.mirror_memory_budget, offloader, models, metrics)
