@@ -298,8 +298,10 @@ def _merge_endpoint(states: Sequence[Status]) -> dict[str, Any]:
     # A name may lead to an address again while calls of before still run there.
     merged["draining"] = all(each["draining"] for each in states)
     merged |= _merge_states(states)
-    for name in ("models", "dialect", "latency_outlier"):
+    for name in ("models", "dialect"):
         merged[name] = _first(each[name] for each in states)
+    by_age = sorted(states, key=lambda each: str(each["state_since"]))
+    merged["latency_outlier"] = _first(each["latency_outlier"] for each in by_age)
     last = max(states, key=lambda each: each["last_error_at"] or "")
     merged |= {name: last[name] for name in ("last_error", "last_error_at")}
     return merged
@@ -309,13 +311,16 @@ def _merge_states(states: Sequence[Status]) -> dict[str, Any]:
     """Return the worst state that a worker finds, why, and since when the first of them does."""
     state = min((each["state"] for each in states), key=STATES_WORST_FIRST.index)
     finders = [each for each in states if each["state"] == state]
-    decisive = max(
-        finders, key=lambda each: (each["consecutive_failures"], len(each["state_text"]))
-    )
+    finders.sort(key=lambda each: str(each["state_since"]))
+    decisive = finders[0]
+    if state != "slow":  # there, another worker may name another model
+        decisive = max(
+            finders, key=lambda each: (each["consecutive_failures"], len(each["state_text"]))
+        )
     return {
         "state": state,
         "state_text": decisive["state_text"],
-        "state_since": min(each["state_since"] for each in finders),
+        "state_since": finders[0]["state_since"],
     }
 
 

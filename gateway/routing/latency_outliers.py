@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FEW_CALLS, MANY_CALLS = 3, 20
@@ -76,13 +76,14 @@ class Outlier:
 
 
 def find_outliers(
-    latencies: Mapping[str, Latencies], slow: Collection[str], is_alone: bool
+    latencies: Mapping[str, Latencies], slow: Mapping[str, str], is_alone: bool
 ) -> dict[str, Outlier]:
-    """Return the endpoints of an upstream that are outliers, each by the model that is slowest.
+    """Return the endpoints of an upstream that are outliers, each by one model that is slow there.
 
     ``latencies`` are those of the endpoints that have calls. Models differ, so each is compared
-    with itself. ``slow`` are the endpoints that were outliers before. An endpoint that ``is_alone``
-    in its upstream is compared with its past.
+    with itself. ``slow`` are the endpoints that were outliers before, and by which model: that one
+    is named as long as it is slow, and else the slowest, so that the sentence stays the same.
+    An endpoint that ``is_alone`` in its upstream is compared with its past.
     """
     medians: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
     for models in latencies.values():
@@ -101,7 +102,8 @@ def find_outliers(
             if pair is not None and _is_outlier(*pair, endpoint in slow)
         ]
         if outliers:
-            found[endpoint] = max(outliers, key=lambda each: each.factor)
+            named = slow.get(endpoint)
+            found[endpoint] = max(outliers, key=lambda each: (each.model == named, each.factor))
     return found
 
 

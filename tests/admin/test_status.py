@@ -177,6 +177,18 @@ def test_first_worker_tells_since_when_and_the_one_with_most_failures_why() -> N
         assert (merged["state_text"], merged["state_since"]) == ("9 failures", early)
 
 
+def test_worker_that_first_finds_an_endpoint_slow_names_the_model() -> None:
+    """Each worker names one of several slow models, and keeps to it."""
+    early, late = (
+        endpoint(state="slow", state_text=text, latency_outlier=text, state_since=f"2026-01-0{day}")
+        for day, text in ((1, "its calls of a"), (2, "its calls of longer"))
+    )
+    late["consecutive_failures"] = 1
+    for states in ((early, late), (late, early)):
+        merged = _merged_endpoint(*states)
+        assert merged["state_text"] == merged["latency_outlier"] == "its calls of a"
+
+
 def test_worker_whose_calls_failed_tells_why_the_upstream_is_unreachable() -> None:
     own = _status(1, endpoint(consecutive_failures=3), upstream={"unreachable_reason": "refused"})
     other = _status(2, endpoint(), upstream={"unreachable_reason": "another worker cannot"})

@@ -22,7 +22,7 @@ def find_outlier(
 ) -> Outlier | None:
     """Return how the first of several endpoints is an outlier."""
     others = {f"http://h:{number}": each for number, each in enumerate(siblings)}
-    slow = ["http://own"] if was_slow else []
+    slow = {"http://own": "m"} if was_slow else {}
     return find_outliers({"http://own": own, **others}, slow, is_alone).get("http://own")
 
 
@@ -67,6 +67,20 @@ def test_each_model_is_compared_with_itself() -> None:
     assert str(found) == (
         "its calls of small take 2 s (median of the last 6 s), and 2 ms at the other endpoints"
     )
+
+
+def test_model_that_was_named_is_named_as_long_as_it_is_slow() -> None:
+    """Of several slow models, another one may be the slowest at each look."""
+
+    def named(slow: dict[str, str], one: float, other: float) -> str:
+        own = {"one": _latency(one)["m"], "other": _latency(other)["m"]}
+        sibling = dict.fromkeys(own, _latency(0.002)["m"])
+        found = find_outliers({"http://own": own, "http://sibling": sibling}, slow, False)
+        return found["http://own"].model
+
+    assert named({}, 2.0, 1.9) == "one"
+    assert named({"http://own": "one"}, 1.9, 2.0) == "one"
+    assert named({"http://own": "one"}, 0.002, 2.0) == "other"
 
 
 def test_endpoints_are_compared_in_the_shortest_time_of_which_both_have_calls() -> None:

@@ -293,7 +293,11 @@ class Pool:
         for member in self.members:
             member.recent = recent.get(member.endpoint.url, NO_CALLS)
             member.find_state(now)
-        slow = [member.endpoint.url for member in self.members if member.outlier is not None]
+        slow = {
+            member.endpoint.url: member.outlier.model
+            for member in self.members
+            if member.outlier is not None
+        }
         # When an endpoint drops out, the others get its load: they are not slow beside it.
         in_use = {
             member.endpoint.url: latencies[member.endpoint.url]
