@@ -9,6 +9,8 @@ _FEW_FAILURES = 3
 """Failures, in a row or not, without which an endpoint is not said to fail."""
 _FAILING_SHARE, _STILL_FAILING_SHARE = 0.2, 0.1
 """The share of the last calls that failed, from which an endpoint fails, and until which."""
+_EJECTED_ELSEWHERE = "another worker has ejected it"
+"""Why an endpoint is ejected of which this worker knows nothing bad."""
 
 
 class State(Enum):
@@ -104,7 +106,7 @@ def find_state(facts: Facts, before: State) -> tuple[State, str]:
     if (seconds := facts.ejection_seconds) is not None:
         until = f"for {seconds:.0f} s" if seconds >= 1 else "until a trial call succeeds"
         reason = facts.ejection_reason or (row if facts.failures else facts.slowness or row)
-        return State.EJECTED, _with_reason(f"ejected {until}", reason)
+        return State.EJECTED, f"ejected {until}: {reason or _EJECTED_ELSEWHERE}"
     if facts.health_check_failure is not None:
         sentence = _with_reason("its health check fails", facts.health_check_failure)
         return State.UNHEALTHY, sentence

@@ -82,6 +82,11 @@ def _state(before: State = State.IN_USE, **fields: Any) -> tuple[State, str]:
             f"ejected until a trial call succeeds: {REFUSED}",
         ),
         (
+            {"ejection_seconds": 0.0},
+            State.EJECTED,
+            "ejected until a trial call succeeds: another worker has ejected it",
+        ),
+        (
             {"ejection_seconds": 5.0, "ejection_reason": SLOW, "failures": 1},
             State.EJECTED,
             f"ejected for 5 s: {SLOW}",
