@@ -109,7 +109,8 @@ class GatewayError(Exception):
     ``message`` is for operators: the logs and the admin address. It may name the address of
     ``server``; in the public message the server's public name stands instead. A message that names
     several servers comes with its ``public_message``. ``retry_after`` is in seconds; None if a
-    retry makes no sense.
+    retry makes no sense. ``cause`` is the same for all errors of one cause, whose messages may
+    differ by numbers; the default is the message.
     """
 
     def __init__(
@@ -119,10 +120,12 @@ class GatewayError(Exception):
         retry_after: int | None = None,
         server: ServerName | None = None,
         public_message: str | None = None,
+        cause: str | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
+        self.cause = message if cause is None else cause
         self.retry_after = retry_after
         public = message if public_message is None else public_message
         if server is not None:

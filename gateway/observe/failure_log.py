@@ -10,9 +10,9 @@ from gateway.errors import ErrorKind, GatewayError, escape_for_log
 from gateway.observe.call_record import CallRecord
 
 _WINDOW = 10.0
-"""Seconds in which the same message is logged once."""
-_MAX_MESSAGES = 20
-"""Different messages that are logged in that time."""
+"""Seconds in which the same cause is logged once."""
+_MAX_CAUSES = 20
+"""Different causes that are logged in that time."""
 _FIRST_SERVER_ERROR, _NOT_IMPLEMENTED = 500, 501
 _DEADLINE_EXCEEDED = 4
 """The status of gRPC."""
@@ -35,7 +35,7 @@ _log = logging.getLogger("tensorgate")
 
 
 class LimitedLog:
-    """Logs warnings: each message once in ten seconds, and a limited number of messages.
+    """Logs warnings: one of each cause in ten seconds, and a limited number of causes.
 
     ``what`` says in the plural what a message is about. ``clock`` returns seconds.
     """
@@ -47,8 +47,13 @@ class LimitedLog:
         self._logged: set[str] = set()
         self._suppressed = 0
 
-    def warn(self, prefix: str, message: str) -> None:
-        """Log a message; its prefix, such as the address of a client, makes it no other message."""
+    def warn(self, prefix: str, message: str, cause: str = "") -> None:
+        """Log a message, unless another one of the same cause was logged.
+
+        The cause is the message, or ``cause`` if messages differ by numbers. The prefix, such as
+        the address of a client, makes it no other cause.
+        """
+        cause = cause or message
         now = self._clock()
         if now >= self._window_end:
             if self._suppressed:
@@ -56,10 +61,10 @@ class LimitedLog:
             self._logged.clear()
             self._suppressed = 0
             self._window_end = now + _WINDOW
-        if message in self._logged or len(self._logged) >= _MAX_MESSAGES:
+        if cause in self._logged or len(self._logged) >= _MAX_CAUSES:
             self._suppressed += 1
             return
-        self._logged.add(message)
+        self._logged.add(cause)
         _log.warning("%s: %s", prefix, escape_for_log(message))
 
 
@@ -75,7 +80,8 @@ class FailureLog:
         ``status`` is that of the access log; 0 is the one that the error has over HTTP.
         """
         if error.kind in _FAILURES:
-            self._warn(request_id, status or error.kind.value.status, error.message)
+            status = status or error.kind.value.status
+            self._warn(request_id, status, error.message, error.cause)
 
     def observe(self, record: CallRecord) -> None:
         """Log a call that has ended with a server's response of 5xx, in the server's words.
@@ -88,8 +94,9 @@ class FailureLog:
             message = f"{record.endpoint or record.upstream} returned {record.server_error}"
             self._warn(record.request_id, record.status, message)
 
-    def _warn(self, request_id: str, status: int, message: str) -> None:
-        self._limited.warn(f"request {request_id or '-'} failed with {status}", message)
+    def _warn(self, request_id: str, status: int, message: str, cause: str = "") -> None:
+        prefix = f"request {request_id or '-'} failed with {status}"
+        self._limited.warn(prefix, message, cause)
 
 
 FAILURE_LOG = FailureLog()

@@ -3,6 +3,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FailureLog
+from gateway.proxy.admission.memory_budget import MemoryBudget
 
 REFUSED = GatewayError(ErrorKind.UNREACHABLE, "cannot connect to http://a: Connection refused")
 LATE = GatewayError(ErrorKind.SERVER_TIMEOUT, "http://a: nothing moved for 10 s")
@@ -40,6 +41,21 @@ def test_number_of_different_messages_is_limited(caplog: pytest.LogCaptureFixtur
     clock.now += 10
     log.write(REFUSED)
     assert caplog.messages[20].startswith("980 more calls failed")
+
+
+def test_calls_that_find_no_memory_have_one_cause(caplog: pytest.LogCaptureFixture) -> None:
+    """Each message has other numbers."""
+    log, budget = FailureLog(_Clock()), MemoryBudget(1000)
+    messages = []
+    with budget.reserve() as reservation:
+        for size in range(900, 1000):
+            reservation.resize(size)
+            with pytest.raises(GatewayError) as refused:
+                budget.adjust(200)
+            messages.append(refused.value.message)
+            log.write(refused.value)
+    assert len(set(messages)) == 100
+    assert caplog.messages == [f"request - failed with 503: {messages[0]}"]
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.BAD_REQUEST, ErrorKind.NOT_READY, ErrorKind.INTERNAL])

@@ -116,7 +116,8 @@ class ConcurrencyLimit:
             if isinstance(error, TimeoutError):
                 if self._metrics is not None:
                     self._metrics.timed_out.add(1.0)
-                raise self._full(f"and none ended within {round(seconds, 3):g} s") from None
+                why = f"and none ended within {round(seconds, 3):g} s"
+                raise self._full(why, "none ended in time") from None
             raise
         finally:
             if self._metrics is not None:
@@ -129,9 +130,11 @@ class ConcurrencyLimit:
             with suppress(ValueError):
                 self._queue.remove(admitted)
 
-    def _full(self, why: str) -> GatewayError:
+    def _full(self, why: str, cause: str = "") -> GatewayError:
+        """Return the error of a call that gets no slot; ``cause`` is ``why`` without numbers."""
         return overload_error(
-            f"{self._name} is busy: {self._max_requests} calls in progress, {why}"
+            f"{self._name} is busy: {self._max_requests} calls in progress, {why}",
+            f"{self._name}: {cause or why}",
         )
 
 
@@ -168,6 +171,6 @@ def release_all(limits: Sequence[ConcurrencyLimit]) -> None:
         limit.release()
 
 
-def overload_error(message: str) -> GatewayError:
-    """Return the error of a call that the gateway has no room for."""
-    return GatewayError(ErrorKind.OVERLOADED, message, retry_after=RETRY_AFTER)
+def overload_error(message: str, cause: str | None = None) -> GatewayError:
+    """Return the error of a call that the gateway has no room for; see GatewayError."""
+    return GatewayError(ErrorKind.OVERLOADED, message, RETRY_AFTER, cause=cause)

@@ -10,7 +10,7 @@ from gateway.errors import GatewayError
 from gateway.observe.metric_cells import Counter
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
-from gateway.system.buffers import MIN_STREAM_BYTES, BufferAccount, ReservedBytes
+from gateway.system.buffers import MIN_STREAM_BYTES, NO_ROOM, BufferAccount, ReservedBytes
 
 _MAX_ENDED: Final = 32
 """Bodies that end for one call beside those whose room it takes: as many calls may have come at the
@@ -78,7 +78,8 @@ class MemoryBudget:
         return overload_error(
             f"the gateway buffers {buffers.total} bytes of other requests and responses already, "
             f"and {buffers.streams} bodies are in transit; at most {buffers.limit} bytes may be "
-            "buffered (limits.max_buffered_bytes)"
+            "buffered (limits.max_buffered_bytes)",
+            cause=NO_ROOM,
         )
 
 

@@ -77,6 +77,20 @@ async def test_queued_call_is_refused_after_the_queue_timeout() -> None:
     assert (limit.active, limit.queued) == (1, 0)
 
 
+async def test_calls_that_waited_for_different_times_have_one_cause() -> None:
+    limit = _limit()
+    await _acquire(limit)
+    errors = []
+    for seconds in (0.01, 0.02):
+        with Deadline(LONG, seconds) as deadline, pytest.raises(GatewayError) as caught:
+            await limit.acquire(deadline)
+        errors.append(caught.value)
+    one, other = errors
+    assert one.message != other.message
+    assert one.cause == other.cause
+    assert one.cause != one.message
+
+
 async def test_cancelled_call_in_the_queue_takes_no_slot() -> None:
     limit = _limit()
     await _acquire(limit)
