@@ -54,7 +54,7 @@ from gateway.observe.access_log import (
 )
 from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallObserver
-from gateway.observe.failure_log import FAILURE_LOG
+from gateway.observe.failure_log import FAILURE_LOG, REFUSAL_LOG
 from gateway.observe.gateway_metrics import GatewayMetrics, ReloadMetrics
 from gateway.observe.log_writer import LogWriter
 from gateway.offload.threads import OffloadThreads
@@ -494,6 +494,8 @@ class Gateway:
         if self._control is not None:
             self._control.__exit__(None, None, None)
         await self._status_publisher.__aexit__(None, None, None)
+        FAILURE_LOG.flush()
+        REFUSAL_LOG.flush()
         await self._endpoint_watch.__aexit__(None, None, None)
         close(self._bound)
         _cancel(self._watches)
@@ -567,6 +569,8 @@ class Gateway:
         self._shared.calls_in_progress[self._slot][0] = self._listener.requests
 
     def _each_second(self) -> None:
+        FAILURE_LOG.flush_if_due()
+        REFUSAL_LOG.flush_if_due()
         self._recent_calls.flush()
         now, waiting = time.monotonic(), self._listener.find_waiting(_NOTED_WAIT)
         sent = {key: now - seconds for key, seconds in waiting.items()}

@@ -37,7 +37,8 @@ _log = logging.getLogger("tensorgate")
 class LimitedLog:
     """Logs warnings: one of each cause in ten seconds, and a limited number of causes.
 
-    ``what`` says in the plural what a message is about. ``clock`` returns seconds.
+    It counts the others, of which ``flush_if_due`` and ``flush`` write a line. ``what`` says in the
+    plural what a message is about. ``clock`` returns seconds.
     """
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,10 +57,8 @@ class LimitedLog:
         cause = cause or message
         now = self._clock()
         if now >= self._window_end:
-            if self._suppressed:
-                _log.warning("%d more %s within %g s", self._suppressed, self._what, _WINDOW)
+            self.flush()
             self._logged.clear()
-            self._suppressed = 0
             self._window_end = now + _WINDOW
         if cause in self._logged or len(self._logged) >= _MAX_CAUSES:
             self._suppressed += 1
@@ -67,12 +66,26 @@ class LimitedLog:
         self._logged.add(cause)
         _log.warning("%s: %s", prefix, escape_for_log(message))
 
+    def flush_if_due(self) -> None:
+        """Log how many messages were not logged, once the ten seconds are over.
 
-class FailureLog:
+        Call it once a second: the next message, which does the same, may never come.
+        """
+        if self._suppressed and self._clock() >= self._window_end:
+            self.flush()
+
+    def flush(self) -> None:
+        """Log how many messages were not logged until now."""
+        if self._suppressed:
+            _log.warning("%d more %s within %g s", self._suppressed, self._what, _WINDOW)
+            self._suppressed = 0
+
+
+class FailureLog(LimitedLog):
     """Logs why calls failed, at a limited rate; ``clock`` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limited = LimitedLog("calls failed", clock)
+        super().__init__("calls failed", clock)
 
     def write(self, error: GatewayError, request_id: str = "", status: int = 0) -> None:
         """Log a failed call, if its upstream or a limit of the gateway is the reason.
@@ -81,7 +94,7 @@ class FailureLog:
         """
         if error.kind in _FAILURES:
             status = status or error.kind.value.status
-            self._warn(request_id, status, error.message, error.cause)
+            self.warn(_prefix(request_id, status), error.message, error.cause)
 
     def observe(self, record: CallRecord) -> None:
         """Log a call that has ended with a server's response of 5xx, in the server's words.
@@ -92,11 +105,11 @@ class FailureLog:
             return
         if record.status != _NOT_IMPLEMENTED and record.grpc_status != _DEADLINE_EXCEEDED:
             message = f"{record.endpoint or record.upstream} returned {record.server_error}"
-            self._warn(record.request_id, record.status, message)
+            self.warn(_prefix(record.request_id, record.status), message)
 
-    def _warn(self, request_id: str, status: int, message: str, cause: str = "") -> None:
-        prefix = f"request {request_id or '-'} failed with {status}"
-        self._limited.warn(prefix, message, cause)
+
+def _prefix(request_id: str, status: int) -> str:
+    return f"request {request_id or '-'} failed with {status}"
 
 
 FAILURE_LOG = FailureLog()

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.app import gateway as gateway_module
+from gateway.observe.failure_log import FailureLog
+from gateway.proxy import dispatch
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.settings.schema import Settings
 from gateway.upstream.pool import reachability
 from tests.support.addresses import free_address, free_port
-from tests.support.gateway import LIMITS, gateway_of, no_leaks
+from tests.support.gateway import LIMITS, gateway_of, no_leaks, until
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import HEADER_LENGTH, binary_response_header, infer_json
 from tests.support.raw_client import RawClient, connect
@@ -76,6 +79,25 @@ async def test_status_shows_an_unreachable_endpoint_that_is_the_only_one(
     assert sum("failed with 503" in message for message in caplog.messages) == 1
     assert sum("upstream u is not ready: 3 calls" in message for message in caplog.messages) == 1
     assert [each.levelname for each in caplog.records if why in each.message] == ["WARNING"] * 2
+
+
+@pytest.mark.parametrize("is_over", [True, False], ids=["ten seconds later", "at the stop"])
+async def test_number_of_failures_that_are_not_logged_is_written_without_another_one(
+    is_over: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    log = FailureLog(lambda: now[0])
+    for module in (dispatch, gateway_module):
+        monkeypatch.setattr(module, "FAILURE_LOG", log)
+    said = "3 more calls failed within 10 s"
+    async with _serving(f"http://127.0.0.1:{free_port()}") as (client, _):
+        for _ in range(4):
+            assert (await client.call("GET", "/v2/x")).status == 503
+        assert said not in caplog.messages
+        if is_over:
+            now[0] += 10
+            await until(lambda: said in caplog.messages)
+    assert caplog.messages.count(said) == 1
 
 
 async def test_failed_calls_before_the_dialect_is_known_are_counted() -> None:

@@ -32,6 +32,24 @@ def test_message_is_logged_once_in_ten_seconds(caplog: pytest.LogCaptureFixture)
     ]
 
 
+def test_number_of_calls_that_are_not_logged_is_written_when_the_ten_seconds_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = _Clock()
+    log = FailureLog(clock)
+    for _ in range(3):
+        log.write(REFUSED)
+    clock.now += 9.9
+    log.flush_if_due()
+    assert len(caplog.messages) == 1
+    clock.now += 0.1
+    log.flush_if_due()
+    log.flush_if_due()
+    log.write(REFUSED)
+    assert caplog.messages[1:2] == ["2 more calls failed within 10 s"]
+    assert len(caplog.messages) == 3
+
+
 def test_number_of_different_messages_is_limited(caplog: pytest.LogCaptureFixture) -> None:
     clock = _Clock()
     log = FailureLog(clock)
