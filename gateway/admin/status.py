@@ -175,6 +175,7 @@ def merge_statuses(
         {name: each[name] for name in _OF_ONE_WORKER}
         | {
             "event_loop_lag": each["event_loop_lag"] and _dated(each["event_loop_lag"]),
+            "updated_at": isoformat(each["time"]),
             "seconds_since_update": round(max(0.0, now - each["time"]), 3),
         }
         for each in statuses

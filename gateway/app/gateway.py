@@ -66,6 +66,7 @@ from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
 from gateway.workers.control import ControlServer, Question
+from gateway.workers.worker_watch import WorkerWatch
 
 if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
@@ -158,6 +159,7 @@ class Gateway:
         self._endpoint_watch = EndpointWatch(
             self.metric_store, shared.waiting.read, self._pools, self._leads
         )
+        self._worker_watch = WorkerWatch(shared.worker_pids, shared.heartbeats, slot)
         self._control: ControlServer | None = None
         self._admin: AdminSite | None = None
         self._offload: OffloadThreads | None = None
@@ -571,6 +573,7 @@ class Gateway:
     def _each_second(self) -> None:
         FAILURE_LOG.flush_if_due()
         REFUSAL_LOG.flush_if_due()
+        self._worker_watch.look(self._leads())
         self._recent_calls.flush()
         now, waiting = time.monotonic(), self._listener.find_waiting(_NOTED_WAIT)
         sent = {key: now - seconds for key, seconds in waiting.items()}

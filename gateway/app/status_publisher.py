@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from gateway.admin.status import decode_status, encode_status
 from gateway.app.background import BackgroundTask
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.workers.shared_documents import SharedDocuments
+from gateway.workers.worker_watch import is_alive
 
 _LAG_INTERVAL = 0.25
 """Seconds between two measurements of the event loop."""
@@ -131,17 +131,9 @@ class StatusPublisher(BackgroundTask):
 
 def read_statuses(documents: SharedDocuments) -> list[Status]:
     """Return the last statuses of all living workers; in any thread."""
-    return [status for status in read_last_statuses(documents) if _is_alive(status["pid"])]
+    return [status for status in read_last_statuses(documents) if is_alive(status["pid"])]
 
 
 def read_last_statuses(documents: SharedDocuments) -> list[Status]:
     """Return the last status of each worker that ever published one; in any thread."""
     return [decode_status(each) for each in documents.read_all() if each]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False  # another user's process is no worker
-    return True

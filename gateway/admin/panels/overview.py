@@ -154,7 +154,7 @@ def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
     for worker in status["workers"]:
         if (age := worker["seconds_since_update"]) > _STUCK_AFTER:
             text = f"worker {worker['pid']} has not said anything for {age:.0f} s"
-            yield _problem("error", "overview", text)
+            yield _problem("error", "overview", text) | {"since": worker["updated_at"]}
     if lagging := [each for each in status["workers"] if each["event_loop_lag"]]:
         worker, lag = lagging[0], lagging[0]["event_loop_lag"]
         text = f"the event loop of worker {worker['pid']} {lag['text']}"

@@ -262,6 +262,11 @@ def test_worker_that_hangs_is_reported() -> None:
     ]
 
 
+def test_worker_hangs_since_it_last_said_something() -> None:
+    (problem,) = find_problems(_merged(worker_status(time=1767268800.0)), None, make_settings())
+    assert problem["since"] == SINCE
+
+
 def test_settings_that_failed_are_reported() -> None:
     failed = {"number": 1, "last_failure": "nonsense: unknown key", "failed_at": 1767268800.0}
     status = _merged(worker_status(settings=failed))

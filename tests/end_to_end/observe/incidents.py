@@ -161,6 +161,19 @@ async def _kill_worker(site: Site) -> None:
     os.kill((await site.get("/status"))["workers"][1]["pid"], signal.SIGKILL)
 
 
+async def _stop_worker(site: Site) -> None:
+    pid = (await site.get("/status"))["workers"][0]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    site.run(_resume_at_the_end(pid))
+
+
+async def _resume_at_the_end(pid: int) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def _behaves(**behaviour: Any) -> Begin:
     async def begin(site: Site) -> None:
         await site.servers[1].behave(Behaviour(**behaviour))
@@ -339,6 +352,16 @@ INCIDENTS = {
         level="warning",
         is_seen=False,
         status=r'"event_loop_lag": {"text": "lags by \d+ ms and uses ',
+        event="",
+    ),
+    "worker stopped": Incident(
+        _stop_worker,
+        PAIR,
+        r"worker \d+ has not said anything for \d+ s",
+        r"worker \d+ has not said anything for \d+ s: its calls wait meanwhile",
+        ("in_use",),
+        is_seen=False,
+        status=r'"updated_at": "',
         event="",
     ),
     "worker killed": Incident(
