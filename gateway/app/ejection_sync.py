@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from gateway.routing.endpoint_health import EjectionState
 from gateway.upstream.pool.outlier_detection import EjectionListener
 from gateway.upstream.pool.pool import Pool
-from gateway.workers.shared_state import SharedEjections
+from gateway.workers.shared_state import SharedEjection, SharedEjections
 
 _POLL_INTERVAL = 0.5
 """Seconds between two looks at the ejections of other workers."""
@@ -33,10 +33,12 @@ class EjectionSync:
     def publisher_for(self, upstream: str) -> EjectionListener:
         """Return the listener that publishes the ejections of an upstream's pool."""
 
-        def publish(url: str, state: EjectionState) -> None:
+        def publish(url: str, state: EjectionState) -> bool:
             name = _name(upstream, url)
             now = time.monotonic()
+            known = self._shared_ejections.read(name)
             self._shared_ejections.publish(name, state.ejections, state.until, now)
+            return known is not None and _is_same(known, state, now)
 
         return publish
 
@@ -72,6 +74,13 @@ class EjectionSync:
             if shared is not None:
                 state = EjectionState(ejections=shared.ejections, until=shared.until)
                 pool.outlier_detector.record_remote(member, state)
+
+
+def _is_same(known: SharedEjection, state: EjectionState, now: float) -> bool:
+    """Tell whether a state is that which another worker has published, and which lasts."""
+    if not state.ejections:
+        return not known.ejections
+    return known.ejections >= state.ejections and known.until > now
 
 
 def _name(upstream: str, url: str) -> str:

@@ -142,6 +142,61 @@ async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
             await until(lambda: not any(pool.unreachable for pool in pools))
 
 
+def _lines(caplog: pytest.LogCaptureFixture, part: str) -> int:
+    """Return how many lines an operator sees who has not asked for those of DEBUG."""
+    found = [each for each in caplog.records if part in each.getMessage()]
+    return sum(each.levelno > logging.DEBUG for each in found)
+
+
+async def test_ejection_that_two_workers_find_is_one_line_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ejection_sync, "_POLL_INTERVAL", 60.0)  # none learns it from the other
+    shared = SharedMemory.for_workers(2)
+    async with no_leaks(), AsyncExitStack() as stack:
+        bad = await stack.enter_async_context(_Server())
+        good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
+        settings = _settings(bad, *good, time="3s")
+        workers = [
+            await stack.enter_async_context(gateway_of(settings, shared=shared)) for _ in range(2)
+        ]
+        clients = [await _client(stack, each) for each in workers]
+        for client in clients:
+            assert (await _ask(client, 15)).count(502) == 5
+        assert [_first(each).ejections for each in workers] == [1, 1]
+        assert _lines(caplog, "failed 5 times in a row: ejected") == 1
+        bad.well = True
+        async with asyncio.timeout(30):
+            for worker, client in zip(workers, clients, strict=True):
+                while _first(worker).ejections:
+                    await _ask(client, 3)
+                    await asyncio.sleep(0.01)
+        assert _lines(caplog, "ejection ended") == 1
+
+
+async def test_unreachable_upstream_that_two_workers_find_is_one_line_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ejection_sync, "_POLL_INTERVAL", 60.0)
+    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
+    shared = SharedMemory.for_workers(2)
+    async with no_leaks(), AsyncExitStack() as stack:
+        async with ScriptedServer() as server:
+            port = server.port
+        settings = _settings(server, time="60s")
+        workers = [
+            await stack.enter_async_context(gateway_of(settings, shared=shared)) for _ in range(2)
+        ]
+        pools = [each.active_config.upstreams["u"].pool for each in workers]
+        for worker in workers:
+            assert await _ask(await _client(stack, worker), 3) == [503] * 3
+        assert all(pool.unreachable for pool in pools)
+        assert _lines(caplog, "upstream u is not ready") == 1
+        async with ScriptedServer(port=port):
+            await until(lambda: not any(pool.unreachable for pool in pools))
+        assert _lines(caplog, "upstream u is ready again") == 1
+
+
 async def test_gateways_without_shared_ejections_eject_on_their_own() -> None:
     async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())

@@ -279,13 +279,13 @@ def _build(
 
     endpoint_events = EndpointEvents(journal, spec.name) if journal is not None else None
 
-    def on_ejection(url: str, state: EjectionState) -> None:
+    def on_ejection(url: str, state: EjectionState) -> bool | None:
         if url and state.ejections:
             metrics.count_ejection(spec.name, url)
-        if publish is not None:
-            publish(url, state)
+        is_known = publish is not None and publish(url, state)
         if endpoint_events is not None:
             endpoint_events.record_ejection(pool, url, state)
+        return is_known
 
     detector: DialectDetector | None = None
     dialect_state: DialectState

@@ -9,7 +9,7 @@ from gateway.errors import escape_for_log
 from gateway.routing import endpoint_health, latency_outliers
 from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierPolicy
 from gateway.upstream.pool.member import Member, Outcome
-from gateway.upstream.pool.reachability import Reachability
+from gateway.upstream.pool.reachability import Reachability, log_level
 
 _LOG_INTERVAL = 10.0
 """Seconds between two log lines about responses of 5xx of the same endpoint."""
@@ -19,10 +19,11 @@ FIRST_ERROR_STATUS = 400
 
 _log = logging.getLogger("tensorgate.upstream")
 
-EjectionListener = Callable[[str, EjectionState], None]
+EjectionListener = Callable[[str, EjectionState], bool | None]
 """Called with the URL and state of an endpoint that calls here have ejected or recovered.
 
-An empty URL stands for all endpoints: with an ejection they are unreachable, without one not.
+An empty URL stands for all endpoints: with an ejection they are unreachable, without one not. It
+returns True if another worker has told the same before, which is no news for the log.
 """
 
 FailureListener = Callable[[str, str], None]
@@ -138,19 +139,18 @@ class OutlierDetector:
             after = endpoint_health.record_failure(before, self._others(member), now, self._policy)
             if after.ejections > before.ejections:
                 member.ejection_reason = ""
-                _log.warning(
+                _log.log(
+                    log_level(self._notify(url, after)),
                     "%s failed %d times in a row: ejected for %g s; last error: %s",
                     url,
                     after.failures,
                     after.until - now,
                     escape_for_log(why),
                 )
-                self._notify(url, after)
         if before.ejections and not after.ejections:
-            _log.warning("%s: ejection ended", url)
             # After a failure it is used only because too many are ejected: no recovery to share.
-            if outcome is Outcome.SUCCEEDED:
-                self._notify(url, after)
+            is_known = outcome is Outcome.SUCCEEDED and self._notify(url, after)
+            _log.log(log_level(is_known), "%s: ejection ended", url)
         member.ejection = after
 
     def eject_slow(self, member: Member) -> None:
@@ -185,9 +185,9 @@ class OutlierDetector:
             after = endpoint_health.record_remote_recovery(before)
         if after.ejections and not before.ejections:
             member.ejection_reason = ""
-            _log.info("%s: ejected, as another worker reports", member.endpoint.url)
+            _log.debug("%s: ejected, as another worker reports", member.endpoint.url)
         elif before.ejections and not after.ejections:
-            _log.info("%s: ejection ended, as another worker reports", member.endpoint.url)
+            _log.debug("%s: ejection ended, as another worker reports", member.endpoint.url)
             self._recheck(member)
         member.ejection = after
 

@@ -137,9 +137,9 @@ class Pool:
             probes = self._reachability.probe_until_reachable(lambda: self.members)
             self._supervisor.start_task(probes)
 
-    def _notify_unreachable(self, unreachable: bool) -> None:
+    def _notify_unreachable(self, unreachable: bool) -> bool | None:
         until = self._clock() + _UNREACHABLE_REPORT_TTL
-        self._notify("", EjectionState(ejections=int(unreachable), until=until))
+        return self._notify("", EjectionState(ejections=int(unreachable), until=until))
 
     def record_remote_unreachable(self, until: float) -> None:
         """Record that another worker finds all endpoints unreachable, valid until that time."""

@@ -23,19 +23,28 @@ _PATH = "/v2/health/ready"
 _log = logging.getLogger("tensorgate.upstream")
 
 
+def log_level(is_known: bool | None) -> int:
+    """Choose the level of an event, which has one line in the log over all workers.
+
+    ``is_known`` tells that another worker has found it before; see EjectionListener.
+    """
+    return logging.DEBUG if is_known else logging.WARNING
+
+
 class Reachability:
     """Marks an upstream unreachable after connect failures at all its endpoints.
 
     It stays so until a call or a probe connects, or the gateway has nothing left to probe it with:
     that is no fault of the upstream's. ``start_probing`` is called when probes have to
-    begin. ``notify`` is called with True if calls here find the upstream unreachable, else False.
+    begin. ``notify`` is called with True if calls here find the upstream unreachable, else False;
+    see EjectionListener.
     """
 
     def __init__(
         self,
         upstream: str,
         start_probing: Callable[[], None],
-        notify: Callable[[bool], None],
+        notify: Callable[[bool], bool | None],
     ) -> None:
         self._upstream = upstream
         self._start_probing = start_probing
@@ -56,9 +65,9 @@ class Reachability:
             message = (
                 "upstream %s is not ready: %d calls in a row could not connect; last error: %s"
             )
-            _log.warning(message, self._upstream, self.failures, why)
             self._mark_unreachable(why)
-            self._notify(True)
+            level = log_level(self._notify(True))
+            _log.log(level, message, self._upstream, self.failures, why)
 
     def record_remote(self, until: float) -> None:
         """Mark the upstream unreachable as another worker reports, and probe it from here.
@@ -66,7 +75,7 @@ class Reachability:
         ``until`` tells one such report from the next.
         """
         if until != self._last_report and self.unreachable is None:
-            _log.info("upstream %s is not ready, as another worker reports", self._upstream)
+            _log.debug("upstream %s is not ready, as another worker reports", self._upstream)
             self._mark_unreachable(f"another worker cannot connect to upstream {self._upstream}")
         self._last_report = until
 
@@ -78,8 +87,8 @@ class Reachability:
         self.failures = 0
         if self.unreachable is not None:
             self.unreachable = None
-            _log.warning("upstream %s is ready again: %s", self._upstream, why)
-            self._notify(False)
+            level = log_level(self._notify(False))
+            _log.log(level, "upstream %s is ready again: %s", self._upstream, why)
 
     def _mark_unreachable(self, why: str) -> None:
         self.unreachable = why

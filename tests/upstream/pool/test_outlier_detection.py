@@ -185,7 +185,7 @@ def test_return_to_use_after_a_failure_is_no_recovery() -> None:
 
 
 def test_remote_ejection_counts_and_is_not_shared_again(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "tensorgate")
+    caplog.set_level(logging.DEBUG, "tensorgate")
     clock, told = ManualClock(), _Told()
     pool = _telling_pool(3, clock, told)
     ejected, well = EjectionState(ejections=1, until=10), EjectionState(until=3)
