@@ -15,9 +15,12 @@ _VARIABLE = (
     (r"\b[0-9a-f]{32} \S+ ", "ID UPSTREAM "),
     (r"\b[0-9a-f]{32}\b", "ID"),
     (r"http://[\d.:]+\d", "URL"),
+    (r"(?<=of upstream )\S+", "UPSTREAM"),
+    (r"(?<= slots of )\w+", "UPSTREAM"),
     (r"(?<= )/\S+/[\w.]+", "FILE"),
-    (r"tensorgate\.access\[\d+\]", "tensorgate.access"),
+    (r"(tensorgate[.\w]*)\[\d+\]", r"\1"),
     (r"\d+(\.\d+)?", "0"),
+    (r"\b0 (ms|s|min)\b", "0 UNITS"),
 )
 
 
@@ -33,6 +36,16 @@ def shown_lines() -> frozenset[str]:
     """Return the lines that the page shows, normalized."""
     logs = [block.text for block in blocks(PAGE) if not block.language]
     return frozenset(normalized(line) for log in logs for line in log.splitlines())
+
+
+@cache
+def _text() -> str:
+    return normalized(" ".join(PAGE.read_text().split()))
+
+
+def is_quoted(sentence: str) -> bool:
+    """Tell whether the page quotes a sentence like this one."""
+    return f'"{normalized(sentence)}"' in _text()
 
 
 def is_shown(line: str) -> bool:

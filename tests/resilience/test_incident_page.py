@@ -11,15 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.routing.endpoint_state import NO_CALLS, RecentCalls
+from gateway.routing.latency_outliers import Latency, ModelLatency
+from gateway.routing.silence import Silence, UsualLatency
+from gateway.upstream.pool.pool import Pool
 from tests.docs.markdown import blocks
 from tests.resilience.fleet import FleetServer, fleet
-from tests.resilience.incident_page import PAGE, is_shown
+from tests.resilience.incident_page import PAGE, is_shown, normalized
 from tests.resilience.server import Behaviour
 from tests.support.addresses import HOST, free_address
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 from tests.support.gateway import until
 from tests.support.gateway_process import FAST_FILE_WATCH, Process, gateway_process
 from tests.support.http_messages import request
 from tests.support.raw_client import connect
+from tests.upstream.pools import fail_calls
 
 TARGET = "/v2/models/resnet50/infer"
 
@@ -72,6 +81,46 @@ async def _site(folder: Path, more: str = "", upstream: str = "") -> AsyncIterat
         async with gateway_process(str(file), FAST_FILE_WATCH) as (process, url):
             await process.wait_for_output(r"listening on \S+ \(admin\)")
             yield _Site(process, url, f"http://{admin}", server, file, log)
+
+
+def test_first_lines_of_the_page_are_those_of_the_states_of_endpoints(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each state has its line, and each of these lines is that of a state."""
+    url, sibling = "http://10.0.0.8:8000", "http://10.0.0.9:8000"
+
+    def judged(
+        recent: RecentCalls = NO_CALLS,
+        slow: bool = False,
+        again: bool = False,
+        connects: bool = True,
+    ) -> None:
+        endpoints = [ScriptedEndpoint(EventLog(), url=each) for each in (url, sibling)]
+        pool = Pool(endpoints, upstream="triton")
+        if recent.failures:
+            calls = pool.members[0].calls
+            calls.record_failure("it returned 500: CUDA out of memory on device 0", True, False)
+        if not connects:
+            why = f"cannot connect to {url}: Connection refused"
+            fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, why), times=3)
+        medians = {url: 2.02 if slow else 0.00202, sibling: 0.00202}
+        for _ in range(1 + slow):
+            latencies = {
+                each: {"resnet50": ModelLatency([Latency(100, median)])}
+                for each, median in medians.items()
+            }
+            pool.judge({url: recent}, latencies, leads=True)
+            medians[url] = medians[sibling]
+
+    silence = Silence("resnet50", 0.0, 5.0, 5.0, UsualLatency(50, 0.0021, 3485.0))
+    judged(RecentCalls(25, 12, 10))
+    judged(RecentCalls(silence=str(silence)))
+    judged(connects=False)
+    judged(slow=True)
+    lines = [f"{each.levelname} {each.name}: {each.getMessage()}" for each in caplog.records]
+    first = next(block.text for block in blocks(PAGE) if not block.language)
+    shown = [line.partition(" ")[2] for line in first.splitlines()]
+    assert list(map(normalized, lines)) == list(map(normalized, shown))
 
 
 async def test_lines_of_calls_that_find_no_slot(tmp_path: Path) -> None:

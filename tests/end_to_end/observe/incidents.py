@@ -215,6 +215,9 @@ class Incident:
     is_dated: bool = True
     """The problem says since when it is there."""
 
+    is_on_page: bool = False
+    """The page on incidents has its sentence or its line."""
+
     idle_timeout: str = "1s"
     """The timeout of the gateway that it needs."""
 
@@ -235,6 +238,7 @@ INCIDENTS = {
         is_seen=False,
         event="",
         idle_timeout="15s",
+        is_on_page=True,
     ),
     "refuses": Incident(
         _kill, PAIR, EJECTED + "Connection refused", "URL failed 5 times", is_seen=False
@@ -302,6 +306,7 @@ INCIDENTS = {
         level="warning",
         event="",
         idle_timeout="30s",
+        is_on_page=True,
     ),
     "HTML": Incident(_behaves(page=True), PAIR, EJECTED + "holds no tensors", "URL failed 5 times"),
     "bad reload": Incident(
@@ -323,6 +328,7 @@ INCIDENTS = {
         status=r'"concurrency": {"active": \d, "queued": 0, "max_requests": 2}',
         event="",
         is_dated=False,
+        is_on_page=True,
     ),
     "a limit of the gateway refuses calls": Incident(
         _lower_limit_of_the_gateway,
@@ -342,6 +348,7 @@ INCIDENTS = {
         ("in_use",),
         event="",
         is_dated=False,
+        is_on_page=True,
     ),
     "throttled": Incident(
         _throttle_workers,
@@ -353,6 +360,7 @@ INCIDENTS = {
         is_seen=False,
         status=r'"event_loop_lag": {"text": "lags by \d+ ms and uses ',
         event="",
+        is_on_page=True,
     ),
     "worker stopped": Incident(
         _stop_worker,
@@ -363,6 +371,7 @@ INCIDENTS = {
         is_seen=False,
         status=r'"updated_at": "',
         event="",
+        is_on_page=True,
     ),
     "worker killed": Incident(
         _kill_worker,
@@ -373,6 +382,7 @@ INCIDENTS = {
         is_seen=False,
         status=r'"name": "worker \d+", "why": "was killed by SIGKILL", "ended_at": "',
         event="worker_ended",
+        is_on_page=True,
     ),
 }
 

@@ -29,6 +29,7 @@ from tests.end_to_end.observe.incidents import (
     begin,
     incident_site,
 )
+from tests.resilience.incident_page import is_quoted, is_shown
 from tests.support import raw_client
 from tests.support.raw_client import connect
 
@@ -44,7 +45,11 @@ async def test_incident_is_one_alarm_with_one_sentence(incident: Incident, tmp_p
         assert bool(found["since"]) is incident.is_dated
 
         good, bad = site.servers
-        await site.process.wait_for_output(incident.log.replace("URL", re.escape(bad.url)))
+        log = incident.log.replace("URL", re.escape(bad.url))
+        await site.process.wait_for_output(log)
+        if incident.is_on_page:
+            lines = [line for line in site.process.said.splitlines() if re.search(log, line)]
+            assert is_quoted(found["text"]) or any(map(is_shown, lines)), (found["text"], lines)
         assert re.search(incident.status, json.dumps(await site.get("/status")))
         endpoint = (await site.endpoints())[bad.url]
         assert endpoint["state"] in incident.states
