@@ -51,10 +51,11 @@ async def _gateway(
         yield running
 
 
-def _settings(file: Path, servers: str, upstream: str) -> str:
+def _settings(file: Path, servers: str, upstream: str, level: str = "info") -> str:
     """Write settings for two workers; return the name of the file."""
     upstreams = f"upstreams: {{demo: {{endpoints: [{servers}], dialect: triton, {upstream}}}}}\n"
-    file.write_text(f"listen: {HOST}:0\nworkers: 2\nlog: {{access: false}}\n{upstreams}")
+    log = f"log: {{access: false, level: {level}}}\n"
+    file.write_text(f"listen: {HOST}:0\nworkers: 2\n{log}{upstreams}")
     return str(file)
 
 
@@ -193,7 +194,8 @@ async def test_ejection_reaches_the_other_worker(file: Path) -> None:
 
     async with ScriptedServer(script) as bad, ScriptedServer() as one, ScriptedServer() as two:
         servers = f"{bad.url}, {one.url}, {two.url}"
-        config = _settings(file, servers, "outlier_detection: {base_ejection_time: 3s}")
+        detection = "outlier_detection: {base_ejection_time: 3s}"
+        config = _settings(file, servers, detection, level="debug")  # of the hearer's line
         async with (
             gateway_process(config) as (process, url),
             connect(url) as finder,
