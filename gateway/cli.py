@@ -84,8 +84,6 @@ def serve(config: Path) -> None:
     invalid settings, and 1 if they cannot be used, as an address that is in use.
     """
     open_standard_descriptors()
-    for number in (*IGNORED_SIGNALS, signal.SIGHUP):  # they would end it before it serves
-        signal.signal(number, signal.SIG_IGN)
     source = SettingsSource(config, os.environ)
     with _exit_on_errors():
         settings = _load_or_exit(source.read)

@@ -310,6 +310,22 @@ async def test_ctrl_c_during_the_imports_ends_it_with_one_line(tmp_path: Path) -
         assert await process.end() == (130, "", "imports\ntensorgate: interrupted\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+async def test_signal_to_reload_or_rotate_during_the_imports_does_not_end_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    slow = "import sys, time; print('imports', file=sys.stderr, flush=True); time.sleep(60)"
+    (folder / "uvloop.py").write_text(slow)
+    command = (*MODULE, "serve", "--config", "x")
+    async with running_process(*command, PYTHONPATH=str(folder)) as process:
+        await process.wait_for_output("imports")
+        process.signal(number)
+        process.signal(signal.SIGINT)
+        assert await process.end() == (130, "", "imports\ntensorgate: interrupted\n")
+
+
 @pytest.mark.parametrize("command", [(TENSORGATE,), FAST_FILE_WATCH], ids=["command", "import"])
 async def test_ctrl_c_while_settings_are_read_ends_it_with_one_line(
     tmp_path: Path, command: tuple[str, ...]
