@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 
+_IGNORED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended, as shells have it."""
 
@@ -13,6 +15,10 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # An exception could come up anywhere in the imports, which take half a second.
         signal.signal(signal.SIGINT, _end)
+    if sys.argv[1:2] == ["serve"]:
+        # A reload or a log rotation may come at any time; before it serves, they would end it.
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
     from gateway.cli import main as run
 
     run()

@@ -26,7 +26,7 @@ from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.build.worker_count import worker_count
 from gateway.app.gateway import Gateway
 from gateway.app.journal.journal import WORKER_ENDED, WORKER_RESTARTED
-from gateway.app.loaded_resources import load_resources, log_warnings
+from gateway.app.loaded_resources import load_resources, settings_warnings
 from gateway.app.malloc_trim import MallocTrim
 from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.app.preflight.probe_all import probe_servers
@@ -84,13 +84,12 @@ def serve(config: Path) -> None:
     invalid settings, and 1 if they cannot be used, as an address that is in use.
     """
     open_standard_descriptors()
-    for number in (*IGNORED_SIGNALS, signal.SIGHUP):  # they would end it before it serves
-        signal.signal(number, signal.SIG_IGN)
     source = SettingsSource(config, os.environ)
     with _exit_on_errors():
         settings = _load_or_exit(source.read)
         workers = worker_count(settings)
         _start_logging(settings.log.level, many=workers > 1)
+        source.log_warnings()
         tune_malloc()
         tune_thread_switches()
         raise_descriptor_limit()
@@ -119,7 +118,8 @@ def check(config: Path, probe: bool) -> None:
     settings = loaded.settings
     with _exit_on_errors():
         resources = load_resources(settings)
-        log_warnings(settings)
+    for path, message in settings_warnings(settings):
+        click.echo(loaded.problem(path, f"warning: {message}").describe(config), err=True)
     for warning in find_self_references(settings):
         click.echo(warning.describe(config, loaded.positions), err=True)
     click.echo(_summary(settings))

@@ -310,6 +310,22 @@ async def test_ctrl_c_during_the_imports_ends_it_with_one_line(tmp_path: Path) -
         assert await process.end() == (130, "", "imports\ntensorgate: interrupted\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+async def test_signal_to_reload_or_rotate_during_the_imports_does_not_end_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    slow = "import sys, time; print('imports', file=sys.stderr, flush=True); time.sleep(60)"
+    (folder / "uvloop.py").write_text(slow)
+    command = (*MODULE, "serve", "--config", "x")
+    async with running_process(*command, PYTHONPATH=str(folder)) as process:
+        await process.wait_for_output("imports")
+        process.signal(number)
+        process.signal(signal.SIGINT)
+        assert await process.end() == (130, "", "imports\ntensorgate: interrupted\n")
+
+
 @pytest.mark.parametrize("command", [(TENSORGATE,), FAST_FILE_WATCH], ids=["command", "import"])
 async def test_ctrl_c_while_settings_are_read_ends_it_with_one_line(
     tmp_path: Path, command: tuple[str, ...]
@@ -641,20 +657,19 @@ def test_check_warns_of_an_endpoint_that_is_the_gateway_itself(call: Call, file:
     )
 
 
-def test_check_warns_of_regular_expressions_that_are_globs(
-    call: Call, file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_check_warns_of_regular_expressions_that_are_globs(call: Call, file: Path) -> None:
     file.write_text(
         "upstreams: {triton: {endpoints: ['http://127.0.0.1:1']}}\n"
         "routes:\n"
         "  - {match: {model: '^resnet.*$', headers: {X-Tenant: '(a|b)'}}, upstream: triton}\n"
         "  - {match: {model: 're:^resnet.*$', version: '[1-9]*'}, upstream: triton}\n"
     )
-    assert call("check", str(file))[0] == 0
+    status, _, err = call("check", str(file))
+    assert status == 0
     looks = "looks like a regular expression, but it is a glob"
-    assert [message.split(", where")[0] for message in caplog.messages] == [
-        f"routes[0].match.model: '^resnet.*$' {looks}",
-        f"routes[0].match.headers.X-Tenant: '(a|b)' {looks}",
+    assert [message.split(", where")[0] for message in err.splitlines()] == [
+        f"{file}:3: routes[0].match.model: warning: '^resnet.*$' {looks}",
+        f"{file}:3: routes[0].match.headers.X-Tenant: warning: '(a|b)' {looks}",
     ]
 
 
@@ -667,4 +682,5 @@ async def test_unchecked_server_certificates_are_warned_of_once(file: Path) -> N
     async with gateway_process(str(file)) as (process, _):
         process.signal(signal.SIGTERM)
         _, _, err = await process.end()
-    assert err.count("upstreams.triton.tls.verify: certificates are not checked") == 1
+    warning = f"{file}:3: upstreams.triton.tls.verify: certificates are not checked"
+    assert err.count(warning) == 1

@@ -34,7 +34,7 @@ from gateway.app.captured_calls import CapturedCalls, send_connection
 from gateway.app.ejection_sync import EjectionSync
 from gateway.app.endpoint_watch import EndpointWatch, leads_workers
 from gateway.app.journal.journal import Event
-from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
+from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.prepared import CloseReplaced, PreparedReload
 from gateway.app.reload.revision import Revision
@@ -276,7 +276,6 @@ class Gateway:
         resources = self._preloaded
         if resources is None:
             resources = load_resources(settings)
-            log_warnings(settings)
         self._resources = resources
         self._bound = self._bind(settings)
         self._offload = self._offload_for(settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,9 +23,8 @@ from gateway.listener.tls import ReloadingTlsContext
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy, new_identity
 from gateway.settings.routes import pattern_warnings
 from gateway.settings.schema import Settings
+from gateway.settings.values.wording import SettingWarning
 from gateway.system.file_watcher import digest
-
-_log = logging.getLogger("tensorgate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +89,8 @@ def unwatched_files(settings: Settings) -> tuple[str, ...]:
     return tuple(file for upstream in upstreams for file in upstream_tls_files(upstream))
 
 
-def log_warnings(settings: Settings, before: Settings | None = None) -> None:
-    """Log what is allowed but unwise, unless it was so ``before``."""
-    known = set() if before is None else set(_warnings(before))
-    for warning in _warnings(settings):
-        if warning not in known:
-            _log.warning("%s", warning)
-
-
-def _warnings(settings: Settings) -> Iterator[str]:
+def settings_warnings(settings: Settings) -> Iterator[SettingWarning]:
+    """Yield what is allowed but unwise, each with the setting."""
     yield from tls_warnings(settings)
     yield from offload_warnings(settings)
     yield from pattern_warnings(settings.routes)

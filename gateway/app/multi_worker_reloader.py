@@ -25,7 +25,7 @@ from gateway.app.build.listen import (
     listen_addresses,
 )
 from gateway.app.gateway import Gateway
-from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
+from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.failure import failure_reason, failure_text
 from gateway.app.reload.prepared import PreparedReload
@@ -84,7 +84,6 @@ class SupervisorReloader(ConfigSource):
         self._source = source
         self._on_settings_applied = on_applied
         self._resources = load_resources(settings)
-        log_warnings(settings)
         self._bound = listen(listen_addresses(settings))
         # Made before the first fork, as all workers share it. It outlives them, and each reload.
         self._shared = SharedMemory.for_workers(workers)
@@ -173,6 +172,7 @@ class SupervisorReloader(ConfigSource):
         self._reload_log.log_reload(
             changes, now.read, before.resources.settings, self._is_requested
         )
+        self._source.log_warnings(before.resources.settings)
         log_addresses(self.addresses, describe_addresses(before.bound, before.resources.settings))
         for name in late:
             _log.warning("%s does not respond: it uses the new settings once it does", name)

@@ -77,4 +77,5 @@ class SingleProcessReloader(BackgroundTask):
         self._reload_log.record_reload(self._reload_log.revision.after_reload(time.time()))
         notify_applied(self._on_applied, gateway.settings)
         self._reload_log.log_reload(changes, settings, before, requested)
+        self._source.log_warnings(before)
         log_addresses(gateway.addresses, addresses)

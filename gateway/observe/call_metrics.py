@@ -285,8 +285,17 @@ class CallMetrics:
         if record.server_form and form:
             self._count_conversion(form, calls.labels[_MODEL], record)
         if record.error:
-            kind = _ABORTED if record.error_kind is None else record.error_kind.name.lower()
-            self._writer.counter(ERRORS, (kind, upstream)).add(1.0)
+            self._count_error(record)
+
+    def _count_error(self, record: CallRecord) -> None:
+        """Count an error, unless it is a server's own, which the client has got."""
+        if record.error_kind is not None:
+            kind = record.error_kind.name.lower()
+        elif record.answered_by_server:
+            return
+        else:
+            kind = _ABORTED
+        self._writer.counter(ERRORS, (kind, record.upstream)).add(1.0)
 
     def observe_mirrored(self, record: CallRecord) -> None:
         """Count the attempts of a mirrored request: it is no call, but its endpoint serves it."""

@@ -39,6 +39,12 @@ class LoadedSettings:
     settings: Settings
     positions: Mapping[KeyPath, Position]
 
+    def problem(self, path: KeyPath, message: str) -> Problem:
+        """Return what is to be said about a setting, with its position, if that is known."""
+        position = _position(path, self.positions)
+        line, column = (position.line, position.column) if position else (None, None)
+        return Problem(format_path(path), line, column, message)
+
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
     """Return the settings of a YAML file, with ``environ`` filled in.

@@ -28,7 +28,7 @@ from gateway.settings.values.patterns import (
     pattern_warning,
     with_header_names,
 )
-from gateway.settings.values.wording import describe
+from gateway.settings.values.wording import KeyPath, SettingWarning, describe
 
 OperationName = Literal[
     "infer",
@@ -243,12 +243,12 @@ class Route(Section):
     )
 
 
-def pattern_warnings(routes: Sequence[Route]) -> Iterator[str]:
+def pattern_warnings(routes: Sequence[Route]) -> Iterator[SettingWarning]:
     """Yield the patterns that may not mean what was meant, each with why."""
     for i, route in enumerate(routes):
         match = route.match
-        patterns = {"model": match.model, "version": match.version}
-        patterns |= {f"headers.{name}": value for name, value in match.headers.items()}
-        for name, pattern in patterns.items():
+        patterns: dict[KeyPath, str | None] = {("model",): match.model, ("version",): match.version}
+        patterns |= {("headers", name): value for name, value in match.headers.items()}
+        for path, pattern in patterns.items():
             if pattern is not None and (warning := pattern_warning(pattern)):
-                yield f"routes[{i}].match.{name}: {warning}"
+                yield ("routes", i, "match", *path), warning

@@ -77,13 +77,17 @@ async def test_changed_file_is_applied(file: Path, caplog: pytest.LogCaptureFixt
         _reloading(file) as (gateway, _, levels),
     ):
         async with connect(gateway.addresses[0]) as client:
-            _write_settings(file, server.url, "log: {level: error}\n")
+            route = "routes: [{match: {model: '^a.*$'}, upstream: u}, {upstream: u}]"
+            _write_settings(file, server.url, f"log: {{level: error}}\n{route}\n")
             await until(lambda: gateway.revision.number == 2)
             assert (await client.call("GET", "/v2/x")).body == b"new"
         assert gateway.revision.reloads == 1
         assert gateway.revision.loaded_at > 0
         assert levels == ["error"]
-        assert f"settings reloaded from {file}: upstreams ~u, log changed" in caplog.messages
+        changes = "upstreams ~u, routes, log changed"
+        assert f"settings reloaded from {file}: {changes}" in caplog.messages
+        warning = f"{file}:5: routes[0].match.model: '^a.*$' looks like a regular expression"
+        assert any(message.startswith(warning) for message in caplog.messages)
 
 
 @pytest.mark.usefixtures("frequent_polls")

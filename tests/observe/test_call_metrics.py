@@ -98,7 +98,9 @@ def test_error_is_counted_by_its_kind() -> None:
     refused, left = _record(status=503, attempts=0, endpoint=""), _record(status=0)
     refused.set_error(GatewayError(ErrorKind.OVERLOADED, "full"))
     left.error = "the client closed the connection"
-    metrics.observe(refused, refused, left, _record(status=500))
+    metadata = _record(status=500)  # a server's own errors are none of the gateway's
+    metadata.set_passed_error(500, "CUDA out of memory")
+    metrics.observe(refused, refused, left, _record(status=500), metadata)
     assert metrics.value("errors_total", kind="overloaded", upstream="u") == 2
     assert metrics.value("errors_total", kind="aborted", upstream="u") == 1
     assert metrics.labels("errors_total", "kind") == {"overloaded", "aborted"}

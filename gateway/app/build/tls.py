@@ -10,6 +10,7 @@ from gateway.app.build.listen import ListenError
 from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles, is_world_readable
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream, UpstreamTls, urls_of
+from gateway.settings.values.wording import SettingWarning
 from gateway.system.certificates import CertificateFileError
 from gateway.upstream.tls import CertificateFiles, client_context
 
@@ -72,15 +73,15 @@ def server_tls_files(declared: ClientTls | None) -> tuple[str, ...]:
     return tuple(file for file in named if file is not None)
 
 
-def tls_warnings(settings: Settings) -> Iterator[str]:
-    """Yield what is allowed but unwise."""
+def tls_warnings(settings: Settings) -> Iterator[SettingWarning]:
+    """Yield what is allowed but unwise, each with the setting."""
     if settings.tls is not None and is_world_readable(settings.tls.key):
-        yield f"tls.key: every user of this machine can read {settings.tls.key}"
+        yield ("tls", "key"), f"every user of this machine can read {settings.tls.key}"
     for name, upstream in settings.upstreams.items():
         if _uses_tls(upstream) and upstream.tls is not None and not upstream.tls.verify:
             yield (
-                f"upstreams.{name}.tls.verify: certificates are not checked, so that anybody on"
-                " the way can pose as a server"
+                ("upstreams", name, "tls", "verify"),
+                "certificates are not checked, so that anybody on the way can pose as a server",
             )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gateway.build_info import NATIVE
 from gateway.settings.schema import Settings
+from gateway.settings.values.wording import SettingWarning
 
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """The control group of a container is at the root; quotas are usual in containers."""
@@ -32,10 +33,10 @@ def offload_threads(settings: Settings) -> int:
     return max(0, min((usable_cores() - workers) // workers, _MAX_AUTO_THREADS))
 
 
-def offload_warnings(settings: Settings) -> Iterator[str]:
+def offload_warnings(settings: Settings) -> Iterator[SettingWarning]:
     """Yield why the threads that the settings ask for are not there."""
     if settings.offload not in ("auto", 0) and not NATIVE:
-        yield "offload: there are no threads, as this gateway is not compiled"
+        yield ("offload",), "there are no threads, as this gateway is not compiled"
 
 
 def share_per_worker(number: int, workers: int) -> int:

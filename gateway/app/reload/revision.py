@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.app.journal.journal import RELOAD_REFUSED, SETTINGS_RELOADED, EventKind, Journal
-from gateway.app.loaded_resources import log_warnings
 from gateway.app.reload.diff import settings_needing_restart
 from gateway.observe.gateway_metrics import ReloadMetrics
 from gateway.settings.schema import Settings
@@ -63,10 +62,9 @@ class ReloadLog:
         self._metrics.reloads.add(1.0)
 
     def log_reload(self, changes: str, read: Settings, before: Settings, requested: bool) -> None:
-        """Log and record what has changed; log what is unwise, and what needs a restart."""
+        """Log and record what has changed and what needs a restart."""
         _log.info("settings reloaded from %s: %s", self.revision.file, changes)
         self._record(SETTINGS_RELOADED, changes, requested)
-        log_warnings(read, before)
         for name in settings_needing_restart(read, before):
             old, new = getattr(before, name), getattr(read, name)
             _log.warning("%s: %s takes effect after a restart; until then it is %s", name, new, old)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.app.build.tls import server_tls_files
-from gateway.app.loaded_resources import unwatched_files
+from gateway.app.loaded_resources import settings_warnings, unwatched_files
 from gateway.settings.file_watch import ContentWatcher
-from gateway.settings.load import load_with_positions
+from gateway.settings.load import LoadedSettings, load_with_positions
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.schema import Settings
+
+_log = logging.getLogger("tensorgate")
 
 
 class SettingsSource:
@@ -21,24 +24,32 @@ class SettingsSource:
         self._environ = environ
         self._watch = ContentWatcher([str(file)])
         self._upstream_tls = self._server_tls = ContentWatcher([])
-        self._was_read = False
+        self._loaded: LoadedSettings | None = None
 
     def read(self) -> Settings:
         """Read the file; ``changed`` compares with it from now on. Raises SettingsError."""
-        if self._was_read and self.file.exists() and not self.file.is_file():
+        if self._loaded is not None and self.file.exists() and not self.file.is_file():
             # Opening a pipe would wait for a writer.
             problem = Problem("", None, None, "is no file that can be read again")
             raise SettingsError(self.file, [problem])
         self._watch.mark_used()
         # At a reload, a file to read may be missing: what was loaded from it stays in use.
-        at_start = not self._was_read
-        settings = load_with_positions(
+        at_start = self._loaded is None
+        loaded = load_with_positions(
             self.file, self._environ, with_files=at_start, with_written_files=True
-        ).settings
-        self._was_read = True
-        self._upstream_tls = ContentWatcher(unwatched_files(settings))
-        self._server_tls = ContentWatcher(server_tls_files(settings.tls))
-        return settings
+        )
+        self._loaded = loaded
+        self._upstream_tls = ContentWatcher(unwatched_files(loaded.settings))
+        self._server_tls = ContentWatcher(server_tls_files(loaded.settings.tls))
+        return loaded.settings
+
+    def log_warnings(self, before: Settings | None = None) -> None:
+        """Log what is allowed but unwise in the settings read last, unless it was ``before``."""
+        assert self._loaded is not None
+        known = set() if before is None else set(settings_warnings(before))
+        for warning in settings_warnings(self._loaded.settings):
+            if warning not in known:
+                _log.warning("%s", self._loaded.problem(*warning).describe(self.file))
 
     def changed(self, after_failure: bool) -> bool:
         """Tell whether a file has changed since the last call.

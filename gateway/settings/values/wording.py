@@ -11,6 +11,9 @@ from gateway.sizes import QUOTED_NAME
 KeyPath = tuple[str | int, ...]
 """The keys and list positions that lead from the top of a file to a value."""
 
+SettingWarning = tuple[KeyPath, str]
+"""A setting that is allowed but unwise, and why."""
+
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _COMPARED = 60  # characters of a name that are compared with known ones

@@ -102,3 +102,26 @@ def test_pipe_is_not_read_again(tmp_path: Path) -> None:
             source.read()
     finally:
         os.close(reading)
+
+
+def test_new_warnings_are_logged_with_file_and_line(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(*models: str) -> None:
+        routes = [f"- {{match: {{model: '{model}'}}, upstream: u}}\n" for model in models]
+        file.write_text(f"{_text()}routes:\n{''.join(routes)}")
+
+    def warned() -> list[str]:
+        places = [message.partition(" looks like")[0] for message in caplog.messages]
+        caplog.clear()
+        return places
+
+    source = SettingsSource(file, {})
+    write("a*", "^b.*$")
+    before = source.read()
+    source.log_warnings()
+    assert warned() == [f"{file}:4: routes[1].match.model: '^b.*$'"]
+    write("^c.*$", "^b.*$")
+    source.read()
+    source.log_warnings(before)
+    assert warned() == [f"{file}:3: routes[0].match.model: '^c.*$'"]

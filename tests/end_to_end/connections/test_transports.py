@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from gateway.settings.schema import Settings
 from tests.support.certificates import (
@@ -102,16 +101,10 @@ async def test_json_infer_over_a_unix_socket(tmp_path: Path, fast_path_requests:
         assert reply.error == f"cannot connect to {UPSTREAM}: No such file or directory"
 
 
-async def test_certificates_are_not_verified_if_switched_off(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_certificates_are_not_verified_if_switched_off() -> None:
     context = server_context(server_certificate("triton.example"))
     async with (
         ScriptedServer(always_respond(binary_response(FLOATS.tobytes())), ssl=context) as server,
         _client(server.url, verify=False) as client,
     ):
         assert (await client.ask(infer_json())).status == 200
-    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
-        "upstreams.u.tls.verify: certificates are not checked, so that anybody on the way can pose"
-        " as a server"
-    ]
