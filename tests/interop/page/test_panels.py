@@ -9,12 +9,14 @@ import pytest
 from tests.interop.page.accessibility import violations
 from tests.interop.page.stand import PANELS, Stand, calls_in_background, infer
 from tests.interop.page.test_incidents import BROKEN_PORTS
+from tests.support.grpc.client import grpc_client
 
 _FILLED = {
     "overview": "[...document.querySelectorAll('.value')].every(each => each.innerText !== '–')",
     "topology": "/[1-9][0-9.]*\\/s/.test(document.querySelector('.picture').textContent)",
     "models": "[...document.querySelectorAll('.rows a')].some(each => each.innerText === 'half')",
     "calls": "document.querySelectorAll('.calls .toggle').length > 3",
+    "journal": "document.querySelectorAll('.journal tbody tr').length > 0",
     "try": "document.querySelector('#panel-try').innerText.includes('admin_payloads')",
 }
 """What is true of a panel when it has something to show."""
@@ -110,6 +112,33 @@ async def test_call_takes_three_lines_in_a_narrow_window(stand: Stand) -> None:
         )
     assert heights
     assert max(heights) < 90
+
+
+@pytest.mark.parametrize("width", [768, 1150])
+async def test_call_takes_two_lines_in_a_window_of_tablets(stand: Stand, width: int) -> None:
+    page = stand.page
+    await page.resize(width)
+    async with calls_in_background(stand):
+        await stand.show("calls")
+        await page.wait_for("document.querySelectorAll('.calls .toggle').length > 3")
+        heights = await page.evaluate(
+            "[...document.querySelectorAll('.calls tbody tr:not([data-level])')]"
+            ".map(each => each.offsetHeight)"
+        )
+    assert heights
+    assert max(heights) < 60
+
+
+async def test_status_of_a_wrong_rpc_fits_windows_of_laptops(stand: Stand) -> None:
+    page = stand.page
+    async with grpc_client(stand.url) as client:
+        await client.call("ModelInfr", b"")
+    await stand.show("calls")
+    await page.wait_for_text("gRPC 12", ".calls")
+    for width in (390, 768, 1200, 1201, 1280, 1400):
+        await page.resize(width)
+        root = "document.documentElement"
+        assert await page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"), width
 
 
 async def test_calls_of_two_workers_are_in_the_order_of_their_ends(stand: Stand) -> None:
