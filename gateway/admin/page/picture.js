@@ -169,7 +169,7 @@ function layOut({ routes, upstreams }, width) {
         text: flow.mirror
           ? mirrorText(route.mirror)
           : flowText(flow.calls_per_second, flow.error_ratio),
-        short: rate(flow.calls_per_second),
+        short: `${flow.mirror ? "mirror " : ""}${rate(flow.calls_per_second)}`,
         rate: flow.calls_per_second ?? 0,
         level: flow.error_ratio > 0.01 ? "error" : "ok",
         mirror: flow.mirror,

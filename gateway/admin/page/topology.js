@@ -203,7 +203,7 @@ function topologyQuery({ upstream, search, offset }) {
 }
 
 function createRoutes() {
-  const table = dataTable("Routes", ROUTE_COLUMNS, { class: "visible-caption" });
+  const table = dataTable("Routes", ROUTE_COLUMNS, { class: "visible-caption routes" });
   const render = keyedList(
     table.body,
     (route) => route.name,
