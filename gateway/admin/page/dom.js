@@ -53,6 +53,13 @@ export function setText(node, text) {
   if (node.textContent !== wanted) node.textContent = wanted;
 }
 
+/** Set a text of parts with commas between, none of which is broken. */
+export function setParts(node, text) {
+  if (node.textContent === plainText(text)) return;
+  const parts = text.split(", ").map((part) => el("span", { class: "unbroken" }, part));
+  node.replaceChildren(...parts.flatMap((part, index) => (index ? [", ", part] : [part])));
+}
+
 export function setHidden(node, hidden) {
   if (node.hidden !== hidden) node.hidden = hidden;
 }
@@ -64,6 +71,14 @@ export function shortName(name, most) {
   const tail = Math.floor(most / 3);
   const head = most - tail - 1;
   return `${characters.slice(0, head).join("")}…${characters.slice(-tail).join("")}`;
+}
+
+/** Return a sentence of at most so many characters: the begin of a longer one. */
+export function beginning(sentence, most) {
+  const characters = Array.from(plainText(sentence));
+  return characters.length <= most
+    ? characters.join("")
+    : `${characters.slice(0, most - 1).join("").trimEnd()}…`;
 }
 
 const namesShown = new WeakMap();

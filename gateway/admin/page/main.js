@@ -133,13 +133,13 @@ function updateShell(overview) {
     draining: overview.draining,
     newVersion: version === firstVersion ? null : version,
   });
-  const counts = new Map();
-  for (const problem of problems) counts.set(problem.panel, (counts.get(problem.panel) ?? 0) + 1);
   for (const [id, { badge }] of links) {
-    const found = id === "overview" ? problems.length : (counts.get(id) ?? 0);
-    setHidden(badge, found === 0);
-    setText(badge, found);
-    setAttribute(badge, "aria-label", plural(found, "problem"));
+    const found = problems.filter(({ panel }) => id === "overview" || id === panel);
+    const hasError = found.some(({ level }) => level === "error");
+    setHidden(badge, found.length === 0);
+    setText(badge, found.length);
+    setAttribute(badge, "data-level", hasError ? "error" : "warning");
+    setAttribute(badge, "aria-label", plural(found.length, hasError ? "problem" : "warning"));
     setAttribute(badge, "role", "img");
   }
   sayNewProblems(problems);

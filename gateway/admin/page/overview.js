@@ -34,7 +34,7 @@ const TILES = [
     now: "error_ratio",
     format: say.percent,
     of: (h) => ratio(h.errors_per_second, h.calls_per_second),
-    more: (now) => `5xx and aborted. 4xx: ${say.percent(now.client_error_ratio)}`,
+    more: (now) => ["5xx and aborted.", `4xx: ${say.percent(now.client_error_ratio)}`],
     kind: "bad",
   },
   ...["p50", "p95", "p99"].map((name) => ({
@@ -42,7 +42,7 @@ const TILES = [
     now: `${name}_ms`,
     format: say.milliseconds,
     of: (h) => h[`${name}_ms`],
-    more: (now) => `Of the ${say.lastSeconds(now.duration_window_seconds)}`,
+    more: (now) => [`Of the ${say.lastSeconds(now.duration_window_seconds)}`],
   })),
   {
     name: "Calls in progress",
@@ -209,16 +209,16 @@ function createProblems() {
   const render = keyedList(list, problemKey, (problem) => {
     const text = el("span", { dir: "auto" });
     const level = el("strong", { class: "level" });
-    const since = el("span", { class: "muted" });
+    const since = el("span", { class: "muted unbroken" });
     const link = el("a", {}, "Show");
-    const item = el("li", {}, level, el("span", {}, text, since), link);
+    const item = el("li", {}, level, el("span", {}, text, " ", since), link);
     return {
       node: item,
       update(next) {
         setAttribute(item, "data-level", next.level);
         setText(level, next.level === "error" ? "Error" : "Warning");
         setText(text, next.text);
-        setText(since, next.since ? ` (since ${say.clock(next.since)})` : "");
+        setText(since, next.since ? `(since ${say.clock(next.since)})` : "");
         setHidden(link, next.panel === "overview");
         setAttribute(link, "href", problemLink(next));
         setAttribute(link, "aria-label", `Show in ${next.panel}: ${next.text}`);
@@ -249,7 +249,8 @@ function createProblems() {
 
 function createTile({ name, now, format, of, more, kind }) {
   const value = el("p", { class: "value" }, say.UNKNOWN);
-  const note = more ? el("p", { class: "muted" }) : null;
+  const notes = more ? [0, 1].map(() => el("span", { class: "unbroken" })) : [];
+  const note = more ? el("p", { class: "muted" }, notes[0], " ", notes[1]) : null;
   const chart = createChart({ label: name, format, height: 56, tall: true, kind });
   const node = el("div", { class: "tile" }, el("h3", {}, name), value, note, chart.node);
   return {
@@ -257,7 +258,7 @@ function createTile({ name, now, format, of, more, kind }) {
     update(numbers, history, span) {
       if (numbers) {
         setText(value, format(numbers[now]));
-        if (note) setText(note, more(numbers));
+        more?.(numbers).forEach((text, index) => setText(notes[index], text));
         setAttribute(value, "data-level", kind === "bad" && numbers[now] > 0 ? "error" : null);
       }
       if (history)

@@ -1,6 +1,6 @@
 // Draws routes → upstreams → endpoints, with rates on the edges. The tables say the same in text.
 
-import { keyedList, setAttribute, setText, shortName, svg } from "./dom.js";
+import { beginning, keyedList, setAttribute, setText, shortName, svg } from "./dom.js";
 import { count, percent, plural, rate } from "./format.js";
 
 const LINE = 18;
@@ -33,6 +33,27 @@ const PROBLEMS = ["ejected", "unhealthy", "unreachable", "failing", "slow"];
 export function severity(state) {
   const at = PROBLEMS.indexOf(state);
   return at < 0 ? PROBLEMS.length : at;
+}
+
+/** Return a sentence about an endpoint that begins with the word of its state. */
+function stateSentence(endpoint) {
+  const word = stateWord(endpoint);
+  const { state, state_text: text } = endpoint;
+  if (!text) return word;
+  return text.startsWith(state) ? text : `${word}: ${text}`;
+}
+
+/** Return which endpoints of an upstream are not in use, as "1 ejected, 2 slow"; "" if none. */
+export function endpointProblems({ endpoint_states: states }) {
+  return Object.entries(STATES)
+    .filter(([state, [, level]]) => level !== "ok" && states[state])
+    .map(([state, [word]]) => `${count(states[state])} ${word}`)
+    .join(", ");
+}
+
+/** Return how bad it is if no endpoint of an upstream can be used. */
+export function seriousLevel({ required }) {
+  return required ? "error" : "warning";
 }
 
 export function createPicture() {
@@ -113,6 +134,7 @@ function layOut({ routes, upstreams }, width) {
         to: [target.x, target.y + NODE / 2],
         at: 0.68,
         text: target.rate === null ? "" : flowText(target.rate, target.errors),
+        short: rate(target.rate),
         rate: target.rate ?? 0,
         level: target.level === "error" || target.errors > 0.01 ? "error" : "ok",
       }),
@@ -147,7 +169,7 @@ function layOut({ routes, upstreams }, width) {
         text: flow.mirror
           ? mirrorText(route.mirror)
           : flowText(flow.calls_per_second, flow.error_ratio),
-        short: rate(flow.calls_per_second),
+        short: `${flow.mirror ? "mirror " : ""}${rate(flow.calls_per_second)}`,
         rate: flow.calls_per_second ?? 0,
         level: flow.error_ratio > 0.01 ? "error" : "ok",
         mirror: flow.mirror,
@@ -225,8 +247,9 @@ function routeNode(route) {
   return {
     key: `route ${route.name}`,
     title: route.match || "all calls",
-    text: `route ${route.name} · ${flowText(route.calls_per_second, route.error_ratio)}`,
-    level: route.error_ratio > 0.01 ? "error" : "ok",
+    text: `${flowText(route.calls_per_second, route.error_ratio)} · route ${route.name}`,
+    isSentence: true,
+    level: flowLevel(route),
   };
 }
 
@@ -238,7 +261,7 @@ function flowNodes(route) {
     text: flowText(each.calls_per_second, each.error_ratio),
     rate: each.calls_per_second,
     errors: each.error_ratio ?? 0,
-    level: "ok",
+    level: flowLevel(each),
   }));
   const { mirror } = route;
   if (mirror) {
@@ -248,19 +271,27 @@ function flowNodes(route) {
       text: mirrorText(mirror),
       rate: mirror.calls_per_second,
       errors: mirror.error_ratio ?? 0,
-      level: "ok",
+      level: flowLevel(mirror),
       mirror: true,
     });
   }
   return nodes;
 }
 
+function flowLevel({ error_ratio: errors }) {
+  return errors > 0.01 ? "error" : "ok";
+}
+
 function upstreamNode(upstream) {
+  const { healthy, unreachable_reason: reason } = upstream;
+  const isUsable = !reason && healthy !== false;
+  const isWhole = !endpointProblems(upstream);
   return {
     key: `upstream ${upstream.name}`,
     title: upstream.name,
     text: upstreamText(upstream),
-    level: upstream.healthy === false ? "error" : "ok",
+    isSentence: isUsable,
+    level: isUsable ? (isWhole ? "ok" : "warning") : seriousLevel(upstream),
   };
 }
 
@@ -271,24 +302,40 @@ function endpointsEach(upstreams) {
     : Math.max(2, Math.floor(SOME_ENDPOINTS / upstreams.length));
 }
 
+/** How far a label may be moved along its edge, and what is tried first. */
+const SHIFTS = Array.from(
+  { length: 25 },
+  (_, step) => (step % 2 ? -1 : 1) * Math.ceil(step / 2) * 0.05,
+);
+
 /** Place the labels on their edges, each where it covers none of those before. */
 function placeLabels(edges) {
   const taken = [];
-  for (const edge of edges) {
-    if (!edge.text) continue;
-    if (halfOf(edge.text) * 2 > edge.to[0] - edge.from[0]) edge.text = edge.short ?? edge.text;
-    const half = halfOf(edge.text);
-    const places = [0, 0.1, -0.1, 0.2, -0.2, 0.3, -0.3].map((shift) =>
-      pointOn(edge, Math.max(0.12, Math.min(0.88, edge.at + shift)), half),
-    );
-    const isFree = ([x, y]) =>
-      taken.every(
-        (other) => Math.abs(x - other.x) > half + other.half || Math.abs(y - other.y) > 14,
-      );
-    const [x, y] = places.find(isFree) ?? places[0];
-    edge.label = [x, y];
-    taken.push({ x, y, half });
+  // A level edge has the fewest places.
+  const rise = ({ from, to }) => Math.abs(to[1] - from[1]);
+  for (const edge of edges.filter((each) => each.text).sort((a, b) => rise(a) - rise(b))) {
+    const room = edge.to[0] - edge.from[0];
+    const texts = [edge.text, edge.short].filter((text) => text && 2 * halfOf(text) <= room);
+    // The tables have what finds no place.
+    edge.text = "";
+    for (const text of texts) {
+      const place = freePlace(edge, halfOf(text), taken);
+      if (!place) continue;
+      edge.text = text;
+      edge.label = [place.x, place.y];
+      taken.push(place);
+      break;
+    }
   }
+}
+
+function freePlace(edge, half, taken) {
+  return SHIFTS.map((shift) => {
+    const [x, y] = pointOn(edge, Math.max(0.05, Math.min(0.95, edge.at + shift)), half);
+    return { x, y, half };
+  }).find(({ x, y }) =>
+    taken.every((other) => Math.abs(x - other.x) > half + other.half || Math.abs(y - other.y) > 14),
+  );
 }
 
 /** Return half of the width of a label. */
@@ -342,7 +389,8 @@ function endpointNodes(upstream, most) {
     key: `endpoint ${upstream.name} ${endpoint.url}`,
     title: endpoint.url.replace(/^http:\/\//, ""),
     whole: endpoint.url,
-    text: endpoint.state_text || stateWord(endpoint),
+    text: stateSentence(endpoint),
+    isSentence: true,
     level: endpointLevel(endpoint.state),
     rate: endpoint.calls_per_second,
     errors:
@@ -381,11 +429,13 @@ export function mirrorText(mirror) {
   return `${share}: ${flowText(mirror.calls_per_second, mirror.error_ratio)}`;
 }
 
-
-function upstreamText({ healthy, unreachable_reason: reason, endpoints_total: total, endpoints }) {
+function upstreamText(upstream) {
+  const { healthy, unreachable_reason: reason } = upstream;
   if (reason) return reason;
-  const size = plural(total ?? endpoints.length, "endpoint");
+  const size = plural(totalEndpoints(upstream), "endpoint");
   if (healthy === false) return `no endpoint can be used of ${size}`;
+  const problems = endpointProblems(upstream);
+  if (problems) return `${problems} of ${size}`;
   return healthy === null ? size : `${size}, healthy`;
 }
 
@@ -432,7 +482,8 @@ function createNode() {
       place(title, 9, 17);
       place(text, 9, 33);
       setText(title, shortName(node.title, node.characters));
-      setText(text, shortName(MARKS[node.level] + node.text, Math.floor(node.characters * 1.12)));
+      const shorten = node.isSentence ? beginning : shortName;
+      setText(text, shorten(MARKS[node.level] + node.text, Math.floor(node.characters * 1.12)));
       setText(whole, `${node.whole ?? node.title}\n${node.text}`);
     },
   };

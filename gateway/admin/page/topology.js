@@ -16,6 +16,7 @@ import {
   setAttribute,
   setHidden,
   setName,
+  setParts,
   setText,
 } from "./dom.js";
 import * as say from "./format.js";
@@ -23,7 +24,9 @@ import { createPager } from "./pager.js";
 import {
   createPicture,
   endpointLevel,
+  endpointProblems,
   mirrorText,
+  seriousLevel,
   severity,
   stateWord,
   totalEndpoints,
@@ -200,14 +203,14 @@ function topologyQuery({ upstream, search, offset }) {
 }
 
 function createRoutes() {
-  const table = dataTable("Routes", ROUTE_COLUMNS, { class: "visible-caption" });
+  const table = dataTable("Routes", ROUTE_COLUMNS, { class: "visible-caption routes" });
   const render = keyedList(
     table.body,
     (route) => route.name,
     () => {
       const match = nameElement("", 80);
       const cells = ROUTE_COLUMNS.map(() => el("span", { dir: "auto" }));
-      const number = el("span", { class: "muted" });
+      const number = el("span", { class: "muted line" });
       const [calls, errors, times] = [
         createChart({ label: "Calls per second", format: say.rate }),
         createChart({ label: "Errors per second", format: say.rate, kind: "bad" }),
@@ -234,7 +237,7 @@ function createRoutes() {
         name = route.name;
         setAttribute(toggle, "aria-label", `Curves of route ${name} over the last hour`);
         setName(match, route.match || "all calls", 80);
-        setText(number, ` route ${route.name}`);
+        setText(number, `route ${route.name}`);
         setText(cells[1], route.upstreams.map(routeUpstream).join("; "));
         setText(
           cells[2],
@@ -306,13 +309,19 @@ function createUpstream({ announce, leftOut, now }) {
   };
 }
 
-function upstreamState({ healthy, unreachable_reason: reason, required }) {
-  if (reason) return [`cannot be reached: ${reason}`, "error"];
+function upstreamState(upstream) {
+  const { healthy, unreachable_reason: reason, required } = upstream;
+  const serious = seriousLevel(upstream);
+  if (reason) return [`cannot be reached: ${reason}`, serious];
   if (healthy === false) {
     return [
       required ? "no endpoint is healthy; the gateway is not ready" : "no endpoint is healthy",
-      "error",
+      serious,
     ];
+  }
+  const problems = endpointProblems(upstream);
+  if (problems) {
+    return [`${problems} of ${say.plural(totalEndpoints(upstream), "endpoint")}`, "warning"];
   }
   return healthy === null ? ["not checked: health_check is not set", "unknown"] : ["healthy", "ok"];
 }
@@ -405,8 +414,9 @@ function createEndpoint({ columns, upstream, announce }) {
     setText(lastError, lastErrorText(endpoint));
     setText(inFlight, say.count(endpoint.requests_in_progress));
     setText(calls, say.rate(endpoint.calls_per_second));
-    setText(statuses, say.ratesByName(endpoint.statuses_per_second));
-    setText(failures, failureText(endpoint));
+    setParts(statuses, say.ratesByName(endpoint.statuses_per_second));
+    const setFailures = endpoint.failures_per_second > 0 ? setParts : setText;
+    setFailures(failures, failureText(endpoint));
     setText(p50, say.milliseconds(endpoint.p50_ms));
     setText(p99, say.milliseconds(endpoint.p99_ms));
     const { recent } = endpoint;

@@ -317,7 +317,7 @@ function createHeaders() {
     node: el(
       "details",
       {},
-      el("summary", {}, "Further headers, such as a client's key"),
+      el("summary", {}, "Further headers, such as a client's API key"),
       labelled("Headers, one on each line", field),
     ),
     read() {

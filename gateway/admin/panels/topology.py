@@ -35,6 +35,8 @@ from gateway.upstream.pool.member import STATES_WORST_FIRST
 _DEFAULT_ENDPOINTS, _MAX_ENDPOINTS = 200, 2000
 _MAX_MODELS = 10
 """Names of models that are listed for an endpoint."""
+_IN_ORDER = ("in_use", "draining", "drained")
+"""The states of endpoints that stay in the order of the settings."""
 
 Status = Mapping[str, Any]
 EndpointKey = tuple[str, str]
@@ -115,9 +117,13 @@ def describe_topology(
     }
 
 
-def _badness(endpoint: Status) -> tuple[int, int]:
-    """Return what sorts endpoints: the worst first."""
-    return STATES_WORST_FIRST.index(endpoint["state"]), -endpoint["consecutive_failures"]
+def _badness(endpoint: Status) -> int:
+    """Return what sorts endpoints: the worst first, and the others as in the settings.
+
+    A drained one keeps its place, so that the row stays where the operator pressed the button.
+    """
+    state = endpoint["state"]
+    return len(STATES_WORST_FIRST) if state in _IN_ORDER else STATES_WORST_FIRST.index(state)
 
 
 def _describe_endpoint(upstream: str, endpoint: Status, rates: EndpointRates) -> dict[str, Any]:

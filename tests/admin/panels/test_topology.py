@@ -204,7 +204,7 @@ def test_endpoints_are_searched_by_name_state_and_reason() -> None:
         assert (found["endpoints_total"], found["endpoints_fitting"]) == (2, 1)
 
 
-def test_worst_endpoints_come_first() -> None:
+def test_worst_endpoints_come_first_and_the_others_in_the_order_of_the_settings() -> None:
     status = worker_status(
         {
             "u": upstream(
@@ -220,7 +220,7 @@ def test_worst_endpoints_come_first() -> None:
     )
     (found,) = _topology(status)["upstreams"]
     urls = [each["url"] for each in found["endpoints"]]
-    assert urls == ["ejected", "unhealthy", "failing", "slow", "drained", "fails", "fine"]
+    assert urls == ["ejected", "unhealthy", "failing", "slow", "fine", "fails", "drained"]
     states = found["endpoint_states"]
     assert (states["ejected"], states["unhealthy"], states["in_use"]) == (1, 1, 2)
 

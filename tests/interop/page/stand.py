@@ -16,7 +16,7 @@ from tests.support.gateway_process import TENSORGATE, Process, gateway_process
 from tests.support.http_messages import request
 from tests.support.raw_client import RawClient, connect
 
-PANELS = ("overview", "topology", "models", "calls", "try")
+PANELS = ("overview", "topology", "models", "calls", "journal", "try")
 
 TOKEN = "token-of-operators-0123456789abcdef"
 

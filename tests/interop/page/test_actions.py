@@ -60,6 +60,25 @@ async def test_drained_endpoint_keeps_its_place(stand_with_actions: Stand) -> No
     await _enter_token(stand, TOKEN)
     await page.wait_for(f"{_ROWS}.some(e => e.innerText.includes('drained'))")
     assert await page.evaluate(names) == before
+    # On a page that is loaded anew, too.
+    await stand.show("topology")
+    await page.wait_for(f"{_ROWS}.some(e => e.innerText.includes('drained'))")
+    assert await page.evaluate(names) == before
+
+
+async def test_badge_of_warnings_alone_is_not_that_of_an_error(stand_with_actions: Stand) -> None:
+    stand = stand_with_actions
+    page = stand.page
+    await stand.show("topology")
+    await _press_button(stand, f"Drain {stand.servers[1].url}")
+    await _enter_token(stand, TOKEN)
+    badges = "[...document.querySelectorAll('.badge:not([hidden])')]"
+    await page.wait_for(f"{badges}.length === 2")
+    said = await page.evaluate(f"{badges}.map(each => [each.dataset.level, each.ariaLabel])")
+    assert said == [["warning", "1 warning"]] * 2
+    for scheme in ("light", "dark"):
+        await page.prefer(color_scheme=scheme)
+        assert await violations(page) == []
 
 
 async def test_wrong_token_changes_nothing(stand_with_actions: Stand) -> None:

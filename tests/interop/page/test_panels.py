@@ -9,15 +9,41 @@ import pytest
 from tests.interop.page.accessibility import violations
 from tests.interop.page.stand import PANELS, Stand, calls_in_background, infer
 from tests.interop.page.test_incidents import BROKEN_PORTS
+from tests.support.grpc.client import grpc_client
 
 _FILLED = {
     "overview": "[...document.querySelectorAll('.value')].every(each => each.innerText !== '–')",
     "topology": "/[1-9][0-9.]*\\/s/.test(document.querySelector('.picture').textContent)",
     "models": "[...document.querySelectorAll('.rows a')].some(each => each.innerText === 'half')",
     "calls": "document.querySelectorAll('.calls .toggle').length > 3",
+    "journal": "document.querySelectorAll('.journal tbody tr').length > 0",
     "try": "document.querySelector('#panel-try').innerText.includes('admin_payloads')",
 }
 """What is true of a panel when it has something to show."""
+_COVERED = """
+(() => {
+  const shapes = (selector) => [...document.querySelectorAll(`.picture ${selector}`)]
+    .map((each) => [each.textContent, each.getBoundingClientRect()]);
+  const labels = shapes(".edge-text");
+  const boxes = [...document.querySelectorAll(".picture .node")].map((each) =>
+    [each.textContent, each.querySelector("rect").getBoundingClientRect()]);
+  const covers = (a, b) =>
+    a.left < b.right && b.left < a.right && a.top + 3 < b.bottom - 3 && b.top + 3 < a.bottom - 3;
+  return labels.flatMap(([text, box], index) =>
+    [...labels.slice(index + 1), ...boxes]
+      .filter(([, other]) => covers(box, other))
+      .map(([other]) => `${text} | ${other}`));
+})()
+"""
+_NODES = (
+    "Object.fromEntries([...document.querySelectorAll('.picture .node')].map(each =>"
+    " [each.querySelector('.node-title').textContent,"
+    " [each.dataset.level, each.querySelector('.node-text').textContent]]))"
+)
+_UPSTREAMS = (
+    "[...document.querySelectorAll('.upstream > .title-row .state')]"
+    ".map(each => [each.dataset.level, each.innerText])"
+)
 
 
 async def _show_with_calls(stand: Stand, panel: str) -> None:
@@ -110,6 +136,49 @@ async def test_call_takes_three_lines_in_a_narrow_window(stand: Stand) -> None:
         )
     assert heights
     assert max(heights) < 90
+
+
+@pytest.mark.parametrize("width", [768, 1150])
+async def test_call_takes_two_lines_in_a_window_of_tablets(stand: Stand, width: int) -> None:
+    page = stand.page
+    await page.resize(width)
+    async with calls_in_background(stand):
+        await stand.show("calls")
+        await page.wait_for("document.querySelectorAll('.calls .toggle').length > 3")
+        heights = await page.evaluate(
+            "[...document.querySelectorAll('.calls tbody tr:not([data-level])')]"
+            ".map(each => each.offsetHeight)"
+        )
+    assert heights
+    assert max(heights) < 60
+
+
+async def test_status_of_a_wrong_rpc_fits_windows_of_laptops(stand: Stand) -> None:
+    page = stand.page
+    async with grpc_client(stand.url) as client:
+        await client.call("ModelInfr", b"")
+    await stand.show("calls")
+    await page.wait_for_text("gRPC 12", ".calls")
+    for width in (390, 768, 1200, 1201, 1280, 1400):
+        await page.resize(width)
+        root = "document.documentElement"
+        assert await page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"), width
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_numbers_are_not_broken(stand: Stand, width: int) -> None:
+    page = stand.page
+    await page.resize(width)
+    lines = "[...document.querySelectorAll('{}')].map(each => each.getClientRects().length)"
+    async with calls_in_background(stand):
+        await _show_with_calls(stand, "topology")
+        await page.wait_for_text("4xx", ".endpoints .statuses")
+        assert set(await page.evaluate(lines.format(".statuses .unbroken"))) == {1}
+        await stand.servers[1].stop()
+        await stand.show("overview")
+        await page.wait_for_text("(since", ".problems")
+        for selector in (".tile .unbroken:not(:empty)", ".problems .unbroken:not(:empty)"):
+            assert set(await page.evaluate(lines.format(selector))) == {1}
 
 
 async def test_calls_of_two_workers_are_in_the_order_of_their_ends(stand: Stand) -> None:
@@ -310,3 +379,69 @@ async def test_table_of_endpoints_fits_windows_of_laptops(stand_with_actions: St
             root = "document.documentElement"
             assert await page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"), width
             assert await page.evaluate(BROKEN_PORTS) == [], width
+
+
+@pytest.mark.parametrize("width", [768, 1280, 1920])
+async def test_rates_cover_neither_boxes_nor_each_other(stand: Stand, width: int) -> None:
+    page = stand.page
+    await page.resize(width)
+    async with calls_in_background(stand):
+        await stand.servers[0].stop()
+        await stand.show("topology")
+        await page.wait_for_text("refused", ".endpoints")
+        await page.wait_for(
+            "[...document.querySelectorAll('.picture .edge[data-level=error]')].length > 2"
+        )
+        assert await page.evaluate("document.querySelectorAll('.picture .edge-text').length") > 3
+        assert await page.evaluate(_COVERED) == []
+
+
+@pytest.mark.parametrize("width", [390, 768])
+async def test_box_of_an_endpoint_begins_with_its_state(stand: Stand, width: int) -> None:
+    page = stand.page
+    await page.resize(width)
+    async with calls_in_background(stand):
+        await stand.servers[0].stop()
+        await stand.show("topology")
+        # The spare has no health checks, and its only endpoint is never ejected.
+        await page.wait_for(
+            "[...document.querySelectorAll('.picture .node-text')]"
+            ".some(each => /^✖ .*unreachable:/.test(each.textContent))"
+        )
+
+
+async def test_arrow_to_a_failing_upstream_is_red_in_a_narrow_window(stand: Stand) -> None:
+    page = stand.page
+    await page.resize(390)
+    async with calls_in_background(stand):
+        await stand.servers[0].stop()
+        await stand.show("topology")
+        await page.wait_for(f"({_NODES})['→ spare'][0] === 'error'")
+
+
+async def test_upstream_says_how_many_of_its_endpoints_are_not_in_use(stand: Stand) -> None:
+    page = stand.page
+    async with calls_in_background(stand):
+        await stand.servers[1].stop()
+        await stand.show("topology")
+        await page.wait_for_text("refused", ".endpoints")
+        await page.wait_for(
+            "/^(.*1 (ejected|unhealthy) of 2 endpoints)$/.test("
+            "document.querySelector('.upstream > .title-row .state').innerText)"
+        )
+        (level, _), *_ = await page.evaluate(_UPSTREAMS)
+        box, text = (await page.evaluate(_NODES))["main"]
+    assert level == box == "warning"
+    assert "of 2 endpoints" in text
+
+
+async def test_upstream_that_is_not_required_is_a_warning(stand: Stand) -> None:
+    page = stand.page
+    async with calls_in_background(stand):
+        await stand.servers[0].stop()
+        await stand.show("topology")
+        await page.wait_for_text("cannot be reached", ".upstream > .title-row .state")
+        _, (level, text) = await page.evaluate(_UPSTREAMS)
+        box, _ = (await page.evaluate(_NODES))["spare"]
+    assert "cannot be reached" in text
+    assert level == box == "warning"

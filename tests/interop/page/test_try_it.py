@@ -167,7 +167,8 @@ async def test_token_is_asked_for_once_and_kept_nowhere(stand_with_payloads: Sta
     page = stand.page
     await _show_model(stand, "add", inputs=2)
     await _send(stand, "wrong")
-    await page.wait_for_text("Not sent: a key of the group in admin_keys is needed", "dialog")
+    await page.wait_for_text("Not sent: an API key of the group in admin_keys is needed", "dialog")
+    assert "a client's API key" in await page.text("#panel-try")
     await page.type(TOKEN)
     await page.press("Enter")
     await page.wait_for(_SHOWN_RESULT)
