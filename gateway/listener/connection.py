@@ -45,7 +45,7 @@ from gateway.listener.messages import (
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.admission.concurrency_limit import overload_error
-from gateway.proxy.dispatch import error_body
+from gateway.proxy.errors import error_body
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
 from gateway.proxy.interfaces import FieldLines, HeaderLines, ResponseTemplate

@@ -19,7 +19,7 @@ from gateway.listener.connection_host import (
 )
 from gateway.listener.messages import ListenerResponse, to_origin_form
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
-from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
+from gateway.proxy.errors import INTERNAL_ERROR, send_error
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.fast_path.planner import FastPath, GrpcPlan, Plan
 from gateway.proxy.filters.forwarded_headers import (

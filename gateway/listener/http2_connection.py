@@ -55,10 +55,9 @@ from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.body_io import split
-from gateway.proxy.dispatch import error_body
+from gateway.proxy.errors import end_dropped_call, error_body, is_grpc_content
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
-from gateway.proxy.grpc.dropped_call import end_dropped_call, is_grpc_content
 from gateway.proxy.interfaces import (
     ClientResponse,
     FieldLines,

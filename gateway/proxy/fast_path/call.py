@@ -16,8 +16,6 @@ from gateway.http1.head import parse_lines
 from gateway.observe.call_record import NO_LABELS, CallLabels, CallRecord
 from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
 from gateway.protocol.dialects import Dialect
-from gateway.protocol.grpc.headers import GRPC_TYPE
-from gateway.protocol.grpc.status import http_status
 from gateway.protocol.messages import ALL_BINARY
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import release_all
@@ -31,14 +29,8 @@ from gateway.proxy.admission.deadline import (
 from gateway.proxy.calls.attempt import Attempt
 from gateway.proxy.calls.retry import RetryState, UpstreamCall
 from gateway.proxy.destination import Destination
-from gateway.proxy.dispatch import (
-    INTERNAL_ERROR,
-    error_response,
-    record_error,
-    run_with_deadline,
-)
+from gateway.proxy.errors import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
-from gateway.proxy.grpc.response import record_status, status_lines, status_of
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
@@ -51,7 +43,6 @@ from gateway.upstream.quoted_response import quoted_response
 from gateway.upstream.transport import (
     FIRST_ERROR_STATUS,
     FieldLines,
-    HeaderLines,
     ReservedConnection,
     UpstreamRequest,
     UpstreamResponse,
@@ -60,8 +51,6 @@ from gateway.upstream.transport import (
 
 BODY_COPIES = 2
 """Copies of a request's body during the call: as received, and as sent."""
-
-_GRPC_HEADERS: HeaderLines = (("Content-Type", GRPC_TYPE),)
 
 _log = logging.getLogger("tensorgate.proxy")
 
@@ -412,14 +401,8 @@ class FastPathCall:
             self._log_error(error)
         strip_tracebacks(error)
         reported = error if isinstance(error, GatewayError) else INTERNAL_ERROR
-        status, is_grpc = reported.kind.value.status, self._plan.handler.is_grpc
-        if is_grpc:
-            code, text = status_of(reported)
-            record_error(reported, record, http_status(code))
-            record_status(record, code)
-            status, headers, body = 200, (*_GRPC_HEADERS, *status_lines(code, text)), b""
-        else:
-            headers, body = error_response(reported, record)
+        is_grpc = self._plan.handler.is_grpc
+        status, headers, body = error_response(reported, record, is_grpc=is_grpc)
         if (policy := self._plan.header_policy) is not None:
             headers = policy.apply_to_lines(headers)
         template = ResponseTemplate(status, "", headers, states_length=not is_grpc)

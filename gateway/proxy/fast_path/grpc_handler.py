@@ -22,6 +22,7 @@ from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.proxy.destination import Destination
+from gateway.proxy.errors import record_status
 from gateway.proxy.fast_path.handlers import (
     ClientMessage,
     FastPathHandler,
@@ -29,7 +30,6 @@ from gateway.proxy.fast_path.handlers import (
     passed_lines,
 )
 from gateway.proxy.grpc.passthrough import relay_messages
-from gateway.proxy.grpc.response import record_status
 from gateway.proxy.headers import connection_options, end_to_end
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ResponseTemplate

@@ -17,7 +17,8 @@ from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT
 from gateway.protocol.grpc.status import status_of_error
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import convert_message
-from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
+from gateway.proxy.errors import send_status
+from gateway.proxy.grpc.response import finish, start_response, write_message
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
 
 Chunks = list[bytes | memoryview]

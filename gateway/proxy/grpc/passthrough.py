@@ -35,9 +35,9 @@ from gateway.proxy.body_io import (
     write,
 )
 from gateway.proxy.calls.retry import UpstreamCall
+from gateway.proxy.errors import record_status, send_status, status_lines
 from gateway.proxy.grpc.classification import check_chunks, check_outputs, marking_request
 from gateway.proxy.grpc.message import read_messages
-from gateway.proxy.grpc.response import record_status, send_status, status_lines
 from gateway.proxy.grpc.stream_errors import (
     WANTS_STATUS,
     StreamError,

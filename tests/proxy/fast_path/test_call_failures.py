@@ -11,7 +11,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.observe.failure_log import FailureLog
-from gateway.proxy import dispatch
+from gateway.proxy import errors
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Limits
 from gateway.proxy.fast_path.call import FastPathCall
@@ -50,7 +50,7 @@ from tests.support.inference_messages import (
 async def test_upstream_error_becomes_an_error_response(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "FAILURE_LOG", FailureLog())  # no other test has logged it
+    monkeypatch.setattr(errors, "FAILURE_LOG", FailureLog())  # no other test has logged it
     scene = Scene()
     scene.infer()
     scene.receiver.on_error(bad_response(f"{URL} closed the connection", SERVER))
