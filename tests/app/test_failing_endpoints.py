@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.calls.buffered import BufferedCall
 from gateway.settings.schema import Settings
 from gateway.upstream.pool import reachability
 from tests.support.addresses import free_address, free_port
@@ -95,13 +95,13 @@ async def test_responses_with_500_are_counted_on_the_fast_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fast: list[int] = []
-    whole = FastPathCall.on_complete
+    whole = BufferedCall.on_complete
 
-    def counted(self: FastPathCall, head: Any, body: bytes | memoryview) -> bool:
+    def counted(self: BufferedCall, head: Any, body: bytes | memoryview) -> bool:
         fast.append(head.status)
         return whole(self, head, body)
 
-    monkeypatch.setattr(FastPathCall, "on_complete", counted)
+    monkeypatch.setattr(BufferedCall, "on_complete", counted)
     async with (
         ScriptedServer(respond_in_turn(*(BROKEN,) * 4, http_response(), http_response())) as server,
         _serving(server.url) as (client, operator),

@@ -44,6 +44,13 @@ _OWN_HEADERS = frozenset(
 """What says how a gRPC call is sent; it would say something else of a request over HTTP."""
 
 
+def http_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """Return what passes to a server over HTTP of the headers of a gRPC call."""
+    return CIMultiDict(
+        (name, value) for name, value in headers.items() if name.lower() not in _OWN_HEADERS
+    )
+
+
 class HttpFormRequest(ClientRequest):
     """A gRPC call's request as it is over HTTP, with its body complete."""
 
@@ -55,11 +62,7 @@ class HttpFormRequest(ClientRequest):
         headers: CIMultiDict[str],
         body: bytes,
     ) -> None:
-        passed = CIMultiDict(
-            (name, value)
-            for name, value in request.headers.items()
-            if name.lower() not in _OWN_HEADERS
-        )
+        passed = http_headers(request.headers)
         passed.update(headers)
         self.method = method
         self.target = target

@@ -85,7 +85,7 @@ async def _infer(call: Call, read: ReadRequest, reservation: Reservation) -> Chu
     record.trace = main.trace
     record.reserved = main.reserved
     request = HttpFormRequest(call.request, "POST", target, CIMultiDict(), b"")
-    convert, cap = infer_converter(read, limits), limits.max_buffered_body_bytes
+    convert, cap = infer_converter(limits, is_raw=read.is_raw), limits.max_buffered_body_bytes
     response = CollectedResponse(call.response, record, convert, cap, reservation)
     infer_request = without_stream_parameter(read.request)
     received = ReceivedRequest(infer_request, infer_request.chunks)

@@ -13,8 +13,8 @@ from gateway.http1.connection import Connection as GatewayConnection
 from gateway.listener.dispatcher import RequestDispatcher
 from gateway.protocol.grpc.framing import frame
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, release_all
-from gateway.proxy.calls.attempt import Attempt
-from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.attempts.attempt import Attempt
+from gateway.proxy.calls.buffered import BufferedCall
 from gateway.system.buffers import BufferAccount, BufferShare
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.pool.lease import Lease
@@ -47,10 +47,10 @@ _HTTP2 = (f"{SOURCES}/http2/", f"{SOURCES}/upstream/http2/")
 _COUNTING = (
     Attempt.hold,
     Attempt.end,
-    FastPathCall._hold,
-    FastPathCall._release,
-    FastPathCall._release_endpoint,
-    FastPathCall._stop_timers,
+    BufferedCall._hold,
+    BufferedCall._release,
+    BufferedCall._release_endpoint,
+    BufferedCall._stop_timers,
     Lease.acquire,
     Lease.release,
     ConcurrencyLimit.release,
@@ -83,7 +83,7 @@ def _is_watched(code: CodeType) -> bool:
 
 
 def _lines(failing: Line | None = None) -> FailingLines:
-    return FailingLines(_is_watched, failing, after=FastPathCall.start)
+    return FailingLines(_is_watched, failing, after=BufferedCall.start)
 
 
 async def _serve(connection: Connection) -> None:
