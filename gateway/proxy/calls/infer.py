@@ -17,7 +17,7 @@ from gateway.errors import GatewayError, ServerName
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.framing import frame
-from gateway.protocol.grpc.headers import is_grpc_field
+from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.protocol.messages import InferRequestHead
 from gateway.protocol.operations import Operation
 from gateway.protocol.response_header import ResponseAction
@@ -51,7 +51,7 @@ from gateway.proxy.infer.response_plan import plan_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.interfaces import ClientHead
 from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.sizes import CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
+from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.transport import HeaderLines, RequestTemplate, UpstreamResponseHead
 
@@ -238,7 +238,7 @@ class InferHandler(CallHandler):
             return None
         cap = destination.limits.max_inference_header_bytes
         header_size, body = binary_body(memoryview(message), received.request, cap)
-        return _HttpForm(_BinaryHead(header_size), body, self._destination_of(destination))
+        return _HttpForm(_binary_head(header_size), body, self._destination_of(destination))
 
     def _destination_of(self, destination: Destination) -> Destination:
         """Return the destination as its servers are over gRPC; the same one for each call."""
@@ -295,17 +295,27 @@ class _BinaryHead:
         self.key: Final = (b"binary", b"%d" % header_size)
 
 
+_heads: BoundedCache[int, _BinaryHead] = BoundedCache(CACHED_HEADS)
+
+
+def _binary_head(header_size: int) -> _BinaryHead:
+    head = _heads.get(header_size)
+    return _heads.put(header_size, _BinaryHead(header_size)) if head is None else head
+
+
 def _has_grpc_fields(head: ClientHead, is_of_grpc: bool) -> bool:
     """Tell whether a head has lines that would say something of a gRPC call made for its client.
 
     The noted ones of a gRPC client do not pass.
     """
     passed = head.passed.lower()
-    return (
-        b"grpc-" in passed
-        or _STATUS_IN_TRAILERS in passed
-        or any(is_grpc_field(field.lower) for field in head.noted if not is_of_grpc)
-    )
+    if b"grpc-" in passed or _STATUS_IN_TRAILERS in passed:
+        return True
+    if not is_of_grpc:
+        for field in head.noted:
+            if field.lower == TIMEOUT:
+                return True
+    return False
 
 
 def convert_whole(
