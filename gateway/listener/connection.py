@@ -45,8 +45,8 @@ from gateway.listener.messages import (
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.admission.concurrency_limit import overload_error
-from gateway.proxy.dispatch import error_body
-from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.calls.buffered import BufferedCall
+from gateway.proxy.errors import error_body
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
 from gateway.proxy.interfaces import FieldLines, HeaderLines, ResponseTemplate
 from gateway.system.buffers import NO_ROOM, ReservedBytes
@@ -128,7 +128,7 @@ class ClientConnection(Connection):
         try:
             call.cancel()
         finally:
-            if isinstance(call, FastPathCall | DeferredCall):
+            if isinstance(call, BufferedCall | DeferredCall):
                 self._end_call()
 
     def data_received(self, data: bytes | memoryview) -> None:
@@ -204,7 +204,7 @@ class ClientConnection(Connection):
     def continue_in_task(self, rest: Continuation, over: Callable[[], None]) -> None:
         """Run the rest of the current call in a task; see FastPathClient."""
         assert self._head is not None
-        assert isinstance(self._call, FastPathCall)
+        assert isinstance(self._call, BufferedCall)
         fast_path_call = self._call
         body = self._body = BodyStream(self.read_flow, self.buffers, self.record.reserved)
         body.end()
@@ -459,7 +459,7 @@ class ClientConnection(Connection):
     def _end_call(self) -> None:
         """Give back what the call holds, then tell of its end."""
         call = self._call
-        if isinstance(call, FastPathCall | DeferredCall):
+        if isinstance(call, BufferedCall | DeferredCall):
             self._host.remove_call(call)
         if isinstance(call, DeferredCall):
             self._host.deferrals.remove(call)

@@ -13,7 +13,7 @@ from gateway.http1.deferrals import BodyDeferrals
 from gateway.http1.head import HeadParser, RequestHead
 from gateway.listener.messages import ListenerResponse
 from gateway.observe.call_record import CallLabels, CallRecord
-from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.calls.buffered import BufferedCall
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, FastPathClient
@@ -158,7 +158,7 @@ class ConnectionHost(ABC):
     @abstractmethod
     def prepare_fast_path(
         self, client: CallClient, head: RequestHead, body: bytes | memoryview
-    ) -> FastPathCall | None:
+    ) -> BufferedCall | None:
         """Prepare a fully buffered request for the fast path; None if it must be streamed.
 
         Nothing is sent yet. The client owns the call: it registers it with ``add_call``, and then
@@ -202,4 +202,4 @@ class DeferredCall:
         """Do nothing: nothing has started."""
 
 
-Call = asyncio.Task[None] | FastPathCall | DeferredCall
+Call = asyncio.Task[None] | BufferedCall | DeferredCall

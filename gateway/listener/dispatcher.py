@@ -19,9 +19,9 @@ from gateway.listener.connection_host import (
 )
 from gateway.listener.messages import ListenerResponse, to_origin_form
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
-from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
-from gateway.proxy.fast_path.call import FastPathCall
-from gateway.proxy.fast_path.planner import FastPath, GrpcPlan, Plan
+from gateway.proxy.calls.buffered import BufferedCall
+from gateway.proxy.calls.planner import FastPath, GrpcPlan, Plan
+from gateway.proxy.errors import INTERNAL_ERROR, send_error
 from gateway.proxy.filters.forwarded_headers import (
     FORWARDED_KEYS,
     NOTED_HEADERS,
@@ -84,7 +84,7 @@ class RequestDispatcher(ConnectionHost):
 
     def prepare_fast_path(
         self, client: CallClient, head: RequestHead, body: bytes | memoryview
-    ) -> FastPathCall | None:
+    ) -> BufferedCall | None:
         """Prepare a fully buffered request for the fast path; None if it must be streamed."""
         plan = self._plan(head)
         if plan is None or self._fast_path is None or len(body) > plan.max_size:

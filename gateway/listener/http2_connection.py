@@ -55,10 +55,9 @@ from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.body_io import split
-from gateway.proxy.dispatch import error_body
-from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.calls.buffered import BufferedCall
+from gateway.proxy.errors import end_dropped_call, error_body, is_grpc_content
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
-from gateway.proxy.grpc.dropped_call import end_dropped_call, is_grpc_content
 from gateway.proxy.interfaces import (
     ClientResponse,
     FieldLines,
@@ -263,7 +262,7 @@ class Http2Call(StreamHandler):
         """Run the rest of the current call in a task; see FastPathClient."""
         assert self._head is not None
         fast_path_call = self._call
-        assert isinstance(fast_path_call, FastPathCall)
+        assert isinstance(fast_path_call, BufferedCall)
         self._start_task(self._head, rest).add_done_callback(lambda _: over())
         # Only now, so that the host always counts one of the two.
         self._host.remove_call(fast_path_call)
@@ -471,7 +470,7 @@ class Http2Call(StreamHandler):
     def _end_call(self) -> None:
         """Give back what the call holds, then tell of its end."""
         call = self._call
-        if isinstance(call, FastPathCall | DeferredCall):
+        if isinstance(call, BufferedCall | DeferredCall):
             self._host.remove_call(call)
         if isinstance(call, DeferredCall):
             self._host.deferrals.remove(call)

@@ -17,7 +17,7 @@ from gateway.listener.open_connections import OpenConnections
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.listener.tls_transport import ClientTlsTransport, Handshakes
 from gateway.observe.call_record import CallObserver
-from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.system.buffers import BufferAccount

@@ -11,7 +11,7 @@ from gateway.http1.connection import Connection
 from gateway.listener.client_shares import ClientShares, client_of
 from gateway.listener.messages import encode_error
 from gateway.observe.failure_log import REFUSAL_LOG
-from gateway.proxy.dispatch import error_body
+from gateway.proxy.errors import error_body
 from gateway.system.descriptors import descriptor_limit
 from gateway.system.tls_transport import TlsTransport, tls_reason
 

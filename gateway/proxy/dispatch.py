@@ -1,30 +1,21 @@
-"""Serves a call: finds its route, runs the handler of its operation, and sends errors."""
+"""Serves a call: finds its route, and runs the handler of its operation."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from urllib.parse import unquote
 
-import orjson
 from multidict import CIMultiDict
 
 from gateway.errors import (
-    INTERNAL_ERROR_TEXT,
     Audience,
-    ErrorKind,
     GatewayError,
     bad_request,
-    escape_for_log,
-    replace_surrogates,
     strip_tracebacks,
 )
-from gateway.http1.content_codings import CODINGS
-from gateway.observe.call_record import CallRecord
-from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.grpc.methods import (
     HEALTH_SERVICE,
     GrpcMethod,
@@ -32,7 +23,6 @@ from gateway.protocol.grpc.methods import (
     operation_of,
 )
 from gateway.protocol.grpc.model_scanner import ScannedModel
-from gateway.protocol.grpc.status import http_status
 from gateway.protocol.json_errors import quote_value
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import check_room
@@ -45,7 +35,7 @@ from gateway.proxy.cluster.server_metadata import server_metadata
 from gateway.proxy.cluster.server_settings import log_settings, trace_settings
 from gateway.proxy.cluster.v1_models import v1_models
 from gateway.proxy.destination import Limits, Upstream
-from gateway.proxy.filters.authentication import UnauthenticatedError
+from gateway.proxy.errors import run_with_deadline, send_error
 from gateway.proxy.filters.chain import filter_call, filter_response
 from gateway.proxy.filters.mirror import tee
 from gateway.proxy.grpc.health import serve_health
@@ -54,22 +44,17 @@ from gateway.proxy.grpc.infer import grpc_as_http, grpc_infer, grpc_model_config
 from gateway.proxy.grpc.passthrough import client_timeout, grpc_passthrough
 from gateway.proxy.grpc.reflection import serve_reflection
 from gateway.proxy.grpc.request import GrpcRequest, is_grpc
-from gateway.proxy.grpc.response import send_grpc_error
 from gateway.proxy.grpc.rewrite import ModelRewriter
 from gateway.proxy.grpc.stream_infer import grpc_stream_infer
 from gateway.proxy.headers import to_server
 from gateway.proxy.infer.generate import generate
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
-from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
 from gateway.proxy.passthrough import passthrough
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import prepare_dialect, wait_for_dialects
 from gateway.upstream.metadata_cache import UpstreamResponseError
-
-_JSON: HeaderLines = (("Content-Type", "application/json"),)
-
-INTERNAL_ERROR = GatewayError(ErrorKind.INTERNAL, INTERNAL_ERROR_TEXT)
 
 _ONE_SERVER_KINDS = OPERATION_KINDS["infer"]
 """Operations that one server serves although they do not pass through."""
@@ -100,8 +85,6 @@ _CLUSTER_HANDLERS: Mapping[
     OperationKind.ALL_STATISTICS: statistics,
 }
 """Serve operations over the servers of several upstreams."""
-
-_log = logging.getLogger("tensorgate.proxy")
 
 
 async def handle_request(request: ClientRequest, response: ClientResponse, router: Router) -> None:
@@ -247,33 +230,6 @@ async def _serve_from_servers(
     await run_with_deadline(run, response, deadline, audience)
 
 
-async def run_with_deadline(
-    run: Callable[[Deadline], Awaitable[None]],
-    response: ClientResponse,
-    deadline: Deadline,
-    audience: Audience = Audience.CLIENTS,
-) -> None:
-    """Run a call within its deadline and send its error, in words for the ``audience``.
-
-    A response that has started is aborted, so that the client sees that it is incomplete.
-    """
-    try:
-        with deadline:
-            await run(deadline)
-    except GatewayError as error:
-        strip_tracebacks(error)
-        if response.started and not response.take_back():
-            response.record.set_abort(error)
-            why = escape_for_log(error.message)
-            _log.warning("request %s: response aborted: %s", response.record.request_id or "-", why)
-            if response.is_grpc:
-                await send_grpc_error(response, error, audience)
-            else:
-                response.abort()
-        else:
-            await send_error(response, error, audience)
-
-
 async def proxy_call(call: Call) -> None:
     """Serve a call from one server: converted or untouched.
 
@@ -365,43 +321,3 @@ def _is_reflection(request: ClientRequest) -> bool:
 
 def _rpc_of(request: ClientRequest) -> GrpcMethod:
     return find_method(request.target.partition("?")[0])
-
-
-async def send_error(
-    response: ClientResponse, error: GatewayError, audience: Audience = Audience.CLIENTS
-) -> None:
-    """Send an error in the protocol's format."""
-    if response.is_grpc:
-        record_error(error, response.record, http_status(error.kind.value.grpc_code))
-        await send_grpc_error(response, error, audience)
-        return
-    headers, body = error_response(error, response.record, audience)
-    await response.send(error.kind.value.status, "", CIMultiDict(headers), body)
-
-
-def error_response(
-    error: GatewayError, record: CallRecord, audience: Audience = Audience.CLIENTS
-) -> tuple[HeaderLines, bytes]:
-    """Record and log an error; return headers and body of its response."""
-    record_error(error, record, error.kind.value.status)
-    headers = _JSON
-    if error.retry_after is not None:
-        headers += (("Retry-After", str(error.retry_after)),)
-    if isinstance(error, UnauthenticatedError):
-        headers += (("WWW-Authenticate", error.challenge),)
-    if error.kind is ErrorKind.UNSUPPORTED_ENCODING:
-        # RFC 9110, section 15.5.16.
-        headers += (("Accept-Encoding", ", ".join(CODINGS)),)
-    return headers, error_body(error.message_for(audience))
-
-
-def record_error(error: GatewayError, record: CallRecord, status: int) -> None:
-    """Record and log the error of a call; ``status`` is that of the access log."""
-    record.set_error(error)
-    FAILURE_LOG.write(error, record.request_id, status)
-
-
-def error_body(message: str) -> bytes:
-    """Write an error in the protocol's format."""
-    # What a message quotes of an HTTP header need not have been UTF-8.
-    return orjson.dumps({"error": replace_surrogates(message)})

@@ -17,6 +17,7 @@ from gateway.protocol.messages import may_name_sequence
 from gateway.protocol.operations import QUERIES, ModelName, OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.attempts.retry import UpstreamCall, read_start
 from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
@@ -29,7 +30,6 @@ from gateway.proxy.body_io import (
     stream,
     write,
 )
-from gateway.proxy.calls.retry import UpstreamCall, read_start
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import gateway as gateway_module
 from gateway.observe.failure_log import FailureLog
-from gateway.proxy import dispatch
-from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy import errors
+from gateway.proxy.calls.buffered import BufferedCall
 from gateway.settings.schema import Settings
 from gateway.upstream.pool import reachability
 from tests.support.addresses import free_address, free_port
@@ -87,7 +87,7 @@ async def test_number_of_failures_that_are_not_logged_is_written_without_another
 ) -> None:
     now = [100.0]
     log = FailureLog(lambda: now[0])
-    for module in (dispatch, gateway_module):
+    for module in (errors, gateway_module):
         monkeypatch.setattr(module, "FAILURE_LOG", log)
     said = "3 more calls failed within 10 s"
     async with _serving(f"http://127.0.0.1:{free_port()}") as (client, _):
@@ -117,13 +117,13 @@ async def test_responses_with_500_are_counted_on_the_fast_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fast: list[int] = []
-    whole = FastPathCall.on_complete
+    whole = BufferedCall.on_complete
 
-    def counted(self: FastPathCall, head: Any, body: bytes | memoryview) -> bool:
+    def counted(self: BufferedCall, head: Any, body: bytes | memoryview) -> bool:
         fast.append(head.status)
         return whole(self, head, body)
 
-    monkeypatch.setattr(FastPathCall, "on_complete", counted)
+    monkeypatch.setattr(BufferedCall, "on_complete", counted)
     async with (
         ScriptedServer(respond_in_turn(*(BROKEN,) * 4, http_response(), http_response())) as server,
         _serving(server.url) as (client, operator),

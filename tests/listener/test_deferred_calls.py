@@ -8,7 +8,7 @@ import pytest
 
 from gateway.listener.connection_host import DeferredCall
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match

@@ -16,12 +16,13 @@ from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_record import CallObserver, CallRecord
 from gateway.proxy import dispatch
+from gateway.proxy.calls import infer as calls_infer
+from gateway.proxy.calls.buffered import BufferedCall
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.fast_path import handlers
-from gateway.proxy.fast_path.call import FastPathCall
-from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.trace_sampling import TraceSampler
+from gateway.proxy.infer import handler as infer_handler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
@@ -64,8 +65,8 @@ class _Listening:
         return connection
 
     @property
-    def fast_path_calls(self) -> list[FastPathCall]:
-        return [each for each in self.listener._active_calls if isinstance(each, FastPathCall)]
+    def fast_path_calls(self) -> list[BufferedCall]:
+        return [each for each in self.listener._active_calls if isinstance(each, BufferedCall)]
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[RawClient]:
@@ -748,7 +749,7 @@ async def test_each_call_is_observed(fast_path_requests: list[str]) -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        "gateway.proxy.fast_path.planner.to_server",
+        "gateway.proxy.calls.planner.to_server",
         "gateway.upstream.http.endpoint.HttpEndpoint.try_reserve",
     ],
 )
@@ -772,7 +773,7 @@ async def test_internal_error_during_a_response_closes_the_connection(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(handlers, "convert_body", fails)
+    monkeypatch.setattr(calls_infer, "convert_body", fails)
     async with (
         ScriptedServer(always_respond(binary_response(bytes(4)))) as server,
         _listening(server) as here,
@@ -797,8 +798,8 @@ async def test_internal_error_has_the_headers_that_its_route_adds(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(handlers, "convert_body", fails)
-    monkeypatch.setattr(handlers, "convert_response", fails)
+    monkeypatch.setattr(calls_infer, "convert_body", fails)
+    monkeypatch.setattr(infer_handler, "convert_response", fails)
     monkeypatch.setattr(dispatch, "infer", fails)
     whole = binary_response(bytes(4))
     parts = [whole[:-1], whole[-1:]] if path == "relayed in parts" else [whole]

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
+from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Destination
-from gateway.proxy.dispatch import error_body, handle_request, send_error
+from gateway.proxy.dispatch import handle_request
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import (
@@ -305,21 +304,6 @@ async def test_load_and_unload_refresh_the_model_discovery(
     assert asked == ["again"]
     await _serve(destination, "GET", "/v2/models/m")
     assert asked == ["again"]
-
-
-async def test_send_error_writes_status_headers_and_body() -> None:
-    log = EventLog()
-    response = ScriptedClientResponse(log)
-    await send_error(response, bad_request('say "what"'))
-    assert response.body == b'{"error":"say \\"what\\""}'
-    assert isinstance(response.headers, CIMultiDict)
-    assert log == ["client gets 400", f"client gets {len(response.body)}", "client has got all"]
-
-
-def test_error_body_is_a_json_object() -> None:
-    assert error_body("say “what”\n") == '{"error":"say “what”\\n"}'.encode()
-    # How aiohttp decodes a header that is not UTF-8.
-    assert error_body("caf\udce9") == b'{"error":"caf?"}'
 
 
 @pytest.mark.parametrize("target", [INFER, "/v1/models/m:predict", "/v2/models/m/generate"])

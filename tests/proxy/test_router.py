@@ -11,15 +11,15 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS, Operation, OperationKind
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match, Pattern
 from gateway.routing.weights import CumulativeWeights, hash_to_fraction
 from gateway.sizes import CONVERT_CHUNK
-from tests.proxy.fast_path.scene import plan_of, start
+from tests.proxy.calls.scene import plan_of, start
 from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
 from tests.support.doubles.streaming import (
     LIMITS,

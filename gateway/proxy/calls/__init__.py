@@ -1,1 +1,1 @@
-"""One call from its request to a server until its client has the response."""
+"""What a kind of call does, planned once for all calls with the same head; and small ones."""

@@ -27,9 +27,9 @@ from gateway.protocol.operations import QUERIES, ModelName, parse_operation
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.attempts.attempt import Attempt
+from gateway.proxy.attempts.retry import UpstreamCall, send_attempt
 from gateway.proxy.body_io import buffer_chunks, response_chunks, write
-from gateway.proxy.calls.attempt import Attempt
-from gateway.proxy.calls.retry import UpstreamCall, send_attempt
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientRequest

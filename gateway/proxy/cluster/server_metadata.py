@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.protocol.dialect_detection import add_binary_extension, merge_server_metadata
+from gateway.proxy.attempts.retry import UpstreamCall
 from gateway.proxy.body_io import response_chunks
-from gateway.proxy.calls.retry import UpstreamCall
 from gateway.proxy.cluster.scatter_gather import (
     make_sub_request,
     merge_responses,

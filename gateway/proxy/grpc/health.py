@@ -13,8 +13,9 @@ from gateway.protocol.grpc.wire import LENGTH, WireError, WireReader
 from gateway.protocol.json_errors import quote_value
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness
+from gateway.proxy.errors import send_status
 from gateway.proxy.grpc.message import read_message
-from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
+from gateway.proxy.grpc.response import finish, start_response, write_message
 from gateway.proxy.interfaces import Call
 
 _SERVICE_TAG: Final = 1 << 3 | LENGTH

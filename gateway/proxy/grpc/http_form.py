@@ -17,7 +17,8 @@ from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT
 from gateway.protocol.grpc.status import status_of_error
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import convert_message
-from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
+from gateway.proxy.errors import send_status
+from gateway.proxy.grpc.response import finish, start_response, write_message
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
 
 Chunks = list[bytes | memoryview]
@@ -43,6 +44,13 @@ _OWN_HEADERS = frozenset(
 """What says how a gRPC call is sent; it would say something else of a request over HTTP."""
 
 
+def http_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """Return what passes to a server over HTTP of the headers of a gRPC call."""
+    return CIMultiDict(
+        (name, value) for name, value in headers.items() if name.lower() not in _OWN_HEADERS
+    )
+
+
 class HttpFormRequest(ClientRequest):
     """A gRPC call's request as it is over HTTP, with its body complete."""
 
@@ -54,11 +62,7 @@ class HttpFormRequest(ClientRequest):
         headers: CIMultiDict[str],
         body: bytes,
     ) -> None:
-        passed = CIMultiDict(
-            (name, value)
-            for name, value in request.headers.items()
-            if name.lower() not in _OWN_HEADERS
-        )
+        passed = http_headers(request.headers)
         passed.update(headers)
         self.method = method
         self.target = target

@@ -10,7 +10,7 @@ import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.documents import read_request, write_response
-from gateway.codec.grpc.request import ReadRequest, read_infer_request
+from gateway.codec.grpc.request import read_infer_request
 from gateway.codec.grpc.response import write_infer_response
 from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import ErrorKind, GatewayError, bad_request
@@ -67,7 +67,7 @@ async def grpc_infer(call: Call, reservation: Reservation) -> None:
     operation = call.operation
     target = infer_target(operation)
     request = HttpFormRequest(call.request, "POST", target, _NO_BODY, b"")
-    convert = infer_converter(read, limits)
+    convert = infer_converter(limits, is_raw=read.is_raw)
     response = HttpFormResponse(call.response, convert, limits.max_buffered_body_bytes, reservation)
     infer_request = without_stream_parameter(read.request)
     received = ReceivedRequest(infer_request, infer_request.chunks)
@@ -81,9 +81,9 @@ def infer_target(operation: Operation) -> str:
     return target
 
 
-def infer_converter(read: ReadRequest, limits: Limits) -> ConvertResponse:
-    """Return what makes the ModelInferResponse to a request, in the form of the request."""
-    return partial(_infer_response, limits=limits, is_raw=read.is_raw)
+def infer_converter(limits: Limits, *, is_raw: bool) -> ConvertResponse:
+    """Return what makes a ModelInferResponse of a response over HTTP, in the request's form."""
+    return partial(_infer_response, limits=limits, is_raw=is_raw)
 
 
 def without_stream_parameter(request: InferRequest) -> InferRequest:
@@ -183,12 +183,21 @@ def _check_target(method: str, target: str) -> None:
 def _infer_response(
     status: int, headers: CIMultiDict[str], body: bytes, limits: Limits, is_raw: bool
 ) -> Chunks:
-    """Write a ModelInferResponse from an infer response over HTTP, mostly in binary form."""
     if not is_success(status):
         raise HttpError(status, body)
-    caps = limits.max_inference_header_bytes, limits.max_buffered_body_bytes
     size = response_header_length(CIMultiDictProxy(headers), limits.max_inference_header_bytes)
-    reader = InferResponseReader(size, *caps)
+    return response_message(size, body, limits, is_raw=is_raw)
+
+
+def response_message(
+    header_size: int | None, body: bytes, limits: Limits, *, is_raw: bool
+) -> Chunks:
+    """Write a ModelInferResponse from an infer response over HTTP, mostly in binary form.
+
+    Raises GatewayError (502) for an invalid one; it names no server.
+    """
+    caps = limits.max_inference_header_bytes, limits.max_buffered_body_bytes
+    reader = InferResponseReader(header_size, *caps)
     reader.feed(body, last=True)
     while reader.step():
         pass

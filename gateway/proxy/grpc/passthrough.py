@@ -26,6 +26,7 @@ from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
 from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.attempts.retry import UpstreamCall
 from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
@@ -34,10 +35,9 @@ from gateway.proxy.body_io import (
     response_chunks,
     write,
 )
-from gateway.proxy.calls.retry import UpstreamCall
+from gateway.proxy.errors import record_status, send_status, status_lines
 from gateway.proxy.grpc.classification import check_chunks, check_outputs, marking_request
 from gateway.proxy.grpc.message import read_messages
-from gateway.proxy.grpc.response import record_status, send_status, status_lines
 from gateway.proxy.grpc.stream_errors import (
     WANTS_STATUS,
     StreamError,

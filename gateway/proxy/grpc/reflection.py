@@ -12,8 +12,9 @@ from gateway.protocol.grpc.reflection import answer_reflection
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness
+from gateway.proxy.errors import send_status
 from gateway.proxy.grpc.compression import MessageDecompressor
-from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
+from gateway.proxy.grpc.response import finish, start_response, write_message
 from gateway.proxy.interfaces import Call, ClientRequest
 
 MAX_REFLECTION_REQUEST: Final = 16 * 1024

@@ -16,10 +16,11 @@ from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.grpc.status import http_status
 from gateway.protocol.operations import Operation, quote_name
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.errors import send_status
 from gateway.proxy.grpc.http_form import CollectedResponse, HttpError, HttpFormRequest
 from gateway.proxy.grpc.infer import infer_converter, infer_target, without_stream_parameter
 from gateway.proxy.grpc.message import read_messages
-from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
+from gateway.proxy.grpc.response import finish, start_response, write_message
 from gateway.proxy.grpc.stream_errors import wants_status
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.handler import send_request
@@ -84,7 +85,7 @@ async def _infer(call: Call, read: ReadRequest, reservation: Reservation) -> Chu
     record.trace = main.trace
     record.reserved = main.reserved
     request = HttpFormRequest(call.request, "POST", target, CIMultiDict(), b"")
-    convert, cap = infer_converter(read, limits), limits.max_buffered_body_bytes
+    convert, cap = infer_converter(limits, is_raw=read.is_raw), limits.max_buffered_body_bytes
     response = CollectedResponse(call.response, record, convert, cap, reservation)
     infer_request = without_stream_parameter(read.request)
     received = ReceivedRequest(infer_request, infer_request.chunks)

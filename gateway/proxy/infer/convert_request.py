@@ -17,8 +17,8 @@ from gateway.protocol.request_header import HEADER_LENGTH, header_length
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
+from gateway.proxy.attempts.retry import use_reachable_endpoint
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks
-from gateway.proxy.calls.retry import use_reachable_endpoint
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,

@@ -42,8 +42,8 @@ from gateway.protocol.messages import InferRequest, InferRequestHead
 from gateway.protocol.operations import decode_utf8_name, model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
+from gateway.proxy.attempts.retry import UpstreamCall
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_chunks, split, write
-from gateway.proxy.calls.retry import UpstreamCall
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import model_metadata

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
+from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -12,6 +13,7 @@ from gateway.codec.grpc.request import write_infer_request
 from gateway.codec.grpc.response import read_infer_response
 from gateway.codec.v2.binary_response import write_binary_response_header
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request
+from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import GRPC_TYPE, is_grpc_field
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
@@ -25,7 +27,7 @@ from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.upstream.grpc.endpoint import DocumentResponse, error_of, read_message
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 
-_STATUS_IN_TRAILERS = "triton_grpc_error"
+STATUS_IN_TRAILERS: Final = "triton_grpc_error"
 """Asks for a stream that ends with its first error: Triton 2.51 crashes if its model goes on."""
 
 
@@ -41,25 +43,35 @@ async def grpc_infer_request(
     A message begins with its size. Raises GatewayError: 400 for what protobuf cannot hold, 413.
     """
     request = await _complete(received, destination, reservation)
+    form = destination.upstream.dialect.grpc
+    message = infer_message(request, operation, form)
+    return one_message_request("ModelInfer", message, headers, form.service)
+
+
+def infer_message(request: InferRequest, operation: Operation, form: GrpcForm) -> Chunks:
+    """Write a ModelInfer request with all of its data; raises GatewayError as above."""
     model = decode_utf8_name(operation.model or "", "model")
     version = decode_utf8_name(operation.version or "", "version")
-    form = destination.upstream.dialect.grpc
-    message = write_infer_request(request, model, version, form.takes_raw)
-    return one_message_request("ModelInfer", message, headers, form.service)
+    return write_infer_request(request, model, version, form.takes_raw)
 
 
 def one_message_request(
     rpc: str, message: Chunks, headers: CIMultiDict[str], service: str = INFERENCE_SERVICE
 ) -> UpstreamRequest:
     """Return the request of an RPC with one message; ``headers`` are those of an HTTP client."""
-    headers = CIMultiDict(
+    body = (frame(sum(map(len, message))), *message)
+    return UpstreamRequest("POST", f"/{service}/{rpc}", grpc_headers(headers), body, is_grpc=True)
+
+
+def grpc_headers(headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    """Return the headers of a gRPC call for those of an HTTP client."""
+    passed = CIMultiDict(
         (name, value) for name, value in headers.items() if not is_grpc_field(name)
     )
-    for name in ("Content-Length", "Accept-Encoding", HEADER_LENGTH, _STATUS_IN_TRAILERS):
-        headers.popall(name, None)
-    headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
-    body = (frame(sum(map(len, message))), *message)
-    return UpstreamRequest("POST", f"/{service}/{rpc}", headers, body, is_grpc=True)
+    for name in ("Content-Length", "Accept-Encoding", HEADER_LENGTH, STATUS_IN_TRAILERS):
+        passed.popall(name, None)
+    passed.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
+    return passed
 
 
 async def _complete(
@@ -114,15 +126,28 @@ async def in_binary_form(
         return DocumentResponse(*error_of(response, server))
     reservation.grow(len(message))
     cap = limits.max_inference_header_bytes
-    read, tensors = await convert_message(len(message), read_infer_response, message, cap)
+    header_size, body = await convert_message(len(message), binary_body, message, request, cap)
+    return DocumentResponse(200, body, binary_headers(header_size))
+
+
+def binary_body(
+    message: bytes | memoryview, request: InferRequest, header_cap: int
+) -> tuple[int, bytes]:
+    """Return a ModelInfer response as the body of one in binary form, after its header's size.
+
+    Raises GatewayError as above; it names no server.
+    """
+    read, tensors = read_infer_response(message, header_cap)
     if request.head.outputs:
         read, tensors = _listed(read, tensors, {output.name for output in request.head.outputs})
     header = write_binary_response_header(read)
-    body = b"".join((header, *(chunk for tensor in tensors for chunk in tensor)))
-    headers = CIMultiDict(
-        (("Content-Type", "application/octet-stream"), (HEADER_LENGTH, str(len(header))))
-    )
-    return DocumentResponse(200, body, CIMultiDictProxy(headers))
+    return len(header), b"".join((header, *(chunk for tensor in tensors for chunk in tensor)))
+
+
+def binary_headers(header_size: int) -> CIMultiDictProxy[str]:
+    """Return the headers of a response in binary form."""
+    headers = (("Content-Type", "application/octet-stream"), (HEADER_LENGTH, str(header_size)))
+    return CIMultiDictProxy(CIMultiDict(headers))
 
 
 def _listed(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.errors import bad_request, name_server_in_errors
-from gateway.protocol.operations import model_name_of
+from gateway.protocol.operations import Operation, model_name_of
 from gateway.protocol.request_features import check_classified_inputs, check_classified_outputs
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.v1 import V1ResponseLayout
-from gateway.proxy.calls.retry import UpstreamCall
+from gateway.proxy.attempts.retry import UpstreamCall
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import (
@@ -71,22 +73,7 @@ async def send_request(
         waits_for_chunks=True,
         is_idempotent=received.is_idempotent,
     )
-    model = model_name_of(call.operation)
-    async with UpstreamCall(
-        destination, upstream_request, call.deadline, call.response.record, model=model
-    ) as upstream_call:
-        response = upstream_call.response
-        check_metadata(response.status, call.operation, destination, received)
-        relay = ResponseRelay(
-            response,
-            upstream_call.server,
-            call.response,
-            received.request.head.output_encoding,
-            destination,
-            call.deadline,
-            layout,
-        )
-        await convert_response(relay)
+    await _exchange(call, upstream_request, received, layout)
 
 
 async def _send_over_grpc(
@@ -102,23 +89,51 @@ async def _send_over_grpc(
         upstream_request = await grpc_infer_request(
             received, call.operation, headers, destination, reservation
         )
-        model = model_name_of(call.operation)
-        async with UpstreamCall(
-            destination, upstream_request, call.deadline, record, model=model
-        ) as upstream_call:
-            server, over_grpc = upstream_call.server, destination.over_grpc()
-            call.deadline.expect_server(server)
-            with name_server_in_errors(server):
-                response = await in_binary_form(
-                    upstream_call.response, received.request, server, destination, reservation
-                )
-            check_metadata(response.status, call.operation, destination, received)
-            encoding = received.request.head.output_encoding
-            await convert_response(
-                ResponseRelay(
-                    response, server, call.response, encoding, over_grpc, call.deadline, layout
-                )
+        await _exchange(call, upstream_request, received, layout)
+
+
+async def _exchange(
+    call: Call,
+    request: UpstreamRequest,
+    received: ReceivedRequest,
+    layout: V1ResponseLayout | None,
+) -> None:
+    """Send the request to a server, and the response to the client."""
+    destination, record = call.destination, call.response.record
+    model = model_name_of(call.operation)
+    async with UpstreamCall(
+        destination, request, call.deadline, record, model=model
+    ) as upstream_call:
+        relay = ResponseRelay(
+            upstream_call.response,
+            upstream_call.server,
+            call.response,
+            received.request.head.output_encoding,
+            destination,
+            call.deadline,
+            layout,
+        )
+        await relay_infer(relay, received, call.operation, is_grpc=request.is_grpc)
+
+
+async def relay_infer(
+    relay: ResponseRelay, received: ReceivedRequest, operation: Operation, *, is_grpc: bool
+) -> None:
+    """Send the response to a request on to the client; ``is_grpc`` if it came over gRPC."""
+    destination = relay.destination
+    if not is_grpc:
+        check_metadata(relay.upstream_response.status, operation, destination, received)
+        await convert_response(relay)
+        return
+    relay.deadline.expect_server(relay.server)
+    with relay.reserve() as reservation:
+        with name_server_in_errors(relay.server):
+            response = await in_binary_form(
+                relay.upstream_response, received.request, relay.server, destination, reservation
             )
+        check_metadata(response.status, operation, destination, received)
+        over_grpc = destination.over_grpc()
+        await convert_response(replace(relay, upstream_response=response, destination=over_grpc))
 
 
 async def check_request(call: Call, received: ReceivedRequest) -> None:

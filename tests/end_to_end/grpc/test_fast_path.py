@@ -18,8 +18,8 @@ from h2.errors import ErrorCodes
 
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
-from gateway.upstream.http2.reserved_stream import ReservedStream
 from tests.support.checks.call_records import call_records as call_records
+from tests.support.checks.fast_path import fast_path_streams as fast_path_streams
 from tests.support.compiled import needs_source
 from tests.support.gateway import running_gateway, until
 from tests.support.grpc.client import SERVICE
@@ -266,34 +266,20 @@ async def test_response_that_breaks_off_is_an_error_on_both_paths(
         assert (record["grpc_status"], record["error_kind"].name) == (14, "BAD_RESPONSE")
 
 
-@pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The targets of the calls that took the fast path."""
-    targets: list[str] = []
-    send = ReservedStream.send
-
-    def record(self: ReservedStream, *arguments: Any) -> None:
-        targets.append(arguments[0].target)
-        send(self, *arguments)
-
-    monkeypatch.setattr(ReservedStream, "send", record)
-    return targets
-
-
 @needs_source
 @pytest.mark.parametrize("name", ["ok", "in parts", "reset", "metadata", "client's deadline"])
 async def test_usual_calls_take_the_fast_path(
-    name: str, streams: list[str], call_records: list[CallRecord]
+    name: str, fast_path_streams: list[str], call_records: list[CallRecord]
 ) -> None:
     for path, count in ((_FAST, 1), (_STREAMING, 1)):
         await _exchange(CASES[name], path, call_records)
-        assert streams == [INFER] * count
+        assert fast_path_streams == [INFER] * count
 
 
 @needs_source
 @pytest.mark.parametrize("first", [0, 3, 40])
 async def test_body_that_comes_after_its_headers_takes_the_fast_path(
-    first: int, streams: list[str]
+    first: int, fast_path_streams: list[str]
 ) -> None:
     served = _Server(respond(trailers=OK))
     body = message()
@@ -310,7 +296,7 @@ async def test_body_that_comes_after_its_headers_takes_the_fast_path(
         await client.send_data(stream, body[first:])
         assert (await client.response(stream)).body == OUTPUT
     assert [bytes(each.body) for each in served.calls] == [body]
-    assert streams == [INFER]
+    assert fast_path_streams == [INFER]
 
 
 async def test_refused_call_is_sent_again(call_records: list[CallRecord]) -> None:

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from gateway.observe.failure_log import FailureLog
-from gateway.proxy import dispatch
+from gateway.proxy import errors
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
 from tests.support.gateway import RunningGateway, checked_gateway, split_limits, until
@@ -194,7 +194,7 @@ async def test_failure_log_has_the_status_of_the_line_of_a_grpc_call(
     log: _Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RESOURCE_EXHAUSTED is 429 there, although the same error is a 503 over HTTP."""
-    monkeypatch.setattr(dispatch, "FAILURE_LOG", FailureLog())  # another test logs the same
+    monkeypatch.setattr(errors, "FAILURE_LOG", FailureLog())  # another test logs the same
 
     async def script(connection: Connection) -> None:
         while (await connection.request()).head.target == WARM:
@@ -221,7 +221,7 @@ async def test_failure_log_has_the_status_of_the_line_of_a_grpc_call_on_the_fast
     log: _Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """UNAVAILABLE is 503 there, although the same error is a 502 over HTTP."""
-    monkeypatch.setattr(dispatch, "FAILURE_LOG", FailureLog())
+    monkeypatch.setattr(errors, "FAILURE_LOG", FailureLog())
 
     async def play(peer: Http2Peer) -> None:
         warm = await peer.request()

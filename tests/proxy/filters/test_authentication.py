@@ -10,8 +10,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination
-from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters import authentication as keys_module
 from gateway.proxy.filters.authentication import (
     Authenticator,
@@ -20,7 +20,7 @@ from gateway.proxy.filters.authentication import (
 )
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match, Pattern
-from tests.proxy.fast_path.scene import plan_of, start
+from tests.proxy.calls.scene import plan_of, start
 from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient
 from tests.support.doubles.streaming import make_destination
 

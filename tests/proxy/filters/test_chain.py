@@ -13,14 +13,14 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.protocol.operations import Operation, OperationKind
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters import chain
 from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
 from gateway.proxy.interfaces import Call, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
-from tests.proxy.fast_path.scene import plan_of
+from tests.proxy.calls.scene import plan_of
 from tests.support.doubles.fast_path import ReadyEndpoint
 from tests.support.doubles.streaming import (
     EventLog,

@@ -16,14 +16,14 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Limits
 from gateway.proxy.dispatch import handle_request, proxy_call
-from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror
 from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.transport import UpstreamEndpoint
-from tests.proxy.fast_path.scene import plan_of, start
+from tests.proxy.calls.scene import plan_of, start
 from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
 from tests.support.doubles.streaming import (
     LIMITS,

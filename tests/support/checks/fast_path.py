@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.http2.reserved_stream import ReservedStream
 from gateway.upstream.transport import (
     RequestTemplate,
     ReservedConnection,
@@ -48,4 +50,18 @@ def fast_path_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return None if connection is None else _RecordedConnection(connection, targets)
 
     monkeypatch.setattr(HttpEndpoint, "try_reserve", record)
+    return targets
+
+
+@pytest.fixture
+def fast_path_streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The targets of the calls that took the fast path to a server over gRPC, in order."""
+    targets: list[str] = []
+    send = ReservedStream.send
+
+    def record(self: ReservedStream, *arguments: Any) -> None:
+        targets.append(arguments[0].target)
+        send(self, *arguments)
+
+    monkeypatch.setattr(ReservedStream, "send", record)
     return targets

@@ -16,8 +16,6 @@ from gateway.http1.head import parse_lines
 from gateway.observe.call_record import NO_LABELS, CallLabels, CallRecord
 from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
 from gateway.protocol.dialects import Dialect
-from gateway.protocol.grpc.headers import GRPC_TYPE
-from gateway.protocol.grpc.status import http_status
 from gateway.protocol.messages import ALL_BINARY
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import release_all
@@ -28,17 +26,11 @@ from gateway.proxy.admission.deadline import (
     request_timeout_text,
     server_timeout,
 )
-from gateway.proxy.calls.attempt import Attempt
-from gateway.proxy.calls.retry import RetryState, UpstreamCall
+from gateway.proxy.attempts.attempt import Attempt
+from gateway.proxy.attempts.retry import RetryState, UpstreamCall
+from gateway.proxy.calls.handler import CallHandler, ServerRequest, ServerResponse
 from gateway.proxy.destination import Destination
-from gateway.proxy.dispatch import (
-    INTERNAL_ERROR,
-    error_response,
-    record_error,
-    run_with_deadline,
-)
-from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
-from gateway.proxy.grpc.response import record_status, status_lines, status_of
+from gateway.proxy.errors import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
@@ -51,7 +43,6 @@ from gateway.upstream.quoted_response import quoted_response
 from gateway.upstream.transport import (
     FIRST_ERROR_STATUS,
     FieldLines,
-    HeaderLines,
     ReservedConnection,
     UpstreamRequest,
     UpstreamResponse,
@@ -61,8 +52,6 @@ from gateway.upstream.transport import (
 BODY_COPIES = 2
 """Copies of a request's body during the call: as received, and as sent."""
 
-_GRPC_HEADERS: HeaderLines = (("Content-Type", GRPC_TYPE),)
-
 _log = logging.getLogger("tensorgate.proxy")
 
 
@@ -70,7 +59,7 @@ _log = logging.getLogger("tensorgate.proxy")
 class CallPlan:
     """How requests with the same head are served."""
 
-    handler: FastPathHandler
+    handler: CallHandler
     headers: CIMultiDictProxy[str]
     """The client's keyed headers that go to the server."""
     choice: WeightedChoice[Destination]
@@ -120,7 +109,7 @@ class CallPlan:
         return b"".join((head.passed, *noted))
 
 
-class FastPathCall:
+class BufferedCall:
     """A call, from its request to the server until its client has the response.
 
     A task continues it if the response arrives in parts, or another endpoint is tried. It is the
@@ -155,7 +144,7 @@ class FastPathCall:
         self._client = client
         self._connection: ReservedConnection | None = connection
         self._client_timer: asyncio.TimerHandle | None = None
-        self.waits_for_chunks = plan.converts
+        self.waits_for_chunks = request.received is not None
 
     def start(self) -> None:
         """Send the request: the commit point of the call.
@@ -190,8 +179,8 @@ class FastPathCall:
     def _record_start(self, record: CallRecord) -> None:
         """Record all that is known before the request is sent."""
         request, began = self._request, self._began
-        template, is_grpc = request.template, self._plan.handler.is_grpc
-        trace_parent = self._attempt.begin(template.method, template.target, is_grpc)
+        template = request.template
+        trace_parent = self._attempt.begin(template.method, template.target, request.is_grpc)
         record.labels = self._plan.labels
         record.server_form = request.form
         record.request_elements = request.elements
@@ -236,25 +225,25 @@ class FastPathCall:
             record, connection = self._record, self._connection
             assert connection is not None
             self._attempt.respond(head.status, connection.head_delay)
-            handler = self._plan.handler
-            status = handler.outcome(head, trailers)
-            said = handler.error(head, body, trailers) if status >= FIRST_ERROR_STATUS else ""
+            handler, request = self._plan.handler, self._request
+            response = ServerResponse(request, head, body, trailers)
+            status = response.outcome
+            said = response.error if status >= FIRST_ERROR_STATUS else ""
             if self._retry_status(status, said):
                 return True
             record.received_bytes = len(body)
             message = handler.to_client(
-                self._request, head, body, self._destination, self._server, self._plan.header_policy
+                response, self._destination, self._server, self._plan.header_policy, record
             )
-            ending = handler.end(record, head, body, trailers)
-            if message is None or ending is None:
+            if message is None:
                 return False
             if status < FIRST_ERROR_STATUS:
                 self._end(Outcome.SUCCEEDED)
             else:
-                record.server_error = said
+                record.server_error = record.server_error or said
                 self._end(*self._attempt.lease.classify_status(status, said))
-            record.response_elements = self._request.response_elements
-            template, lines, content = message
+            record.response_elements = request.response_elements
+            template, lines, content, ending = message
             if self._plan.adds_server_timing:
                 spent = time.perf_counter() - record.sent_at - record.server_seconds
                 lines += self._timing_line(spent)
@@ -319,7 +308,7 @@ class FastPathCall:
     @property
     def _server(self) -> ServerName:
         """Return how errors name the endpoint."""
-        return self._attempt.endpoint.server_for(is_grpc=self._plan.handler.is_grpc)
+        return self._attempt.endpoint.server_for(is_grpc=self._request.is_grpc)
 
     @property
     def _retry_state(self) -> RetryState:
@@ -412,14 +401,8 @@ class FastPathCall:
             self._log_error(error)
         strip_tracebacks(error)
         reported = error if isinstance(error, GatewayError) else INTERNAL_ERROR
-        status, is_grpc = reported.kind.value.status, self._plan.handler.is_grpc
-        if is_grpc:
-            code, text = status_of(reported)
-            record_error(reported, record, http_status(code))
-            record_status(record, code)
-            status, headers, body = 200, (*_GRPC_HEADERS, *status_lines(code, text)), b""
-        else:
-            headers, body = error_response(reported, record)
+        is_grpc = self._plan.handler.is_grpc
+        status, headers, body = error_response(reported, record, is_grpc=is_grpc)
         if (policy := self._plan.header_policy) is not None:
             headers = policy.apply_to_lines(headers)
         template = ResponseTemplate(status, "", headers, states_length=not is_grpc)
@@ -461,7 +444,7 @@ class FastPathCall:
             headers,
             body if has_body else None,
             self.waits_for_chunks,
-            self._plan.handler.is_grpc,
+            self._request.is_grpc,
             self._request.is_idempotent,
         )
         # The call has its slots already.

@@ -15,24 +15,20 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError
 from gateway.observe.call_record import NO_LABELS
-from gateway.protocol.grpc.headers import TIMEOUT, is_grpc_type
+from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT, is_grpc_type
 from gateway.protocol.grpc.methods import GrpcMethod, find_method, operation_of
 from gateway.protocol.grpc.model_scanner import ScannedModel
 from gateway.protocol.operations import QUERIES, OperationKind, model_name_of
 from gateway.protocol.request_header import header_length
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
+from gateway.proxy.calls.buffered import BODY_COPIES, BufferedCall, CallPlan
+from gateway.proxy.calls.grpc import MAX_REQUEST, GrpcHandler, scan_message
+from gateway.proxy.calls.handler import CallHandler
+from gateway.proxy.calls.infer import InferHandler, ResponsePlans
+from gateway.proxy.calls.passthrough import GenerateHandler, PassthroughHandler
+from gateway.proxy.calls.predict import PredictHandler
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.dispatch import OPERATOR_KINDS
-from gateway.proxy.fast_path.call import BODY_COPIES, CallPlan, FastPathCall
-from gateway.proxy.fast_path.grpc_handler import MAX_REQUEST, GrpcHandler, scan_message
-from gateway.proxy.fast_path.handlers import (
-    FastPathHandler,
-    GenerateHandler,
-    InferHandler,
-    PassthroughHandler,
-    PredictHandler,
-    ResponsePlans,
-)
 from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredRequest
@@ -50,6 +46,7 @@ _KEYED_HEADERS = (
     HOP_BY_HOP
     | FILTERED_HEADERS
     | {"accept-encoding", "content-type", "host", "inference-header-content-length"}
+    | {ACCEPT_ENCODING, ENCODING}
 )
 """Headers that the gateway itself looks at; a router adds those that its routes look at."""
 
@@ -171,15 +168,16 @@ class FastPath:
         policy = route_match.header_policy
         keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
         passed = to_server(keyed, route_match.dropped_headers)
-        handler = GrpcHandler(target, to_server(passed, NOTED_HEADERS))
+        sent = to_server(passed, NOTED_HEADERS)
+        handler = GrpcHandler(target, sent, operation, self._response_plans)
         return CallPlan(
             handler,
             passed,
             route_match.choice,
             self._timeouts[_server_timeout(limits)],
             min(handler.max_size, limits.max_request_bytes),
-            False,
-            model_name_of(operation),
+            converts=False,
+            model=model_name_of(operation),
             header_policy=policy,
             passed_noted=NOTED_HEADERS - route_match.dropped_headers - {"content-length", TIMEOUT},
             labels=route_match.labels,
@@ -188,7 +186,7 @@ class FastPath:
 
     def _make_handler(
         self, route_match: RouteMatch, method: str, headers: CIMultiDictProxy[str], limits: Limits
-    ) -> FastPathHandler | None:
+    ) -> CallHandler | None:
         """Return the handler of requests with these headers; None for the streaming path."""
         operation, target = route_match.operation, route_match.target
         if operation.kind in OPERATOR_KINDS:
@@ -215,7 +213,7 @@ class FastPath:
 
     def prepare(
         self, plan: Plan, head: ClientHead, body: bytes, client: FastPathClient
-    ) -> FastPathCall | None:
+    ) -> BufferedCall | None:
         """Make a call that is ready to start; None if the request takes the streaming path.
 
         Nothing is converted before there are slots, memory and an endpoint. The call holds them
@@ -264,7 +262,7 @@ def _make_call(
     head: ClientHead,
     body: bytes,
     client: FastPathClient,
-) -> FastPathCall | None:
+) -> BufferedCall | None:
     """Choose an endpoint, and convert the request; None for the streaming path."""
     record = client.record
     is_timed = plan.adds_server_timing or record.trace is not None
@@ -273,14 +271,14 @@ def _make_call(
     hash_key = pool.hash_key_of(plan.headers, client.added_headers)
     lease = pool.lease((), plan.model, hash_key)
     endpoint = lease.endpoint
-    is_grpc = plan.handler.is_grpc
+    is_grpc = plan.handler.sends_grpc(destination.upstream)
     connection = endpoint.try_reserve_stream() if is_grpc else endpoint.try_reserve()
     if connection is None:
         return None
     try:
         request = plan.handler.to_server(head, body, destination, record.request_id)
         if request is not None:
-            call = FastPathCall(plan, destination, request, head, lease, connection, client, began)
+            call = BufferedCall(plan, destination, request, head, lease, connection, client, began)
             plan.choice.take()
             if plan.mirror is not None:
                 plan.mirror(head, body, client)  # last: the streaming path would mirror it again
@@ -294,11 +292,7 @@ def _make_call(
 
 def _fits(plan: CallPlan, upstream: Upstream, *, has_body: bool) -> bool:
     """Tell whether requests may go to the servers of an upstream on the fast path."""
-    if plan.handler.is_grpc:
-        return upstream.speaks_grpc
-    if not plan.fits(upstream.dialect_state.dialect, has_body=has_body):
-        return False
-    return not (plan.converts and upstream.infers_over_grpc)
+    return plan.fits(upstream.dialect_state.dialect, has_body=has_body)
 
 
 def _try_admit(destination: Destination, size: int) -> bool:

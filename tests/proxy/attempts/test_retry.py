@@ -12,7 +12,7 @@ from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.calls.retry import UpstreamCall, use_reachable_endpoint
+from gateway.proxy.attempts.retry import UpstreamCall, use_reachable_endpoint
 from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
 from gateway.upstream.pool.model_discovery import ModelDiscovery

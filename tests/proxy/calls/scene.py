@@ -11,10 +11,11 @@ from multidict import CIMultiDict
 
 from gateway.codec.policies import JsonPolicies
 from gateway.observe.call_record import CallRecord
+from gateway.proxy.calls.buffered import BufferedCall, CallPlan
+from gateway.proxy.calls.infer import InferHandler
+from gateway.proxy.calls.passthrough import PassthroughHandler
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination, Limits
-from gateway.proxy.fast_path.call import CallPlan, FastPathCall
-from gateway.proxy.fast_path.handlers import InferHandler, PassthroughHandler
-from gateway.proxy.fast_path.planner import FastPath
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.transport import RequestTemplate, ResponseReceiver
 from tests.support.doubles.clock import Clock
@@ -86,7 +87,7 @@ def start(
     headers: Mapping[str, str] | list[tuple[str, str]],
     body: bytes,
     client: ScriptedClient,
-) -> FastPathCall | None:
+) -> BufferedCall | None:
     """Start a call that has a plan; a Content-Length is added if there is a body."""
     lines = CIMultiDict(headers)
     if body:
@@ -124,18 +125,18 @@ class Scene:
         target: str = INFER,
         body: bytes = JSON,
         headers: Mapping[str, str] | list[tuple[str, str]] | None = None,
-    ) -> FastPathCall | None:
+    ) -> BufferedCall | None:
         """Start a call; a Content-Length is added if there is a body."""
         self.client.record = CallRecord(method, target)
         return start(self.fast_path, method, target, headers or {}, body, self.client)
 
-    def infer(self) -> FastPathCall:
+    def infer(self) -> BufferedCall:
         call = self.start()
         assert call is not None
         assert self.outstanding == 1
         return call
 
-    def get(self) -> FastPathCall:
+    def get(self) -> BufferedCall:
         call = self.start("GET", "/v2/x", b"")
         assert call is not None
         assert self.outstanding == 1

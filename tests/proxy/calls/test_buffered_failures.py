@@ -11,13 +11,13 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.observe.failure_log import FailureLog
-from gateway.proxy import dispatch
+from gateway.proxy import errors
 from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.calls.buffered import BufferedCall
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Limits
-from gateway.proxy.fast_path.call import FastPathCall
-from gateway.proxy.fast_path.planner import FastPath
 from gateway.routing.retry import RetryPolicy
-from tests.proxy.fast_path.scene import (
+from tests.proxy.calls.scene import (
     VALUES,
     Scene,
     binary_response,
@@ -50,7 +50,7 @@ from tests.support.inference_messages import (
 async def test_upstream_error_becomes_an_error_response(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "FAILURE_LOG", FailureLog())  # no other test has logged it
+    monkeypatch.setattr(errors, "FAILURE_LOG", FailureLog())  # no other test has logged it
     scene = Scene()
     scene.infer()
     scene.receiver.on_error(bad_response(f"{URL} closed the connection", SERVER))
@@ -270,26 +270,26 @@ async def test_time_before_a_retry_counts(failed: bool, spent: list[float]) -> N
 
 # ----------------------------------------------------------------------------------------- releases
 
-End = Callable[[Scene, FastPathCall], Awaitable[None]]
+End = Callable[[Scene, BufferedCall], Awaitable[None]]
 
 
-async def _complete(scene: Scene, _: FastPathCall) -> None:
+async def _complete(scene: Scene, _: BufferedCall) -> None:
     scene.receiver.on_complete(response_head(), b"")
 
 
-async def _broken(scene: Scene, _: FastPathCall) -> None:
+async def _broken(scene: Scene, _: BufferedCall) -> None:
     scene.receiver.on_complete(response_head(headers={HEADER_LENGTH: "x"}), b"")
 
 
-async def _failed(scene: Scene, _: FastPathCall) -> None:
+async def _failed(scene: Scene, _: BufferedCall) -> None:
     scene.receiver.on_error(bad_response("it fell over"))
 
 
-async def _timed_out(scene: Scene, _: FastPathCall) -> None:
+async def _timed_out(scene: Scene, _: BufferedCall) -> None:
     scene.clock.advance(1000)
 
 
-async def _cancelled(_: Scene, call: FastPathCall) -> None:
+async def _cancelled(_: Scene, call: BufferedCall) -> None:
     call.cancel()
 
 
@@ -298,20 +298,20 @@ def _begin_task(scene: Scene, *steps: bytes | BaseException | asyncio.Event) -> 
     return scene.client.begin_task(ScriptedClientResponse(scene.log))
 
 
-async def _streamed(scene: Scene, _: FastPathCall) -> None:
+async def _streamed(scene: Scene, _: BufferedCall) -> None:
     await _begin_task(scene, b"{one", b"two")
 
 
-async def _truncated(scene: Scene, _: FastPathCall) -> None:
+async def _truncated(scene: Scene, _: BufferedCall) -> None:
     await _begin_task(scene, b"{one", bad_response("it fell over"))
 
 
-async def _fault(scene: Scene, _: FastPathCall) -> None:
+async def _fault(scene: Scene, _: BufferedCall) -> None:
     with pytest.raises(ZeroDivisionError):
         await _begin_task(scene, ZeroDivisionError())
 
 
-async def _disconnected(scene: Scene, _: FastPathCall) -> None:
+async def _disconnected(scene: Scene, _: BufferedCall) -> None:
     task = _begin_task(scene, b"{one", asyncio.Event())
     for _turn in range(5):
         await asyncio.sleep(0)
@@ -320,7 +320,7 @@ async def _disconnected(scene: Scene, _: FastPathCall) -> None:
         await task
 
 
-async def _disconnected_before_start(scene: Scene, _: FastPathCall) -> None:
+async def _disconnected_before_start(scene: Scene, _: BufferedCall) -> None:
     task = _begin_task(scene, b"{one")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -346,7 +346,7 @@ ENDS: dict[str, End] = {
 @pytest.mark.parametrize("way", ["infer", "get"])
 async def test_resources_are_released_once(end: End, way: str) -> None:
     scene = Scene()
-    call: FastPathCall = getattr(scene, way)()
+    call: BufferedCall = getattr(scene, way)()
     other = scene.start("GET", "/v2/other", b"")
     assert other is not None
     scene.endpoint.asked.pop()

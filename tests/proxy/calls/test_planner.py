@@ -15,9 +15,9 @@ from multidict import CIMultiDict
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.http1.head import MAX_CACHED_HEAD
 from gateway.protocol.dialects import DIALECTS
+from gateway.proxy.calls.buffered import CallPlan
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination
-from gateway.proxy.fast_path.call import CallPlan
-from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
@@ -29,7 +29,7 @@ from gateway.upstream.transport import (
     ReservedConnection,
     ResponseReceiver,
 )
-from tests.proxy.fast_path.scene import (
+from tests.proxy.calls.scene import (
     BINARY,
     JSON,
     Scene,

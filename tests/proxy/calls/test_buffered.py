@@ -12,9 +12,9 @@ import pytest
 
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.errors import bad_response
-from gateway.proxy.fast_path import handlers
-from gateway.proxy.fast_path.planner import FastPath
-from tests.proxy.fast_path.scene import (
+from gateway.proxy.calls import infer as calls_infer
+from gateway.proxy.calls.planner import FastPath
+from tests.proxy.calls.scene import (
     VALUES,
     Scene,
     binary_response,
@@ -251,7 +251,7 @@ async def test_unexpected_error_is_logged_and_becomes_a_500(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(handlers, "convert_body", fails)
+    monkeypatch.setattr(calls_infer, "convert_body", fails)
     scene = Scene()
     scene.infer()
     headers, body = binary_response(bytes(4))

@@ -14,12 +14,15 @@ from multidict import CIMultiDict
 from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.errors import GatewayError
 from gateway.http1.head import parse_lines
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.fast_path.handlers import InferHandler, PredictHandler, ServerRequest
+from gateway.proxy.calls.handler import ServerRequest, ServerResponse
+from gateway.proxy.calls.infer import InferHandler
+from gateway.proxy.calls.predict import PredictHandler
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
 from gateway.proxy.interfaces import Call
@@ -187,14 +190,15 @@ def check(streamed: Streamed, target: str, response: str, *request: Any) -> None
     assert (b"".join(converted.body), header_size_of(lines)) == streamed.sent
     body, size = RESPONSES[response]
     head = response_head(headers=headers_of(size))
-    arguments = converted, head, body, streamed.destination, SERVER, None
+    answer = ServerResponse(converted, head, body, ())
+    arguments = answer, streamed.destination, SERVER, None, CallRecord("", "")
     if streamed.error is not None:
         with pytest.raises(GatewayError, match=re.escape(streamed.error.message)):
             handler.to_client(*arguments)
         return
     message = handler.to_client(*arguments)
     assert message is not None
-    template, passed, got = message
+    template, passed, got, _ = message
     headers = CIMultiDict([*template.headers, *parse_lines(passed)])
     assert (got, header_size_of(headers)) == streamed.got
 

@@ -16,8 +16,8 @@ from gateway.observe.call_trace import TRACEPARENT, TRACESTATE, CallTrace
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.calls.attempt import Attempt
-from gateway.proxy.calls.captured_attempt import send_captured
+from gateway.proxy.attempts.attempt import Attempt
+from gateway.proxy.attempts.captured_attempt import send_captured
 from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.head_limits import check_lengths

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination
-from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.interfaces import FieldLines, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
@@ -15,7 +15,7 @@ from gateway.proxy.router import Route, Router
 from gateway.routing.balancer import LoadBalancingPolicy
 from gateway.routing.matcher import Match, Pattern
 from gateway.upstream.pool.pool import Pool
-from tests.proxy.fast_path.scene import JSON, Scene, binary_response, plan_of, start
+from tests.proxy.calls.scene import JSON, Scene, binary_response, plan_of, start
 from tests.support.doubles.fast_path import (
     ReadyEndpoint,
     ScriptedClient,

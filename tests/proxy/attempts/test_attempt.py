@@ -5,7 +5,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import CallTrace
-from gateway.proxy.calls.attempt import Attempt
+from gateway.proxy.attempts.attempt import Attempt
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
 from tests.support.compiled import needs_source

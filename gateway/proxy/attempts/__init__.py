@@ -1,0 +1,1 @@
+"""Requests that are sent to endpoints, until one responds."""

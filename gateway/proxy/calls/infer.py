@@ -1,0 +1,333 @@
+"""Inference in JSON, binary or raw binary form: sent in the server's form, and back."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from multidict import CIMultiDictProxy
+
+from gateway.codec.v1.buffered_response import convert_buffered_v1_response
+from gateway.codec.v2.buffered_response import (
+    ConvertedResponse,
+    ResponsePlan,
+    convert_body,
+    convert_large_body,
+)
+from gateway.errors import GatewayError, ServerName
+from gateway.observe.call_record import CallRecord
+from gateway.protocol.dialects import Dialect
+from gateway.protocol.grpc.framing import frame
+from gateway.protocol.grpc.headers import TIMEOUT
+from gateway.protocol.messages import InferRequestHead
+from gateway.protocol.operations import Operation
+from gateway.protocol.response_header import ResponseAction
+from gateway.protocol.v1 import V1ResponseLayout
+from gateway.proxy.calls.handler import (
+    CallHandler,
+    ClientMessage,
+    ServerRequest,
+    ServerResponse,
+    explain,
+)
+from gateway.proxy.calls.templates import passed_lines, response_template, untouched_message
+from gateway.proxy.destination import Destination, Upstream
+from gateway.proxy.headers import with_body
+from gateway.proxy.infer.convert_buffered_request import (
+    ReceivedRequest,
+    cached_outputs_to_list,
+    is_accepted,
+    read_buffered,
+)
+from gateway.proxy.infer.convert_response import ResponseRelay
+from gateway.proxy.infer.grpc_upstream import (
+    STATUS_IN_TRAILERS,
+    binary_body,
+    binary_headers,
+    grpc_headers,
+    infer_message,
+)
+from gateway.proxy.infer.handler import relay_infer
+from gateway.proxy.infer.response_plan import plan_response
+from gateway.proxy.infer.server_form import check_metadata, write_for_server
+from gateway.proxy.interfaces import ClientHead
+from gateway.proxy.response_headers import ResponseHeaderPolicy
+from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
+from gateway.system.bounded_cache import BoundedCache
+from gateway.upstream.transport import HeaderLines, RequestTemplate, UpstreamResponseHead
+
+ResponsePlans = BoundedCache[
+    tuple[tuple[bytes, ...], tuple[object, ...], int], tuple[Dialect, ResponsePlan, Destination]
+]
+"""What becomes of responses, by their key, the encoding and the destination's identity."""
+
+_MAX_CACHED_OUTPUTS = 32
+"""Outputs that a request may list if what becomes of its responses is cached."""
+
+_STATUS_IN_TRAILERS: Final = STATUS_IN_TRAILERS.encode()
+
+
+class InferHandler(CallHandler):
+    """Converts infer requests; ``header_size`` is their Inference-Header-Content-Length."""
+
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        headers: CIMultiDictProxy[str],
+        operation: Operation,
+        header_size: int | None,
+        max_size: int,
+        plans: ResponsePlans,
+    ) -> None:
+        self.max_size = max_size
+        self._method = method
+        self._target = target
+        self._headers = headers
+        self._operation = operation
+        self._header_size = header_size
+        self._templates: dict[tuple[str, bool], RequestTemplate] = {}
+        self._grpc_templates: dict[str, RequestTemplate] = {}
+        self._over_grpc: tuple[Destination, Dialect, Destination] | None = None
+        self._plans = plans
+        self._counted_head: InferRequestHead | None = None
+        self._element_count = 0
+        """Of the last head: most requests have the same."""
+
+    def sends_grpc(self, upstream: Upstream) -> bool:
+        """Tell whether servers of the upstream get the calls over gRPC."""
+        return upstream.infers_over_grpc
+
+    def to_server(
+        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
+    ) -> ServerRequest | None:
+        """Return the request for a server."""
+        is_scheduled = self._header_size is None and len(body) > MAX_UNSCHEDULED
+        if is_scheduled and not self._takes_binary(destination.upstream):
+            return None  # JSON of JSON takes several time slices
+        if is_scheduled and not destination.scheduler.try_take_slice():
+            return None  # requests of many clients may come in the same time slice
+        received = read_buffered(self._operation, destination, self._header_size, body)
+        return None if received is None else self._write(head, received, destination)
+
+    def _takes_binary(self, upstream: Upstream) -> bool:
+        dialect = upstream.dialect
+        return dialect.grpc.takes_raw if self.sends_grpc(upstream) else dialect.binary
+
+    def _write(
+        self,
+        head: ClientHead,
+        received: ReceivedRequest,
+        destination: Destination,
+        layout: V1ResponseLayout | None = None,
+    ) -> ServerRequest | None:
+        if not is_accepted(self._operation, destination, received):
+            return None  # the streaming path sends the error
+        if self.sends_grpc(destination.upstream):
+            if _has_grpc_fields(head, self.is_grpc):
+                return None  # the streaming path drops them
+            return self._write_grpc(received, destination, layout)
+        unlisted = cached_outputs_to_list(self._operation, destination, received.request.head)
+        if unlisted is None:
+            return None
+        form, content = write_for_server(received, unlisted, destination)
+        if not isinstance(content, list):
+            return None
+        lines = b"Content-Length: %d\r\n" % sum(map(len, content))
+        if form.header_size is not None:
+            lines += _header_length_line(form.header_size)
+        template = self._template_for(form.content_type, form.reads_response)
+        is_converted = form.is_converted(from_json=self._header_size is None)
+        elements = self._count_elements(received) if is_converted else 0
+        return ServerRequest(template, lines, content, received, layout, form.name, elements)
+
+    def _write_grpc(
+        self, received: ReceivedRequest, destination: Destination, layout: V1ResponseLayout | None
+    ) -> ServerRequest | None:
+        request, form = received.request, destination.upstream.dialect.grpc
+        if request.missing_size:
+            return None
+        message = infer_message(request, self._operation, form)
+        if (template := self._grpc_templates.get(form.service)) is None:
+            headers: HeaderLines = tuple(grpc_headers(with_body(self._headers, {})).items())
+            template = RequestTemplate("POST", f"/{form.service}/ModelInfer", headers)
+            self._grpc_templates[form.service] = template
+        content = [frame(sum(map(len, message))), *message]
+        elements = self._count_elements(received) if self._header_size is None else 0
+        return ServerRequest(
+            template, b"", content, received, layout, "grpc", elements, is_grpc=True
+        )
+
+    def _count_elements(self, received: ReceivedRequest) -> int:
+        head = received.request.head
+        if head is not self._counted_head:
+            self._counted_head, self._element_count = head, head.element_count
+        return self._element_count
+
+    def _template_for(self, content_type: str, reads_response: bool) -> RequestTemplate:
+        key = content_type, reads_response
+        if (template := self._templates.get(key)) is None:
+            headers = with_body(self._headers, {"Content-Type": content_type})
+            if reads_response:
+                headers.popall("Accept-Encoding", None)
+            lines = tuple(headers.items())
+            template = self._templates[key] = RequestTemplate(self._method, self._target, lines)
+        return template
+
+    def passes_untouched(
+        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+    ) -> bool:
+        """Tell by its head whether the client gets a response as it is."""
+        if request.is_grpc:
+            return False
+        try:
+            plan = self._plan(request, head, destination)
+        except GatewayError:
+            return False  # ``to_client`` raises it
+        return plan.action is ResponseAction.UNTOUCHED and request.layout is None
+
+    def to_client(
+        self,
+        response: ServerResponse,
+        destination: Destination,
+        server: ServerName,
+        policy: ResponseHeaderPolicy | None,
+        record: CallRecord,
+    ) -> ClientMessage | None:
+        """Return a complete response; None if it takes several time slices."""
+        try:
+            form = self._in_http_form(response, destination)
+            if form is None:
+                return None
+            request, head, body = response.request, form.head, form.body
+            plan = self._plan(request, head, form.destination)
+            if plan.action is ResponseAction.UNTOUCHED and request.layout is None:
+                if plan.check is not None:
+                    plan.check.check_whole(body)
+                return untouched_message(head, body, policy)
+            if plan.is_coded:
+                return None
+            content = bytes(body)
+            if len(content) <= CONVERT_CHUNK:
+                converted = convert_whole(request, head, content, plan)
+            else:
+                is_small = request.layout is None and len(content) <= MAX_FAST_RESPONSE
+                converted = convert_large_body(content, plan) if is_small else None
+                if converted is None:
+                    return None
+        except GatewayError as error:
+            raise explain(error, server, response.body) from error
+        if converted is None:
+            return untouched_message(head, body, policy)
+        request.response_elements = converted.elements
+        template = response_template(head, policy, converted.content_type, has_new_body=True)
+        lines = passed_lines(head, template)
+        if converted.header_size is not None:
+            lines += _header_length_line(converted.header_size)
+        return template, lines, converted.body, ()
+
+    def _in_http_form(self, response: ServerResponse, destination: Destination) -> _HttpForm | None:
+        """Return a response as it is over HTTP; None if it takes the streaming path."""
+        head, request = response.head, response.request
+        received = request.received
+        assert received is not None
+        if not request.is_grpc:
+            check_metadata(head.status, self._operation, destination, received)
+            return _HttpForm(head, response.body, destination)
+        message = response.plain_message
+        if message is None:
+            return None
+        cap = destination.limits.max_inference_header_bytes
+        header_size, body = binary_body(memoryview(message), received.request, cap)
+        return _HttpForm(_binary_head(header_size), body, self._destination_of(destination))
+
+    def _destination_of(self, destination: Destination) -> Destination:
+        """Return the destination as its servers are over gRPC; the same one for each call."""
+        dialect, known = destination.upstream.dialect, self._over_grpc
+        if known is None or known[0] is not destination or known[1] is not dialect:
+            known = self._over_grpc = destination, dialect, destination.over_grpc()
+        return known[2]
+
+    def _plan(
+        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+    ) -> ResponsePlan:
+        """Return what becomes of a response; raises GatewayError. Plans are cached by head."""
+        assert request.received is not None
+        encoding = request.received.request.head.output_encoding
+        dialect = destination.upstream.dialect
+        if len(encoding.binary_by_output) > _MAX_CACHED_OUTPUTS:
+            return plan_response(head.status, head.headers, encoding, destination)
+        key = head.key, encoding.key, id(destination)
+        cached = self._plans.get(key)
+        if cached is not None and cached[0] is dialect:
+            return cached[1]
+        plan = plan_response(head.status, head.headers, encoding, destination)
+        # It keeps the destination, so that no other can get its id.
+        self._plans.put(key, (dialect, plan, destination))
+        return plan
+
+    async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
+        """Pass on a response that arrives in parts."""
+        assert request.received is not None
+        await relay_infer(relay, request.received, self._operation, is_grpc=request.is_grpc)
+
+
+class _HttpForm:
+    """A response as it is over HTTP; ``destination`` has the dialect of such responses."""
+
+    def __init__(
+        self, head: UpstreamResponseHead, body: bytes | memoryview, destination: Destination
+    ) -> None:
+        self.head: Final = head
+        self.body: Final = body
+        self.destination: Final = destination
+
+
+class _BinaryHead:
+    """The head of a response in binary form: an UpstreamResponseHead."""
+
+    status: Final = 200
+    reason: Final = ""
+    passed: Final = b""
+
+    def __init__(self, header_size: int) -> None:
+        self.headers: Final = binary_headers(header_size)
+        self.keyed_headers: Final = list(self.headers.items())
+        self.key: Final = (b"binary", b"%d" % header_size)
+
+
+_heads: BoundedCache[int, _BinaryHead] = BoundedCache(CACHED_HEADS)
+
+
+def _binary_head(header_size: int) -> _BinaryHead:
+    head = _heads.get(header_size)
+    return _heads.put(header_size, _BinaryHead(header_size)) if head is None else head
+
+
+def _has_grpc_fields(head: ClientHead, is_of_grpc: bool) -> bool:
+    """Tell whether a head has lines that would say something of a gRPC call made for its client.
+
+    The noted ones of a gRPC client do not pass.
+    """
+    passed = head.passed.lower()
+    if b"grpc-" in passed or _STATUS_IN_TRAILERS in passed:
+        return True
+    if not is_of_grpc:
+        for field in head.noted:
+            if field.lower == TIMEOUT:
+                return True
+    return False
+
+
+def convert_whole(
+    request: ServerRequest, head: UpstreamResponseHead, body: bytes, plan: ResponsePlan
+) -> ConvertedResponse | None:
+    """Convert a complete response as planned; None if it passes untouched."""
+    if request.layout is None:
+        return convert_body(body, plan)
+    return convert_buffered_v1_response(
+        head.status, head.reason, head.headers, body, request.layout, plan
+    )
+
+
+def _header_length_line(size: int) -> bytes:
+    return b"Inference-Header-Content-Length: %d\r\n" % size

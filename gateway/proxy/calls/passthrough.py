@@ -1,0 +1,98 @@
+"""Passes fully buffered calls through, but for the check of JSON and of what infers."""
+
+from __future__ import annotations
+
+from gateway.codec.json.nesting import nests_deeper
+from gateway.codec.v2.tensor_check import tensor_check
+from gateway.errors import GatewayError, ServerName
+from gateway.observe.call_record import CallRecord
+from gateway.protocol.operations import OperationKind
+from gateway.proxy.calls.handler import (
+    CallHandler,
+    ClientMessage,
+    ServerRequest,
+    ServerResponse,
+    explain,
+)
+from gateway.proxy.calls.templates import untouched_message
+from gateway.proxy.destination import Destination
+from gateway.proxy.infer.convert_response import ResponseRelay
+from gateway.proxy.interfaces import ClientHead
+from gateway.proxy.passthrough import relay_response, relay_tensors
+from gateway.proxy.response_headers import ResponseHeaderPolicy
+from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
+
+
+class PassthroughHandler(CallHandler):
+    """Passes requests and responses untouched; JSON that is nested too deep is not sent.
+
+    Queries have no effect, whatever their method.
+    """
+
+    def __init__(self, template: RequestTemplate, is_query: bool = False) -> None:
+        self._template = template
+        self._is_query = is_query
+
+    def to_server(
+        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
+    ) -> ServerRequest | None:
+        """Return the request for a server."""
+        if body and nests_deeper(body, destination.limits.max_json_depth):
+            return None
+        lines = b""
+        if any(field.lower == "content-length" for field in head.noted):
+            # Written anew, so that no server can read another length in it.
+            lines = b"Content-Length: %d\r\n" % len(body)
+        elif self._template.method != "GET":
+            return None  # the transport must state how the body is framed
+        return ServerRequest(self._template, lines, (body,), is_query=self._is_query)
+
+    def passes_untouched(
+        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+    ) -> bool:
+        """Tell by its head whether the client gets a response as it is."""
+        return True
+
+    def to_client(
+        self,
+        response: ServerResponse,
+        destination: Destination,
+        server: ServerName,
+        policy: ResponseHeaderPolicy | None,
+        record: CallRecord,
+    ) -> ClientMessage:
+        """Return a complete response."""
+        return untouched_message(response.head, response.body, policy)
+
+    async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
+        """Pass on a response that arrives in parts."""
+        await relay_response(relay.upstream_response, relay.response, relay.server, relay.deadline)
+
+
+class GenerateHandler(PassthroughHandler):
+    """Passes requests to generate untouched, and responses that hold text."""
+
+    def to_client(
+        self,
+        response: ServerResponse,
+        destination: Destination,
+        server: ServerName,
+        policy: ResponseHeaderPolicy | None,
+        record: CallRecord,
+    ) -> ClientMessage:
+        """Return a complete response; raises GatewayError (502) if it holds no text."""
+        head, body = response.head, response.body
+        try:
+            check = tensor_check(head.status, head.headers, OperationKind.GENERATE)
+            if check is not None:
+                check.check_whole(body)
+        except GatewayError as error:
+            raise explain(error, server, body) from error
+        return untouched_message(head, body, policy)
+
+    async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
+        """Pass on a response that arrives in parts."""
+        received, deadline = relay.upstream_response, relay.deadline
+        await relay_tensors(
+            received, relay.response, relay.server, deadline, OperationKind.GENERATE
+        )

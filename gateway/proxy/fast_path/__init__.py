@@ -1,1 +1,0 @@
-"""Small buffered calls, started without a task."""
