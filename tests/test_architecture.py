@@ -170,7 +170,7 @@ TESTED_BY = {
     "listener/connection_host.py": "listener/test_connection.py",
     "observe/call_record.py": "listener/test_dispatcher.py",
     "observe/metric_cells.py": "observe/test_metric_store.py",
-    "protocol/grpc/model_config.py": "protocol/grpc/test_rpcs.py",
+    "protocol/grpc/descriptors.py": "codec/grpc/test_reflection.py",
     "protocol/grpc/schema.py": "protocol/grpc/test_rpcs.py",
     "protocol/json_errors.py": "protocol/test_request_header.py",
     "proxy/cluster/model_lists.py": "proxy/cluster/test_aggregate.py",
