@@ -20,7 +20,6 @@ from gateway.protocol.grpc.schema import (
     Form,
     Message,
     Scalar,
-    entry_of,
     fields_by_tag,
     has_files,
 )
@@ -88,7 +87,7 @@ class DocumentReader:
                 continue
             else:
                 value = _default(field)
-            if field.omit_default and value == _default(field):
+            if field.json.omit_default and value == _default(field):
                 continue
             members[field.member] = value
         return members
@@ -107,13 +106,14 @@ class DocumentReader:
 
     def _finish(self, field: Field, value: Any) -> Any:
         """Return a field's value as JSON has it."""
-        if field.is_list:
+        if field.json.is_list:
             return [value[key] for key in sorted(value)]
         if isinstance(field.kind, Message) and _is_single(field):
             self._path.append(field.name)
             value = self._read_message(field.kind, value)
             self._path.pop()
-        return value.removeprefix(field.drop_prefix) if field.drop_prefix else value
+        prefix = field.json.drop_prefix
+        return value.removeprefix(prefix) if prefix else value
 
     def _read_fields(self, message: Message, ranges: Iterable[Range]) -> dict[int, Any]:
         """Read the fields that are set, by number; messages that occur once as ranges.
@@ -146,8 +146,9 @@ class DocumentReader:
         self, reader: WireReader, tag: int, field: Field, found: dict[int, Any]
     ) -> None:
         kind = field.kind
-        if field.key is not None:
-            self._read_entry(field, _enter(reader), found.setdefault(field.number, {}))
+        if field.entry is not None:
+            values = found.setdefault(field.number, {})
+            self._read_entry(field, field.entry, _enter(reader), values)
         elif not field.repeated:
             if isinstance(kind, Message):
                 found.setdefault(field.number, []).append(_enter(reader))
@@ -174,9 +175,10 @@ class DocumentReader:
             if other.oneof == field.oneof and other is not field and other.number in found:
                 self._finish(other, found.pop(other.number))
 
-    def _read_entry(self, field: Field, entry: Range, values: dict[str, Any]) -> None:
+    def _read_entry(
+        self, field: Field, message: Message, entry: Range, values: dict[str, Any]
+    ) -> None:
         """Read an entry of a map; of two with the same key the last counts."""
-        message = entry_of(field)
         key_field, value_field = message.fields
         self._path.append(field.name)
         found = self._read_fields(message, [entry])
@@ -228,7 +230,7 @@ def _enter(reader: WireReader) -> Range:
 
 
 def _is_single(field: Field) -> bool:
-    return not field.repeated and field.key is None
+    return not field.repeated and field.entry is None
 
 
 def _first(values: list[Any]) -> Any:
@@ -237,8 +239,8 @@ def _first(values: list[Any]) -> Any:
 
 def _default(field: Field) -> Any:
     """Return the value of a field that is not set, as JSON has it."""
-    if field.key is not None:
-        return [] if field.is_list else {}
+    if field.entry is not None:
+        return [] if field.json.is_list else {}
     if field.repeated:
         return []
     if isinstance(field.kind, Enumeration):

@@ -18,10 +18,8 @@ from gateway.protocol.grpc.schema import (
     Form,
     Message,
     Scalar,
-    entry_of,
     fields_by_number,
     has_files,
-    wire_type,
 )
 from gateway.protocol.grpc.wire import (
     FIXED32,
@@ -111,9 +109,9 @@ class DocumentWriter:
         raise self._must_be(f"a value for one of {names}", value)
 
     def _write_field(self, field: Field, value: Any) -> bytes:
-        if field.is_list:
+        if field.json.is_list:
             return self._write_list(field, value)
-        if field.key is not None:
+        if field.entry is not None:
             return self._write_map(field, self._check_object(value).items())
         if field.repeated:
             return self._write_repeated(field, value)
@@ -123,7 +121,7 @@ class DocumentWriter:
         if isinstance(field.kind, Message):
             return bytes_field(field.number, self._write_message(field.kind, value))
         code = self._write_value(field.kind, value)
-        if not field.oneof and code == _DEFAULTS[wire_type(field.kind)]:
+        if not field.oneof and code == _DEFAULTS[field.wire_type]:
             return b""
         return _with_tag(field, code)
 
@@ -153,7 +151,8 @@ class DocumentWriter:
         return self._write_map(field, entries)
 
     def _write_map(self, field: Field, entries: Iterable[tuple[str, Any]]) -> bytes:
-        key_field, value_field = entry_of(field).fields
+        assert field.entry is not None
+        key_field, value_field = field.entry.fields
         form = field.kind.form if isinstance(field.kind, Message) else Form.OBJECT
         parts = []
         for key, value in entries:
@@ -187,6 +186,8 @@ class DocumentWriter:
             return varint(value)
         if kind is Scalar.HANDLE:
             value = self._check_object(value).get("b64")
+        if isinstance(value, bytes) and kind is Scalar.BYTES:
+            return value  # of the gateway itself: JSON has none
         if not isinstance(value, str):
             raise self._must_be("a string", value)
         return value.encode() if kind is Scalar.TEXT else self._decode(value)
@@ -204,7 +205,8 @@ class DocumentWriter:
         # In protobuf's own JSON, integers of 64 bits are strings, and so are keys of maps.
         if isinstance(value, str) and _DECIMAL.fullmatch(value):
             number = int(value)
-        if isinstance(number, bool) or not isinstance(number, int) or number not in allowed:
+        # Of another class of integers, such as bool, a range would look at each of its numbers.
+        if type(number) is not int or number not in allowed:
             limits = f"{allowed.start} to {allowed.stop - 1}"
             raise self._must_be(f"an integer from {limits}", value)
         return number
@@ -258,7 +260,7 @@ def _is_choice_for(field: Field, value: Any, text: Scalar) -> bool:
 
 
 def _with_tag(field: Field, code: bytes) -> bytes:
-    kind = wire_type(field.kind)
+    kind = field.wire_type
     if kind == LENGTH:
         return bytes_field(field.number, code)
     return field_tag(field.number, kind) + code

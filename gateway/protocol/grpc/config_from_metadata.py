@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import RESPONSE
-from gateway.protocol.grpc.model_config import DATA_TYPE
+from gateway.protocol.grpc.schema import find_enumeration
 from gateway.protocol.json_errors import describe_value
 
 _ENSEMBLE: Final = "ensemble"
@@ -44,11 +44,12 @@ def _tensor(tensor: Any, place: str) -> dict[str, Any]:
         raise _invalid(place, "an object", tensor)
     place = f"{place}."
     datatype = _text(tensor, "datatype", place)
+    known = find_enumeration("inference.DataType").values
     name = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
     return {
         "name": _text(tensor, "name", place),
         # A client need not use a tensor whose datatype only its server knows.
-        "data_type": name if name in DATA_TYPE.values else DATA_TYPE.values[0],
+        "data_type": name if name in known else known[0],
         "dims": [_dimension(size, place) for size in _array(tensor, "shape", place)],
     }
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final
 
+from gateway.codec.grpc.reflection import answer_reflection
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.framing import MessageReader
-from gateway.protocol.grpc.reflection import answer_reflection
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness

@@ -79,6 +79,24 @@ def test_json_over_http_becomes_the_message_over_grpc(recorded: dict[str, Any]) 
     assert found == message
 
 
+def order(document: Any) -> Any:
+    """Return the names of members in their order, which the keys of a map do not have."""
+    if isinstance(document, list):
+        return [*map(order, document)]
+    if not isinstance(document, dict):
+        return None
+    names = sorted(document) if all(map(str.isdecimal, document)) else document
+    return [(name, order(document[name])) for name in names]
+
+
+@pytest.mark.parametrize("rpc", ["ModelConfig", "ModelStatistics", "ModelMetadata"])
+def test_members_stand_in_the_order_of_tritons_json(rpc: str) -> None:
+    for recorded in RECORDED:
+        if (recorded["server"], recorded["rpc"]) == ("triton 2.51.0", rpc):
+            found = read_response(RPCS[rpc], bytes.fromhex(recorded["grpc"]))
+            assert order(found) == order(recorded["http"])
+
+
 def test_every_rpc_of_responses_with_content_was_recorded() -> None:
     recorded = {each["rpc"] for each in RECORDED}
     registrations = {

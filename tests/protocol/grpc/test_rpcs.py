@@ -1,4 +1,4 @@
-"""The schema in code is that of inference.proto."""
+"""The messages of the RPCs, as the official runtime has them, and the exceptions of their JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS
-from gateway.protocol.grpc.schema import Enumeration, Field, Form, Message, Scalar, body_field
+from gateway.protocol.grpc.schema import (
+    EXCEPTIONS,
+    FORMS,
+    Enumeration,
+    Field,
+    Form,
+    Message,
+    Scalar,
+    body_field,
+)
 from tests.support.grpc.proto_file import message_class
 
 TYPES = {
@@ -26,10 +35,10 @@ TYPES = {
 MAX_DEPTH = 10
 
 
-def parts(message: Message, depth: int = 0) -> Iterator[tuple[Message, int]]:
-    """Yield a message and all within it, with their depth."""
+def parts(message: Message, depth: int = 0) -> Iterator[Message]:
+    """Yield a message and all within it."""
     assert depth < MAX_DEPTH, message.name
-    yield message, depth
+    yield message
     for field in message.fields:
         if isinstance(field.kind, Message):
             yield from parts(field.kind, depth + 1)
@@ -39,7 +48,7 @@ MESSAGES = {
     message.name: message
     for rpc in RPCS.values()
     for top in (rpc.request, rpc.response)
-    for message, _ in parts(top)
+    for message in parts(top)
 }
 
 
@@ -48,7 +57,6 @@ def check_kind(field: Field, descriptor: Any) -> None:
         assert descriptor.type == TYPES[field.kind.protobuf_name], field.name
     elif isinstance(field.kind, Enumeration):
         values = [(value.name, value.number) for value in descriptor.enum_type.values]
-        assert descriptor.enum_type.full_name == f"inference.{field.kind.name}"
         assert values == [(name, number) for number, name in enumerate(field.kind.values)]
     else:
         assert descriptor.message_type.full_name == f"inference.{field.kind.name}"
@@ -66,13 +74,19 @@ def test_message_is_that_of_the_proto_file(name: str) -> None:
         oneof = descriptor.containing_oneof
         assert field.oneof == ("" if oneof is None else oneof.name)
         entry = descriptor.message_type
-        if field.key is not None:
+        if field.entry is not None:
             assert entry.GetOptions().map_entry
-            assert entry.fields_by_name["key"].type == TYPES[field.key.protobuf_name]
+            check_kind(field.entry.fields[0], entry.fields_by_name["key"])
             check_kind(field, entry.fields_by_name["value"])
         else:
             assert field.repeated == descriptor.is_repeated
             check_kind(field, descriptor)
+
+
+def test_exceptions_of_the_json_are_of_messages_and_fields_that_exist() -> None:
+    assert FORMS.keys() <= MESSAGES.keys()
+    fields = {f"{name}.{field.name}" for name in MESSAGES for field in MESSAGES[name].fields}
+    assert EXCEPTIONS.keys() <= fields
 
 
 @pytest.mark.parametrize("name", MESSAGES)

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.codec.grpc.reflection import answer_reflection
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.grpc.methods import (
     HEALTH_SERVICE,
@@ -18,7 +19,6 @@ from gateway.protocol.grpc.methods import (
     METHODS,
     REFLECTION_SERVICES,
 )
-from gateway.protocol.grpc.reflection import answer_reflection
 from gateway.protocol.grpc.status import GrpcStatus
 from tests.support.grpc.generate_descriptors import FILE, descriptors
 from tests.support.grpc.proto_file import make_pool, message_class, proto_files
