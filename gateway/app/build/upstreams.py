@@ -277,7 +277,9 @@ def _build(
     declared = spec.declared
     publish = ejection_sync.publisher_for(spec.name) if ejection_sync else None
 
-    endpoint_events = EndpointEvents(journal, spec.name) if journal is not None else None
+    endpoint_events = None
+    if journal is not None:
+        endpoint_events = EndpointEvents(journal, spec.name, declared.required)
 
     def on_ejection(url: str, state: EjectionState) -> bool | None:
         if url and state.ejections:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.app.journal.journal import (
     EJECTION_ENDED,
     ENDPOINT_EJECTED,
@@ -20,11 +22,15 @@ _BY_CALLS, _BY_CHECKS = "outlier detection", "health check"
 
 
 class EndpointEvents:
-    """Records the ejections and the health of an upstream's endpoints."""
+    """Records the ejections and the health of an upstream's endpoints.
 
-    def __init__(self, journal: Journal, upstream: str) -> None:
+    An upstream that is not ``required`` is worth a warning, as everywhere else.
+    """
+
+    def __init__(self, journal: Journal, upstream: str, required: bool) -> None:
         self._journal = journal
         self._upstream = upstream
+        self._required = required
 
     def record_ejection(self, pool: Pool, url: str, state: EjectionState) -> None:
         """Record an ejection or a recovery; without a URL, that of all endpoints together.
@@ -46,6 +52,8 @@ class EndpointEvents:
         self._record(kind, _BY_CHECKS, member.reason, member.endpoint.url)
 
     def _record(self, kind: EventKind, who: str, why: str, url: str = "") -> None:
+        if kind.level == "error" and not self._required:
+            kind = replace(kind, level="warning")
         self._journal.record(kind, who=who, why=why, upstream=self._upstream, endpoint=url)
 
 

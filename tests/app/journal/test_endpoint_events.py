@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from gateway.app.build.upstreams import SharedUpstream, UpstreamSpec, build_upstreams
 from gateway.app.journal.journal import Journal, SharedJournal
 from gateway.demo.server.server import DemoServer
@@ -88,6 +90,19 @@ async def test_upstream_that_cannot_be_reached_is_recorded() -> None:
         assert _told(journal) == [("upstream_unreachable", "", "calls", "refused")]
         pool.outlier_detector.record(pool.members[0], Outcome.SUCCEEDED, "")
         assert [kind for kind, *_ in _told(journal)][1:] == ["upstream_reachable"]
+
+
+@pytest.mark.parametrize(("required", "level"), [(True, "error"), (False, "warning")])
+async def test_event_of_an_upstream_that_is_not_required_is_a_warning(
+    required: bool, level: str
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    async with _upstream([url], required=required) as (upstream, journal):
+        pool = upstream.upstream.pool
+        for _ in range(3):
+            pool.outlier_detector.record(pool.members[0], Outcome.UNREACHABLE, "refused")
+        pool.outlier_detector.record(pool.members[0], Outcome.SUCCEEDED, "")
+        assert [each["level"] for each in reversed(journal.read())] == [level, "info"]
 
 
 async def test_health_checks_record_a_change_but_not_the_first_success() -> None:
