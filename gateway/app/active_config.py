@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from gateway.app.build.limits import SharedLimits
 from gateway.app.build.upstreams import SharedUpstream, upstreams_by_name
 from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Upstream
 from gateway.proxy.dispatch import handle_request
+from gateway.proxy.filters.mirror import Mirror
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Router
 
@@ -59,12 +60,19 @@ class ActiveConfig:
         finally:
             self._calls -= 1
 
+    def flush_mirror_logs(self) -> None:
+        """Log how many mirrored requests have failed, where that is due; call it once a second."""
+        for mirror in self._mirrors():
+            mirror.stats.flush_if_due()
+
+    def _mirrors(self) -> Iterator[Mirror]:
+        return (route.mirror for route in self.router.routes if route.mirror is not None)
+
     async def close(self) -> None:
         """Close all that no other configuration uses, once no call is running."""
         self.fast_path.close()
-        for route in self.router.routes:
-            if route.mirror is not None:
-                await route.mirror.close()
+        for mirror in self._mirrors():
+            await mirror.close()
         await self.router.readiness.close()
         for each in self.shared_upstreams.values():
             await each.release()

@@ -572,6 +572,7 @@ class Gateway:
     def _each_second(self) -> None:
         FAILURE_LOG.flush_if_due()
         REFUSAL_LOG.flush_if_due()
+        self.active_config.flush_mirror_logs()
         self._worker_watch.look(self._leads())
         self._recent_calls.flush()
         now, waiting = time.monotonic(), self._listener.find_waiting(_NOTED_WAIT)

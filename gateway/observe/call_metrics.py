@@ -65,7 +65,7 @@ RECEIVED_BYTES = CounterFamily(
 )
 RESPONSES = CounterFamily(
     "tensorgate_server_responses",
-    "Responses of an endpoint that clients got, by their status.",
+    "Responses of an endpoint that clients or mirrors got, by their status.",
     (*ENDPOINT_LABELS, "status"),
 )
 CALL_LATENCY = HistogramFamily(
@@ -266,20 +266,7 @@ class CallMetrics:
             self._take_exemplar(calls.labels, bucket, record)
         calls.request_bytes.add(float(record.request_bytes))
         calls.response_bytes.add(float(record.response_bytes))
-        if record.sent_at and record.endpoint:
-            # The time of a call that fails says nothing of the server's latency: it may be none. If
-            # the client gives up before a response, it says how long that client waits.
-            is_well = (
-                record.error_kind is None
-                and record.status < _SERVER_ERROR
-                and record.first_byte_seconds > 0.0
-            )
-            cells = self._observe_attempt(record, calls.inferred_model, is_well)
-            if record.is_from_server:
-                self._count_response(cells, record)
-        if record.other_attempts:
-            for attempt in record.other_attempts:
-                self._observe_attempt(attempt, calls.inferred_model, False)
+        self._observe_attempts(record, calls.inferred_model)
         if record.retries:
             self._writer.counter(RETRIES, (upstream,)).add(float(record.retries))
         if record.server_form and form:
@@ -299,10 +286,23 @@ class CallMetrics:
 
     def observe_mirrored(self, record: CallRecord) -> None:
         """Count the attempts of a mirrored request: it is no call, but its endpoint serves it."""
+        self._observe_attempts(record, "")
+
+    def _observe_attempts(self, record: CallRecord, model: str) -> None:
         if record.sent_at and record.endpoint:
-            self._observe_attempt(record, "", record.error_kind is None)
-        for attempt in record.other_attempts:
-            self._observe_attempt(attempt, "", False)
+            # The time of a call that fails says nothing of the server's latency: it may be none. If
+            # the client gives up before a response, it says how long that client waits.
+            is_well = (
+                record.error_kind is None
+                and record.status < _SERVER_ERROR
+                and record.first_byte_seconds > 0.0
+            )
+            cells = self._observe_attempt(record, model, is_well)
+            if record.is_from_server:
+                self._count_response(cells, record)
+        if record.other_attempts:
+            for attempt in record.other_attempts:
+                self._observe_attempt(attempt, model, False)
 
     def _find_calls(self, record: CallRecord) -> _CallCells:
         labels, upstream, status = record.labels, record.upstream, record.status // 100

@@ -47,7 +47,8 @@ EJECTIONS = CounterFamily(
 )
 MIRROR_REQUESTS = CounterFamily(
     "tensorgate_mirror_requests",
-    "Mirrored requests: ok, failed, or skipped because too many were in progress.",
+    "Mirrored requests: ok, rejected with 4xx, failed, or skipped because too many were in"
+    " progress.",
     ("route", "upstream", "result"),
 )
 OFFLOAD_JOBS = CounterFamily(
@@ -128,6 +129,7 @@ class MirrorMetrics:
     """What a mirror counts."""
 
     ok: Counter
+    rejected: Counter
     failed: Counter
     skipped: Counter
     observe: MirrorObserver
@@ -191,11 +193,11 @@ class GatewayMetrics:
 
     def mirror(self, route: str, upstream: str) -> MirrorMetrics:
         """Return the counters of a route's mirror."""
-        ok, failed, skipped = (
+        ok, rejected, failed, skipped = (
             self._writer.counter(MIRROR_REQUESTS, (route, upstream, result))
-            for result in ("ok", "failed", "skipped")
+            for result in ("ok", "rejected", "failed", "skipped")
         )
-        return MirrorMetrics(ok, failed, skipped, self._on_mirrored)
+        return MirrorMetrics(ok, rejected, failed, skipped, self._on_mirrored)
 
     def offload(self) -> OffloadMetrics:
         """Return the counters of the offload threads."""

@@ -12,6 +12,8 @@ from gateway.observe.gateway_metrics import MirrorMetrics
 
 LOG_INTERVAL = 60.0
 """Seconds between two lines."""
+_CLIENT_ERROR = 4
+"""The first digit of the status."""
 
 _log = logging.getLogger("tensorgate.mirror")
 
@@ -19,8 +21,7 @@ _log = logging.getLogger("tensorgate.mirror")
 class MirrorStats:
     """Counts the requests to the upstream ``name``; ``clock`` returns seconds.
 
-    The first failure is logged at once. Later failures are logged with the first request that ends
-    a minute later, whether that failed or not.
+    The first failure is logged at once. ``flush_if_due`` logs later ones a minute after it.
     """
 
     def __init__(
@@ -29,20 +30,26 @@ class MirrorStats:
         self._name = name
         self._metrics = metrics
         self._clock = clock
-        self._sent = self._failed = self._skipped = 0
+        self._sent = self._failed = self._rejected = self._skipped = 0
         self._last_failure = ""
         self._quiet_until = -math.inf
 
-    def count_sent(self, failure: str) -> None:
-        """Count a request that was sent; ``failure`` tells why it failed, if it did."""
+    def count_sent(self, failure: str, status: int = 0) -> None:
+        """Count a request that was sent; ``failure`` tells why it failed, if it did.
+
+        With a ``status`` of 4xx the server works, and has rejected the request.
+        """
         self._sent += 1
         metrics = self._metrics
+        is_rejected = bool(failure) and status // 100 == _CLIENT_ERROR
         if failure:
-            self._failed += 1
-            self._note("failed", failure)
+            self._rejected += is_rejected
+            self._failed += not is_rejected
+            self._note("was rejected" if is_rejected else "failed", failure)
         if metrics is not None:
-            (metrics.failed if failure else metrics.ok).add(1.0)
-        self._flush_if_due()
+            counter = metrics.rejected if is_rejected else metrics.failed
+            (counter if failure else metrics.ok).add(1.0)
+        self.flush_if_due()
 
     def observe(self, record: CallRecord) -> None:
         """Count what a request that was sent says of its endpoints."""
@@ -55,32 +62,38 @@ class MirrorStats:
         if self._metrics is not None:
             self._metrics.skipped.add(1.0)
         self._note("was not sent", why)
-        self._flush_if_due()
+        self.flush_if_due()
+
+    def flush_if_due(self) -> None:
+        """Log the failures since the last line, if that is a minute old.
+
+        Call it once a second: the next request, which does the same, may never come.
+        """
+        if self._has_failures and (now := self._clock()) >= self._quiet_until:
+            self._quiet_until = now + LOG_INTERVAL
+            self.flush()
 
     def flush(self) -> None:
         """Log the failures since the last line, if there are any."""
         if not self._has_failures:
             return
+        rejected = f", {self._rejected} were rejected with 4xx" if self._rejected else ""
         skipped = f", {self._skipped} were not sent" if self._skipped else ""
         _log.warning(
-            "mirror to '%s': %d of %d requests failed%s, last: %s",
+            "mirror to '%s': %d of %d requests failed%s%s, last: %s",
             self._name,
             self._failed,
             self._sent,
+            rejected,
             skipped,
             self._last_failure,
         )
-        self._sent = self._failed = self._skipped = 0
+        self._sent = self._failed = self._rejected = self._skipped = 0
 
     @property
     def _has_failures(self) -> bool:
-        return bool(self._failed or self._skipped)
+        return bool(self._failed or self._rejected or self._skipped)
 
     def _note(self, what: str, why: str) -> None:
         self._last_failure = escape_for_log(why)
         _log.debug("a request to the mirror '%s' %s: %s", self._name, what, self._last_failure)
-
-    def _flush_if_due(self) -> None:
-        if self._has_failures and (now := self._clock()) >= self._quiet_until:
-            self._quiet_until = now + LOG_INTERVAL
-            self.flush()

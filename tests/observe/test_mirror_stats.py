@@ -3,6 +3,8 @@ from collections.abc import Callable
 
 import pytest
 
+from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, MIRROR_REQUESTS, GatewayMetrics
+from gateway.observe.metric_store import MetricStore
 from gateway.observe.mirror_stats import LOG_INTERVAL, MirrorStats
 
 START = "mirror to 'shadow': "
@@ -73,6 +75,38 @@ def test_skipped_requests_are_logged(told: Callable[[], list[str]]) -> None:
     time.now += LOG_INTERVAL
     stats.count_sent("")
     assert told() == ["1 of 2 requests failed, 2 were not sent, last: too many"]
+
+
+def test_later_failures_are_logged_when_they_are_due_without_another_request(
+    told: Callable[[], list[str]],
+) -> None:
+    time = _Time()
+    stats = MirrorStats("shadow", time)
+    for _ in range(3):
+        stats.count_sent("it is down")
+    assert told() == ["1 of 1 requests failed, last: it is down"]
+    time.now += LOG_INTERVAL - 0.1
+    stats.flush_if_due()
+    assert told() == []
+    time.now += 0.1
+    stats.flush_if_due()
+    stats.flush_if_due()
+    assert told() == ["2 of 2 requests failed, last: it is down"]
+
+
+def test_rejected_requests_are_counted_and_logged_apart(told: Callable[[], list[str]]) -> None:
+    store = MetricStore(GATEWAY_FAMILIES)
+    metrics = GatewayMetrics(store.writer(0)).mirror("r", "shadow")
+    stats = MirrorStats("shadow", _Time(), metrics)
+    stats.count_sent("the response was 404: ''", 404)
+    assert told() == [
+        "0 of 1 requests failed, 1 were rejected with 4xx, last: the response was 404: ''"
+    ]
+    stats.count_sent("the response was 500: ''", 500)
+    stats.count_sent("cannot connect")
+    stats.count_sent("", 200)
+    counts = {result: count for (_, _, result), (count,) in store.sums(MIRROR_REQUESTS).items()}
+    assert counts == {"ok": 1, "rejected": 1, "failed": 2, "skipped": 0}
 
 
 def test_pending_counts_are_logged_at_the_end(told: Callable[[], list[str]]) -> None:

@@ -422,11 +422,12 @@ export function endpointLevel(state) {
   return STATES[state]?.[1] ?? "unknown";
 }
 
-/** Say which copies a mirror gets: "mirror 50 %: 3.1/s, 4 % errors". */
+/** Say which copies a mirror gets: "mirror 50 %: 3.1/s, 4 % errors, 2 % got 4xx". */
 export function mirrorText(mirror) {
   const share = `mirror ${percent(mirror.percent / 100)}`;
   if (mirror.calls_per_second === undefined) return share;
-  return `${share}: ${flowText(mirror.calls_per_second, mirror.error_ratio)}`;
+  const rejected = mirror.client_error_ratio > 0 ? `, ${percent(mirror.client_error_ratio)} got 4xx` : "";
+  return `${share}: ${flowText(mirror.calls_per_second, mirror.error_ratio)}${rejected}`;
 }
 
 function upstreamText(upstream) {

@@ -181,11 +181,17 @@ class _CallRates:
         return rounded(self._client_errors[route] / total) if total else None
 
     def describe_mirror(self, route: str, upstream: str) -> dict[str, float | None]:
-        """Return the rates of the copies of a route's calls, and the share that failed."""
+        """Return the rates of the copies of a route's calls, and the shares that went wrong."""
         key = clean_label(route), clean_label(upstream)
-        ok, failed = (self._mirrored[*key, result] for result in ("ok", "failed"))
-        ratio = rounded(failed / (ok + failed)) if ok + failed else None
-        return {"calls_per_second": rounded(ok + failed), "error_ratio": ratio}
+        ok, rejected, failed = (
+            self._mirrored[*key, result] for result in ("ok", "rejected", "failed")
+        )
+        total = ok + rejected + failed
+        return {
+            "calls_per_second": rounded(total),
+            "error_ratio": rounded(failed / total) if total else None,
+            "client_error_ratio": rounded(rejected / total) if total else None,
+        }
 
 
 def _describe_routes(

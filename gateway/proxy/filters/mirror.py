@@ -105,6 +105,7 @@ class Mirror:
         try:
             await self._serve_copy(copy, response)
         finally:
+            record.status = response.outcome
             self.stats.observe(record)
             _report_trace(copy, response)
 
@@ -115,7 +116,7 @@ class Mirror:
             failure = response.failure
         except UpstreamResponseError as error:
             strip_tracebacks(error)
-            failure = _describe_response(error.status, error.body)
+            failure, response.status = _describe_response(error.status, error.body), error.status
         except GatewayError as error:
             strip_tracebacks(error)
             response.record.set_error(error)
@@ -126,7 +127,7 @@ class Mirror:
             # An error in the gateway itself must never be silent.
             _log.exception("mirroring %s %s failed", copy.method, copy.target)
             failure = "the gateway failed"
-        self.stats.count_sent(failure)
+        self.stats.count_sent(failure, 0 if response.record.error else response.outcome)
 
     def _on_done(self, copy: MirroredRequest, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -279,6 +280,11 @@ class DiscardResponse(ClientResponse):
             return self.record.error or f"the server returned {self.record.server_error}"
         return _describe_response(self.status, self._quoted) if self.status >= 400 else ""
 
+    @property
+    def outcome(self) -> int:
+        """Return the HTTP status, or that which stands for the status of gRPC."""
+        return self.record.status or self.status
+
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
         """Keep the status."""
         self.started = True
@@ -302,7 +308,6 @@ def _report_trace(copy: MirroredRequest, response: DiscardResponse) -> None:
         return
     record.seconds = time.perf_counter() - record.started
     record.labels, record.request_id = main.labels, main.request_id
-    record.status = record.status or response.status
     try:
         record.trace.report(record)
     except Exception:

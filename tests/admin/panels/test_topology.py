@@ -72,7 +72,7 @@ def test_routes_have_their_rates_to_each_upstream() -> None:
         _calls(store, "split", "v", "2xx", 20)
         _calls(store, "split", "u,v", "2xx", 10)
         _calls(store, "n" * 300, "u", "2xx", 10)
-        for result, copies in (("ok", 1), ("failed", 3), ("skipped", 9)):
+        for result, copies in (("ok", 1), ("rejected", 1), ("failed", 2), ("skipped", 9)):
             store.writer(0).counter(MIRROR_REQUESTS, ("split", "v", result)).add(copies)
 
     split, second, long = _topology(count=count)["routes"]
@@ -83,7 +83,8 @@ def test_routes_have_their_rates_to_each_upstream() -> None:
         "upstream": "v",
         "percent": 5,
         "calls_per_second": 0.4,
-        "error_ratio": 0.75,
+        "error_ratio": 0.5,
+        "client_error_ratio": 0.25,
     }
     assert second["mirror"] is None
     assert split["calls_per_second"] == 11

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from gateway.observe import mirror_stats
+from gateway.observe.call_metrics import RESPONSES, SERVER_DURATION
 from gateway.observe.call_record import CallRecord
+from gateway.observe.gateway_metrics import MIRROR_REQUESTS
 from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from tests.support.checks.call_records import call_records as call_records
@@ -46,6 +49,7 @@ from tests.support.servers.scripted_server import (
     ScriptedServer,
     always_respond,
     never_respond,
+    respond_in_turn,
 )
 
 pytestmark = pytest.mark.usefixtures("one_identity")
@@ -406,6 +410,51 @@ async def test_mirrored_requests_may_buffer_a_quarter_of_the_budget() -> None:
         await one.send(body[-1:])
         assert (await one.read_response()).status == 200
         await until(lambda: _in_flight(gateway) == 1)
+
+
+async def test_statuses_of_a_mirrors_endpoint_add_up_to_its_copies() -> None:
+    answers = [
+        http_response(b"{}"),
+        http_response(b'{"error":"unknown model"}', status="404 Not Found"),
+        http_response(b'{"error":"oh no"}', status="500 Oh"),
+        http_response(b'{"error":"busy"}', status="429 Busy"),
+    ]
+    async with (
+        ScriptedServer(model) as server,
+        ScriptedServer(respond_in_turn(*answers)) as shadow,
+        mirrored(server.url, shadow.url) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in answers:
+            assert (await client.call("POST", GENERATE, b"{}")).status == 200
+            await until(lambda: not _in_flight(gateway))
+        store = gateway.gateway.metric_store
+        copies = ("shadow", shadow.url)
+        statuses = {
+            status: count
+            for (*endpoint, status), (count,) in store.sums(RESPONSES).items()
+            if tuple(endpoint) == copies
+        }
+        assert statuses == {"2xx": 1, "4xx": 2, "5xx": 1}
+        assert sum(store.sums(SERVER_DURATION)[copies][1:]) == len(answers)
+        results = {result: count for (*_, result), (count,) in store.sums(MIRROR_REQUESTS).items()}
+        assert results == {"ok": 1, "rejected": 2, "failed": 1, "skipped": 0}
+
+
+async def test_failures_of_a_mirror_are_logged_when_they_are_due_without_another_call(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror_stats, "LOG_INTERVAL", 0.5)
+    async with (
+        ScriptedServer(model) as server,
+        mirrored(server.url, NOWHERE) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in range(3):
+            assert (await client.call("POST", GENERATE, b"{}")).status == 200
+        why = f"last: cannot connect to {NOWHERE}: Connection refused"
+        start = "mirror to 'shadow':"
+        await until(lambda: f"{start} 2 of 2 requests failed, {why}" in caplog.messages)
 
 
 # -------------------------------------------------------------------------------------- disconnects

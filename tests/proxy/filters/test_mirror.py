@@ -585,10 +585,9 @@ async def test_request_error_is_no_failure_of_the_mirror(
         (bad_response("closed too early"), "closed too early"),
         (ScriptedUpstreamResponse(500, {}, [b"oh\n", b"no"]), r"the response was 500: 'oh\nno'"),
         (
-            ScriptedUpstreamResponse(400, {}, [b"x" * 150] * 3),
-            f"the response was 400: '{'x' * 200}'",
+            ScriptedUpstreamResponse(502, {}, [b"x" * 150] * 3),
+            f"the response was 502: '{'x' * 200}'",
         ),
-        (ScriptedUpstreamResponse(404), "the response was 404: ''"),
         (
             ScriptedUpstreamResponse(200, {}, [b"{begun", bad_response("cut short")]),
             f"{URL}: cut short",
@@ -604,14 +603,23 @@ async def test_log_tells_why_a_mirrored_request_failed(
     assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
 
 
-async def test_unknown_model_of_the_mirror_counts_as_failed(told: Callable[[], list[str]]) -> None:
-    scene = Scene(
-        [METADATA, NO_CONFIG, OK], [ScriptedUpstreamResponse(404, {}, [b"unknown model"])]
-    )
-    await scene.ask(INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+@pytest.mark.parametrize(
+    ("server", "body", "headers"),
+    [
+        ([OK], json_request(), {}),
+        ([METADATA, NO_CONFIG, OK], bytes(4), {HEADER_LENGTH: "0"}),
+    ],
+    ids=["of the request", "of the metadata for it"],
+)
+async def test_unknown_model_of_the_mirror_counts_as_rejected(
+    server: list[ServerStep], body: bytes, headers: dict[str, str], told: Callable[[], list[str]]
+) -> None:
+    scene = Scene(server, [ScriptedUpstreamResponse(404, {}, [b"unknown model"])])
+    await scene.ask(INFER, body, headers=headers)
     await scene.over()
     why = "the response was 404: 'unknown model'"
-    assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
+    rejected = "0 of 1 requests failed, 1 were rejected with 4xx"
+    assert told() == [f"{START}{rejected}, last: {why}"]
 
 
 async def test_mirror_uses_the_limits_of_its_rule(told: Callable[[], list[str]]) -> None:
