@@ -23,6 +23,7 @@ from gateway.http1.content_codings import CODINGS
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.grpc.headers import GRPC_TYPE, MESSAGE, STATUS, is_grpc_type
+from gateway.protocol.grpc.methods import METHODS
 from gateway.protocol.grpc.status import GrpcStatus, encode_message, http_status, status_name
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.filters.authentication import UnauthenticatedError
@@ -134,12 +135,14 @@ def _status_of(error: GatewayError, audience: Audience) -> tuple[int, str]:
 
 
 def record_status(record: CallRecord, code: int, text: str = "") -> None:
-    """Record how a call ended; in metrics the HTTP status stands for that of gRPC.
+    """Record how a gRPC call ended; in metrics the HTTP status stands for that of gRPC.
 
-    ``text`` is the message of a server's error.
+    ``text`` is the message of a server's error. UNIMPLEMENTED for an RPC that is none of the known
+    ones is the client's fault, as an unknown path is over HTTP.
     """
     record.grpc_status = code
-    record.status = http_status(code)
+    is_unknown = code == GrpcStatus.UNIMPLEMENTED and record.target not in METHODS
+    record.status = ErrorKind.NOT_FOUND.value.status if is_unknown else http_status(code)
     if code and not record.error:
         record.server_error = describe_error(status_name(code), text)
 

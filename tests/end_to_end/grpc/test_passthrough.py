@@ -14,12 +14,15 @@ import grpc
 import numpy as np
 import pytest
 
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
+from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import running_gateway, until
 from tests.support.grpc.client import SERVICE, grpc_client
 from tests.support.grpc.proto_file import message_class
 from tests.support.http2_client import connect_http2
 from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
+from tests.support.servers.scripted_server import ScriptedServer, never_respond
 
 VALUES = np.arange(4, dtype="<f4")
 
@@ -251,6 +254,35 @@ async def test_unknown_method_passes(server: GrpcServer) -> None:
         unknown = await client.call("/my.Service/Else", b"abc")
     assert known.message == b"abcabc"
     assert unknown.code is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    ("method", "status"),
+    [("ModelInferr", 404), ("/my.Service/Else", 404), ("ModelStatistics", 501)],
+)
+async def test_unknown_method_is_the_fault_of_its_client(
+    server: GrpcServer, method: str, status: int, call_records: list[CallRecord]
+) -> None:
+    async with running_gateway(server.url) as gateway, grpc_client(gateway.url) as client:
+        assert (await client.call(method, b"")).code is grpc.StatusCode.UNIMPLEMENTED
+    (record,) = call_records
+    assert (record.grpc_status, record.status) == (12, status)
+
+
+async def test_unknown_method_for_a_server_over_http_is_the_fault_of_its_client(
+    call_records: list[CallRecord],
+) -> None:
+    async with (
+        ScriptedServer(never_respond) as server,
+        running_gateway(server.url) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        unknown = await client.call("ModelInferr", b"")
+    assert unknown.code is grpc.StatusCode.UNIMPLEMENTED
+    assert not server.requests
+    (record,) = call_records
+    assert (record.grpc_status, record.status) == (12, 404)
+    assert record.error == "ModelInferr has no counterpart over HTTP"
 
 
 async def test_stream_passes_message_by_message() -> None:
