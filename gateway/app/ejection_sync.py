@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from gateway.routing.endpoint_health import EjectionState
 from gateway.upstream.pool.outlier_detection import EjectionListener
 from gateway.upstream.pool.pool import Pool
-from gateway.workers.shared_state import SharedEjection, SharedEjections
+from gateway.workers.shared_state import RETENTION, SharedEjection, SharedEjections
 
 _POLL_INTERVAL = 0.5
 """Seconds between two looks at the ejections of other workers."""
@@ -56,24 +56,39 @@ class EjectionSync:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self, pools: Callable[[], Mapping[str, Pool]]) -> None:
+        is_first_look = True
         while True:
             try:
                 for upstream, pool in pools().items():
-                    self._apply(upstream, pool)
+                    self._apply(upstream, pool, is_first_look)
             except Exception:
                 # An error of our own is logged, and must not end the task.
                 _log.exception("the ejections of other workers could not be applied")
+            is_first_look = False
             await asyncio.sleep(_POLL_INTERVAL)
 
-    def _apply(self, upstream: str, pool: Pool) -> None:
-        unreachable = self._shared_ejections.read(_name(upstream, ""))
+    def _apply(self, upstream: str, pool: Pool, is_first_look: bool) -> None:
+        unreachable = self._read(upstream, "", is_first_look)
         if unreachable is not None and unreachable.ejections:
             pool.record_remote_unreachable(unreachable.until)
         for member in pool.members:
-            shared = self._shared_ejections.read(_name(upstream, member.endpoint.url))
-            if shared is not None:
-                state = EjectionState(ejections=shared.ejections, until=shared.until)
+            state = self._read(upstream, member.endpoint.url, is_first_look)
+            if state is not None:
                 pool.outlier_detector.record_remote(member, state)
+
+    def _read(self, upstream: str, url: str, is_first_look: bool) -> EjectionState | None:
+        """Return what another worker has published last, if that is known.
+
+        After the time of an ejection the endpoint is on trial until a call succeeds. A worker that
+        starts meanwhile puts it on trial, too: else it would find and tell the same ejection anew.
+        """
+        shared = self._shared_ejections.read(_name(upstream, url))
+        if shared is None:
+            return None
+        until, now = shared.until, time.monotonic()
+        if is_first_look and shared.ejections and until > now - RETENTION:
+            until = max(until, now + _POLL_INTERVAL)
+        return EjectionState(ejections=shared.ejections, until=until)
 
 
 def _is_same(known: SharedEjection, state: EjectionState, now: float) -> bool:

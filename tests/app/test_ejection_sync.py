@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from contextlib import AsyncExitStack
 
 import pytest
@@ -109,6 +110,36 @@ async def test_worker_that_starts_later_knows_the_ejections() -> None:
         await until(lambda: _first(late).ejections == 1)
         assert set(await _ask(await _client(stack, late), 9)) == {200}
         assert len(bad.requests) == 5
+
+
+async def test_worker_that_starts_later_tells_no_ejection_that_was_told_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The time of the ejection is over, but the endpoint has not recovered."""
+    shared = SharedMemory.for_workers(2)
+    async with no_leaks(), AsyncExitStack() as stack:
+        bad, good = [await stack.enter_async_context(each) for each in (_Server(), _Server())]
+        good.well = True
+        settings = _settings(bad, good, time="10ms")
+        async with (
+            gateway_of(settings, shared=shared) as one,
+            connect(one.addresses[0]) as client,
+        ):
+            while not _first(one).ejections:
+                await _ask(client, 2)
+        await until(lambda: _first(one).until < time.monotonic())
+        late = await stack.enter_async_context(gateway_of(settings, shared=shared))
+        await until(lambda: _first(late).ejections)
+        client = await _client(stack, late)
+        while _first(late).failures < 6:
+            await _ask(client, 2)
+        bad.well = True
+        while _first(late).ejections:
+            await _ask(client, 2)
+    kinds = [each["kind"] for each in shared.journal.of_process(0).read()]
+    told = [kind for kind in kinds if not kind.startswith("gateway")]
+    assert told == ["ejection_ended", "endpoint_ejected"]
+    assert _lines(caplog, "ejection ended") == 1
 
 
 async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
