@@ -139,11 +139,13 @@ class OutlierDetector:
             after = endpoint_health.record_failure(before, self._others(member), now, self._policy)
             if after.ejections > before.ejections:
                 member.ejection_reason = ""
+                # Other workers may know of more failures before the trial than this one.
+                failed = "again" if before.ejections else _times_in_a_row(after.failures)
                 _log.log(
                     log_level(self._notify(url, after)),
-                    "%s failed %d times in a row: ejected for %g s; last error: %s",
+                    "%s failed %s: ejected for %g s; last error: %s",
                     url,
-                    after.failures,
+                    failed,
                     after.until - now,
                     escape_for_log(why),
                 )
@@ -199,3 +201,7 @@ class OutlierDetector:
 
     def _others(self, member: Member) -> list[EjectionState]:
         return [each.ejection for each in self._members if each is not member]
+
+
+def _times_in_a_row(failures: int) -> str:
+    return f"{failures} times in a row" if failures != 1 else "once"

@@ -52,12 +52,19 @@ def test_ejected_endpoint_gets_one_trial_request(caplog: pytest.LogCaptureFixtur
     assert set(used_endpoints(pool)) == set("12")
     on_trial.release(Outcome.UNKNOWN)
     fail_calls(pool, 0, error)
-    assert "ejected for 20 s" in caplog.text
+    assert r"http://0 failed again: ejected for 20 s; last error: nobody\nthere" in caplog.text
     clock.now = 29
     assert set(used_endpoints(pool)) == set("12")
     clock.now = 30
     assert set(used_endpoints(pool)) == set("012")
     assert "http://0: ejection ended" in caplog.text
+
+
+def test_ejection_after_one_failure_is_logged_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
+    pool = Pool(endpoints, OutlierPolicy(consecutive_failures=1, base_ejection_time=10))
+    fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, "nobody"))
+    assert "http://0 failed once: ejected for 10 s; last error: nobody" in caplog.messages
 
 
 def test_outage_of_all_endpoints_does_not_extend_ejections(
