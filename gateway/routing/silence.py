@@ -54,14 +54,14 @@ class Silence:
     def __str__(self) -> str:
         usual = self.usual
         # Others respond meanwhile, and a worker that has just started knows no time before.
-        where = (
-            f"the {describe_span(usual.seconds - self.seconds_when_found)} before"
+        when = (
+            f"in the {describe_span(usual.seconds - self.seconds_when_found)} before"
             if usual.is_own
-            else f"{describe_span(usual.seconds)} at all endpoints"
+            else f"in the last {describe_span(usual.seconds)}, at all endpoints together"
         )
         return (
             f"no response for {describe_span(self.seconds)} to calls of {self.model};"
-            f" p99 of {where}: {describe_seconds(usual.p99)}"
+            f" 99 % of them took at most {describe_seconds(usual.p99)} {when}"
         )
 
 

@@ -29,7 +29,7 @@ REFUSING: dict[str, Any] = {
     "last_error_at": 100.0,
 }
 SLOW = "its calls of m take 2 s (median of the last 6 s), and 2 ms at the other endpoints"
-SILENT = "no response for 6 s to calls of m; p99 of the 2 min before: 2 ms"
+SILENT = "no response for 6 s to calls of m; 99 % of them took at most 2 ms in the 2 min before"
 HALF = RecentCalls(calls=20, failures=10, seconds=10, succeeded_at=100)
 
 

@@ -232,7 +232,7 @@ INCIDENTS = {
         _freeze,
         PAIR,
         r"URL of model is failing: no response for \d+ s to calls of resnet50;"
-        r" p99 of the \d+ s before: [\d.]+ m?s",
+        r" 99 % of them took at most [\d.]+ m?s in the \d+ s before",
         r"URL of upstream model is failing: no response for \d+ s to calls of resnet50;",
         ("failing",),
         is_seen=False,
