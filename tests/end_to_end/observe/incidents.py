@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -25,6 +26,8 @@ CLIENTS = 4
 SOON = 10.0
 """Seconds from the effect on clients in which an incident must be named."""
 SLOW = 2.0
+_LONG, _MORE_CLIENTS = 7000, 12
+"""Characters of targets, and clients beside the others, that soon fill the memory for lines."""
 _PERIOD = 0.6
 """Seconds between two turns of a throttled process."""
 
@@ -41,6 +44,10 @@ class Site:
         self.servers = servers
         self.numbers = 8
         """How many numbers each call has."""
+        self.query = ""
+        """What follows the target of each call."""
+        self.patience: float | None = None
+        """Seconds after which each client leaves; None for no other timeout than usual."""
         self.effect_at: float | None = None
         """When a client first saw that something was wrong."""
         self._url = url
@@ -63,10 +70,10 @@ class Site:
             tensor = {"name": "N", "datatype": "INT32", "shape": [len(data)], "data": data}
             body = json.dumps({"inputs": [tensor]}).encode()
             began, status = time.monotonic(), 0
+            target = f"/v2/models/resnet50/infer{self.query}"
             with suppress(OSError, EOFError):
-                async with connect(self._url) as client:
-                    response = await client.call("POST", "/v2/models/resnet50/infer", body)
-                    status = response.status
+                async with asyncio.timeout(self.patience), connect(self._url) as client:
+                    status = (await client.call("POST", target, body)).status
             if status != 200 or time.monotonic() - began > SLOW / 2:
                 self.effect_at = self.effect_at or time.monotonic()
             await asyncio.sleep(0.02)
@@ -75,6 +82,14 @@ class Site:
         """Return a JSON document of the admin address."""
         async with connect(self.admin) as client:
             return (await client.call("GET", path, headers=LOCAL)).json
+
+    async def lost_lines(self) -> float:
+        """Return how many lines of the access log were lost."""
+        name = "tensorgate_access_log_dropped_lines_total"
+        async with connect(self.admin) as client:
+            text = (await client.call("GET", "/metrics", headers=LOCAL)).body.decode()
+        (found,) = re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)
+        return float(found)
 
     async def problems(self) -> list[dict[str, Any]]:
         """Return what is wrong now."""
@@ -137,6 +152,24 @@ async def _send_more_than_the_memory(site: Site) -> None:
     site.numbers = 200_000
 
 
+async def _freeze_for_impatient_clients(site: Site) -> None:
+    site.patience = 2.0
+    site.servers[1].stop()
+
+
+async def _fill_disk(site: Site) -> None:
+    """Let no file grow, as on a full disk, until lines of the access log are lost."""
+    for worker in (await site.get("/status"))["workers"]:
+        resource.prlimit(worker["pid"], resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    site.query = "?" + "x" * _LONG
+    for _ in range(_MORE_CLIENTS):
+        site.run(site.call_for_ever())
+    async with asyncio.timeout(60):
+        while not await site.lost_lines():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    site.effect_at = time.monotonic()
+
+
 async def _throttle_workers(site: Site) -> None:
     """Let the workers run for a quarter of the time, as a container's CPU limit does."""
     pids = [each["pid"] for each in (await site.get("/status"))["workers"]]
@@ -172,6 +205,11 @@ async def _resume_at_the_end(pid: int) -> None:
         await asyncio.Event().wait()
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+async def _break_off_large_responses(site: Site) -> None:
+    site.numbers = 100_000
+    await site.servers[1].behave(Behaviour(cut=True))
 
 
 def _behaves(**behaviour: Any) -> Begin:
@@ -240,6 +278,15 @@ INCIDENTS = {
         idle_timeout="15s",
         is_on_page=True,
     ),
+    "frozen, with clients that leave": Incident(
+        _freeze_for_impatient_clients,
+        PAIR,
+        r"URL of model is failing: no response for \d+ s to calls of resnet50;",
+        r"URL of upstream model is failing: no response for \d+ s to calls of resnet50;",
+        ("failing",),
+        event="",
+        idle_timeout="15s",
+    ),
     "refuses": Incident(
         _kill, PAIR, EJECTED + "Connection refused", "URL failed 5 times", is_seen=False
     ),
@@ -263,6 +310,9 @@ INCIDENTS = {
     "resets": Incident(_behaves(resets=True), PAIR, EJECTED + "closed", "URL failed 5 times"),
     "half a response": Incident(
         _behaves(cut=True), PAIR, EJECTED + "before the end of its", "URL failed 5 times"
+    ),
+    "large responses break off": Incident(
+        _break_off_large_responses, PAIR, EJECTED + "before the end of its", "URL failed 5 times"
     ),
     "garbage": Incident(
         _behaves(garbage=True), PAIR, EJECTED + "an invalid HTTP response", "URL failed 5 times"
@@ -371,6 +421,17 @@ INCIDENTS = {
         is_seen=False,
         status=r'"updated_at": "',
         event="",
+        is_on_page=True,
+    ),
+    "disk full": Incident(
+        _fill_disk,
+        PAIR,
+        r"\d+ lines of the access log of the last seconds could not be written",
+        r"access log \S+: File too large; \d+ lines dropped so far",
+        ("in_use",),
+        level="warning",
+        event="",
+        is_dated=False,
         is_on_page=True,
     ),
     "worker killed": Incident(
