@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from datetime import datetime
 from typing import Any
 
-from gateway.admin.history import Percentiles, Window, Windows, rounded, summarize
+from gateway.admin.history import INTERVAL, Percentiles, Window, Windows, rounded, summarize
 from gateway.admin.status import isoformat
 from gateway.build_info import describe_build
 from gateway.observe.call_metrics import CALL_LATENCY, DURATION, REQUEST_BYTES, RESPONSE_BYTES
@@ -33,12 +35,12 @@ Status = Mapping[str, Any]
 
 
 def describe_overview(
-    time: float, status: Status, windows: Windows, settings: Settings, started_at: float
+    now: float, status: Status, windows: Windows, settings: Settings, started_at: float
 ) -> dict[str, Any]:
     """Return the overview, without its history."""
     window, minute = windows
     return {
-        "time": time,
+        "time": now,
         "version": status["version"],
         "build": describe_build(),
         "python": platform.python_version(),
@@ -66,7 +68,9 @@ def find_problems(
     troubled |= {each["upstream"] for each in limits if each["upstream"]}
     problems = [
         *upstreams,
-        *_call_problems(window, troubled, without_slot[_GATEWAY] + without_memory),
+        *_call_problems(
+            window, troubled | _recovered(status, window), without_slot[_GATEWAY] + without_memory
+        ),
         *_settings_problems(status),
         *_worker_problems(status),
         *_log_problems(window),
@@ -115,10 +119,27 @@ def _endpoint_problems(
             }
 
 
+def _recovered(status: Status, window: Window | None) -> set[str]:
+    """Return the upstreams with an endpoint in use since a time of which the window has calls.
+
+    Those that failed before were named with their cause, and that is over.
+    """
+    if window is None:
+        return set()
+    began = time.time() - window.seconds - 2 * INTERVAL  # sample and status are of some time ago
+    return {
+        name
+        for name, upstream in status["upstreams"].items()
+        for endpoint in upstream["endpoints"]
+        if endpoint["state"] == "in_use"
+        and datetime.fromisoformat(endpoint["state_since"]).timestamp() > began
+    }
+
+
 def _call_problems(
     window: Window | None, troubled: Set[str | None], refused: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield that many calls fail, other than those to upstreams that are said to be in trouble.
+    """Yield that many calls fail, other than those to upstreams that are or were in trouble.
 
     ``refused`` calls failed by limits of the gateway, which are said to have refused them.
     """

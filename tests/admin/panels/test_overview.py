@@ -1,6 +1,7 @@
 """What is wrong with a gateway, in sentences for operators."""
 
 import time
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -230,6 +231,27 @@ def test_calls_that_a_limit_of_the_gateway_refuses_are_one_problem(limit: str, t
     failed, refused = _problems(full, window=sampled(store, partial(count, 10)).now)
     assert failed[4] == "50% of the other calls of the last seconds failed"
     assert refused[4] == text
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "texts"),
+    [(5, []), (30, ["50% of the calls of the last seconds failed"])],
+)
+def test_calls_that_failed_before_their_upstream_recovered_are_no_problem(
+    seconds_ago: float, texts: list[str]
+) -> None:
+    store = make_store()
+
+    def count() -> None:
+        for status in ("5xx", "2xx"):
+            for _ in range(10):
+                labels = ("r", "infer", "m", "u", "", status)
+                store.writer(0).histogram(DURATION, labels).observe(0.01)
+
+    since = datetime.fromtimestamp(time.time() - seconds_ago, UTC).isoformat()
+    status = worker_status({"u": upstream(endpoint(state_since=since))})
+    found = _problems(status, window=sampled(store, count).now)
+    assert [text for *_, text in found] == texts
 
 
 def test_lines_that_are_missing_in_the_log_are_reported() -> None:

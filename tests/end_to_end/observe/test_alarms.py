@@ -98,9 +98,10 @@ async def test_alarm_of_a_silent_server_goes_on_when_its_calls_time_out(
                 await asyncio.sleep(0.2)
 
 
-async def test_server_that_comes_back_is_no_second_alarm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["refuses", "canary down"])
+async def test_server_that_comes_back_is_no_second_alarm(name: str, tmp_path: Path) -> None:
     """Its failures are recent still, but over."""
-    incident = INCIDENTS["refuses"]
+    incident = INCIDENTS[name]
     async with incident_site(tmp_path, incident) as site:
         await begin(site, incident)
         await site.servers[1].start()
