@@ -99,7 +99,7 @@ def test_first_lines_of_the_page_are_those_of_the_states_of_endpoints(
         pool = Pool(endpoints, upstream="triton")
         if recent.failures:
             calls = pool.members[0].calls
-            calls.record_failure("it returned 500: CUDA out of memory on device 0", True, False)
+            calls.record_failure("it returned 500: CUDA out of memory on device 0", False)
         if not connects:
             why = f"cannot connect to {url}: Connection refused"
             fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, why), times=3)

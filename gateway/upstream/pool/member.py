@@ -63,18 +63,14 @@ class CallStats:
     connect_failures: int = 0
     """In a row: calls that got no connection."""
     failures_total: int = 0
-    responses_5xx: int = 0
     last_error: str | None = None
     last_error_time: float = 0.0
     """In seconds since 1970."""
-    next_logged: float = float("-inf")
-    """When a response of 5xx is logged again, in seconds of the pool's clock."""
 
-    def record_failure(self, why: str, is_5xx: bool, is_connect_failure: bool) -> None:
+    def record_failure(self, why: str, is_connect_failure: bool) -> None:
         """Count a failed call and store its error."""
         self.failures += 1
         self.failures_total += 1
-        self.responses_5xx += is_5xx
         self.connect_failures = self.connect_failures + 1 if is_connect_failure else 0
         self.last_error = why[:_QUOTED_ERROR]
         self.last_error_time = time.time()

@@ -11,9 +11,6 @@ from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierP
 from gateway.upstream.pool.member import Member, Outcome
 from gateway.upstream.pool.reachability import Reachability, log_level
 
-_LOG_INTERVAL = 10.0
-"""Seconds between two log lines about responses of 5xx of the same endpoint."""
-
 FIRST_ERROR_STATUS = 400
 """The first status that the policy may count as a failure."""
 
@@ -103,29 +100,17 @@ class OutlierDetector:
         connect_failed = outcome is Outcome.UNREACHABLE
         if outcome.is_failure:
             self._recheck(member)
-            calls.record_failure(why, bool(server_error), connect_failed)
+            calls.record_failure(why, connect_failed)
         elif server_error:
-            calls.record_failure(why, True, False)
+            calls.record_failure(why, False)
         if outcome.is_failure or server_error:
             self._on_failure(member.endpoint.url, "5xx" if server_error else outcome.value)
         elif outcome is Outcome.SUCCEEDED and calls.failures:
             calls.record_success()
-        if server_error:
-            self._log_server_error(member, server_error)
         if connect_failed:
             reachability.record_connect_failure(self._members, why)
         elif reachability.failures and (outcome is not Outcome.UNKNOWN or server_error):
             reachability.record_connect(member.endpoint.url)
-
-    def _log_server_error(self, member: Member, status: int) -> None:
-        """Log a response of 5xx, at most once per interval and endpoint."""
-        now, calls = self._clock(), member.calls
-        if now >= calls.next_logged:
-            calls.next_logged = now + _LOG_INTERVAL
-            count = calls.responses_5xx
-            _log.warning(
-                "%s returned %d; 5xx responses so far: %d", member.endpoint.url, status, count
-            )
 
     def _update_ejection(self, member: Member, outcome: Outcome, why: str) -> None:
         before = member.ejection
