@@ -1,4 +1,4 @@
-"""Shares endpoint ejections between workers through shared memory."""
+"""Shares endpoint ejections, and what health checks find, between workers in shared memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ _POLL_INTERVAL = 0.5
 """Seconds between two looks at the ejections of other workers."""
 
 _log = logging.getLogger("tensorgate")
+
+HealthPublisher = Callable[[str, bool], bool]
+"""Called with a URL and whether it is healthy; tells whether another worker has just said so."""
 
 
 class EjectionSync:
@@ -39,6 +42,22 @@ class EjectionSync:
             known = self._shared_ejections.read(name)
             self._shared_ejections.publish(name, state.ejections, state.until, now)
             return known is not None and _is_same(known, state, now)
+
+        return publish
+
+    def health_publisher_for(self, upstream: str, seconds: float) -> HealthPublisher:
+        """Return what publishes the health of an upstream's endpoints, as health checks find it.
+
+        Other workers find the same within so many ``seconds``.
+        """
+
+        def publish(url: str, healthy: bool) -> bool:
+            name, now = f"health of {_name(upstream, url)}", time.monotonic()
+            known = self._shared_ejections.read(name)
+            self._shared_ejections.publish(name, int(not healthy), now + seconds, now)
+            if known is None or bool(known.ejections) is healthy:
+                return False
+            return known.until > (now - seconds if healthy else now)
 
         return publish
 

@@ -228,6 +228,35 @@ async def test_unreachable_upstream_that_two_workers_find_is_one_line_in_the_log
         assert _lines(caplog, "upstream u is ready again") == 1
 
 
+async def test_health_that_two_workers_find_is_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    shared = SharedMemory.for_workers(2)
+    async with no_leaks(), AsyncExitStack() as stack:
+        async with ScriptedServer() as server:
+            port, url = server.port, server.url
+            checks = {"path": "/up", "interval": "50ms", "timeout": "5s"}
+            settings = _settings(server, time="60s")
+            checked = settings.upstreams["u"].model_copy(
+                update={"health_check": HealthSettings.model_validate(checks)}
+            )
+            settings = settings.model_copy(update={"upstreams": {"u": checked}})
+            workers = [
+                await stack.enter_async_context(gateway_of(settings, shared=shared))
+                for _ in range(2)
+            ]
+            pools = [each.active_config.upstreams["u"].pool for each in workers]
+            await until(lambda: all(pool.any_healthy for pool in pools))
+        for _ in range(2):
+            await until(lambda: caplog.text.count(f"{url} is unhealthy: ") == 2)
+            assert _lines(caplog, f"{url} is unhealthy: ") == 1
+            async with ScriptedServer(port=port):
+                await until(lambda: caplog.text.count(f"{url} is healthy again: ") == 2)
+                assert _lines(caplog, f"{url} is healthy again: ") == 1
+                caplog.clear()
+
+
 async def test_gateways_without_shared_ejections_eject_on_their_own() -> None:
     async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -43,6 +43,7 @@ from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectDetector, DialectState, fixed_dialect_state
 from gateway.upstream.pool.dns import Resolver, resolve_host
 from gateway.upstream.pool.health_check import HealthChecker
+from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.outlier_detection import EjectionListener, FailureListener, ignore
 from gateway.upstream.pool.pool import Pool
@@ -168,7 +169,7 @@ def build_pool(
     on_failure: FailureListener = ignore,
     dialect_detector: DialectDetector | None = None,
     concurrency_limit: ConcurrencyLimit | None = None,
-    endpoint_events: EndpointEvents | None = None,
+    on_health: Callable[[Member], bool | None] = lambda _: None,
 ) -> Pool:
     """Build the pool of an upstream, with what supervises it."""
     declared = spec.declared
@@ -218,7 +219,7 @@ def build_pool(
         resolver.endpoints if resolver else [connect(server) for server in servers],
         _outlier_policy(declared.outlier_detection),
         supervisor=PoolSupervisor(
-            _health_checker(declared.health_check, endpoint_events),
+            _health_checker(declared.health_check, on_health),
             ModelDiscovery(_DISCOVERY_INTERVAL) if declared.model_discovery else None,
             resolver,
             dialect_detector,
@@ -289,6 +290,17 @@ def _build(
             endpoint_events.record_ejection(pool, url, state)
         return is_known
 
+    publish_health = None
+    if ejection_sync is not None and (checks := declared.health_check) is not None:
+        most = max(checks.healthy_threshold, checks.unhealthy_threshold)
+        seconds = 2 * most * (checks.interval + checks.timeout)
+        publish_health = ejection_sync.health_publisher_for(spec.name, seconds)
+
+    def on_health(member: Member) -> bool | None:
+        if endpoint_events is not None:
+            endpoint_events.record_health(member)
+        return publish_health is not None and publish_health(member.endpoint.url, member.is_healthy)
+
     detector: DialectDetector | None = None
     dialect_state: DialectState
     protocol = _inference_protocol(declared)
@@ -308,7 +320,7 @@ def _build(
     )
     on_failure = partial(metrics.count_failure, spec.name)
     pool = build_pool(
-        *(spec, buffers, on_ejection, on_failure, detector, concurrency_limit, endpoint_events)
+        *(spec, buffers, on_ejection, on_failure, detector, concurrency_limit, on_health)
     )
     return Upstream(
         spec.name,
@@ -352,12 +364,11 @@ def _outlier_policy(declared: OutlierDetection) -> OutlierPolicy:
 
 
 def _health_checker(
-    declared: HealthCheck | None, events: EndpointEvents | None
+    declared: HealthCheck | None, notify: Callable[[Member], bool | None]
 ) -> HealthChecker | None:
     if declared is None:
         return None
     policy = HealthCheckPolicy(declared.healthy_threshold, declared.unhealthy_threshold)
-    notify = None if events is None else events.record_health
     return HealthChecker(
         *(declared.path, declared.interval, declared.timeout, policy), notify=notify
     )

@@ -47,7 +47,7 @@ class EndpointEvents:
             self._record(ENDPOINT_EJECTED, _BY_CALLS, _reason(pool, url, state), url)
 
     def record_health(self, member: Member) -> None:
-        """Record that health checks have found an endpoint healthy, or unhealthy."""
+        """Record that health checks of this worker have found an endpoint healthy, or unhealthy."""
         kind = ENDPOINT_HEALTHY if member.is_healthy else ENDPOINT_UNHEALTHY
         self._record(kind, _BY_CHECKS, member.reason, member.endpoint.url)
 

@@ -13,6 +13,7 @@ from gateway.routing.intervals import jittered_intervals
 from gateway.sizes import MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.member import Member, MemberTask
+from gateway.upstream.pool.reachability import log_level
 from gateway.upstream.transport import UpstreamEndpoint
 
 _log = logging.getLogger("tensorgate.upstream")
@@ -22,7 +23,7 @@ class HealthChecker(MemberTask):
     """Requests ``path`` every ``interval`` seconds; a 2xx within ``timeout`` is a success.
 
     ``random`` gives numbers in [0, 1). ``notify`` is called with a member that has become
-    unhealthy, or healthy again.
+    unhealthy, or healthy again; it returns True if another worker has told the same before.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class HealthChecker(MemberTask):
         timeout: float,
         policy: HealthCheckPolicy,
         random: Callable[[], float] = random.random,
-        notify: Callable[[Member], None] | None = None,
+        notify: Callable[[Member], bool | None] = lambda _: None,
     ) -> None:
         self._path = path
         self._interval = interval
@@ -69,13 +70,8 @@ class HealthChecker(MemberTask):
         return 200 <= response.status < 300, f"GET {self._path} returned {response.status}"
 
     def _log_change(self, member: Member, before: bool | None) -> None:
-        url, reason = member.endpoint.url, member.reason
-        if not member.is_healthy:
-            _log.warning("%s is unhealthy: %s", url, reason)
-        elif before is not None:
-            _log.warning("%s is healthy again: %s", url, reason)
-        else:
+        if member.is_healthy and before is None:
             return
-        notify = self._notify
-        if notify is not None:
-            notify(member)
+        what = "healthy again" if member.is_healthy else "unhealthy"
+        level = log_level(self._notify(member))
+        _log.log(level, "%s is %s: %s", member.endpoint.url, what, member.reason)
