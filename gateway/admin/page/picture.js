@@ -426,8 +426,9 @@ export function endpointLevel(state) {
 export function mirrorText(mirror) {
   const share = `mirror ${percent(mirror.percent / 100)}`;
   if (mirror.calls_per_second === undefined) return share;
-  const rejected = mirror.client_error_ratio > 0 ? `, ${percent(mirror.client_error_ratio)} got 4xx` : "";
-  return `${share}: ${flowText(mirror.calls_per_second, mirror.error_ratio)}${rejected}`;
+  const flow = `${share}: ${flowText(mirror.calls_per_second, mirror.error_ratio)}`;
+  const { client_error_ratio: rejected } = mirror;
+  return rejected > 0 ? `${flow}, ${percent(rejected)} got 4xx` : flow;
 }
 
 function upstreamText(upstream) {
