@@ -169,11 +169,19 @@ class HandlerScope:
         response_plans: ResponsePlans,
     ) -> None:
         self.method: Final = method
-        self.target: Final = target
+        self.target = target
         self.headers: Final = headers
         self.operation: Final = operation
         self.limits: Final = limits
         self.response_plans: Final = response_plans
+
+    def with_request(
+        self, method: str, target: str, headers: CIMultiDictProxy[str]
+    ) -> HandlerScope:
+        """Return the scope of requests that become others."""
+        return HandlerScope(
+            method, target, headers, self.operation, self.limits, self.response_plans
+        )
 
 
 class CallHandler(ABC):

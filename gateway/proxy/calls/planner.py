@@ -170,7 +170,8 @@ class FastPath:
         keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
         passed = to_server(keyed, route_match.dropped_headers)
         sent = to_server(passed, NOTED_HEADERS)
-        handler = GrpcHandler(target, sent, operation, self._response_plans)
+        scope = HandlerScope(head.method, target, sent, operation, limits, self._response_plans)
+        handler = GrpcHandler(scope)
         return CallPlan(
             handler,
             passed,

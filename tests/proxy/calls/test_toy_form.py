@@ -98,8 +98,8 @@ class RowsHandler(InferHandler):
 
 
 def make_rows_handler(scope: HandlerScope) -> RowsHandler:
-    target, plans = infer_path(scope.operation), scope.response_plans
-    return RowsHandler("POST", target, scope.headers, scope.operation, None, 32_768, plans)
+    as_infer = scope.with_request("POST", infer_path(scope.operation), scope.headers)
+    return RowsHandler(as_infer, None, 32_768)
 
 
 @pytest.mark.parametrize("headers", [[], [("x-long", "l" * 3000)]], ids=["small", "streamed"])
