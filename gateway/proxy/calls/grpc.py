@@ -22,10 +22,16 @@ from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod
 from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
-from gateway.protocol.operations import Operation
 from gateway.protocol.response_header import is_success, response_header_length
-from gateway.proxy.calls.handler import OK, ClientMessage, ServerRequest, ServerResponse, explain
-from gateway.proxy.calls.infer import InferHandler, ResponsePlans, convert_whole
+from gateway.proxy.calls.handler import (
+    OK,
+    ClientMessage,
+    HandlerScope,
+    ServerRequest,
+    ServerResponse,
+    explain,
+)
+from gateway.proxy.calls.infer import InferHandler, convert_whole
 from gateway.proxy.calls.templates import passed_lines
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.errors import record_status
@@ -92,17 +98,12 @@ class GrpcHandler(InferHandler):
     max_size = MAX_REQUEST
     is_grpc = True
 
-    def __init__(
-        self,
-        target: str,
-        headers: CIMultiDictProxy[str],
-        operation: Operation,
-        plans: ResponsePlans,
-    ) -> None:
-        over_http = CIMultiDictProxy(http_headers(headers))
-        super().__init__("POST", "", over_http, operation, 0, MAX_REQUEST, plans)
-        self._rpc_target: Final = target
-        sent = CIMultiDict(headers)
+    def __init__(self, scope: HandlerScope) -> None:
+        # The target is known once a message is converted: not each model's name fits into a path.
+        headers = CIMultiDictProxy(http_headers(scope.headers))
+        super().__init__(scope.with_request("POST", "", headers), 0, MAX_REQUEST)
+        self._rpc_target: Final = scope.target
+        sent = CIMultiDict(scope.headers)
         sent["TE"] = "trailers"
         self._passed_headers: Final = tuple(sent.items())
         self._passed_templates: Final[dict[str, RequestTemplate]] = {}
@@ -149,8 +150,8 @@ class GrpcHandler(InferHandler):
             return None  # the streaming path sends the error
         if self._operation.version is not None and not destination.upstream.dialect.versioned_paths:
             return None
-        if not self._target:
-            self._target = infer_target(self._operation)
+        if not self._scope.target:
+            self._scope.target = infer_target(self._operation)
         caps = limits.max_inference_header_bytes, limits.max_tensors
         read = read_infer_request(memoryview(body)[PREFIX_SIZE:], *caps)
         request = without_stream_parameter(read.request)

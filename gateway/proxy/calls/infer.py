@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from multidict import CIMultiDictProxy
-
 from gateway.codec.v1.buffered_response import convert_buffered_v1_response
 from gateway.codec.v2.buffered_response import (
     ConvertedResponse,
@@ -13,18 +11,20 @@ from gateway.codec.v2.buffered_response import (
     convert_body,
     convert_large_body,
 )
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError, ServerName
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.protocol.messages import InferRequestHead
-from gateway.protocol.operations import Operation
+from gateway.protocol.request_header import header_length
 from gateway.protocol.response_header import ResponseAction
 from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.calls.handler import (
     CallHandler,
     ClientMessage,
+    HandlerScope,
     ServerRequest,
     ServerResponse,
     explain,
@@ -53,12 +53,8 @@ from gateway.proxy.interfaces import ClientHead
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
+from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.transport import HeaderLines, RequestTemplate, UpstreamResponseHead
-
-ResponsePlans = BoundedCache[
-    tuple[tuple[bytes, ...], tuple[object, ...], int], tuple[Dialect, ResponsePlan, Destination]
-]
-"""What becomes of responses, by their key, the encoding and the destination's identity."""
 
 _MAX_CACHED_OUTPUTS = 32
 """Outputs that a request may list if what becomes of its responses is cached."""
@@ -69,26 +65,14 @@ _STATUS_IN_TRAILERS: Final = STATUS_IN_TRAILERS.encode()
 class InferHandler(CallHandler):
     """Converts infer requests; ``header_size`` is their Inference-Header-Content-Length."""
 
-    def __init__(
-        self,
-        method: str,
-        target: str,
-        headers: CIMultiDictProxy[str],
-        operation: Operation,
-        header_size: int | None,
-        max_size: int,
-        plans: ResponsePlans,
-    ) -> None:
+    def __init__(self, scope: HandlerScope, header_size: int | None, max_size: int) -> None:
         self.max_size = max_size
-        self._method = method
-        self._target = target
-        self._headers = headers
-        self._operation = operation
+        self._scope: Final = scope
+        self._operation: Final = scope.operation
         self._header_size = header_size
         self._templates: dict[tuple[str, bool], RequestTemplate] = {}
         self._grpc_templates: dict[str, RequestTemplate] = {}
         self._over_grpc: tuple[Destination, Dialect, Destination] | None = None
-        self._plans = plans
         self._counted_head: InferRequestHead | None = None
         self._element_count = 0
         """Of the last head: most requests have the same."""
@@ -148,7 +132,7 @@ class InferHandler(CallHandler):
             return None
         message = infer_message(request, self._operation, form)
         if (template := self._grpc_templates.get(form.service)) is None:
-            headers: HeaderLines = tuple(grpc_headers(with_body(self._headers, {})).items())
+            headers: HeaderLines = tuple(grpc_headers(with_body(self._scope.headers, {})).items())
             template = RequestTemplate("POST", f"/{form.service}/ModelInfer", headers)
             self._grpc_templates[form.service] = template
         content = [frame(sum(map(len, message))), *message]
@@ -166,11 +150,13 @@ class InferHandler(CallHandler):
     def _template_for(self, content_type: str, reads_response: bool) -> RequestTemplate:
         key = content_type, reads_response
         if (template := self._templates.get(key)) is None:
-            headers = with_body(self._headers, {"Content-Type": content_type})
+            headers = with_body(self._scope.headers, {"Content-Type": content_type})
             if reads_response:
                 headers.popall("Accept-Encoding", None)
             lines = tuple(headers.items())
-            template = self._templates[key] = RequestTemplate(self._method, self._target, lines)
+            template = self._templates[key] = RequestTemplate(
+                self._scope.method, self._scope.target, lines
+            )
         return template
 
     def passes_untouched(
@@ -257,18 +243,30 @@ class InferHandler(CallHandler):
         if len(encoding.binary_by_output) > _MAX_CACHED_OUTPUTS:
             return plan_response(head.status, head.headers, encoding, destination)
         key = head.key, encoding.key, id(destination)
-        cached = self._plans.get(key)
+        cached = self._scope.response_plans.get(key)
         if cached is not None and cached[0] is dialect:
             return cached[1]
         plan = plan_response(head.status, head.headers, encoding, destination)
         # It keeps the destination, so that no other can get its id.
-        self._plans.put(key, (dialect, plan, destination))
+        self._scope.response_plans.put(key, (dialect, plan, destination))
         return plan
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
         assert request.received is not None
         await relay_infer(relay, request.received, self._operation, is_grpc=request.is_grpc)
+
+
+def make_infer_handler(scope: HandlerScope) -> CallHandler | None:
+    """Return the handler of infer requests; None if the streaming path sends an error."""
+    try:
+        header_size = header_length(scope.headers)
+    except GatewayError:
+        return None
+    max_size = MAX_WINDOW  # tensors pass as they are
+    if header_size is None:
+        max_size = min(MAX_FAST_REQUEST, scope.limits.max_inference_header_bytes)
+    return InferHandler(scope, header_size, max_size)
 
 
 class _HttpForm:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.protocol.operations import Operation
 from gateway.protocol.v1 import infer_path
-from gateway.proxy.calls.handler import ServerRequest
-from gateway.proxy.calls.infer import InferHandler, ResponsePlans
+from gateway.proxy.calls.handler import CallHandler, HandlerScope, ServerRequest
+from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import read_buffered_prediction
 from gateway.proxy.interfaces import ClientHead
@@ -17,19 +16,12 @@ from gateway.sizes import MAX_UNSCHEDULED
 class PredictHandler(InferHandler):
     """Converts V1 predictions to infer requests."""
 
-    def __init__(
-        self,
-        target: str,
-        headers: CIMultiDictProxy[str],
-        operation: Operation,
-        plans: ResponsePlans,
-    ) -> None:
-        target = infer_path(operation) + "".join(target.partition("?")[1:])
-        passed = CIMultiDict(headers)
+    def __init__(self, scope: HandlerScope) -> None:
+        passed = CIMultiDict(scope.headers)
         passed.popall("Accept-Encoding", None)  # the gateway reads the response
-        super().__init__(
-            "POST", target, CIMultiDictProxy(passed), operation, None, MAX_UNSCHEDULED, plans
-        )
+        target = infer_path(scope.operation) + "".join(scope.target.partition("?")[1:])
+        as_infer = scope.with_request("POST", target, CIMultiDictProxy(passed))
+        super().__init__(as_infer, None, MAX_UNSCHEDULED)
 
     def to_server(
         self, head: ClientHead, body: bytes, destination: Destination, request_id: str
@@ -43,3 +35,8 @@ class PredictHandler(InferHandler):
             return None
         received, layout = prediction
         return self._write(head, received, destination, layout)
+
+
+def make_predict_handler(scope: HandlerScope) -> CallHandler:
+    """Return the handler of predictions."""
+    return PredictHandler(scope)

@@ -20,7 +20,7 @@ from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.calls.handler import ServerRequest, ServerResponse
+from gateway.proxy.calls.handler import HandlerScope, ServerRequest, ServerResponse
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.calls.predict import PredictHandler
 from gateway.proxy.infer.handler import infer
@@ -31,6 +31,7 @@ from gateway.upstream.metadata_cache import MetadataCache
 from tests.codec.reference import pack_bytes
 from tests.support.doubles.fast_path import client_head, response_head
 from tests.support.doubles.streaming import (
+    LIMITS,
     SERVER,
     EventLog,
     ScriptedClientResponse,
@@ -174,11 +175,9 @@ def convert(
     """Return what the fast path makes of a request."""
     operation = parse_operation("POST", target)
     head = client_head("POST", target, {"Content-Length": str(len(body))})
-    handler = (
-        InferHandler("POST", target, head.headers, operation, header_size, 10_000, BoundedCache(10))
-        if target == INFER
-        else PredictHandler(target, head.headers, operation, BoundedCache(10))
-    )
+    scope = HandlerScope("POST", target, head.headers, operation, LIMITS, BoundedCache(10))
+    is_infer = target == INFER
+    handler = InferHandler(scope, header_size, 10_000) if is_infer else PredictHandler(scope)
     return handler, handler.to_server(head, body, streamed.destination, "")
 
 
@@ -274,9 +273,9 @@ async def test_v1_request_has_the_id_of_the_client_if_ids_are_off(own: str, sent
     target = "/v1/models/m:predict"
     streamed = Streamed(TRITON, JsonPolicies(), "numbers")
     head = client_head("POST", target, {"X-Request-Id": own} if own else {})
-    handler = PredictHandler(
-        target, head.headers, parse_operation("POST", target), BoundedCache(10)
-    )
+    operation = parse_operation("POST", target)
+    scope = HandlerScope("POST", target, head.headers, operation, LIMITS, BoundedCache(10))
+    handler = PredictHandler(scope)
     request = handler.to_server(head, V1, streamed.destination, "")
     assert request is not None
     size = header_size_of(CIMultiDict(parse_lines(request.lines)))
