@@ -1,7 +1,6 @@
 import asyncio
 import gc
 import json
-import os
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -13,6 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.app.build import upstreams as build_upstreams
 from gateway.app.build.listen import ListenError
 from gateway.app.gateway import Gateway
+from gateway.app.loaded_resources import settings_warnings
 from gateway.errors import GatewayError
 from gateway.observe.call_record import CallRecord
 from gateway.settings.load import load
@@ -374,19 +374,22 @@ async def _status(url: str) -> int:
         return (await client.call("GET", "/v2")).status
 
 
-async def test_tls_files_that_cannot_be_used_are_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    certificate, key = certificate_files(tmp_path, server_certificate())
+async def test_tls_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    certificate, _ = certificate_files(tmp_path, server_certificate())
     tls = {"certificate": certificate, "key": str(tmp_path / "none")}
     message = await _refused(_settings(tls=tls))
     assert message == f"tls.key: cannot read {tmp_path / 'none'}: No such file or directory"
-    tls["key"] = key
-    for mode, warnings in ((0o640, []), (0o644, [f"every user of this machine can read {key}"])):
-        os.chmod(key, mode)
-        caplog.clear()
-        async with gateway_of(_settings(tls=tls)):
-            assert caplog.messages == [f"tls.key: {warning}" for warning in warnings]
+
+
+@pytest.mark.parametrize(("mode", "is_warned"), [(0o640, False), (0o644, True)])
+def test_key_that_every_user_can_read_is_warned_of(
+    mode: int, is_warned: bool, tmp_path: Path
+) -> None:
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    os.chmod(key, mode)
+    settings = _settings(tls={"certificate": certificate, "key": key})
+    warning = ("tls", "key"), f"every user of this machine can read {key}"
+    assert list(settings_warnings(settings)) == [warning] * is_warned
 
 
 @pytest.mark.parametrize("required", [True, False])
