@@ -353,7 +353,9 @@ async def _demo(once: bool, port: int) -> None:
         await run_show(url, server, sys.stdout, sys.stdout.isatty())
         if once:
             return
-        click.echo(next_steps(url, server.url, f"http://{gateway.settings.admin}", _DEMO_KEY))
+        click.echo(
+            next_steps(url, server.url, f"http://{gateway.settings.admin.listen}", _DEMO_KEY)
+        )
         click.echo("Ctrl-C ends the demo.")
         traffic = asyncio.create_task(make_traffic(url))
         await stop.wait()
@@ -376,10 +378,12 @@ def _demo_settings(server_url: str, port: int, admin_port: int) -> Settings:
     return Settings.model_validate(
         {
             "listen": f"127.0.0.1:{port}",
-            "admin": f"127.0.0.1:{admin_port}",
-            "admin_actions": True,
-            "admin_payloads": True,
-            "admin_keys": "demo",
+            "admin": {
+                "listen": f"127.0.0.1:{admin_port}",
+                "actions": True,
+                "payloads": True,
+                "keys": "demo",
+            },
             "api_keys": {"demo": {"environment": "TENSORGATE_DEMO_KEY"}},
             "upstreams": {"demo": {"endpoints": [server_url], "dialect": "triton"}},
             "limits": {"drain_timeout": 1},
