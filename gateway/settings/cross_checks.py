@@ -64,7 +64,7 @@ def cross_check(value: Any) -> Iterator[CrossError]:
         yield from _routes(routes, upstreams)
         yield from _route_names(routes)
         yield from _hash_headers_with_keys(_value(value, "api_keys"), routes, upstreams)
-    if "routes" not in value and len(upstreams) > 1:
+    if "routes" not in value and len(list(filter(_endpoints, upstreams.values()))) > 1:
         yield ("routes",), "required, as there is more than one upstream"
 
 
