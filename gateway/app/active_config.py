@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from gateway.app.build.limits import SharedLimits
 from gateway.app.build.upstreams import SharedUpstream, upstreams_by_name
+from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Upstream
-from gateway.proxy.dispatch import handle_request
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Router
 

@@ -15,7 +15,8 @@ from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.destination import Destination
+from gateway.proxy.destination import Destination, Upstream
+from gateway.proxy.readiness import NOTHING_REQUIRED, Readiness
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.upstream.transport import FieldLines as FieldLines
 from gateway.upstream.transport import HeaderLines as HeaderLines
@@ -220,6 +221,10 @@ class Call:
     operation: Operation
     destination: Destination
     deadline: Deadline
+    upstreams: tuple[Upstream, ...] = ()
+    """All that serve an operation over several servers."""
+    readiness: Readiness = NOTHING_REQUIRED
+    """That of the gateway."""
 
     def reserve(self) -> Reservation:
         """Return a reservation for what is buffered of the call; others may have to make room."""

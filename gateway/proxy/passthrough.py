@@ -14,7 +14,7 @@ from gateway.codec.v2.tensor_check import (
 )
 from gateway.errors import ServerName, name_server_in_errors
 from gateway.protocol.messages import may_name_sequence
-from gateway.protocol.operations import QUERIES, ModelName, OperationKind
+from gateway.protocol.operations import QUERIES, OperationKind, model_name_of
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import UpstreamCall, read_start
@@ -40,15 +40,12 @@ from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
 
 async def passthrough(
-    call: Call,
-    target: str | None = None,
-    model: ModelName | None = None,
-    inference: OperationKind | None = None,
+    call: Call, target: str | None = None, inference: OperationKind | None = None
 ) -> None:
     """Pass a request to a server and the response back; ``target`` replaces the request's own.
 
-    The server has ``model``, as far as is known. If the request infers, ``inference`` is its kind;
-    then a response without tensors raises GatewayError (502).
+    With a ``target`` any server gets it, whatever models it has. If the request infers,
+    ``inference`` is its kind; then a response without tensors raises GatewayError (502).
     """
     request, destination, deadline = call.request, call.destination, call.deadline
     body = ClientBody(request, destination.limits.max_request_bytes, deadline)
@@ -68,7 +65,11 @@ async def passthrough(
             is_idempotent=_is_idempotent(call, checked),
         )
         async with UpstreamCall(
-            destination, upstream_request, deadline, call.response.record, model=model
+            destination,
+            upstream_request,
+            deadline,
+            call.response.record,
+            model=None if target else model_name_of(call.operation),
         ) as upstream_call:
             received, server = upstream_call.response, upstream_call.server
             if call.response.is_grpc:  # the gateway reads it

@@ -26,7 +26,6 @@ from gateway.protocol.operations import (
 from gateway.protocol.request_header import client_form
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import MemoryBudget
-from gateway.proxy.cluster.health import Readiness
 from gateway.proxy.cluster.scatter_gather import count_endpoints
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.filters.authentication import Authenticator, KeyGroup
@@ -37,6 +36,7 @@ from gateway.proxy.filters.forwarded_headers import (
     ForwardedPolicy,
 )
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror, MirrorSampler
+from gateway.proxy.readiness import Readiness
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.routing.matcher import Match, find_first_match
 from gateway.routing.not_found import not_found_text

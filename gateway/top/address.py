@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from gateway.settings.values.addresses import UnixAddress, parse_address
 from gateway.settings.values.wording import describe
 
-DEFAULT = "127.0.0.1:9080"
-
 _URL = re.compile(r"(?P<scheme>https?)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?P<rest>.*)")
 _PATH = re.compile(r"[!-~]{0,1000}")
 _PORTS = {"http": 80, "https": 443}

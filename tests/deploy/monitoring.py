@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.deploy.files import DEPLOY, ROOT, Document, documents
 
-PAGE = ROOT / "docs" / "guide" / "observability.md"
+PAGE = ROOT / "docs" / "guide" / "metrics.md"
 DASHBOARD = DEPLOY / "grafana" / "tensorgate.json"
 PROMETHEUS = DEPLOY / "prometheus"
 ALERTS = PROMETHEUS / "alerts.yaml"

@@ -88,7 +88,7 @@ def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_metric_that_a_page_names_is_one(page: Path) -> None:
     """The table of metrics has all of them: tests/observe/test_metrics.py."""
-    table = (ROOT / "docs" / "guide" / "observability.md").read_text()
+    table = (ROOT / "docs" / "guide" / "metrics.md").read_text()
     known = set(re.findall(r"^\| `(tensorgate_\w+)`", table, re.MULTILINE))
     named = set(_METRIC.findall(page.read_text()))
     assert {re.sub("_(bucket|sum|count)$", "", each) for each in named} <= known
@@ -107,7 +107,7 @@ def test_every_dependency_is_named_with_its_reason() -> None:
 
 
 def _libraries() -> str:
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "CONTRIBUTING.md").read_text()
     return text.partition("## Libraries")[2]
 
 

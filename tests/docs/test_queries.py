@@ -21,7 +21,7 @@ QUERIES = [
 
 @pytest.mark.parametrize("block", QUERIES)
 def test_every_metric_of_a_query_is_on_the_page_on_metrics(block: Block) -> None:
-    page = ROOT / "docs" / "guide" / "observability.md"
+    page = ROOT / "docs" / "guide" / "metrics.md"
     known = set(re.findall(r"^\| `(\w+)` \|", prose(page), re.MULTILINE))
     asked = set(_METRIC.findall(block.text))
     histograms = {each + part for each in known for part in _PARTS if each.endswith("_seconds")}
@@ -31,7 +31,7 @@ def test_every_metric_of_a_query_is_on_the_page_on_metrics(block: Block) -> None
 
 @pytest.mark.parametrize("block", QUERIES)
 def test_every_label_of_a_query_is_one_of_its_metrics(block: Block) -> None:
-    page = ROOT / "docs" / "guide" / "observability.md"
+    page = ROOT / "docs" / "guide" / "metrics.md"
     row = re.compile(r"^\| `(\w+)` \| \w+ \| ([\w, ]*) \|", re.MULTILINE)
     labels = {
         found[0]: set(filter(None, found[1].split(", "))) for found in row.findall(prose(page))

@@ -15,15 +15,16 @@ from gateway.listener.connection_host import Continuation
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_record import CallObserver, CallRecord
-from gateway.proxy import dispatch
+from gateway.protocol.operations import OperationKind
 from gateway.proxy.calls import infer as calls_infer
+from gateway.proxy.calls import kinds
 from gateway.proxy.calls.buffered import BufferedCall
+from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination, Limits
-from gateway.proxy.dispatch import handle_request
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.infer import handler as infer_handler
-from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.address import parse_server_url
@@ -800,7 +801,12 @@ async def test_internal_error_has_the_headers_that_its_route_adds(
 
     monkeypatch.setattr(calls_infer, "convert_body", fails)
     monkeypatch.setattr(infer_handler, "convert_response", fails)
-    monkeypatch.setattr(dispatch, "infer", fails)
+
+    async def fails_in_task(_: Call) -> None:
+        raise ZeroDivisionError
+
+    row = kinds.ONE_SERVER[OperationKind.INFER]._replace(serve=fails_in_task)
+    monkeypatch.setitem(kinds.ONE_SERVER, OperationKind.INFER, row)
     whole = binary_response(bytes(4))
     parts = [whole[:-1], whole[-1:]] if path == "relayed in parts" else [whole]
     server_script = _Slow(*parts)

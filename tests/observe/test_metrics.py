@@ -16,7 +16,7 @@ from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import render_metrics
 
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "observability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "metrics.md"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0,text/plain;version=0.0.4;q=0.5"
 PROCESS = (
     "process_virtual_memory_bytes process_resident_memory_bytes process_start_time_seconds "

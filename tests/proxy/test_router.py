@@ -11,9 +11,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS, Operation, OperationKind
+from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination
-from gateway.proxy.dispatch import handle_request
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match, Pattern

@@ -1,10 +1,13 @@
 """Pools of scripted endpoints, and calls to them."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from gateway.errors import GatewayError
 from gateway.protocol.operations import ModelName
+from gateway.upstream.pool.lease import Lease
 from gateway.upstream.pool.pool import Pool
+from gateway.upstream.transport import UpstreamEndpoint
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 
 
@@ -23,11 +26,23 @@ class ManualClock:
         return self.now
 
 
+@contextmanager
+def used(lease: Lease) -> Iterator[UpstreamEndpoint]:
+    """Use the endpoint of a lease for one call, which fails if the block raises."""
+    endpoint = lease.acquire()
+    try:
+        yield endpoint
+    except BaseException as error:
+        lease.finish(error)
+        raise
+    lease.finish(None)
+
+
 def fail_calls(pool: Pool, number: int, error: Exception | None, times: int = 1) -> None:
     """Make calls to one endpoint that fail with an error, or succeed with None."""
     others = [each for each in pool.endpoints if each is not pool.endpoints[number]]
     for _ in range(times):
-        with suppress(GatewayError, ConnectionError), pool.lease(others):
+        with suppress(GatewayError, ConnectionError), used(pool.lease(others)):
             if error is not None:
                 raise error
 
@@ -41,6 +56,6 @@ def used_endpoints(pool: Pool, model: str | None = None) -> str:
     """Return the numbers of the endpoints that the next eight calls lease."""
     urls = []
     for _ in range(8):
-        with pool.lease(model=None if model is None else _name(model)) as endpoint:
+        with used(pool.lease(model=None if model is None else _name(model))) as endpoint:
             urls.append(endpoint.url[-1])
     return "".join(urls)

@@ -14,8 +14,8 @@ from gateway.protocol.operations import OPERATION_KINDS, OperationKind
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.calls.dispatch import proxy_call
 from gateway.proxy.destination import Destination, Limits, Upstream
-from gateway.proxy.dispatch import proxy_call
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.mirror import Mirror

@@ -24,8 +24,15 @@ from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.operations import Operation
 from gateway.protocol.response_header import is_success, response_header_length
-from gateway.proxy.calls.handler import OK, ClientMessage, ServerRequest, ServerResponse, explain
-from gateway.proxy.calls.infer import InferHandler, ResponsePlans, convert_whole
+from gateway.proxy.calls.handler import (
+    OK,
+    ClientMessage,
+    ResponsePlans,
+    ServerRequest,
+    ServerResponse,
+    explain,
+)
+from gateway.proxy.calls.infer import InferHandler, convert_whole
 from gateway.proxy.calls.templates import passed_lines
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.errors import record_status

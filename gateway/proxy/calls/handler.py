@@ -6,21 +6,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
+from multidict import CIMultiDictProxy
+
+from gateway.codec.v2.buffered_response import ResponsePlan
 from gateway.codec.v2.tensor_check import NoTensorsError
 from gateway.errors import GatewayError, ServerName, describe_error, name_server
 from gateway.observe.call_record import CallRecord
+from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.framing import PREFIX_SIZE, is_one_message
 from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, read_status
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
+from gateway.protocol.operations import Operation
 from gateway.protocol.v1 import V1ResponseLayout
-from gateway.proxy.destination import Destination, Upstream
+from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CONVERT_CHUNK
+from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.quoted_response import quote_error
 from gateway.upstream.transport import FieldLines, RequestTemplate, UpstreamResponseHead
+
+ResponsePlans = BoundedCache[
+    tuple[tuple[bytes, ...], tuple[object, ...], int], tuple[Dialect, ResponsePlan, Destination]
+]
+"""What becomes of responses, by their key, the encoding and the destination's identity."""
 
 ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview, FieldLines]
 """A response for a client: its template, the lines of further headers, its body and trailers."""
@@ -140,6 +151,29 @@ class ServerResponse:
         if not is_grpc_type(self.head.headers.get("Content-Type", "")):
             return None
         return bytes(self.body[PREFIX_SIZE:])
+
+
+class HandlerScope:
+    """What a handler serves: requests with the same head, on one route.
+
+    ``headers`` are those of the key that pass to a server. ``response_plans`` are kept for all.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        headers: CIMultiDictProxy[str],
+        operation: Operation,
+        limits: Limits,
+        response_plans: ResponsePlans,
+    ) -> None:
+        self.method: Final = method
+        self.target: Final = target
+        self.headers: Final = headers
+        self.operation: Final = operation
+        self.limits: Final = limits
+        self.response_plans: Final = response_plans
 
 
 class CallHandler(ABC):

@@ -13,6 +13,7 @@ from gateway.codec.v2.buffered_response import (
     convert_body,
     convert_large_body,
 )
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError, ServerName
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import Dialect
@@ -20,11 +21,14 @@ from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.protocol.messages import InferRequestHead
 from gateway.protocol.operations import Operation
+from gateway.protocol.request_header import header_length
 from gateway.protocol.response_header import ResponseAction
 from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.calls.handler import (
     CallHandler,
     ClientMessage,
+    HandlerScope,
+    ResponsePlans,
     ServerRequest,
     ServerResponse,
     explain,
@@ -53,12 +57,8 @@ from gateway.proxy.interfaces import ClientHead
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
+from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.transport import HeaderLines, RequestTemplate, UpstreamResponseHead
-
-ResponsePlans = BoundedCache[
-    tuple[tuple[bytes, ...], tuple[object, ...], int], tuple[Dialect, ResponsePlan, Destination]
-]
-"""What becomes of responses, by their key, the encoding and the destination's identity."""
 
 _MAX_CACHED_OUTPUTS = 32
 """Outputs that a request may list if what becomes of its responses is cached."""
@@ -269,6 +269,26 @@ class InferHandler(CallHandler):
         """Pass on a response that arrives in parts."""
         assert request.received is not None
         await relay_infer(relay, request.received, self._operation, is_grpc=request.is_grpc)
+
+
+def make_infer_handler(scope: HandlerScope) -> CallHandler | None:
+    """Return the handler of infer requests; None if the streaming path sends an error."""
+    try:
+        header_size = header_length(scope.headers)
+    except GatewayError:
+        return None
+    max_size = MAX_WINDOW  # tensors pass as they are
+    if header_size is None:
+        max_size = min(MAX_FAST_REQUEST, scope.limits.max_inference_header_bytes)
+    return InferHandler(
+        scope.method,
+        scope.target,
+        scope.headers,
+        scope.operation,
+        header_size,
+        max_size,
+        scope.response_plans,
+    )
 
 
 class _HttpForm:

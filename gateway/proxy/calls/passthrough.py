@@ -6,10 +6,11 @@ from gateway.codec.json.nesting import nests_deeper
 from gateway.codec.v2.tensor_check import tensor_check
 from gateway.errors import GatewayError, ServerName
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.operations import OperationKind
+from gateway.protocol.operations import QUERIES, OperationKind
 from gateway.proxy.calls.handler import (
     CallHandler,
     ClientMessage,
+    HandlerScope,
     ServerRequest,
     ServerResponse,
     explain,
@@ -96,3 +97,17 @@ class GenerateHandler(PassthroughHandler):
         await relay_tensors(
             received, relay.response, relay.server, deadline, OperationKind.GENERATE
         )
+
+
+def make_passthrough_handler(scope: HandlerScope) -> CallHandler:
+    """Return the handler of requests that pass untouched."""
+    return PassthroughHandler(_template_of(scope), scope.operation.kind in QUERIES)
+
+
+def make_generate_handler(scope: HandlerScope) -> CallHandler:
+    """Return the handler of requests to generate."""
+    return GenerateHandler(_template_of(scope))
+
+
+def _template_of(scope: HandlerScope) -> RequestTemplate:
+    return RequestTemplate(scope.method, scope.target, tuple(scope.headers.items()))

@@ -12,23 +12,19 @@ from typing import Final, Literal
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError
 from gateway.observe.call_record import NO_LABELS
 from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT, is_grpc_type
 from gateway.protocol.grpc.methods import GrpcMethod, find_method, operation_of
 from gateway.protocol.grpc.model_scanner import ScannedModel
-from gateway.protocol.operations import QUERIES, OperationKind, model_name_of
-from gateway.protocol.request_header import header_length
+from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
 from gateway.proxy.calls.buffered import BODY_COPIES, BufferedCall, CallPlan
 from gateway.proxy.calls.grpc import MAX_REQUEST, GrpcHandler, scan_message
-from gateway.proxy.calls.handler import CallHandler
-from gateway.proxy.calls.infer import InferHandler, ResponsePlans
-from gateway.proxy.calls.passthrough import GenerateHandler, PassthroughHandler
-from gateway.proxy.calls.predict import PredictHandler
+from gateway.proxy.calls.handler import HandlerScope, ResponsePlans
+from gateway.proxy.calls.infer import InferHandler
+from gateway.proxy.calls.kinds import OPERATORS, kind_of
 from gateway.proxy.destination import Destination, Limits, Upstream
-from gateway.proxy.dispatch import OPERATOR_KINDS
 from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredRequest
@@ -38,9 +34,8 @@ from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
-from gateway.system.buffers import MAX_WINDOW
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.transport import HOP_BY_HOP, RequestTemplate
+from gateway.upstream.transport import HOP_BY_HOP
 
 _KEYED_HEADERS = (
     HOP_BY_HOP
@@ -117,7 +112,13 @@ class FastPath:
         operation = route_match.operation
         passed = to_server(keyed, route_match.dropped_headers)
         # Noted headers come with the lines of each request: see CallPlan.passed_lines.
-        handler = self._make_handler(route_match, method, to_server(passed, NOTED_HEADERS), limits)
+        make_handler = kind_of(route_match).make_handler
+        if make_handler is None or operation.kind in OPERATORS:
+            return None
+        sent = to_server(passed, NOTED_HEADERS)
+        handler = make_handler(
+            HandlerScope(method, route_match.target, sent, operation, limits, self._response_plans)
+        )
         if handler is None:
             return None
         converts = isinstance(handler, InferHandler)
@@ -182,33 +183,6 @@ class FastPath:
             passed_noted=NOTED_HEADERS - route_match.dropped_headers - {"content-length", TIMEOUT},
             labels=route_match.labels,
             adds_server_timing=policy is not None and policy.adds_server_timing,
-        )
-
-    def _make_handler(
-        self, route_match: RouteMatch, method: str, headers: CIMultiDictProxy[str], limits: Limits
-    ) -> CallHandler | None:
-        """Return the handler of requests with these headers; None for the streaming path."""
-        operation, target = route_match.operation, route_match.target
-        if operation.kind in OPERATOR_KINDS:
-            return None  # their errors name endpoints; they are rare
-        if route_match.is_passthrough:
-            template = RequestTemplate(method, target, tuple(headers.items()))
-            if operation.kind is OperationKind.GENERATE:
-                return GenerateHandler(template)
-            return PassthroughHandler(template, operation.kind in QUERIES)
-        if operation.kind is OperationKind.PREDICT:
-            return PredictHandler(target, headers, operation, self._response_plans)
-        if operation.kind is not OperationKind.INFER:
-            return None
-        try:
-            header_size = header_length(headers)
-        except GatewayError:
-            return None  # the streaming path sends the error
-        max_size = MAX_WINDOW  # tensors pass as they are
-        if header_size is None:
-            max_size = min(MAX_FAST_REQUEST, limits.max_inference_header_bytes)
-        return InferHandler(
-            method, target, headers, operation, header_size, max_size, self._response_plans
         )
 
     def prepare(

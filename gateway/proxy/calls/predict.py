@@ -6,8 +6,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.protocol.operations import Operation
 from gateway.protocol.v1 import infer_path
-from gateway.proxy.calls.handler import ServerRequest
-from gateway.proxy.calls.infer import InferHandler, ResponsePlans
+from gateway.proxy.calls.handler import CallHandler, HandlerScope, ResponsePlans, ServerRequest
+from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import read_buffered_prediction
 from gateway.proxy.interfaces import ClientHead
@@ -43,3 +43,8 @@ class PredictHandler(InferHandler):
             return None
         received, layout = prediction
         return self._write(head, received, destination, layout)
+
+
+def make_predict_handler(scope: HandlerScope) -> CallHandler:
+    """Return the handler of predictions."""
+    return PredictHandler(scope.target, scope.headers, scope.operation, scope.response_plans)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -20,14 +20,13 @@ from gateway.proxy.cluster.scatter_gather import (
     send_merged,
     server_names,
 )
-from gateway.proxy.destination import Upstream
 from gateway.proxy.interfaces import Call
 
 _FULL_INDEX = b"{}"
 """A request for the whole index; MLServer does not accept an empty body."""
 
 
-async def repository_index(call: Call, upstreams: Sequence[Upstream]) -> None:
+async def repository_index(call: Call) -> None:
     """List the models of all upstreams, each with the name of its upstream.
 
     Under model discovery every endpoint is queried, and its upstream has the models of all. Entries
@@ -40,7 +39,7 @@ async def repository_index(call: Call, upstreams: Sequence[Upstream]) -> None:
         if call.request.method == "POST" and not any(body or ()):
             body = (_FULL_INDEX,)
         index_request = make_sub_request(call.request, call.request.target, body)
-        result = await query_model_lists(call, index_request, upstreams, reservation)
+        result = await query_model_lists(call, index_request, reservation)
         if not result.are_complete:
             await send_merged(call, result.without_success)
             return
@@ -55,14 +54,14 @@ async def repository_index(call: Call, upstreams: Sequence[Upstream]) -> None:
         await send_json(call, b"[%b]" % entries, result.headers)
 
 
-async def statistics(call: Call, upstreams: Sequence[Upstream]) -> None:
+async def statistics(call: Call) -> None:
     """Send the statistics of all endpoints, each with the names of upstream and endpoint.
 
     A header names the endpoints that fail: the counts of the others are true without them.
     """
     request = make_sub_request(call.request, call.request.target)
     with call.reserve() as reservation:
-        sub_responses = await query_servers(call, upstreams, lambda _: request, reservation)
+        sub_responses = await query_servers(call, lambda _: request, reservation)
         failed = [each for each in sub_responses if not each.success]
         if len(failed) == len(sub_responses):
             await send_merged(call, sub_responses)

@@ -23,22 +23,19 @@ TargetFor = Callable[[Upstream], str]
 """Returns the raw target of an operation at the servers of an upstream."""
 
 
-async def broadcast(
-    call: Call, upstreams: Sequence[Upstream], target_for: TargetFor, model: str | None = None
-) -> None:
+async def broadcast(call: Call, target_for: TargetFor, model: str | None = None) -> None:
     """Send a request to every endpoint, and the response that all agree on to the client.
 
     Under model discovery only endpoints that have ``model`` get it. Raises GatewayError (502) if
     only some succeeded, with the names of all and the errors.
     """
-    if count_endpoints(upstreams) == 1:
+    if count_endpoints(call.upstreams) == 1:
         await passthrough(call, target_for(call.destination.upstream))
         return
     with call.reserve() as reservation:
         body = await buffer_body(call, reservation)
         sub_responses = await query_servers(
             call,
-            upstreams,
             lambda upstream: make_sub_request(call.request, target_for(upstream), body),
             reservation,
             model,
@@ -46,19 +43,19 @@ async def broadcast(
         await send_merged(call, sub_responses)
 
 
-async def load(call: Call, upstreams: Sequence[Upstream]) -> None:
+async def load(call: Call) -> None:
     """Load or unload a model everywhere, and drop its cached metadata, whatever comes of it."""
     request, model = call.request, call.operation.model
     is_unload = request.target.partition("?")[0].endswith("/unload")
-    for upstream in upstreams:
+    for upstream in call.upstreams:
         if upstream.speaks_grpc:  # servers differ in which field of the message has the model
             with suppress(GatewayError):  # the load itself tells that a server is unreachable
                 await wait_for_dialects([upstream], call.deadline)
     try:
         # An unload needs the model; a load goes where it is not yet.
-        await broadcast(call, upstreams, lambda _: request.target, model if is_unload else None)
+        await broadcast(call, lambda _: request.target, model if is_unload else None)
     finally:
-        for upstream in upstreams:
+        for upstream in call.upstreams:
             upstream.metadata.invalidate(model or "")
             upstream.pool.refresh_models()
 

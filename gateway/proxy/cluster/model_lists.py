@@ -56,7 +56,6 @@ class ModelLists:
 async def query_model_lists(
     call: Call,
     index_request: UpstreamRequest,
-    upstreams: Sequence[Upstream],
     reservation: Reservation,
 ) -> ModelLists:
     """Query one endpoint of each upstream, or all under model discovery, for its models.
@@ -65,17 +64,16 @@ async def query_model_lists(
     ``index_request``, servers of unknown dialect too: they are named with their error. Raises
     GatewayError as ``query_servers``.
     """
-    await _wait_for_dialects(upstreams, call.deadline)
+    await _wait_for_dialects(call.upstreams, call.deadline)
     v1_request = make_sub_request(call.request, MODELS_PATH, method="GET")
     v1_request.headers.popall("Content-Type", None)  # that of a body for the index
     sub_responses = await query_servers(
         call,
-        upstreams,
         lambda upstream: v1_request if _speaks_v1(upstream) else index_request,
         reservation,
         queries_all=lambda upstream: upstream.pool.discovers_models,
     )
-    by_name = {upstream.name: upstream for upstream in upstreams}
+    by_name = {upstream.name: upstream for upstream in call.upstreams}
     result = ModelLists([], [])
     for each in sub_responses:
         has_none = _has_no_list(each, by_name[each.upstream], index_request)

@@ -125,7 +125,6 @@ def make_sub_request(
 
 async def query_servers(
     call: Call,
-    upstreams: Sequence[Upstream],
     request_for: Callable[[Upstream], UpstreamRequest],
     reservation: Reservation,
     model: str | None = None,
@@ -141,7 +140,7 @@ async def query_servers(
     does not accept.
     """
     queries: dict[Upstream | str, _Query] = {}
-    for upstream in upstreams:
+    for upstream in call.upstreams:
         request = request_for(upstream)
         # The slots of all servers are taken already.
         destination = replace(call.destination, upstream=upstream, concurrency_limits=())
@@ -152,10 +151,10 @@ async def query_servers(
         check_lengths(request, upstream.dialect_state.dialect)
         for lease in upstream.pool.lease_all():
             queries.setdefault(lease.endpoint.url, replace(query, lease=lease))
-    results = await _run_all(call, upstreams, queries.values())
+    results = await _run_all(call, queries.values())
     if results or model is None:
         return results
-    return await query_servers(call, upstreams, request_for, reservation, None, queries_all)
+    return await query_servers(call, request_for, reservation, None, queries_all)
 
 
 def merge_responses(
@@ -307,10 +306,8 @@ class _Query:
                 attempt.close(response)
 
 
-async def _run_all(
-    call: Call, upstreams: Sequence[Upstream], queries: Collection[_Query]
-) -> list[SubResponse]:
-    record, deadline = call.response.record, call.deadline
+async def _run_all(call: Call, queries: Collection[_Query]) -> list[SubResponse]:
+    record, deadline, upstreams = call.response.record, call.deadline, call.upstreams
     record.upstream = ",".join(upstream.name for upstream in upstreams)
     limits = _limits_of(call.destination, upstreams)
     parts = [record.part() for _ in queries]

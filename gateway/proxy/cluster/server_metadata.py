@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from gateway.protocol.dialect_detection import add_binary_extension, merge_server_metadata
@@ -14,7 +13,6 @@ from gateway.proxy.cluster.scatter_gather import (
     query_servers,
     send_buffered,
 )
-from gateway.proxy.destination import Upstream
 from gateway.proxy.headers import with_body
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import relay_response, relay_rewritten
@@ -23,18 +21,18 @@ from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.transport import UpstreamRequest
 
 
-async def server_metadata(call: Call, upstreams: Sequence[Upstream]) -> None:
+async def server_metadata(call: Call) -> None:
     """Send the server's metadata, with the binary extension added.
 
     With several upstreams it is that of the first one, with the extensions that all share.
     """
     request = make_sub_request(call.request, call.request.target)
-    if len(upstreams) == 1:
+    if len(call.upstreams) == 1:
         await _relay_metadata(call, request)
         return
     with call.reserve() as reservation:
         sub_responses = await query_servers(
-            call, upstreams, lambda _: request, reservation, queries_all=lambda _: False
+            call, lambda _: request, reservation, queries_all=lambda _: False
         )
         first = merge_responses(call.request, sub_responses)
         succeeded = [each for each in sub_responses if each.success]

@@ -30,19 +30,19 @@ DIFFERING_ENDPOINTS = "Tensorgate-Differing-Endpoints"
 _log = logging.getLogger("tensorgate.trace")
 
 
-async def log_settings(call: Call, upstreams: Sequence[Upstream]) -> None:
+async def log_settings(call: Call) -> None:
     """Read or write the log settings of servers."""
-    await _server_settings(call, upstreams, lambda _: call.request.target)
+    await _server_settings(call, lambda _: call.request.target)
 
 
-async def trace_settings(call: Call, upstreams: Sequence[Upstream]) -> None:
+async def trace_settings(call: Call) -> None:
     """Read or write trace settings, at the path that each server has for them.
 
     Raises GatewayError (501), before any server is queried, that names upstreams without the
     extension.
     """
-    await wait_for_dialects(upstreams, call.deadline)
-    unsupported = [each for each in upstreams if each.dialect.trace is None]
+    await wait_for_dialects(call.upstreams, call.deadline)
+    unsupported = [each for each in call.upstreams if each.dialect.trace is None]
     if unsupported:
         raise _no_trace_extension(unsupported)
     operation = call.operation
@@ -62,29 +62,24 @@ async def trace_settings(call: Call, upstreams: Sequence[Upstream]) -> None:
             )
         return dialect.trace.path(operation.model, operation.version) + query
 
-    await _server_settings(call, upstreams, target_for, operation.model)
+    await _server_settings(call, target_for, operation.model)
 
 
-async def _server_settings(
-    call: Call, upstreams: Sequence[Upstream], target_for: TargetFor, model: str | None = None
-) -> None:
+async def _server_settings(call: Call, target_for: TargetFor, model: str | None = None) -> None:
     """Read or write settings of servers: their own, or those of ``model``."""
     if call.request.method == "POST":
-        await broadcast(call, upstreams, target_for, model)
-    elif call.request.method == "GET" and count_endpoints(upstreams) > 1:
-        await _compare_settings(call, upstreams, target_for, model)
+        await broadcast(call, target_for, model)
+    elif call.request.method == "GET" and count_endpoints(call.upstreams) > 1:
+        await _compare_settings(call, target_for, model)
     else:
         await passthrough(call, target_for(call.destination.upstream))
 
 
-async def _compare_settings(
-    call: Call, upstreams: Sequence[Upstream], target_for: TargetFor, model: str | None
-) -> None:
+async def _compare_settings(call: Call, target_for: TargetFor, model: str | None) -> None:
     """Send the first endpoint's settings, with headers that name endpoints that differ or fail."""
     with call.reserve() as reservation:
         sub_responses = await query_servers(
             call,
-            upstreams,
             lambda upstream: make_sub_request(call.request, target_for(upstream)),
             reservation,
             model,

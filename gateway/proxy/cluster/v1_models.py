@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import model_name_of, model_path
 from gateway.protocol.v1 import (
@@ -23,7 +21,6 @@ from gateway.proxy.cluster.scatter_gather import (
     query_upstream,
     send_json,
 )
-from gateway.proxy.destination import Upstream
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
 from gateway.proxy.server_dialect import prepare_dialect, wait_for_dialects
@@ -37,7 +34,7 @@ A single server then gets the request itself, and may have a response of its own
 """
 
 
-async def v1_models(call: Call, upstreams: Sequence[Upstream]) -> None:
+async def v1_models(call: Call) -> None:
     """List the models that are ready at any upstream, or tell whether one model is ready.
 
     A header names servers without a list. A server's own error passes to the client. Raises
@@ -47,7 +44,7 @@ async def v1_models(call: Call, upstreams: Sequence[Upstream]) -> None:
     if call.operation.model is not None:
         await _model_readiness(call, call.operation.model)
     else:
-        await _model_list(call, upstreams)
+        await _model_list(call)
 
 
 async def _model_readiness(call: Call, model: str) -> None:
@@ -55,7 +52,7 @@ async def _model_readiness(call: Call, model: str) -> None:
     await prepare_dialect(call)
     await wait_for_dialects([upstream], call.deadline)
     if upstream.dialect.speaks_v1:
-        await passthrough(call, model=model_name_of(call.operation))
+        await passthrough(call)
         return
     path = model_path(model, call.operation.version)
     with call.reserve() as reservation:
@@ -70,16 +67,16 @@ async def _model_readiness(call: Call, model: str) -> None:
         await _send_error(call, response)
 
 
-async def _model_list(call: Call, upstreams: Sequence[Upstream]) -> None:
+async def _model_list(call: Call) -> None:
     index_request = make_sub_request(call.request, _INDEX, (b'{"ready":true}',), "POST")
     index_request.headers["Content-Type"] = "application/json"
     with call.reserve() as reservation:
-        result = await query_model_lists(call, index_request, upstreams, reservation)
+        result = await query_model_lists(call, index_request, reservation)
         if result.are_complete:
             await _send_merged_list(call, result)
             return
         sub_responses = (*result.lists, *result.without_list)
-        if len(upstreams) > 1 or not all(map(_has_no_index, sub_responses)):
+        if len(call.upstreams) > 1 or not all(map(_has_no_index, sub_responses)):
             await _send_error(call, merge_responses(call.request, result.without_success))
             return
     # The server speaks no V2, or its index is closed. It may have another list under the same path,

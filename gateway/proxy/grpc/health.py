@@ -12,11 +12,11 @@ from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.wire import LENGTH, WireError, WireReader
 from gateway.protocol.json_errors import quote_value
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness
 from gateway.proxy.errors import send_status
 from gateway.proxy.grpc.message import read_message
 from gateway.proxy.grpc.response import finish, start_response, write_message
 from gateway.proxy.interfaces import Call
+from gateway.proxy.readiness import CACHE_SECONDS, Readiness
 
 _SERVICE_TAG: Final = 1 << 3 | LENGTH
 _SERVICES: Final = ("", INFERENCE_SERVICE, HEALTH_SERVICE)
@@ -27,9 +27,7 @@ _NOT_SERVING: Final = b"\x08\x02"
 _SERVICE_UNKNOWN: Final = b"\x08\x03"
 
 
-async def serve_health(
-    call: Call, rpc: GrpcMethod, readiness: Readiness, reservation: Reservation
-) -> None:
+async def serve_health(call: Call, rpc: GrpcMethod, reservation: Reservation) -> None:
     """Serve Check, or Watch, with the readiness of the gateway.
 
     Raises GatewayError: 400 for a broken request, 404 for a check of an unknown service.
@@ -37,19 +35,19 @@ async def serve_health(
     service = _read_service(await read_message(call, reservation))
     if rpc.response_streams:
         with call.deadline.suspended():  # it may run for days
-            await _watch(call, service, readiness)
+            await _watch(call, service)
         return
     if service not in _SERVICES:
         raise GatewayError(ErrorKind.NOT_FOUND, f"unknown service {quote_value(service)}")
-    status = await _status(readiness)
+    status = await _status(call.readiness)
     await start_response(call.response)
     await write_message(call.response, (status,))
     await finish(call.response)
 
 
-async def _watch(call: Call, service: str, readiness: Readiness) -> None:
+async def _watch(call: Call, service: str) -> None:
     """Send the status, and again whenever it changes, until the client or the gateway leaves."""
-    response = call.response
+    response, readiness = call.response, call.readiness
     await start_response(response)
     last = b""
     while True:

@@ -11,24 +11,24 @@ from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.framing import MessageReader
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness
 from gateway.proxy.errors import send_status
 from gateway.proxy.grpc.compression import MessageDecompressor
 from gateway.proxy.grpc.response import finish, start_response, write_message
 from gateway.proxy.interfaces import Call, ClientRequest
+from gateway.proxy.readiness import CACHE_SECONDS, Readiness
 
 MAX_REFLECTION_REQUEST: Final = 16 * 1024
 """Bytes of a request: it holds a name."""
 _CAP_NAME: Final = "the most of a reflection request"
 
 
-async def serve_reflection(call: Call, readiness: Readiness, reservation: Reservation) -> None:
+async def serve_reflection(call: Call, reservation: Reservation) -> None:
     """Answer each request of a stream, until the client or the gateway ends it.
 
     Raises GatewayError: 400 for a broken request, 413 for a larger one than any name needs.
     """
     requests = _RequestReader(call.request, reservation)
-    response = call.response
+    response, readiness = call.response, call.readiness
     with call.deadline.suspended():  # a client may keep it for its next question
         await start_response(response)
         while (piece := await _read(call.request, readiness)) is not None:

@@ -39,7 +39,7 @@ from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.messages import InferRequest, InferRequestHead
-from gateway.protocol.operations import decode_utf8_name, model_name_of
+from gateway.protocol.operations import OperationKind, decode_utf8_name, model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.attempts.retry import UpstreamCall
@@ -51,6 +51,7 @@ from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.proxy.infer.handler import check_request
 from gateway.proxy.infer.server_form import check_metadata
 from gateway.proxy.interfaces import Call
+from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.grpc.decompress import decompress_message
 from gateway.upstream.grpc.endpoint import check_grpc_head, error_of_rpc
@@ -88,8 +89,12 @@ class _Result(NamedTuple):
 async def generate(call: Call) -> None:
     """Serve a request to generate: one response, or a stream of events.
 
-    The first response sets the status. Raises GatewayError; an error after that is an event.
+    It passes untouched to a server over HTTP. Else the first response sets the status. Raises
+    GatewayError; an error after that is an event.
     """
+    if not call.destination.upstream.speaks_grpc:
+        await passthrough(call, inference=OperationKind.GENERATE)
+        return
     if call.request.method != "POST":
         raise GatewayError(ErrorKind.NOT_ALLOWED, "Method Not Allowed")
     destination, record = call.destination, call.response.record

@@ -8,7 +8,6 @@ from gateway.codec.v1.buffered_request import read_prediction
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.errors import ModelMismatchError, bad_request
 from gateway.protocol.messages import InferRequest
-from gateway.protocol.operations import model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout, error_document, infer_path
 from gateway.proxy.admission.memory_budget import Reservation
@@ -33,7 +32,7 @@ async def predict(call: Call) -> None:
                 f"the metadata of model '{model.name}' lists no inputs; the gateway needs them "
                 "to convert a V1 request"
             )
-        await passthrough(call, model=model_name_of(operation), inference=operation.kind)
+        await passthrough(call, inference=operation.kind)
         return
     body = ClientBody(call.request, destination.limits.max_request_bytes, call.deadline)
     with call.reserve() as reservation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import TracebackType
 from typing import Protocol
 
 from gateway.errors import ErrorKind, GatewayError, describe_error
@@ -45,7 +44,7 @@ class LeaseOwner(Protocol):
 class Lease:
     """The right to use an endpoint for one call, and to report how that went.
 
-    Use it as a context manager, or call ``acquire`` and then ``release`` or ``finish``.
+    Call ``acquire``, and then ``release`` or ``finish``.
     """
 
     def __init__(self, pool: LeaseOwner, member: Member, is_trial: bool = True) -> None:
@@ -120,19 +119,6 @@ class Lease:
     def finish(self, error: BaseException | None) -> None:
         """Release the endpoint with the outcome that an error stands for; None is a success."""
         self.release(*self.classify_error(error))
-
-    def __enter__(self) -> UpstreamEndpoint:
-        """Acquire the endpoint."""
-        return self.acquire()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Release the endpoint."""
-        self.finish(error)
 
 
 def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:

@@ -118,8 +118,8 @@ def _may_be_repeated(call: GeneratedCall) -> bool:
 def differences(call: GeneratedCall, way: Way, outcome: Outcome, other: Outcome) -> Iterator[str]:
     """Yield what differs from the outcome of the whole call, each as a text for people.
 
-    What may differ is here alone; docs/architecture.md says why ("Small bodies are waited for a
-    moment").
+    What may differ is here alone; docs/architecture.md says why ("A short wait for small
+    bodies").
     """
     if _may_stream(call, way, outcome):
         if _has_equal_error(outcome, other):

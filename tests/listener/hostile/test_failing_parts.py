@@ -14,8 +14,8 @@ from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.calls.dispatch import handle_request, proxy_call
 from gateway.proxy.calls.planner import FastPath
-from gateway.proxy.dispatch import handle_request, proxy_call
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.mirror import Mirror
 from gateway.proxy.filters.trace_sampling import TraceSampler

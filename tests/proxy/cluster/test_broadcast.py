@@ -13,8 +13,8 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.destination import Destination
-from gateway.proxy.dispatch import handle_request
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.sizes import MAX_MODEL_DOCUMENT

@@ -40,9 +40,8 @@ async def _response(
     destination = make_destination(endpoint)
     with Deadline(9, 9) as deadline:
         operation = parse_operation("GET", "/v2?q")
-        await server_metadata(
-            Call(request, response, operation, destination, deadline), [destination.upstream]
-        )
+        upstreams = (destination.upstream,)
+        await server_metadata(Call(request, response, operation, destination, deadline, upstreams))
     assert log[-2:] == ["client has got all", "server is let go"]
     assert response.status == status
     assert response.headers["X-Kept"] == "1"

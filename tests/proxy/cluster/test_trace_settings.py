@@ -28,8 +28,9 @@ async def _sent(method: str, target: str, body: bytes = b"") -> tuple[str, bytes
     with Deadline(9, 9) as deadline:
         operation = parse_operation(method, target)
         destination = make_destination(endpoint)
-        call = Call(request, response, operation, destination, deadline)
-        await trace_settings(call, [destination.upstream])
+        upstreams = (destination.upstream,)
+        call = Call(request, response, operation, destination, deadline, upstreams)
+        await trace_settings(call)
     assert (response.status, response.body) == (200, b"{}")
     return endpoint.requests[0].target, endpoint.bodies[0]
 
@@ -73,9 +74,10 @@ async def test_server_without_trace_settings_gets_no_request(dialect: Dialect, t
     destination = make_destination(endpoint, name="models", dialect=dialect)
     request, operation = ScriptedRequest(log, "GET", target), parse_operation("GET", target)
     with Deadline(9, 9) as deadline:
-        call = Call(request, ScriptedClientResponse(log), operation, destination, deadline)
+        response, upstreams = ScriptedClientResponse(log), (destination.upstream,)
+        call = Call(request, response, operation, destination, deadline, upstreams)
         with pytest.raises(GatewayError) as caught:
-            await trace_settings(call, [destination.upstream])
+            await trace_settings(call)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
     assert f"upstream 'models' ({dialect.name}) lacks the trace extension" in caught.value.message
     assert not endpoint.requests
@@ -90,14 +92,15 @@ async def test_upstreams_without_trace_settings_are_named(method: str) -> None:
     def upstream(number: int, dialect: Dialect) -> Upstream:
         return make_destination(endpoints[number], name="abc"[number], dialect=dialect).upstream
 
-    upstreams = [upstream(0, KSERVE), upstream(1, TRITON), upstream(2, JSON)]
+    upstreams = (upstream(0, KSERVE), upstream(1, TRITON), upstream(2, JSON))
     destination = make_destination(endpoints[1])
     request = ScriptedRequest(log, method, "/v2/trace", body=[b"{}"] if method == "POST" else [])
     operation = parse_operation(method, "/v2/trace")
     with Deadline(9, 9) as deadline:
-        call = Call(request, ScriptedClientResponse(log), operation, destination, deadline)
+        response = ScriptedClientResponse(log)
+        call = Call(request, response, operation, destination, deadline, upstreams)
         with pytest.raises(GatewayError) as caught:
-            await trace_settings(call, upstreams)
+            await trace_settings(call)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
     lacking = "upstream 'a' (kserve) and upstream 'c' (json) lack the trace extension"
     assert caught.value.message == lacking

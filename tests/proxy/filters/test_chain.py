@@ -13,8 +13,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.protocol.operations import Operation, OperationKind
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.calls.planner import FastPath
-from gateway.proxy.dispatch import handle_request
 from gateway.proxy.filters import chain
 from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
 from gateway.proxy.interfaces import Call, ClientResponse

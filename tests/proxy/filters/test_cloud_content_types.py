@@ -7,7 +7,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.dispatch import proxy_call
+from gateway.proxy.calls.dispatch import proxy_call
 from gateway.proxy.interfaces import Call
 from tests.support.doubles.streaming import (
     EventLog,

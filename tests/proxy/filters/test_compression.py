@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import bad_response
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
-from gateway.proxy.dispatch import handle_request
+from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.filters.compression import MIN_SIZE, CompressedResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match

@@ -16,8 +16,8 @@ from gateway.codec.decompress import _STATE, FREE_MEMBERS, FREE_OUTPUT_BYTES, MA
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.body_io import ClientBody
+from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.destination import Limits
-from gateway.proxy.dispatch import handle_request
 from gateway.proxy.filters.decompression import DecompressedRequest, decompress_request
 from gateway.proxy.interfaces import Call
 from gateway.sizes import CONVERT_CHUNK

@@ -16,9 +16,9 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.calls.dispatch import handle_request, proxy_call
 from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Limits
-from gateway.proxy.dispatch import handle_request, proxy_call
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror
 from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match

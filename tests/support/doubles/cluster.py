@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import Dialect
+from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.destination import Destination
-from gateway.proxy.dispatch import handle_request
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.pool.dialect import DialectState

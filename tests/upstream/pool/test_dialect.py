@@ -27,6 +27,7 @@ from tests.support.servers.scripted_server import (
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
+from tests.upstream.pools import used
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "schedule_policy", "sequence", "trace"]
 OF_TRITON = {"name": "triton", "version": "2.51.0", "extensions": EXTENSIONS}
@@ -96,7 +97,7 @@ async def test_server_that_shows_its_dialect_is_asked_once(
         assert dialect_detector.dialect == TRITON
         assert dialect_detector.reason.startswith(f"{server.url} names itself 'triton'")
         for _ in range(3):
-            with pool.lease():
+            with used(pool.lease()):
                 await asyncio.sleep(0.02)
         (received,) = server.requests
         assert received.head.first == "GET /v2 HTTP/1.1"

@@ -23,6 +23,7 @@ from tests.support.http_messages import http_response, message
 from tests.support.servers.name_service import UNKNOWN_NAME, Answer, NameService
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 from tests.upstream.endpoints import trusting_context
+from tests.upstream.pools import used
 
 REQUEST = UpstreamRequest("GET", "/v2", CIMultiDict())
 
@@ -64,7 +65,7 @@ async def _asked(pool: Pool) -> set[str]:
     """Return the bodies of the next responses."""
     bodies = set()
     for _ in range(2 * len(pool.members)):
-        with pool.lease() as endpoint:
+        with used(pool.lease()) as endpoint:
             bodies.add((await send_control_request(endpoint, "GET", "/v2", 100)).body.decode())
     return bodies
 
@@ -128,7 +129,7 @@ async def test_calls_finish_at_an_address_that_vanishes() -> None:
         ScriptedServer(host="127.0.0.2", port=old.port),
         _pool(names, f"http://triton:{old.port}") as pool,
     ):
-        with pool.lease() as endpoint:
+        with used(pool.lease()) as endpoint:
             response = await endpoint.send(REQUEST)
             assert await response.read() == b"ab"
             names.answers["triton"] = ["127.0.0.2"]

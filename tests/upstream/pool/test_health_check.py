@@ -27,6 +27,7 @@ from tests.support.servers.scripted_server import (
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
+from tests.upstream.pools import used
 
 WELL = http_response()
 ILL = http_response(status="503 Service Unavailable")
@@ -56,7 +57,7 @@ def _lent(pool: Pool) -> set[str]:
     """Return the endpoints of the next calls."""
     urls = set()
     for _ in range(2 * len(pool.members)):
-        with pool.lease() as endpoint:
+        with used(pool.lease()) as endpoint:
             urls.add(endpoint.url)
     return urls
 

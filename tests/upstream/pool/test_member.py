@@ -10,7 +10,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import MemberState, Outcome
 from gateway.upstream.pool.pool import Pool
-from tests.upstream.pools import fail_calls, make_pool
+from tests.upstream.pools import fail_calls, make_pool, used
 
 UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "cannot connect to http://0: Connection refused")
 
@@ -133,7 +133,7 @@ def test_stored_error_keeps_no_frames_alive() -> None:
 
     def call() -> "weakref.ref[_Body]":
         body = _Body()
-        with suppress(GatewayError), pool.lease():
+        with suppress(GatewayError), used(pool.lease()):
             raise GatewayError(ErrorKind.BAD_RESPONSE, f"{body!r} was not answered")
         return weakref.ref(body)
 

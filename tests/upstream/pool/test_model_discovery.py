@@ -26,6 +26,7 @@ from tests.support.servers.scripted_server import (
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
+from tests.upstream.pools import used
 
 Discovering = Callable[..., AbstractAsyncContextManager[Pool]]
 
@@ -78,7 +79,7 @@ def _lent(pool: Pool, model: str | None, exclude: Iterable[str] = ()) -> set[str
     urls = set()
     for _ in range(2 * len(pool.members)):
         lease = pool.lease(excluded, None if model is None else ModelName(model))
-        with lease as endpoint:
+        with used(lease) as endpoint:
             urls.add(endpoint.url)
     return urls
 

@@ -8,7 +8,7 @@ from gateway.routing.latency_outliers import Latency, ModelLatency
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
-from tests.upstream.pools import ManualClock, fail_calls, make_pool, used_endpoints
+from tests.upstream.pools import ManualClock, fail_calls, make_pool, used, used_endpoints
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ async def test_failure_of_a_removed_endpoint_is_ignored(caplog: pytest.LogCaptur
 def test_success_ends_an_ejection() -> None:
     pool = make_pool(3)
     fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
-    with pool.lease_all()[0]:
+    with used(pool.lease_all()[0]):
         pass
     assert set(used_endpoints(pool)) == set("012")
 

@@ -22,12 +22,12 @@ from gateway.upstream.pool.ready_models import ANY_MODEL
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ready
 from tests.support.gateway import no_leaks
-from tests.upstream.pools import ManualClock, fail_calls, make_pool, used_endpoints
+from tests.upstream.pools import ManualClock, fail_calls, make_pool, used, used_endpoints
 
 
 def test_single_endpoint_gets_all_calls() -> None:
     pool = make_pool(1)
-    with pool.lease() as first, pool.lease() as second:
+    with used(pool.lease()) as first, used(pool.lease()) as second:
         assert first is second
         assert pool.outstanding == [2]
     assert pool.outstanding == [0]
@@ -37,26 +37,26 @@ def test_idle_endpoints_take_turns() -> None:
     pool = make_pool(3)
     urls = []
     for _ in range(6):
-        with pool.lease() as endpoint:
+        with used(pool.lease()) as endpoint:
             urls.append(endpoint.url[-1])
     assert "".join(urls) == "012012"
 
 
 def test_least_busy_endpoint_is_chosen() -> None:
     pool = make_pool(2)
-    with pool.lease() as busy, pool.lease() as other:
+    with used(pool.lease()) as busy, used(pool.lease()) as other:
         assert other is not busy
-        with pool.lease():
+        with used(pool.lease()):
             assert sorted(pool.outstanding) == [1, 2]
-    with pool.lease() as busy:
+    with used(pool.lease()) as busy:
         for _ in range(4):
-            with pool.lease() as endpoint:
+            with used(pool.lease()) as endpoint:
                 assert endpoint is not busy
 
 
 def test_lease_is_released_after_any_outcome() -> None:
     pool = make_pool(1)
-    with pytest.raises(KeyError), pool.lease():
+    with pytest.raises(KeyError), used(pool.lease()):
         raise KeyError
     assert pool.outstanding == [0]
 
@@ -375,7 +375,7 @@ async def test_snapshot_describes_all_endpoints() -> None:
     pool.members[0].probed = ProbeState(healthy=False)
     pool.members[0].reason = "GET / returned 503"
     pool.members[1].models = ready("b", "a")
-    with pool.lease():
+    with used(pool.lease()):
         states = [replace(each, state_since=None) for each in pool.snapshot()]
     assert states == [
         MemberState(

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.destination import Destination
-from gateway.proxy.dispatch import handle_request
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -28,13 +27,14 @@ from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_na
 from gateway.proxy.admission.concurrency_limit import check_room
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.cluster.aggregate import repository_index, statistics
-from gateway.proxy.cluster.broadcast import load
-from gateway.proxy.cluster.health import Readiness, live, ready
-from gateway.proxy.cluster.server_metadata import server_metadata
-from gateway.proxy.cluster.server_settings import log_settings, trace_settings
-from gateway.proxy.cluster.v1_models import v1_models
-from gateway.proxy.destination import Limits, Upstream
+from gateway.proxy.calls.kinds import (
+    ALL_SERVERS,
+    OPERATORS,
+    PASSED,
+    is_for_one_server,
+    one_server_kind,
+)
+from gateway.proxy.destination import Limits
 from gateway.proxy.errors import run_with_deadline, send_error
 from gateway.proxy.filters.chain import filter_call, filter_response
 from gateway.proxy.filters.mirror import tee
@@ -47,44 +47,14 @@ from gateway.proxy.grpc.request import GrpcRequest, is_grpc
 from gateway.proxy.grpc.rewrite import ModelRewriter
 from gateway.proxy.grpc.stream_infer import grpc_stream_infer
 from gateway.proxy.headers import to_server
-from gateway.proxy.infer.generate import generate
-from gateway.proxy.infer.handler import infer
-from gateway.proxy.infer.v1_predict import predict
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
-from gateway.proxy.passthrough import passthrough
+from gateway.proxy.readiness import Readiness
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import prepare_dialect, wait_for_dialects
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
-_ONE_SERVER_KINDS = OPERATION_KINDS["infer"]
-"""Operations that one server serves although they do not pass through."""
-
 _ALWAYS_ADMITTED_KINDS = OPERATION_KINDS["health"]
 """Operations that need no memory budget: a probe would take an overloaded gateway for dead."""
-
-OPERATOR_KINDS = frozenset(
-    (
-        OperationKind.LOAD,
-        OperationKind.TRACE_SETTING,
-        OperationKind.LOGGING,
-        OperationKind.ALL_STATISTICS,
-    )
-)
-"""Operations of operators, who have to learn which endpoint failed."""
-
-_CLUSTER_HANDLERS: Mapping[
-    OperationKind, Callable[[Call, tuple[Upstream, ...]], Awaitable[None]]
-] = {
-    OperationKind.SERVER_METADATA: server_metadata,
-    OperationKind.TRACE_SETTING: trace_settings,
-    OperationKind.LOGGING: log_settings,
-    OperationKind.LOAD: load,
-    OperationKind.INDEX: repository_index,
-    OperationKind.V1_MODEL: v1_models,
-    OperationKind.V1_MODELS: v1_models,
-    OperationKind.ALL_STATISTICS: statistics,
-}
-"""Serve operations over the servers of several upstreams."""
 
 
 async def handle_request(request: ClientRequest, response: ClientResponse, router: Router) -> None:
@@ -181,53 +151,47 @@ async def _serve(
     readiness: Readiness,
     deadline: Deadline,
 ) -> None:
-    response.record.labels = route_match.labels
+    record = response.record
+    record.labels = route_match.labels
     # From here on, the request is the one for the server.
     request.target = route_match.target
     request.headers = to_server(request.headers, route_match.dropped_headers, request.added_headers)
+    operation, destination = route_match.operation, route_match.choice.take()
+    upstreams = route_match.upstreams
+    call = Call(request, response, operation, destination, deadline, upstreams, readiness)
     mirror = None if route_match.mirror is None else route_match.mirror.sample()
     if mirror is None:
-        await _serve_from_servers(request, response, route_match, readiness, deadline)
+        await _serve_call(call, route_match)
         return
-    with tee(request, route_match.operation, mirror, response.record) as teed:
-        await _serve_from_servers(teed, response, route_match, readiness, deadline)
+    with tee(request, operation, mirror, record) as teed:
+        await _serve_call(replace(call, request=teed), route_match)
 
 
-async def _serve_from_servers(
-    request: ClientRequest,
-    response: ClientResponse,
-    route_match: RouteMatch,
-    readiness: Readiness,
-    deadline: Deadline,
-) -> None:
-    operation, destination = route_match.operation, route_match.choice.take()
-    is_for_one_server = not _is_reflection(request) and (
-        route_match.is_passthrough or operation.kind in _ONE_SERVER_KINDS
-    )
-    if is_for_one_server:
-        response.record.upstream = destination.upstream.name
+async def _serve_call(call: Call, route_match: RouteMatch) -> None:
+    kind, record, deadline = call.operation.kind, call.response.record, call.deadline
+    is_proxied = not _is_reflection(call.request) and is_for_one_server(route_match)
+    if is_proxied:
+        record.upstream = call.destination.upstream.name
 
     async def run(deadline: Deadline) -> None:
-        call = Call(request, response, operation, destination, deadline)
         try:
-            if operation.kind not in _ALWAYS_ADMITTED_KINDS:
-                destination.memory_budget.check_admission(response.record.reserved.client)
-            if is_for_one_server:
+            if kind not in _ALWAYS_ADMITTED_KINDS:
+                call.destination.memory_budget.check_admission(record.reserved.client)
+            if is_proxied:
                 await proxy_call(call)
-            elif is_grpc(request):
-                await _serve_grpc_from_all(call, route_match.upstreams, readiness)
+            elif is_grpc(call.request):
+                await _serve_grpc_from_all(call)
             else:
-                await _serve_from_all(call, route_match.upstreams, readiness)
+                await _serve_from_all(call)
         except UpstreamResponseError as error:
             strip_tracebacks(error)
             deadline.expect_client()
-            response.record.set_passed_error(error.status, error.message)
+            record.set_passed_error(error.status, error.message)
             headers = CIMultiDict({"Content-Type": error.content_type})
-            await response.send(error.status, "", headers, error.body)
+            await call.response.send(error.status, "", headers, error.body)
 
-    is_for_operator = operation.kind in OPERATOR_KINDS
-    audience = Audience.OPERATORS if is_for_operator else Audience.CLIENTS
-    await run_with_deadline(run, response, deadline, audience)
+    audience = Audience.OPERATORS if kind in OPERATORS else Audience.CLIENTS
+    await run_with_deadline(run, call.response, deadline, audience)
 
 
 async def proxy_call(call: Call) -> None:
@@ -239,8 +203,8 @@ async def proxy_call(call: Call) -> None:
     with a server's response to a request of the gateway's own.
     """
     await prepare_dialect(call)
-    destination, model = call.destination, model_name_of(call.operation)
-    destination.upstream.pool.lease(model=model)  # raises without an endpoint
+    destination = call.destination
+    destination.upstream.pool.lease(model=model_name_of(call.operation))  # raises without one
     check_room(destination.concurrency_limits)
     with call.reserve() as reservation:
         if is_grpc(call.request):
@@ -248,19 +212,9 @@ async def proxy_call(call: Call) -> None:
             return
         call = await filter_call(call, reservation)
         capture = call.response.record.capture
-        if capture is not None and capture.skips_conversion:
-            await passthrough(call, model=model)
-        elif call.operation.kind is OperationKind.INFER:
-            await infer(call)
-        elif call.operation.kind is OperationKind.PREDICT:
-            await predict(call)
-        elif call.operation.kind is OperationKind.GENERATE:
-            if destination.upstream.speaks_grpc:
-                await generate(call)
-            else:
-                await passthrough(call, model=model, inference=OperationKind.GENERATE)
-        else:
-            await passthrough(call, model=model)
+        skips = capture is not None and capture.skips_conversion
+        kind = PASSED if skips else one_server_kind(call.operation.kind)
+        await kind.serve(call)
 
 
 async def _proxy_grpc(call: Call, reservation: Reservation) -> None:
@@ -283,36 +237,23 @@ async def _proxy_grpc(call: Call, reservation: Reservation) -> None:
         await grpc_as_http(call, rpc, reservation, proxy_call)
 
 
-async def _serve_from_all(
-    call: Call, upstreams: tuple[Upstream, ...], readiness: Readiness
-) -> None:
+async def _serve_from_all(call: Call) -> None:
     """Serve an operation of the gateway itself, or over several servers."""
     with call.reserve() as reservation:
         call = await filter_call(call, reservation)
-        if call.operation.kind is OperationKind.LIVENESS:
-            await live(call.response)
-        elif call.operation.kind is OperationKind.READINESS:
-            await ready(call.response, readiness, call.deadline)
-        else:
-            await _CLUSTER_HANDLERS[call.operation.kind](call, upstreams)
+        await ALL_SERVERS[call.operation.kind].serve(call)
 
 
-async def _serve_grpc_from_all(
-    call: Call, upstreams: tuple[Upstream, ...], readiness: Readiness
-) -> None:
+async def _serve_grpc_from_all(call: Call) -> None:
     """Serve a gRPC call of the gateway itself, or over several servers."""
     rpc = _rpc_of(call.request)
-
-    async def serve(as_http: Call) -> None:
-        await _serve_from_all(as_http, upstreams, readiness)
-
     with call.reserve() as reservation:
         if rpc.service == HEALTH_SERVICE:
-            await serve_health(call, rpc, readiness, reservation)
+            await serve_health(call, rpc, reservation)
         elif rpc.is_reflection:
-            await serve_reflection(call, readiness, reservation)
+            await serve_reflection(call, reservation)
         else:
-            await grpc_as_http(call, rpc, reservation, serve)
+            await grpc_as_http(call, rpc, reservation, _serve_from_all)
 
 
 def _is_reflection(request: ClientRequest) -> bool:

@@ -11,9 +11,9 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS
-from gateway.proxy.cluster import health
-from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness, unready_endpoints
+from gateway.proxy import readiness as readiness_module
 from gateway.proxy.destination import Upstream
+from gateway.proxy.readiness import CACHE_SECONDS, Readiness, unready_endpoints
 from gateway.proxy.router import Route, Router
 from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.routing.matcher import Match, Pattern
@@ -169,7 +169,7 @@ async def test_first_ready_endpoint_ends_the_check() -> None:
 
 
 async def test_error_tells_the_reason_of_every_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "READINESS_TIMEOUT", 0.02)
+    monkeypatch.setattr(readiness_module, "READINESS_TIMEOUT", 0.02)
     endpoints = servers(a=asyncio.Event(), b=connect_error(B), c=scripted_response(b"", 204))
     assert await unready_endpoints(_upstream(*endpoints)) == (
         f"{A} did not say in 0.02 s that it is ready",
@@ -362,7 +362,7 @@ async def test_unreachable_upstream_overrides_a_cached_outcome() -> None:
 async def test_readiness_waits_only_briefly_for_the_first_health_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "READINESS_TIMEOUT", 0.05)
+    monkeypatch.setattr(readiness_module, "READINESS_TIMEOUT", 0.05)
     endpoints = servers(a=asyncio.Event(), b=scripted_response(b"", 500))
     destination = make_destination(*endpoints, supervisor=_prober())
     await destination.upstream.pool.start()
