@@ -124,7 +124,7 @@ clean: ## Remove all that the targets above have set up, and what a compiler lef
 	@touch $@
 
 # Into a folder of its own, which then takes its place: another make may do the same, or run from there.
-.cache/compiled/.ready: pyproject.toml hatch_build.py $(shell find gateway -name '*.py' -o -name '*.[ch]') | .venv/.demo-ready
+.cache/compiled/.ready: pyproject.toml hatch_build.py $(shell find gateway build_tools -name '*.py' -o -name '*.[ch]') | .venv/.demo-ready
 	@echo "compiling the gateway into .cache/compiled (two minutes; with TENSORGATE_PURE=1, make does without) ..."
 	@mkdir -p .cache && built=$$(mktemp -d .cache/compiling.XXXXXX) && trap "rm -rf $$built" EXIT && \
 	  TENSORGATE_PURE=0 $(PIP) install --no-deps --target $$built/site . && touch $$built/.ready && \

@@ -51,6 +51,7 @@ from gateway.workers.worker_pool import WorkerProcess
 
 _T = TypeVar("_T")
 
+_FILE = click.Path(path_type=Path)
 _INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended, as shells have it."""
 _DEMO_ADMIN_PORT = 9080
@@ -70,19 +71,17 @@ def main() -> None:
 
 
 @main.command()
-@click.option(
-    "--config",
-    "config",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Settings file, YAML.",
-)
-def serve(config: Path) -> None:
-    """Serve until SIGTERM or Ctrl-C, and then finish the calls in progress.
+@click.argument("file", required=False, type=_FILE)
+@click.option("--config", metavar="FILE", type=_FILE, help="The same as FILE.")
+def serve(file: Path | None, config: Path | None) -> None:
+    """Serve by a settings file until SIGTERM or Ctrl-C, and then finish the calls in progress.
 
     SIGHUP reloads the settings, and opens the file of the access log anew. The exit status is 2 for
     invalid settings, and 1 if they cannot be used, as an address that is in use.
     """
+    config = config or file
+    if config is None or file not in (None, config):
+        raise click.UsageError("Name one settings FILE.")
     open_standard_descriptors()
     source = SettingsSource(config, os.environ)
     with _exit_on_errors():
@@ -100,7 +99,7 @@ def serve(config: Path) -> None:
 
 
 @main.command()
-@click.argument("config", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("config", metavar="FILE", type=_FILE)
 @click.option(
     "--probe",
     is_flag=True,
@@ -354,7 +353,9 @@ async def _demo(once: bool, port: int) -> None:
         await run_show(url, server, sys.stdout, sys.stdout.isatty())
         if once:
             return
-        click.echo(next_steps(url, server.url, f"http://{gateway.settings.admin}", _DEMO_KEY))
+        click.echo(
+            next_steps(url, server.url, f"http://{gateway.settings.admin.listen}", _DEMO_KEY)
+        )
         click.echo("Ctrl-C ends the demo.")
         traffic = asyncio.create_task(make_traffic(url))
         await stop.wait()
@@ -377,10 +378,12 @@ def _demo_settings(server_url: str, port: int, admin_port: int) -> Settings:
     return Settings.model_validate(
         {
             "listen": f"127.0.0.1:{port}",
-            "admin": f"127.0.0.1:{admin_port}",
-            "admin_actions": True,
-            "admin_payloads": True,
-            "admin_keys": "demo",
+            "admin": {
+                "listen": f"127.0.0.1:{admin_port}",
+                "actions": True,
+                "payloads": True,
+                "keys": "demo",
+            },
             "api_keys": {"demo": {"environment": "TENSORGATE_DEMO_KEY"}},
             "upstreams": {"demo": {"endpoints": [server_url], "dialect": "triton"}},
             "limits": {"drain_timeout": 1},

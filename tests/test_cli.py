@@ -97,6 +97,7 @@ async def test_the_package_can_be_run_as_a_module(file: Path) -> None:
         ("check",),
         ("unknown",),
         ("serve", "--config"),
+        ("serve", "a.yaml", "--config", "b.yaml"),
         ("demo", "--port", "x"),
         ("top", "localhost"),
         ("top", "http://host:1/?query"),
@@ -242,7 +243,7 @@ def test_check_replaces_references_to_the_environment(
     assert (status, "http://triton:1" in out) == (0, True)
 
 
-@pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
+@pytest.mark.parametrize("command", [("check",), ("serve",)], ids=["check", "serve"])
 async def test_invalid_settings_are_printed_with_file_and_line(
     ended: Ended, file: Path, command: tuple[str, ...]
 ) -> None:
@@ -255,7 +256,7 @@ async def test_invalid_settings_are_printed_with_file_and_line(
     assert len(lines) == 2
 
 
-@pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
+@pytest.mark.parametrize("command", [("check",), ("serve",), ("serve", "--config")], ids=" ".join)
 async def test_a_missing_settings_file_is_an_error(
     ended: Ended, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
@@ -318,7 +319,7 @@ async def test_signal_to_reload_or_rotate_during_the_imports_does_not_end_it(
     folder.mkdir()
     slow = "import sys, time; print('imports', file=sys.stderr, flush=True); time.sleep(60)"
     (folder / "uvloop.py").write_text(slow)
-    command = (*MODULE, "serve", "--config", "x")
+    command = (*MODULE, "serve", "x")
     async with running_process(*command, PYTHONPATH=str(folder)) as process:
         await process.wait_for_output("imports")
         process.signal(number)
@@ -332,7 +333,7 @@ async def test_ctrl_c_while_settings_are_read_ends_it_with_one_line(
 ) -> None:
     pipe = tmp_path / "gateway.yaml"
     os.mkfifo(pipe)
-    async with running_process(*command, "serve", "--config", str(pipe)) as process:
+    async with running_process(*command, "serve", str(pipe)) as process:
         with await asyncio.to_thread(pipe.open, "w"):  # it reads
             process.signal(signal.SIGINT)
             assert await process.end() == (130, "", "tensorgate: interrupted\n")
@@ -361,7 +362,7 @@ async def test_ctrl_c_before_it_serves_ends_it_with_one_line(file: Path, workers
     port = free_port()
     more = f"workers: {workers}\n"
     config = write_settings(file, "http://127.0.0.1:1", f"{HOST}:{port}", more)
-    command = (sys.executable, "-c", _STARTS_AS_LONG_AS_IT_LISTENS, "serve", "--config", config)
+    command = (sys.executable, "-c", _STARTS_AS_LONG_AS_IT_LISTENS, "serve", config)
     async with running_process(*command, PORT=str(port)) as process:
         await process.wait_for_output("(?s)" + "starts.*" * workers)
         process.signal(signal.SIGINT)
@@ -430,7 +431,7 @@ async def test_an_address_of_another_process_is_an_error(file: Path) -> None:
     async with gateway_process(write_settings(file, "http://127.0.0.1:1")) as (process, url):
         address = url.removeprefix("http://")
         config = write_settings(file, "http://127.0.0.1:1", address)
-        assert await run(TENSORGATE, "serve", "--config", config) == (
+        assert await run(TENSORGATE, "serve", config) == (
             1,
             "",
             f"tensorgate: cannot listen on {address}: Address already in use\n",
@@ -441,7 +442,7 @@ async def test_an_address_of_another_process_is_an_error(file: Path) -> None:
 async def test_the_same_address_twice_is_an_error(file: Path) -> None:
     address = free_address()
     config = write_settings(file, "http://127.0.0.1:1", f"[{address}, {address}]")
-    assert await run(TENSORGATE, "serve", "--config", config) == (
+    assert await run(TENSORGATE, "serve", config) == (
         1,
         "",
         f"tensorgate: cannot listen on {address}: Address already in use by {address} of the"
@@ -467,7 +468,7 @@ async def test_a_unix_socket_in_use_is_an_error(file: Path, tmp_path: Path) -> N
     path = tmp_path / "gateway.sock"
     config = write_settings(file, "http://127.0.0.1:1", f"unix:{path}")
     async with gateway_process(config):
-        assert await run(TENSORGATE, "serve", "--config", config) == (
+        assert await run(TENSORGATE, "serve", config) == (
             1,
             "",
             f"tensorgate: cannot listen on unix:{path}: {path} is in use by another process\n",
@@ -554,7 +555,7 @@ async def test_a_gateway_that_answered_with_errors_ends_with_status_0(file: Path
 
 each_command_and_workers = pytest.mark.parametrize(
     ("command", "workers"),
-    [(("check",), 1), (("serve", "--config"), 1), (("serve", "--config"), 2)],
+    [(("check",), 1), (("serve",), 1), (("serve",), 2)],
     ids=["check", "serve", "serve with workers"],
 )
 
@@ -620,7 +621,7 @@ async def test_a_missing_file_of_upstream_tls_is_an_error(
     assert await ended(*command, str(file)) == (1, "", f"{file}:3: {why}\n")
 
 
-@pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
+@pytest.mark.parametrize("command", [("check",), ("serve",)], ids=["check", "serve"])
 async def test_missing_files_are_printed_with_all_other_errors(
     ended: Ended, file: Path, command: tuple[str, ...]
 ) -> None:

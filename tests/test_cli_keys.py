@@ -25,9 +25,7 @@ routes:
   - {{match: {{operations: [health]}}, upstream: demo}}
   - {{upstream: demo, auth: [people, robots]}}
 """
-COMMANDS = pytest.mark.parametrize(
-    "command", [("check",), ("serve", "--config")], ids=["check", "serve"]
-)
+COMMANDS = pytest.mark.parametrize("command", [("check",), ("serve",)], ids=["check", "serve"])
 WORKERS = pytest.mark.parametrize("workers", [1, 2])
 
 

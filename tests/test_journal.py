@@ -82,7 +82,8 @@ async def _running(
     keys.write_text(f"{KEY}\n")
     async with ScriptedServer(script) as server:
         file.write_text(
-            f"listen: 127.0.0.1:0\nadmin: {admin}\nadmin_actions: true\nadmin_keys: operators\n"
+            "listen: 127.0.0.1:0\n"
+            f"admin: {{listen: {admin}, actions: true, keys: operators}}\n"
             f"api_keys: {{operators: {{file: {keys}}}}}\nworkers: {workers}\noffload: 0\n"
             f"upstreams: {{demo: {{endpoints: [{server.url}], dialect: triton}}}}\n{more}"
         )

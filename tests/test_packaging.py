@@ -103,6 +103,17 @@ def test_only_a_build_that_compiles_requires_a_compiler_of_python(
     assert requirements(kind, monkeypatch, pure) == expected
 
 
+def test_rules_choose_the_compiled_modules_of_packages(tmp_path: Path) -> None:
+    for name in ("one/__init__.py", "one/a.py", "one/b.py", "one/b_more.py", "two/a.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    choose = runpy.run_path(str(ROOT / "hatch_build.py"))["compiled_modules"]
+    assert choose(tmp_path, {"one": "* !b_*", "two": "a"}) == ["one/a.py", "one/b.py", "two/a.py"]
+    for rules in ({"one": "c"}, {"one": "* !c"}, {"three": "*"}):
+        with pytest.raises(ValueError, match="has no module"):
+            choose(tmp_path, rules)
+
+
 def test_a_wheel_that_is_not_compiled_says_nothing_of_it_in_vain(wheel: frozenset[str]) -> None:
     """Whoever forces the pure form knows why."""
     assert NOTE not in wheel

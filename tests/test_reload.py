@@ -373,7 +373,7 @@ async def test_reload_at_the_limit_of_threads_changes_nothing(file: Path, worker
     async with _Server("one") as one, _Server("two") as two:
         log = f"log: {{access: {{path: {file.with_name('access.log')}}}}}\n"
         _write(file, _settings(workers, one.url, listen=old, more="log: {access: false}\n"))
-        async with running_process(TENSORGATE, "serve", "--config", str(file)) as process:
+        async with running_process(TENSORGATE, "serve", str(file)) as process:
             await process.wait_for_output("listening on")
             said = await _reload(process)  # has the threads started that are kept
             _write(file, _settings(workers, two.url, listen=new, more=log))

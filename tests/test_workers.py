@@ -360,7 +360,7 @@ async def test_address_in_use_is_reported_once(file: Path, tmp_path: Path) -> No
     async with _gateway(file, NOWHERE) as (process, url):
         address = url.removeprefix("http://")
         config = write_settings(tmp_path / "other.yaml", NOWHERE, address, "workers: 4\n")
-        assert await run(TENSORGATE, "serve", "--config", config) == (
+        assert await run(TENSORGATE, "serve", config) == (
             1,
             "",
             f"tensorgate: cannot listen on {address}: Address already in use\n",

@@ -1,6 +1,6 @@
 """What operators can do at the admin address: drain endpoints, and change trace settings.
 
-An action needs ``admin_actions: true`` and a key of ``admin_keys``. Each one is logged.
+An action needs ``admin.actions: true`` and a key of ``admin.keys``. Each one is logged.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Actions:
         return any(each["url"] == url for one in found for each in one["endpoints"])
 
     async def _authorize(self, request: web.Request) -> None:
-        allowed = self._source.settings.admin_actions
-        obstacle = "" if allowed else "actions are not allowed here (admin_actions)"
+        allowed = self._source.settings.admin.actions
+        obstacle = "" if allowed else "actions are not allowed here (admin.actions)"
         await self._authorization.check(request, obstacle)
 
 

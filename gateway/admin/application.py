@@ -53,7 +53,7 @@ def _protect(source: GatewaySource) -> Middleware:
     @web.middleware
     async def protect(request: web.Request, handler: Handler) -> web.StreamResponse:
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
-        reason = security.refusal(request.path, host, origin, source.settings.admin_hosts)
+        reason = security.refusal(request.path, host, origin, source.settings.admin.hosts)
         return error_response(403, reason) if reason else await handler(request)
 
     return protect

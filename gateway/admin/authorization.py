@@ -29,7 +29,7 @@ class Authorization:
             raise web.HTTPForbidden(text=obstacle)
         if not self._source.authorizes(request.headers):
             await asyncio.sleep(_WRONG_KEY_DELAY)
-            raise web.HTTPUnauthorized(text="an API key of the group in admin_keys is needed")
+            raise web.HTTPUnauthorized(text="an API key of the group in admin.keys is needed")
 
 
 async def read_object(request: web.Request, max_size: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Protects the admin address from web pages of others that an operator's browser shows.
 
 - DNS rebinding: a page of another host may have its own name lead to this address. Its requests
-  have that name in Host. So a name must be ``localhost`` or one of ``admin_hosts``; an address is
+  have that name in Host. So a name must be ``localhost`` or one of ``admin.hosts``; an address is
   not a name.
 - Requests of other origins: a browser says where a request with effects comes from (Origin).
 """
@@ -39,7 +39,7 @@ def refusal(path: str, host: str, origin: str | None, hosts: Collection[str]) ->
     if not _is_own_name(name, hosts):
         return (
             f"the host name {name[:100]!r} is not known here: use localhost or the IP address, or"
-            " add it to admin_hosts, also for Prometheus"
+            " add it to admin.hosts, also for Prometheus"
         )
     if origin is not None and not _is_own_origin(origin, host, hosts):
         return f"a request from the origin {origin[:100]!r} is refused"

@@ -514,7 +514,7 @@ class Gateway:
 
         The admin process does it for workers.
         """
-        if settings.admin is None or self._on_closed is not None:
+        if settings.admin.listen is None or self._on_closed is not None:
             return None
         if self._admin is not None:
             return self._admin
@@ -586,7 +586,7 @@ class Gateway:
         observers: list[CallObserver] = [self.call_metrics.observe, FAILURE_LOG.observe]
         if writer is not None:
             observers.append(_access_log(settings, writer).write)
-        if settings.admin is not None:
+        if settings.admin.listen is not None:
             observers.append(self._recent_calls.observe)
         if tracing is not None:
             observers.append(tracing.exporter.observe)
@@ -623,7 +623,7 @@ class Gateway:
         if self._on_closed is not None:
             return ()
         # An address that clients and operators swap needs sockets of its own for either.
-        swapped = {self._settings.admin} ^ {settings.admin}
+        swapped = {self._settings.admin.listen} ^ {settings.admin.listen}
         return listen(listen_addresses(settings), self._bound, swapped)
 
     def _capturing_listener(
@@ -709,7 +709,7 @@ def _listener_at(
     each: BoundAddress, settings: Settings, admin: AdminSite | None, clients: AcceptingSockets
 ) -> AcceptingSockets:
     """Return what accepts at an address: that of operators, or else that of ``clients``."""
-    return clients if admin is None or each.address != settings.admin else admin.sockets
+    return clients if admin is None or each.address != settings.admin.listen else admin.sockets
 
 
 def _sampler(tracing: Tracing | None) -> TraceSampler | None:

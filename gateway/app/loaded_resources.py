@@ -41,8 +41,8 @@ class LoadedResources:
     forwarding: ForwardedPolicy
 
     def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
-        """Tell whether a request has a key of ``admin_keys``."""
-        name = self.settings.admin_keys
+        """Tell whether a request has a key of ``admin.keys``."""
+        name = self.settings.admin.keys
         group = self.api_keys.groups.get(name) if name else None
         return group is not None and group.authenticates(headers)
 

@@ -216,7 +216,7 @@ def _sockets(
 ) -> dict[socket.socket, ConnectionKind]:
     """Return the listening sockets, with who connects there."""
     return {
-        sock: ToWorker.ADMIN if each.address == settings.admin else ToWorker.CLIENT
+        sock: ToWorker.ADMIN if each.address == settings.admin.listen else ToWorker.CLIENT
         for each in bound
         for sock in each.sockets
     }

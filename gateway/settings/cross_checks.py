@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
+from gateway.settings.admin import as_admin_section
 from gateway.settings.routes import Match, OperationName
 from gateway.settings.upstreams import EndpointUrls
 from gateway.settings.values.addresses import has_host_name, is_grpc
@@ -23,7 +24,7 @@ CrossError = tuple[KeyPath, str]
 """The path of a setting, and what is wrong with it."""
 
 _DEFAULT_LISTEN = "127.0.0.1:8080"
-_NEED_ADMIN_KEYS = ("admin_actions", "admin_payloads")
+_NEED_ADMIN_KEYS = ("actions", "payloads")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SERVER_TLS_FILES = ("certificate", "key", "client_ca")
 _UPSTREAM_TLS_FILES = ("ca", "certificate", "key")
@@ -47,7 +48,7 @@ def with_default_route(value: Any) -> Any:
 def cross_check(value: Any) -> Iterator[CrossError]:
     """Yield the errors that no section shows on its own."""
     yield from _client_certificates_without_ca(_value(value, "tls"))
-    yield from _admin_address(value)
+    yield from _admin(value)
     yield from _key_groups(value)
     yield from _model_names(_value(value, "models"))
     upstreams = _upstreams(value)
@@ -63,7 +64,7 @@ def cross_check(value: Any) -> Iterator[CrossError]:
         yield from _routes(routes, upstreams)
         yield from _route_names(routes)
         yield from _hash_headers_with_keys(_value(value, "api_keys"), routes, upstreams)
-    if "routes" not in value and len(upstreams) > 1:
+    if "routes" not in value and len(list(filter(_endpoints, upstreams.values()))) > 1:
         yield ("routes",), "required, as there is more than one upstream"
 
 
@@ -180,8 +181,8 @@ def _key_groups(value: Any) -> Iterator[CrossError]:
     keys, routes = _value(value, "api_keys"), _value(value, "routes")
     groups = keys if isinstance(keys, Mapping) else {}
     used = list(_auth_groups(routes if isinstance(routes, list | tuple) else ()))
-    if isinstance(of_operators := _value(value, "admin_keys"), str):
-        used.append((("admin_keys",), of_operators))
+    if isinstance(of_operators := _value(_value(value, "admin"), "keys"), str):
+        used.append((("admin", "keys"), of_operators))
     for path, name in used:
         if name not in groups:
             known = suggest(name, groups) if groups else "; there are none"
@@ -189,7 +190,7 @@ def _key_groups(value: Any) -> Iterator[CrossError]:
     yield from _invalid_names("api_keys", groups)
     for name in groups:
         if name not in [group for _, group in used]:
-            yield ("api_keys", name), "not used: neither a route (auth) nor admin_keys names it"
+            yield ("api_keys", name), "not used: neither a route (auth) nor admin.keys names it"
 
 
 def _auth_groups(routes: Sequence[object]) -> Iterator[tuple[KeyPath, str]]:
@@ -231,22 +232,25 @@ def _key_headers(keys: object, used: Sequence[str]) -> dict[str, str]:
     return holding
 
 
-def _admin_address(value: object) -> Iterator[CrossError]:
-    admin, listen = _value(value, "admin"), _value(value, "listen") or _DEFAULT_LISTEN
-    if admin is not None and admin in as_tuple(listen):
-        yield ("admin",), "needs an address of its own: clients connect there (listen)"
-    keys = _value(value, "admin_keys")
-    allowed = [name for name in _NEED_ADMIN_KEYS if _value(value, name) is True]
+def _admin(value: object) -> Iterator[CrossError]:
+    section = as_admin_section(_value(value, "admin"))
+    address, keys = _value(section, "listen"), _value(section, "keys")
+    if address is not None and address in as_tuple(_value(value, "listen") or _DEFAULT_LISTEN):
+        yield ("admin", "listen"), "needs an address of its own: clients connect there (listen)"
+    allowed = [name for name in _NEED_ADMIN_KEYS if _value(section, name) is True]
     if keys is None:
         for name in allowed:
-            yield (name,), "needs admin_keys, the group of API keys that allow it"
+            yield ("admin", name), "needs keys, the group of API keys that allow it"
     elif not allowed:
-        yield ("admin_keys",), f"not used: {' and '.join(_NEED_ADMIN_KEYS)} are false"
+        yield ("admin", "keys"), f"not used: {' and '.join(_NEED_ADMIN_KEYS)} are false"
     if isinstance(keys, str) and _value(_value(_value(value, "api_keys"), keys), "header"):
-        yield ("admin_keys",), "needs a group without header: the page sends keys as Bearer tokens"
-    for name in ("admin_hosts", *_NEED_ADMIN_KEYS):
-        if admin is None and _value(value, name):
-            yield (name,), "not used: there is no admin address (admin)"
+        yield (
+            ("admin", "keys"),
+            "needs a group without header: the page sends keys as Bearer tokens",
+        )
+    for name in ("hosts", *_NEED_ADMIN_KEYS):
+        if address is None and _value(section, name):
+            yield ("admin", name), "not used: there is no admin address (listen)"
 
 
 def _invalid_names(section: str, names: Iterable[object]) -> Iterator[CrossError]:

@@ -43,7 +43,7 @@ def error_message(details: ErrorDetails) -> str:
         case "value_error":
             return str(context["error"]) + (_reference_hint(got) or _dash_hint(got))
         case "missing":
-            return "required, but missing"
+            return "required, but missing" + _misplaced_hint(path[:-1])
         case "extra_forbidden":
             return _unknown_key(path)
         case "too_short":
@@ -59,15 +59,14 @@ def error_message(details: ErrorDetails) -> str:
         case "tuple_type":
             expected, hint = "a list", _dash_hint(got)
         case "model_type" | "dict_type" | "mapping_type":
-            expected, hint = "keys and values", _section_hint(path, got)
+            expected, hint = "keys and values", _misplaced_hint(path) or _section_hint(path, got)
         case _:
             return details["msg"]
     return f"expected {expected}, got {describe(got)}{hint}"
 
 
 def _unknown_key(path: KeyPath) -> str:
-    keys, name = section_keys(path[:-1]), str(path[-1])
-    known = () if keys is None else keys.names
+    known, name = section_keys(path[:-1]) or (), str(path[-1])
     if name.startswith("-"):
         return "unknown key; the - of a list needs a space behind it"
     homes = " and of ".join([each or "the top level" for each in sections_with_key(name)][:2])
@@ -94,6 +93,13 @@ def _dash_hint(got: object) -> str:
     keys = got if isinstance(got, Mapping) else ()
     if any(str(key).startswith("-") for key in keys):
         return "; the - of a list needs a space behind it"
+    return ""
+
+
+def _misplaced_hint(path: KeyPath) -> str:
+    """Tell that an entry with a name of the operator's choice was meant as a setting."""
+    if section_keys(path[:-1]) == () and "" in sections_with_key(str(path[-1])):
+        return f"; {path[-1]} is a setting of the top level, which is not indented"
     return ""
 
 

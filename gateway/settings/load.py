@@ -16,6 +16,7 @@ from gateway.settings.cross_checks import (
 )
 from gateway.settings.error_text import error_message
 from gateway.settings.problems import (
+    INDENTATION,
     MISSING_FILE,
     UNKNOWN_KEY,
     Problem,
@@ -26,7 +27,6 @@ from gateway.settings.schema import Settings
 from gateway.settings.sections import section_keys
 from gateway.settings.values.wording import KeyPath, format_path
 from gateway.settings.yaml.loader import INVALID, Position, YamlDocument, parse_yaml
-from gateway.settings.yaml.misplaced import fix_indentation
 
 MAX_FILE_BYTES = 2**20
 """Largest settings file."""
@@ -68,7 +68,7 @@ def load_with_positions(
     installed one. Raises SettingsError with all problems of the file.
     """
     try:
-        document = fix_indentation(parse_yaml(_read(path), environ))
+        document = parse_yaml(_read(path), environ)
     except UnreadableError as error:
         raise SettingsError(path, [error.problem]) from None
     settings, errors = _validate(document)
@@ -149,7 +149,8 @@ def _yaml_problems(document: YamlDocument, errors: list[ErrorDetails]) -> Iterat
             continue
         if problem.setting in sections:
             hint = "leave the key out, or indent what belongs to it by more"
-            problem = replace(problem, message=f"{problem.message}; {hint}")
+            message = f"{problem.message}; {hint}"
+            problem = replace(problem, message=message, kind=INDENTATION)
         yield problem
 
 

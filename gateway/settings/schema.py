@@ -4,16 +4,14 @@ Checks raise ValueError with a message for the operator. ``load`` adds the posit
 replaces the messages of pydantic itself.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
+    BeforeValidator,
     Field,
-    PlainSerializer,
     PlainValidator,
     StrictBool,
     ValidationError,
@@ -24,6 +22,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails, InitErrorDetails
 
+from gateway.settings.admin import Admin, as_admin_section
 from gateway.settings.api_keys import ApiKeys
 from gateway.settings.cross_checks import cross_check, with_default_route
 from gateway.settings.forwarded import Forwarded
@@ -33,31 +32,10 @@ from gateway.settings.models import Model
 from gateway.settings.routes import Route
 from gateway.settings.tracing import Tracing
 from gateway.settings.upstreams import Upstream
-from gateway.settings.values.addresses import Address, TcpAddress, parse_address
-from gateway.settings.values.fields import File, OneOrMore, Section, count_or
+from gateway.settings.values.addresses import TcpAddress
+from gateway.settings.values.fields import File, ListenAddress, OneOrMore, Section, count_or
 from gateway.settings.values.units import Bounded, BoundedOr
 from gateway.settings.values.wording import KeyPath
-
-_Listen = Annotated[
-    Address,
-    PlainValidator(parse_address, json_schema_input_type=str),
-    PlainSerializer(str, return_type=str),
-]
-
-
-def _fixed_port(address: Address) -> Address:
-    if isinstance(address, TcpAddress) and address.port == 0:
-        raise ValueError("expected a port from 1 to 65535, got 0")
-    return address
-
-
-def _host_name(name: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name):
-        raise ValueError(f"expected a host name in lower case, without a port, got {name!r}")
-    return name
-
-
-_Admin = Annotated[_Listen, AfterValidator(_fixed_port)]
 
 
 class ClientTls(Section):
@@ -82,36 +60,18 @@ class ClientTls(Section):
 class Settings(Section):
     """All settings of a gateway."""
 
-    listen: OneOrMore[_Listen] = Field(
+    listen: OneOrMore[ListenAddress] = Field(
         default=(TcpAddress("127.0.0.1", 8080),),
         min_length=1,
         description="Addresses for clients: HOST:PORT, [IPv6]:PORT or unix:/PATH. One, or a list.",
         json_schema_extra={"default": "127.0.0.1:8080"},
     )
-    admin: _Admin | None = Field(
-        default=None,
-        description="Address for operators, over plain HTTP: HOST:PORT, [IPv6]:PORT or unix:/PATH."
-        " Without it, there is none.",
-    )
-    admin_hosts: OneOrMore[Annotated[str, AfterValidator(_host_name)]] = Field(
-        default=(),
-        description="Host names by which operators open the page of the admin address, and by"
-        " which Prometheus reads it, beside localhost and IP addresses. Others are refused, as web"
-        " pages of others could use them. Only /live and /ready respond to any name.",
-    )
-    admin_actions: StrictBool = Field(
-        default=False,
-        description="Whether operators can drain and restore endpoints, and change trace settings,"
-        " at the admin address. They need a key of admin_keys.",
-    )
-    admin_payloads: StrictBool = Field(
-        default=False,
-        description="Whether operators can send inference requests at the admin address, and see"
-        " the values of their tensors. They need a key of admin_keys.",
-    )
-    admin_keys: str | None = Field(
-        default=None,
-        description="The group of api_keys whose keys admin_actions and admin_payloads need.",
+    admin: Annotated[
+        Admin, BeforeValidator(as_admin_section, json_schema_input_type=str | Admin | None)
+    ] = Field(
+        default=Admin(),
+        description="The address for operators, and what they may do there. An address alone is"
+        " short for its listen.",
     )
     tls: ClientTls | None = Field(
         default=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from types import NoneType
 from typing import Any, get_args
@@ -14,21 +13,11 @@ from gateway.settings.schema import Settings
 from gateway.settings.values.wording import KeyPath
 
 
-@dataclass(frozen=True, slots=True)
-class SectionKeys:
-    """The keys of a section; or, where the operator chooses them, the keys of each entry."""
+def section_keys(path: KeyPath) -> tuple[str, ...] | None:
+    """Return the keys of a section; None where there is no section.
 
-    names: tuple[str, ...]
-    of_each: tuple[str, ...] | None = None
-
-    @property
-    def are_chosen_names(self) -> bool:
-        """Tell whether the operator chooses the keys, as the names of upstreams."""
-        return self.of_each is not None
-
-
-def section_keys(path: KeyPath) -> SectionKeys | None:
-    """Return the keys of a section; None where there is no section."""
+    There are none where the operator chooses them, as the names of upstreams.
+    """
     kind: Any = Settings
     for part in path:
         if _is_model(kind):
@@ -40,10 +29,9 @@ def section_keys(path: KeyPath) -> SectionKeys | None:
         if kind is None:
             return None
     if _is_model(kind):
-        return SectionKeys(tuple(kind.model_fields))
-    inner = _model_in(kind)
+        return tuple(kind.model_fields)
     is_list = getattr(kind, "__origin__", None) is tuple
-    return None if inner is None or is_list else SectionKeys((), tuple(inner.model_fields))
+    return None if is_list or _model_in(kind) is None else ()
 
 
 def sections_with_key(key: str) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.admin import authorization, own_calls
 from gateway.admin.own_calls import OwnCallError, OwnCalls
+from gateway.settings.admin import Admin
 from tests.admin.site import KEY, URL, ChosenSource, RunningSite, running_site
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response, request
@@ -31,7 +32,9 @@ HEADERS = {
 
 def _source() -> ChosenSource:
     source = ChosenSource()
-    source.settings = source.settings.model_copy(update={"admin_actions": True})
+    source.settings = source.settings.model_copy(
+        update={"admin": Admin(actions=True, keys="operators")}
+    )
     return source
 
 
@@ -97,7 +100,7 @@ async def test_actions_have_to_be_allowed(path: str) -> None:
     async with running_site() as site, site.client() as client:
         response = await _post(client, path, PATHS[path])
         assert response.status == 403
-        assert response.error == "actions are not allowed here (admin_actions)"
+        assert response.error == "actions are not allowed here (admin.actions)"
         assert site.source.drained == set()
 
 

@@ -49,7 +49,10 @@ async def _only_call(operator: RawClient) -> dict[str, Any]:
 async def test_call_whose_client_leaves_shows_the_wait_for_the_server() -> None:
     async with ScriptedServer(never_respond) as server:
         settings = _settings(server.url)
-        async with gateway_of(settings) as gateway, connect(f"http://{settings.admin}") as operator:
+        async with (
+            gateway_of(settings) as gateway,
+            connect(f"http://{settings.admin.listen}") as operator,
+        ):
             async with connect(gateway.addresses[0]) as client:
                 await client.send(request("GET", "/v2/models/m/ready"))
                 await server.connection()
@@ -64,7 +67,10 @@ async def test_call_whose_client_leaves_shows_the_wait_for_the_server() -> None:
 
 async def test_connections_that_are_refused_are_failures_of_their_endpoint() -> None:
     settings = _settings(NOWHERE)
-    async with gateway_of(settings) as gateway, connect(f"http://{settings.admin}") as operator:
+    async with (
+        gateway_of(settings) as gateway,
+        connect(f"http://{settings.admin.listen}") as operator,
+    ):
         async with connect(gateway.addresses[0]) as client:
             await asyncio.sleep(0.1)  # the first samples
             for _ in range(3):

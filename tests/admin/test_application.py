@@ -155,7 +155,9 @@ async def test_documents_are_refused_to_pages_of_others(
 
 async def test_names_of_the_settings_are_own_ones() -> None:
     async with (
-        running_site(ChosenSource(admin="127.0.0.1:9080", admin_hosts="gateway.example")) as site,
+        running_site(
+            ChosenSource(admin={"listen": "127.0.0.1:9080", "hosts": "gateway.example"})
+        ) as site,
         site.client() as client,
     ):
         host = {"Host": "gateway.example:9000"}

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin.pages import run_to_end
 from gateway.app.gateway import Gateway
+from gateway.settings.admin import Admin
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
 from tests.support.gateway import LIMITS, gateway_of, no_leaks, until
@@ -38,7 +39,10 @@ def _settings(url: str, **more: Any) -> Settings:
 @asynccontextmanager
 async def _admin(url: str, **more: Any) -> AsyncIterator[tuple[Gateway, RawClient]]:
     settings = _settings(url, **more)
-    async with gateway_of(settings) as gateway, connect(f"http://{settings.admin}") as client:
+    async with (
+        gateway_of(settings) as gateway,
+        connect(f"http://{settings.admin.listen}") as client,
+    ):
         yield gateway, client
 
 
@@ -49,7 +53,7 @@ def _metrics(text: bytes) -> dict[str, float]:
 
 async def test_root_lists_the_pages() -> None:
     async with _admin(NOWHERE) as (gateway, client):
-        assert gateway.addresses[1] == f"http://{gateway.settings.admin} (admin)"
+        assert gateway.addresses[1] == f"http://{gateway.settings.admin.listen} (admin)"
         assert (await client.call("GET", "/")).body == b"/live\n/ready\n/status\n/metrics\n"
 
 
@@ -83,7 +87,7 @@ async def test_gateway_is_not_ready_while_it_drains() -> None:
         gateway = Gateway(settings)
         await gateway.__aenter__()
         async with (
-            connect(f"http://{settings.admin}") as operator,
+            connect(f"http://{settings.admin.listen}") as operator,
             connect(gateway.addresses[0]) as client,
         ):
             assert (await operator.call("GET", "/live")).status == 200
@@ -168,15 +172,15 @@ async def test_reload_moves_and_removes_the_admin_address() -> None:
     async with no_leaks():
         settings = _settings(NOWHERE)
         async with gateway_of(settings) as gateway:
-            first = settings.admin
+            first = settings.admin.listen
             moved = settings.model_copy(update={"admin": _settings(NOWHERE).admin})
             await gateway.reload(moved)
-            async with connect(f"http://{moved.admin}") as client:
+            async with connect(f"http://{moved.admin.listen}") as client:
                 assert (await client.call("GET", "/live")).status == 200
             with pytest.raises(ConnectionRefusedError):
                 async with connect(f"http://{first}"):
                     pass
-            await gateway.reload(settings.model_copy(update={"admin": None}))
+            await gateway.reload(settings.model_copy(update={"admin": Admin()}))
             assert len(gateway.addresses) == 1
 
 

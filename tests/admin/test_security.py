@@ -56,7 +56,7 @@ def test_own_names_are_served(host: str) -> None:
 )
 def test_names_of_others_are_refused(host: str) -> None:
     reason = security.refusal("/api/overview", host, None, KNOWN)
-    assert "is not known here: use localhost or the IP address, or add it to admin_hosts" in reason
+    assert "is not known here: use localhost or the IP address, or add it to admin.hosts" in reason
     assert len(reason) < 300
 
 
@@ -107,7 +107,7 @@ def test_what_tells_of_the_gateway_needs_a_name_that_is_known(path: str) -> None
     reason = security.refusal(path, "tensorgate.models.svc:9080", None, KNOWN)
     assert reason == (
         "the host name 'tensorgate.models.svc' is not known here: use localhost or the IP address,"
-        " or add it to admin_hosts, also for Prometheus"
+        " or add it to admin.hosts, also for Prometheus"
     )
 
 

@@ -214,12 +214,12 @@ async def test_captured_call_without_a_worker_leaves_nothing_open(
 
 @asynccontextmanager
 async def _gateway(
-    tmp_path: Path, more: str = "", fast: bool = False, workers: int = 2
+    tmp_path: Path, more: str = "", fast: bool = False, workers: int = 2, of_admin: str = ""
 ) -> AsyncIterator[tuple[Process, str, str, Path]]:
     """Run a gateway of some workers; yield it, where it listens, its admin address and file."""
     admin, file = free_address(), tmp_path / "gateway.yaml"
     async with ScriptedServer() as server:
-        text = f"workers: {workers}\nadmin: {admin}\n{more}"
+        text = f"workers: {workers}\nadmin: {{listen: {admin}{of_admin}}}\n{more}"
         config = write_settings(file, server.url, more=text)
         command = {"command": FAST_FILE_WATCH} if fast else {}
         async with gateway_process(config, **command) as (process, url):  # type: ignore[arg-type]
@@ -399,9 +399,8 @@ async def test_worker_that_hangs_is_told_of_and_pages_are_served(tmp_path: Path)
 async def test_operator_tries_calls_at_any_worker(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("token-of-operators-0123456789abcdef\n")
-    more = (
-        f"api_keys: {{operators: {{file: {keys}}}}}\nadmin_keys: operators\nadmin_payloads: true\n"
-    )
+    more = f"api_keys: {{operators: {{file: {keys}}}}}\n"
+    of_admin = ", keys: operators, payloads: true"
     headers = {
         **LOCAL,
         "Authorization": "Bearer token-of-operators-0123456789abcdef",
@@ -409,7 +408,7 @@ async def test_operator_tries_calls_at_any_worker(tmp_path: Path) -> None:
     }
     tensor = {"name": "x", "datatype": "FP32", "shape": [4], "fill": "ones"}
     body = json.dumps({"model": "m", "form": "binary", "inputs": [tensor]}).encode()
-    async with _gateway(tmp_path, more) as (_, _, admin, _):
+    async with _gateway(tmp_path, more, of_admin=of_admin) as (_, _, admin, _):
         operator = Operator(admin)
         for each in [worker["pid"] for worker in (await operator.status())["workers"]]:
             os.kill(each, signal.SIGSTOP)
@@ -433,7 +432,7 @@ async def test_reload_adds_moves_and_removes_the_admin_address(tmp_path: Path) -
         for address in (moved, None, admin):
             process.said = ""
             line = f"admin: {address}\n" if address else ""
-            file.write_text(text.replace(f"admin: {admin}\n", line))
+            file.write_text(text.replace(f"admin: {{listen: {admin}}}\n", line))
             await process.wait_for_output("settings reloaded")
             if address:
                 await _until_served(address)

@@ -39,7 +39,7 @@ async def _serving(*urls: str, **upstream: Any) -> AsyncIterator[tuple[RawClient
         no_leaks(),
         gateway_of(settings) as gateway,
         connect(gateway.addresses[0]) as client,
-        connect(f"http://{settings.admin}") as operator,
+        connect(f"http://{settings.admin.listen}") as operator,
     ):
         yield client, operator
 

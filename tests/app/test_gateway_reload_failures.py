@@ -122,7 +122,7 @@ async def test_reload_of_which_a_part_fails_changes_nothing(part: str, tmp_path:
                     await gateway.reload(settings)
             after = gateway.settings, gateway.active_config, gateway.addresses, _threads()
             assert after == before
-            for address in (first, second, str(settings.admin)):
+            for address in (first, second, str(settings.admin.listen)):
                 assert await _refuses(address)
             assert await _is_served(old_url) == b"one"
         await gateway.reload(settings)
@@ -130,7 +130,7 @@ async def test_reload_of_which_a_part_fails_changes_nothing(part: str, tmp_path:
         assert _threads() == ["access log", "traces"]
         for address in (first, second):
             assert await _is_served(f"http://{address}") == b"two"
-        async with connect(f"http://{settings.admin}") as operator:
+        async with connect(f"http://{settings.admin.listen}") as operator:
             assert (await operator.call("GET", "/live")).status == 200
         assert await _refuses(old_url.removeprefix("http://"))
 

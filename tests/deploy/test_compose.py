@@ -84,7 +84,7 @@ def test_only_the_gateway_publishes_a_port(services: dict[str, Document]) -> Non
 
 def test_prometheus_reaches_the_gateway_in_the_network(services: dict[str, Document]) -> None:
     gateway = services["gateway"]
-    admin = load(settings_file(gateway), environment(gateway)).admin
+    admin = load(settings_file(gateway), environment(gateway)).admin.listen
     assert admin == TcpAddress("0.0.0.0", 9080)
     assert not any("9080" in port for port in gateway["ports"])
 

@@ -185,7 +185,7 @@ def test_the_gateway_listens_at_its_container_ports(manifest: Manifest, tmp_path
     settings = manifest.write_settings(tmp_path)
     found = ports(manifest.gateway)
     assert settings.listen == (TcpAddress("0.0.0.0", found.pop("http")),)
-    assert settings.admin == TcpAddress("0.0.0.0", found.pop("admin"))
+    assert settings.admin.listen == TcpAddress("0.0.0.0", found.pop("admin"))
     assert not found
 
 

@@ -29,7 +29,7 @@ def moved(manifest: Manifest, folder: Path, url: str) -> Moved:
         url = url.replace("127.0.0.1", "localhost")
     for name, text in manifest.settings_text().items():
         here = text.replace(str(settings.listen[0]), "127.0.0.1:0")
-        here = here.replace(str(settings.admin), admin)
+        here = here.replace(str(settings.admin.listen), admin)
         for endpoint in settings.upstreams["triton"].endpoints:
             here = here.replace(str(endpoint), url)
         (folder / name).write_text(here)

@@ -129,7 +129,7 @@ async def _gateway(
         said = folder / "stderr"
         written = stack.enter_context(said.open("w"))
         process = await asyncio.create_subprocess_exec(
-            *(*_COMMAND, "serve", "--config", str(file)),
+            *(*_COMMAND, "serve", str(file)),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=written if stderr is None else stderr,

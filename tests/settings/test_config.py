@@ -99,7 +99,7 @@ def test_the_reference_shows_every_setting() -> None:
 def test_the_sidecar_sample_needs_no_environment() -> None:
     settings = load(CONFIG / "sidecar.yaml", {})
     assert settings.listen == (TcpAddress("127.0.0.1", 8080),)
-    assert settings.admin == TcpAddress("127.0.0.1", 9080)
+    assert settings.admin.listen == TcpAddress("127.0.0.1", 9080)
     assert settings.upstreams["triton"].endpoints == ("http://127.0.0.1:8000",)
 
 
@@ -114,7 +114,7 @@ def test_the_sidecar_sample_takes_values_from_the_environment() -> None:
     }
     settings = load(CONFIG / "sidecar.yaml", environ)
     assert settings.listen == (TcpAddress("0.0.0.0", 80),)
-    assert settings.admin == TcpAddress("0.0.0.0", 90)
+    assert settings.admin.listen == TcpAddress("0.0.0.0", 90)
     assert settings.upstreams["triton"].endpoints == ("http://[::1]:9000",)
     assert settings.limits.max_request_bytes == 1048576
     assert settings.limits.drain_timeout == 2.0

@@ -23,7 +23,7 @@ def test_cross_checks_take_a_single_item_as_a_list(file: Path) -> None:
         ("upstreams.u.tls", "no endpoint needs it: none is https or grpcs"),
         ("upstreams.u.dns_refresh", "no endpoint has a host name that could be looked up"),
         ("routes[0].auth", "no group of API keys is named 'none'; there are none"),
-        ("admin", "needs an address of its own: clients connect there (listen)"),
+        ("admin.listen", "needs an address of its own: clients connect there (listen)"),
     ]
 
 

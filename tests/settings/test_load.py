@@ -285,7 +285,7 @@ admin: "${NOTHING}"
     environ = {"URL": "http://a:1", "NOTHING": "null", "TIME": "1.5", "NUMBER": "7"}
     settings = load(file, {**environ, "STATUS": "503", "TYPE": "FP32"})
     assert settings.upstreams["7"] == Upstream(endpoints=("http://a:1",), idle_timeout=1.5)
-    assert settings.admin is None
+    assert settings.admin.listen is None
     assert settings.routes[0] == route_to("7", retry_on=[503], auth=["7"])
     assert settings.api_keys["7"].file == "7"
     assert settings.models["m"].inputs == (Tensor(name="7", datatype="FP32", shape=(7,)),)

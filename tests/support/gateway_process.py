@@ -117,7 +117,7 @@ async def gateway_process(
     traceback: see ``nothing_left_in_process``. ``unchecked`` says why it may hold something.
     """
     admin = admin_url(config)
-    async with running_process(*command, "serve", "--config", config, **environ) as process:
+    async with running_process(*command, "serve", config, **environ) as process:
         found = await process.wait_for_output(r"listening on (\S+)")
         yield process, found[1]
         if process.running and not process.is_stopping and not unchecked:

@@ -119,7 +119,7 @@ function ask({ title, word, content, failure: before = "", send }) {
       el(
         "span",
         { class: "muted" },
-        "One of the group in admin_keys. The page forgets it when it is reloaded.",
+        "One of the group in admin.keys. The page forgets it when it is reloaded.",
       ),
     ),
     el("p", { class: "muted" }, "The gateway logs this."),

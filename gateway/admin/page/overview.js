@@ -291,7 +291,7 @@ function gatewayFacts({
       "Actions",
       actions
         ? "Endpoints can be drained here, with an API key"
-        : "This page only reads (admin_actions is off)",
+        : "This page only reads (admin.actions is off)",
     ],
   ];
 }

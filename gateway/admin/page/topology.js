@@ -174,7 +174,7 @@ export function createTopology({ navigate, announce }) {
     pager.update({ offset: Number(parameters.offset) || 0, here, total, limit: PAGE });
     setText(
       actionNote,
-      topology.actions ? "" : "Endpoints cannot be drained here: the setting admin_actions is off.",
+      topology.actions ? "" : "Endpoints cannot be drained here: the setting admin.actions is off.",
     );
     setHidden(actionNote, topology.actions);
   }

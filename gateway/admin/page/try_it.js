@@ -32,8 +32,10 @@ const FORMS = [
 
 const SETTINGS = `api_keys:
   operators: {file: operators.txt}   # one key on each line
-admin_keys: operators
-admin_payloads: true`;
+admin:
+  listen: HOST:PORT   # as now
+  keys: operators
+  payloads: true`;
 
 export function createTryIt({ navigate, announce }) {
   const chooser = createChooser((model) => navigate("try", { model }));

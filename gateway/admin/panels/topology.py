@@ -111,7 +111,7 @@ def describe_topology(
         )
     return {
         "time": time,
-        "actions": settings.admin_actions,
+        "actions": settings.admin.actions,
         "routes": _describe_routes(settings, calls, route_percentiles(minute), history),
         "upstreams": upstreams,
     }

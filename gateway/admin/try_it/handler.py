@@ -53,7 +53,7 @@ _log = logging.getLogger("tensorgate.admin")
 class TryIt:
     """The handler of ``POST /api/try``; it makes one call at a time.
 
-    It needs ``admin_payloads: true`` and a key of ``admin_keys``.
+    It needs ``admin.payloads: true`` and a key of ``admin.keys``.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class TryIt:
 
     async def call(self, request: web.Request) -> web.Response:
         """Make a call; respond with both sides' messages, and the outputs."""
-        allowed = self._source.settings.admin_payloads
-        obstacle = "" if allowed else "values of tensors are not shown here (admin_payloads)"
+        allowed = self._source.settings.admin.payloads
+        obstacle = "" if allowed else "values of tensors are not shown here (admin.payloads)"
         await self._authorization.check(request, obstacle)
         async with self._one_at_a_time:
             wanted = await _read_body(request)

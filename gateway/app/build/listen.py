@@ -31,7 +31,8 @@ class BoundAddress:
 
 def listen_addresses(settings: Settings) -> tuple[Address, ...]:
     """Return all addresses to listen on: those of clients, and the admin address."""
-    return settings.listen if settings.admin is None else (*settings.listen, settings.admin)
+    admin = settings.admin.listen
+    return settings.listen if admin is None else (*settings.listen, admin)
 
 
 def listen(
@@ -118,7 +119,7 @@ def describe_addresses(bound: Iterable[BoundAddress], settings: Settings) -> lis
     """Return where clients and operators connect: URLs, or unix:/path."""
     return [
         f"{_describe(sock, False)} (admin)"
-        if each.address == settings.admin
+        if each.address == settings.admin.listen
         else _describe(sock, settings.tls is not None)
         for each in bound
         for sock in each.sockets

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from gateway.app.build.tls import server_tls_files
 from gateway.app.loaded_resources import settings_warnings, unwatched_files
-from gateway.settings.file_watch import ContentWatcher
 from gateway.settings.load import LoadedSettings, load_with_positions
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.schema import Settings
+from gateway.system.file_watcher import ContentWatcher
 
 _log = logging.getLogger("tensorgate")
 

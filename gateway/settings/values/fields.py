@@ -15,6 +15,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from gateway.settings.values.addresses import Address, parse_address
 from gateway.settings.values.units import (
     Bounded,
     BoundedOr,
@@ -113,6 +114,11 @@ def _file(value: object) -> object:
 
 
 File = Annotated[str, BeforeValidator(_file)]
+ListenAddress = Annotated[
+    Address,
+    PlainValidator(parse_address, json_schema_input_type=str),
+    PlainSerializer(str, return_type=str),
+]
 Percentage = Annotated[
     float,
     PlainValidator(Bounded(parse_percent, "0%", "100%"), json_schema_input_type=float | str),

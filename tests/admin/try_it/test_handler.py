@@ -276,11 +276,11 @@ async def test_other_pages_and_types_are_refused(trial: Trial) -> None:
 
 
 async def test_payloads_have_to_be_allowed(tmp_path: Path) -> None:
-    general = {"admin_payloads": False, "admin_actions": True}
-    async with trying(tmp_path, "http://127.0.0.1:1", general=general) as trial:
+    allowed = {"payloads": False, "actions": True}
+    async with trying(tmp_path, "http://127.0.0.1:1", allowed=allowed) as trial:
         response = await trial.post(wanted())
         assert response.status == 403
-        assert response.error == "values of tensors are not shown here (admin_payloads)"
+        assert response.error == "values of tensors are not shown here (admin.payloads)"
 
 
 async def test_route_with_keys_needs_those_of_a_client(tmp_path: Path) -> None:

@@ -61,9 +61,11 @@ async def trying(folder: Path, *urls: str, **arguments: Any) -> AsyncIterator[Tr
     if arguments.get("route"):
         groups["clients"] = {"file": str(clients)}
     general = {
-        "admin": admin,
-        "admin_payloads": True,
-        "admin_keys": "operators",
+        "admin": {
+            "listen": admin,
+            "keys": "operators",
+            **arguments.pop("allowed", {"payloads": True}),
+        },
         "api_keys": groups,
         **arguments.pop("general", {}),
     }

@@ -519,7 +519,8 @@ def test_powers_of_ten_have_enough_bits_for_any_64_bits_of_digits() -> None:
     for rounding, and in 64 more, before what is cut off of it.
     """
     root = Path(__file__).parents[3]
-    header = runpy.run_path(str(root / "hatch_build.py"))["powers_of_ten"]().split("UNITS")[0]
+    script = runpy.run_path(str(root / "build_tools" / "float_tables.py"))
+    header = script["powers_of_ten"]().split("UNITS")[0]
     rows = re.findall(r"\{(0x[0-9a-f]+), (0x[0-9a-f]+)\}", header)
     powers = [int(high, 16) << 64 | int(low, 16) for high, low in rows]
     assert len(powers) == 342 + 1 + 308

@@ -83,7 +83,8 @@ def _lock(path: Path) -> Iterator[None]:
 
 @cache
 def _powers_of_ten() -> str:
-    header: str = runpy.run_path(str(ROOT / "hatch_build.py"))["powers_of_ten"]()
+    script = runpy.run_path(str(ROOT / "build_tools" / "float_tables.py"))
+    header: str = script["powers_of_ten"]()
     return header
 
 

@@ -199,7 +199,7 @@ def test_the_settings_are_checked(triton: TritonServer) -> None:
 
 
 def test_wrong_settings_are_told() -> None:
-    done = run("serve", "--config", "config/sidecar.yaml", TRITON_URL="ftp://x", LISTEN="nowhere")
+    done = run("serve", "config/sidecar.yaml", TRITON_URL="ftp://x", LISTEN="nowhere")
     assert done.returncode == 2
     assert "config/sidecar.yaml" in done.stderr
     assert "Traceback" not in done.stderr
@@ -208,7 +208,7 @@ def test_wrong_settings_are_told() -> None:
 def test_a_port_in_use_is_told() -> None:
     with socket.create_server((HOST, 0)) as taken:
         address = f"{HOST}:{taken.getsockname()[1]}"
-        done = run("serve", "--config", "config/sidecar.yaml", LISTEN=address, ADMIN=free_address())
+        done = run("serve", "config/sidecar.yaml", LISTEN=address, ADMIN=free_address())
     assert done.returncode == 1
     assert address in done.stderr
     assert "Traceback" not in done.stderr

@@ -44,9 +44,7 @@ def _serve(folder: Path, url: str, dialect: str) -> Iterator[Try]:
     keys.write_text(f"{KEY}\n")
     settings = {
         "listen": _free_address(),
-        "admin": admin,
-        "admin_payloads": True,
-        "admin_keys": "operators",
+        "admin": {"listen": admin, "payloads": True, "keys": "operators"},
         "api_keys": {"operators": {"file": str(keys)}},
         "upstreams": {"server": {"endpoints": [url], "dialect": dialect}},
     }

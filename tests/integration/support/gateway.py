@@ -34,7 +34,7 @@ class GatewayError(Exception):
 
 
 class Gateway:
-    """A process of `tensorgate serve --config CONFIG`; a context manager.
+    """A process of `tensorgate serve CONFIG`; a context manager.
 
     ``environment`` is added to that of the tests. Its log goes to a file beside the settings.
     """
@@ -51,7 +51,7 @@ class Gateway:
         guard = [sys.executable, "-I", "-S", str(_BOUND_CHILD), str(os.getpid())]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*guard, str(TENSORGATE), "serve", "--config", str(self._config)],
+                [*guard, str(TENSORGATE), "serve", str(self._config)],
                 cwd=ROOT,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,

@@ -32,14 +32,14 @@ async def stand(chromium: str, tmp_path: Path) -> AsyncIterator[Stand]:
 @pytest_asyncio.fixture
 async def stand_with_actions(chromium: str, tmp_path: Path) -> AsyncIterator[Stand]:
     """Run a gateway like ``stand``, which allows actions with the key TOKEN."""
-    async with _stand_with_keys(tmp_path, "admin_actions: true\n") as running:
+    async with _stand_with_keys(tmp_path, "actions: true") as running:
         yield running
 
 
 @pytest_asyncio.fixture
 async def stand_with_payloads(chromium: str, tmp_path: Path) -> AsyncIterator[Stand]:
     """Run a gateway like ``stand``, at which calls can be tried with the key TOKEN."""
-    async with _stand_with_keys(tmp_path, "admin_payloads: true\n") as running:
+    async with _stand_with_keys(tmp_path, "payloads: true") as running:
         yield running
 
 
@@ -47,8 +47,8 @@ async def stand_with_payloads(chromium: str, tmp_path: Path) -> AsyncIterator[St
 async def _stand_with_keys(folder: Path, settings: str) -> AsyncIterator[Stand]:
     keys = folder / "keys"
     keys.write_text(f"{TOKEN}\n")
-    more = f"api_keys: {{operators: {{file: {keys}}}}}\nadmin_keys: operators\n{settings}"
-    async with running_stand(folder, more) as running:
+    more = f"api_keys: {{operators: {{file: {keys}}}}}\n"
+    async with running_stand(folder, more, f", keys: operators, {settings}") as running:
         yield running
         _check_quiet(running)
 

@@ -22,7 +22,7 @@ TOKEN = "token-of-operators-0123456789abcdef"
 
 SETTINGS = """
 listen: {host}:0
-admin: {admin}
+admin: {{listen: {admin}{of_admin}}}
 workers: 2
 watch: false
 upstreams:
@@ -95,12 +95,12 @@ class Stand:
 
 
 @asynccontextmanager
-async def running_stand(folder: Path, more: str = "") -> AsyncIterator[Stand]:
+async def running_stand(folder: Path, more: str = "", of_admin: str = "") -> AsyncIterator[Stand]:
     """Run servers, a gateway and a browser; ``more`` are further settings."""
     admin, file = free_address(), folder / "gateway.yaml"
     async with DemoServer(HOST, free_port()) as first, DemoServer(HOST, free_port()) as second:
         urls = {"first": first.url, "second": second.url}
-        file.write_text(SETTINGS.format(host=HOST, admin=admin, **urls) + more)
+        file.write_text(SETTINGS.format(host=HOST, admin=admin, of_admin=of_admin, **urls) + more)
         # In its folder, so the page shows no path of this machine.
         command = ("env", "-C", str(folder), TENSORGATE)
         async with gateway_process(file.name, command) as (process, url):

@@ -137,6 +137,6 @@ async def test_page_without_actions_has_no_buttons_for_them(stand: Stand) -> Non
     page = stand.page
     await stand.show("topology")
     await page.wait_for(f"{_ROWS}.length === 3")
-    assert "admin_actions is off" in await page.text("#panel-topology")
+    assert "admin.actions is off" in await page.text("#panel-topology")
     buttons = "document.querySelectorAll('.endpoints button:not(.expand)').length"
     assert await page.evaluate(buttons) == 0

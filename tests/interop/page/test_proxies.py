@@ -114,7 +114,7 @@ async def test_page_says_why_the_gateway_refuses_it(stand: Stand) -> None:
         page = stand.page
         await page.open(f"{proxy.url}{PREFIX}/#overview")
         await page.wait_for_text("gate.example", "#notices")
-        assert "admin_hosts" in await page.text("#notices")
+        assert "admin.hosts" in await page.text("#notices")
         proxy.host = ""
         await page.wait_for("document.querySelector('#connection').dataset.state === 'live'")
         assert not await page.text("#notices")

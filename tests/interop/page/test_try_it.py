@@ -167,7 +167,7 @@ async def test_token_is_asked_for_once_and_kept_nowhere(stand_with_payloads: Sta
     page = stand.page
     await _show_model(stand, "add", inputs=2)
     await _send(stand, "wrong")
-    await page.wait_for_text("Not sent: an API key of the group in admin_keys is needed", "dialog")
+    await page.wait_for_text("Not sent: an API key of the group in admin.keys is needed", "dialog")
     assert "a client's API key" in await page.text("#panel-try")
     await page.type(TOKEN)
     await page.press("Enter")
@@ -456,6 +456,6 @@ async def test_page_without_payloads_says_what_it_takes(stand: Stand) -> None:
     await stand.show("try?model=half")
     await page.wait_for_text("Calls cannot be sent from here", "#panel-try")
     text = await page.text("#panel-try")
-    assert "admin_payloads: true" in text
-    assert "admin_keys: operators" in text
+    assert "payloads: true" in text
+    assert "keys: operators" in text
     assert "Send" not in text.split()

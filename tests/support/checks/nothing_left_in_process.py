@@ -27,6 +27,8 @@ def admin_url(config: str) -> str | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None  # the test is about this
     address = settings.get("admin") if isinstance(settings, dict) else None
+    if isinstance(address, dict):
+        address = address.get("listen")
     if not isinstance(address, str) or address.endswith(":0"):
         return None
     return address if address.startswith("unix:") else f"http://{address}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings.file_watch import ContentWatcher
+from gateway.system.file_watcher import ContentWatcher
 
 OLD, NEW = "listen: 127.0.0.1:1\n", "listen: 127.0.0.1:2\n"
 
