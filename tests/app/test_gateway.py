@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import json
+import os
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import replace
