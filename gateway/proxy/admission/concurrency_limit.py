@@ -132,8 +132,9 @@ class ConcurrencyLimit:
 
     def _full(self, why: str, cause: str = "") -> GatewayError:
         """Return the error of a call that gets no slot; ``cause`` is ``why`` without numbers."""
+        calls = "1 call" if self._max_requests == 1 else f"{self._max_requests} calls"
         return overload_error(
-            f"{self._name} is busy: {self._max_requests} calls in progress, {why}",
+            f"{self._name} is busy: {calls} in progress, {why}",
             f"{self._name}: {cause or why}",
         )
 

@@ -133,7 +133,7 @@ async def test_refused_call_is_answered_before_its_body_is_sent(
         await other.send(request("POST", target, headers=headers))
         reply = await other.read_response()  # a 100 would come first
         assert reply.status == 503
-        assert "the gateway is busy: 1 calls in progress" in reply.error
+        assert "the gateway is busy: 1 call in progress" in reply.error
         free.set()
         assert (await one.read_response()).status == 200
         assert [each.head.target for each in server.requests] == ["/v2/one"]

@@ -64,7 +64,7 @@ async def test_call_is_refused_if_the_queue_has_no_room() -> None:
         await _acquire(limit)
     assert caught.value.kind is ErrorKind.OVERLOADED
     assert caught.value.retry_after == 1
-    expected = "the server is busy: 1 calls in progress, and 0 more wait"
+    expected = "the server is busy: 1 call in progress, and 0 more wait"
     assert caught.value.message == expected
 
 
