@@ -44,6 +44,7 @@ from gateway.proxy.grpc.infer import (
     without_stream_parameter,
 )
 from gateway.proxy.grpc.passthrough import relay_messages
+from gateway.proxy.grpc.stream_errors import WANTS_STATUS
 from gateway.proxy.headers import connection_options, end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
@@ -111,6 +112,7 @@ class GrpcHandler(InferHandler):
         self._rpc_target: Final = target
         sent = CIMultiDict(headers)
         sent["TE"] = "trailers"
+        sent.popall(WANTS_STATUS, None)
         self._passed_headers: Final = tuple(sent.items())
         self._passed_templates: Final[dict[str, RequestTemplate]] = {}
 

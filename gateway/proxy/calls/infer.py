@@ -44,7 +44,6 @@ from gateway.proxy.infer.convert_buffered_request import (
 )
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.infer.grpc_upstream import (
-    STATUS_IN_TRAILERS,
     binary_body,
     binary_headers,
     grpc_headers,
@@ -62,8 +61,6 @@ from gateway.upstream.transport import HeaderLines, RequestTemplate, UpstreamRes
 
 _MAX_CACHED_OUTPUTS = 32
 """Outputs that a request may list if what becomes of its responses is cached."""
-
-_STATUS_IN_TRAILERS: Final = STATUS_IN_TRAILERS.encode()
 
 
 class InferHandler(CallHandler):
@@ -328,8 +325,7 @@ def _has_grpc_fields(head: ClientHead, is_of_grpc: bool) -> bool:
 
     The noted ones of a gRPC client do not pass.
     """
-    passed = head.passed.lower()
-    if b"grpc-" in passed or _STATUS_IN_TRAILERS in passed:
+    if b"grpc-" in head.passed.lower():
         return True
     if not is_of_grpc:
         for field in head.noted:

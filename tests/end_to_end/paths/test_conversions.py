@@ -94,6 +94,7 @@ CLIENTS = {
         json_request(),
         (("x-a", "1"), ("x-a", "2"), ("accept-encoding", "gzip"), ("x-request-id", "mine")),
     ),
+    "a header of Triton": Asked(INFER, json_request(), (("triton_grpc_error", "true"),)),
     "headers of gRPC": Asked(INFER, json_request(), (("grpc-timeout", "1H"),), is_fast=False),
     "an extension of gRPC": Asked(INFER, json_request(), (("grpc-x", "1"),), is_fast=False),
 }
@@ -112,6 +113,7 @@ GRPC_CLIENTS = {
         RAW,
         (("x-a", "1"), ("grpc-accept-encoding", "identity, gzip"), ("grpc-timeout", "9S")),
     ),
+    "a header of Triton": Asked(MODEL_INFER, RAW, (("triton_grpc_error", "true"),)),
     "data that do not fit": Asked(MODEL_INFER, one_input(field(7, DATA[:-1])), is_fast=False),
     "a broken message": Asked(MODEL_INFER, framed(b"\x0a\x01m\xff"), is_fast=False),
     "no message": Asked(MODEL_INFER, b"", is_fast=False),
@@ -296,6 +298,16 @@ async def test_grpc_call_of_a_server_of_other_messages_is_the_same_on_both_paths
 ) -> None:
     async with grpc_server(*OVER_GRPC[response]) as server:
         await compare(server, GRPC_CLIENTS[name], "torchserve", call_records)
+
+
+@pytest.mark.parametrize("name", GRPC_CLIENTS)
+async def test_grpc_call_that_passes_is_the_same_on_both_paths(
+    name: str, call_records: list[CallRecord]
+) -> None:
+    # A server that may see the deadline would see what is left of it.
+    dialect = "kserve" if name == "metadata" else "triton"
+    async with grpc_server(*OVER_GRPC["raw"]) as server:
+        await compare(server, GRPC_CLIENTS[name], dialect, call_records)
 
 
 @needs_source
