@@ -188,7 +188,7 @@ class GrpcHandler(InferHandler):
         if response.request.received is None:
             return _pass_on(response, server, policy, record)
         try:
-            message = self._message_of(response, destination)
+            message = self._message_of(response, destination, record)
         except GatewayError as error:
             raise explain(error, server, response.body) from error
         if message is None:
@@ -196,7 +196,9 @@ class GrpcHandler(InferHandler):
         record_status(record, GrpcStatus.OK)
         return _converted_template(policy), b"", message, OK
 
-    def _message_of(self, response: ServerResponse, destination: Destination) -> bytes | None:
+    def _message_of(
+        self, response: ServerResponse, destination: Destination, record: CallRecord
+    ) -> bytes | None:
         """Return the message for the client; None for an error, and for a large response."""
         form = self._in_http_form(response, destination)
         if form is None or not is_success(form.head.status) or len(form.body) > CONVERT_CHUNK:
@@ -210,7 +212,7 @@ class GrpcHandler(InferHandler):
         converted = convert_whole(request, form.head, body, plan)
         if converted is not None:
             body, size = converted.body, converted.header_size
-            request.response_elements = converted.elements
+            record.response_elements = converted.elements
         chunks = response_message(size, body, limits, is_raw=request.wants_raw)
         return b"".join((frame(sum(map(len, chunks))), *chunks))
 

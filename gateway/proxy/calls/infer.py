@@ -215,7 +215,7 @@ class InferHandler(CallHandler):
             raise explain(error, server, response.body) from error
         if converted is None:
             return untouched_message(head, body, policy)
-        request.response_elements = converted.elements
+        record.response_elements = converted.elements
         template = response_template(head, policy, converted.content_type, has_new_body=True)
         lines = passed_lines(head, template)
         if converted.header_size is not None:

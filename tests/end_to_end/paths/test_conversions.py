@@ -147,6 +147,10 @@ OVER_HTTP = {
         b'{"outputs": [{"name": "O", "datatype": "FP32", "shape": [1], "data": [1.5]}]}'
     ),
     "of a large size": binary_response(bytes(4 * 65536)),
+    "JSON that gRPC cannot hold": http_response(
+        b'{"parameters": {"p": []}, "outputs":'
+        b' [{"name": "O", "datatype": "FP32", "shape": [1], "data": [1.5]}]}'
+    ),
     "an error": http_response(b'{"error": "no model"}', status="404 Not Found"),
     "an error without words": http_response(b"", status="503 Service Unavailable"),
     "no JSON": http_response(b"<html>"),
@@ -284,11 +288,12 @@ async def test_grpc_request_to_a_server_over_http_is_the_same_on_both_paths(
 
 @pytest.mark.parametrize("response", OVER_HTTP)
 @pytest.mark.parametrize("name", ["raw", "typed"])
+@pytest.mark.parametrize("dialect", ["triton", "json"])
 async def test_grpc_response_of_a_server_over_http_is_the_same_on_both_paths(
-    name: str, response: str, call_records: list[CallRecord]
+    name: str, response: str, dialect: str, call_records: list[CallRecord]
 ) -> None:
     async with http_server(OVER_HTTP[response]) as server:
-        await compare(server, GRPC_CLIENTS[name], "triton", call_records)
+        await compare(server, GRPC_CLIENTS[name], dialect, call_records)
 
 
 @pytest.mark.parametrize("response", OVER_GRPC)
