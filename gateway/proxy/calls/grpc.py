@@ -213,6 +213,8 @@ class GrpcHandler(InferHandler):
         if converted is not None:
             body, size = converted.body, converted.header_size
             record.response_elements = converted.elements
+        if len(body) > limits.max_buffered_body_bytes:
+            return None  # the streaming path sends the error
         chunks = response_message(size, body, limits, is_raw=request.wants_raw)
         return b"".join((frame(sum(map(len, chunks))), *chunks))
 

@@ -230,10 +230,10 @@ class InferHandler(CallHandler):
         if not request.is_grpc:
             check_metadata(head.status, self._operation, destination, received)
             return _HttpForm(head, response.body, destination)
-        message = response.plain_message
-        if message is None:
-            return None
-        cap = destination.limits.max_inference_header_bytes
+        message, limits = response.plain_message, destination.limits
+        if message is None or len(message) > limits.max_buffered_body_bytes:
+            return None  # the streaming path sends the error
+        cap = limits.max_inference_header_bytes
         header_size, body = binary_body(memoryview(message), received.request, cap)
         return _HttpForm(_binary_head(header_size), body, self._destination_of(destination))
 

@@ -223,13 +223,19 @@ def recorded(record: CallRecord) -> dict[str, Any]:
 
 
 async def exchange(
-    server: Server, asked: Asked, dialect: str, records: list[CallRecord], *, streams: bool
+    server: Server,
+    asked: Asked,
+    dialect: str,
+    records: list[CallRecord],
+    *,
+    streams: bool,
+    **limits: Any,
 ) -> tuple[Any, ...]:
     """Return what the client got, what the server got, and what was recorded."""
     is_grpc = asked.target == MODEL_INFER
     server.asked.clear()
     async with (
-        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
+        running_gateway(server.url, upstream={"dialect": dialect}, **limits) as gateway,
         connect_http2(gateway.url) as client,
     ):
         # They connect to the server, and fetch the metadata.
@@ -250,11 +256,11 @@ async def exchange(
 
 
 async def compare(
-    server: Server, asked: Asked, dialect: str, records: list[CallRecord]
+    server: Server, asked: Asked, dialect: str, records: list[CallRecord], **limits: Any
 ) -> tuple[Any, ...]:
     """Check that both paths give the same, and return that."""
-    fast = await exchange(server, asked, dialect, records, streams=False)
-    streamed = await exchange(server, asked, dialect, records, streams=True)
+    fast = await exchange(server, asked, dialect, records, streams=False, **limits)
+    streamed = await exchange(server, asked, dialect, records, streams=True, **limits)
     assert fast == streamed
     return fast
 
@@ -313,6 +319,38 @@ async def test_grpc_call_that_passes_is_the_same_on_both_paths(
     dialect = "kserve" if name == "metadata" else "triton"
     async with grpc_server(*OVER_GRPC["raw"]) as server:
         await compare(server, GRPC_CLIENTS[name], dialect, call_records)
+
+
+@pytest.mark.parametrize("size", [1024, 1028])
+async def test_cap_of_buffered_responses_over_grpc_is_the_same_on_both_paths(
+    size: int, call_records: list[CallRecord]
+) -> None:
+    cap = 1024
+    output = field(5, field(1, b"OUT") + field(2, b"FP32") + field(3, b"\xfa\x01"))
+    message = output + field(6, bytes(1000))
+    message = field(3, b"i" * (size - len(message) - 2)) + message
+    assert len(message) == size
+    async with grpc_server(framed(message), OK) as server:
+        for name in ("JSON", "binary", "V1"):
+            got = await compare(
+                server, CLIENTS[name], "triton", call_records, max_buffered_body_bytes=cap
+            )
+            assert got[-1]["status"] == (200 if size <= cap else 502)
+        # The message becomes larger for this client: the cap is that of both forms.
+        asked = GRPC_CLIENTS["raw"]
+        await compare(server, asked, "torchserve", call_records, max_buffered_body_bytes=cap)
+
+
+@pytest.mark.parametrize("size", [800, 1200])
+async def test_cap_of_buffered_responses_over_http_is_the_same_on_both_paths(
+    size: int, call_records: list[CallRecord]
+) -> None:
+    async with http_server(binary_response(bytes(size))) as server:
+        for name in ("raw", "typed"):
+            got = await compare(
+                server, GRPC_CLIENTS[name], "triton", call_records, max_buffered_body_bytes=1024
+            )
+            assert got[-1]["grpc_status"] == (0 if size <= 1024 else 14)
 
 
 @needs_source
