@@ -242,7 +242,6 @@ class BufferedCall:
             else:
                 record.server_error = record.server_error or said
                 self._end(*self._attempt.lease.classify_status(status, said))
-            record.response_elements = request.response_elements
             template, lines, content, ending = message
             if self._plan.adds_server_timing:
                 spent = time.perf_counter() - record.sent_at - record.server_seconds

@@ -43,6 +43,7 @@ from gateway.proxy.grpc.infer import (
     without_stream_parameter,
 )
 from gateway.proxy.grpc.passthrough import relay_messages
+from gateway.proxy.grpc.stream_errors import WANTS_STATUS
 from gateway.proxy.headers import connection_options, end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
@@ -105,6 +106,7 @@ class GrpcHandler(InferHandler):
         self._rpc_target: Final = scope.target
         sent = CIMultiDict(scope.headers)
         sent["TE"] = "trailers"
+        sent.popall(WANTS_STATUS, None)
         self._passed_headers: Final = tuple(sent.items())
         self._passed_templates: Final[dict[str, RequestTemplate]] = {}
 
@@ -180,7 +182,7 @@ class GrpcHandler(InferHandler):
         if response.request.received is None:
             return _pass_on(response, server, policy, record)
         try:
-            message = self._message_of(response, destination)
+            message = self._message_of(response, destination, record)
         except GatewayError as error:
             raise explain(error, server, response.body) from error
         if message is None:
@@ -188,7 +190,9 @@ class GrpcHandler(InferHandler):
         record_status(record, GrpcStatus.OK)
         return _converted_template(policy), b"", message, OK
 
-    def _message_of(self, response: ServerResponse, destination: Destination) -> bytes | None:
+    def _message_of(
+        self, response: ServerResponse, destination: Destination, record: CallRecord
+    ) -> bytes | None:
         """Return the message for the client; None for an error, and for a large response."""
         form = self._in_http_form(response, destination)
         if form is None or not is_success(form.head.status) or len(form.body) > CONVERT_CHUNK:
@@ -202,7 +206,9 @@ class GrpcHandler(InferHandler):
         converted = convert_whole(request, form.head, body, plan)
         if converted is not None:
             body, size = converted.body, converted.header_size
-            request.response_elements = converted.elements
+            record.response_elements = converted.elements
+        if len(body) > limits.max_buffered_body_bytes:
+            return None  # the streaming path sends the error
         chunks = response_message(size, body, limits, is_raw=request.wants_raw)
         return b"".join((frame(sum(map(len, chunks))), *chunks))
 

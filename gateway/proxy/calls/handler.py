@@ -77,8 +77,6 @@ class ServerRequest:
         """Whether it goes to the server as a gRPC call."""
         self.wants_raw = True
         """Whether a gRPC client gets a converted response with raw contents."""
-        self.response_elements = 0
-        """Elements that were converted for the client."""
 
     @property
     def is_idempotent(self) -> bool:
@@ -217,10 +215,10 @@ class CallHandler(ABC):
         policy: ResponseHeaderPolicy | None,
         record: CallRecord,
     ) -> ClientMessage | None:
-        """Return a complete response, and record the status of a gRPC call; raises GatewayError.
+        """Return a complete response, and record what was converted; raises GatewayError.
 
-        None leaves the response to the streaming path: it takes several time slices, or is one of
-        gRPC without a status or its message.
+        The status of a gRPC call is recorded, too. None leaves the response to the streaming path:
+        it takes several time slices, or is one of gRPC without a status or its message.
         """
 
     @abstractmethod

@@ -40,7 +40,6 @@ from gateway.proxy.infer.convert_buffered_request import (
 )
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.infer.grpc_upstream import (
-    STATUS_IN_TRAILERS,
     binary_body,
     binary_headers,
     grpc_headers,
@@ -58,8 +57,6 @@ from gateway.upstream.transport import HeaderLines, RequestTemplate, UpstreamRes
 
 _MAX_CACHED_OUTPUTS = 32
 """Outputs that a request may list if what becomes of its responses is cached."""
-
-_STATUS_IN_TRAILERS: Final = STATUS_IN_TRAILERS.encode()
 
 
 class InferHandler(CallHandler):
@@ -204,7 +201,7 @@ class InferHandler(CallHandler):
             raise explain(error, server, response.body) from error
         if converted is None:
             return untouched_message(head, body, policy)
-        request.response_elements = converted.elements
+        record.response_elements = converted.elements
         template = response_template(head, policy, converted.content_type, has_new_body=True)
         lines = passed_lines(head, template)
         if converted.header_size is not None:
@@ -219,10 +216,10 @@ class InferHandler(CallHandler):
         if not request.is_grpc:
             check_metadata(head.status, self._operation, destination, received)
             return _HttpForm(head, response.body, destination)
-        message = response.plain_message
-        if message is None:
-            return None
-        cap = destination.limits.max_inference_header_bytes
+        message, limits = response.plain_message, destination.limits
+        if message is None or len(message) > limits.max_buffered_body_bytes:
+            return None  # the streaming path sends the error
+        cap = limits.max_inference_header_bytes
         header_size, body = binary_body(memoryview(message), received.request, cap)
         return _HttpForm(_binary_head(header_size), body, self._destination_of(destination))
 
@@ -306,8 +303,7 @@ def _has_grpc_fields(head: ClientHead, is_of_grpc: bool) -> bool:
 
     The noted ones of a gRPC client do not pass.
     """
-    passed = head.passed.lower()
-    if b"grpc-" in passed or _STATUS_IN_TRAILERS in passed:
+    if b"grpc-" in head.passed.lower():
         return True
     if not is_of_grpc:
         for field in head.noted:

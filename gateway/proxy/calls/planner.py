@@ -28,6 +28,7 @@ from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredRequest
+from gateway.proxy.grpc.stream_errors import WANTS_STATUS
 from gateway.proxy.headers import connection_options, to_server
 from gateway.proxy.interfaces import ClientHead, FastPathClient
 from gateway.proxy.router import RouteMatch, Router
@@ -41,7 +42,7 @@ _KEYED_HEADERS = (
     HOP_BY_HOP
     | FILTERED_HEADERS
     | {"accept-encoding", "content-type", "host", "inference-header-content-length"}
-    | {ACCEPT_ENCODING, ENCODING}
+    | {ACCEPT_ENCODING, ENCODING, WANTS_STATUS}
 )
 """Headers that the gateway itself looks at; a router adds those that its routes look at."""
 

@@ -94,6 +94,7 @@ CLIENTS = {
         json_request(),
         (("x-a", "1"), ("x-a", "2"), ("accept-encoding", "gzip"), ("x-request-id", "mine")),
     ),
+    "a header of Triton": Asked(INFER, json_request(), (("triton_grpc_error", "true"),)),
     "headers of gRPC": Asked(INFER, json_request(), (("grpc-timeout", "1H"),), is_fast=False),
     "an extension of gRPC": Asked(INFER, json_request(), (("grpc-x", "1"),), is_fast=False),
 }
@@ -112,6 +113,7 @@ GRPC_CLIENTS = {
         RAW,
         (("x-a", "1"), ("grpc-accept-encoding", "identity, gzip"), ("grpc-timeout", "9S")),
     ),
+    "a header of Triton": Asked(MODEL_INFER, RAW, (("triton_grpc_error", "true"),)),
     "data that do not fit": Asked(MODEL_INFER, one_input(field(7, DATA[:-1])), is_fast=False),
     "a broken message": Asked(MODEL_INFER, framed(b"\x0a\x01m\xff"), is_fast=False),
     "no message": Asked(MODEL_INFER, b"", is_fast=False),
@@ -145,6 +147,10 @@ OVER_HTTP = {
         b'{"outputs": [{"name": "O", "datatype": "FP32", "shape": [1], "data": [1.5]}]}'
     ),
     "of a large size": binary_response(bytes(4 * 65536)),
+    "JSON that gRPC cannot hold": http_response(
+        b'{"parameters": {"p": []}, "outputs":'
+        b' [{"name": "O", "datatype": "FP32", "shape": [1], "data": [1.5]}]}'
+    ),
     "an error": http_response(b'{"error": "no model"}', status="404 Not Found"),
     "an error without words": http_response(b"", status="503 Service Unavailable"),
     "no JSON": http_response(b"<html>"),
@@ -217,13 +223,19 @@ def recorded(record: CallRecord) -> dict[str, Any]:
 
 
 async def exchange(
-    server: Server, asked: Asked, dialect: str, records: list[CallRecord], *, streams: bool
+    server: Server,
+    asked: Asked,
+    dialect: str,
+    records: list[CallRecord],
+    *,
+    streams: bool,
+    **limits: Any,
 ) -> tuple[Any, ...]:
     """Return what the client got, what the server got, and what was recorded."""
     is_grpc = asked.target == MODEL_INFER
     server.asked.clear()
     async with (
-        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
+        running_gateway(server.url, upstream={"dialect": dialect}, **limits) as gateway,
         connect_http2(gateway.url) as client,
     ):
         # They connect to the server, and fetch the metadata.
@@ -244,11 +256,11 @@ async def exchange(
 
 
 async def compare(
-    server: Server, asked: Asked, dialect: str, records: list[CallRecord]
+    server: Server, asked: Asked, dialect: str, records: list[CallRecord], **limits: Any
 ) -> tuple[Any, ...]:
     """Check that both paths give the same, and return that."""
-    fast = await exchange(server, asked, dialect, records, streams=False)
-    streamed = await exchange(server, asked, dialect, records, streams=True)
+    fast = await exchange(server, asked, dialect, records, streams=False, **limits)
+    streamed = await exchange(server, asked, dialect, records, streams=True, **limits)
     assert fast == streamed
     return fast
 
@@ -282,11 +294,12 @@ async def test_grpc_request_to_a_server_over_http_is_the_same_on_both_paths(
 
 @pytest.mark.parametrize("response", OVER_HTTP)
 @pytest.mark.parametrize("name", ["raw", "typed"])
+@pytest.mark.parametrize("dialect", ["triton", "json"])
 async def test_grpc_response_of_a_server_over_http_is_the_same_on_both_paths(
-    name: str, response: str, call_records: list[CallRecord]
+    name: str, response: str, dialect: str, call_records: list[CallRecord]
 ) -> None:
     async with http_server(OVER_HTTP[response]) as server:
-        await compare(server, GRPC_CLIENTS[name], "triton", call_records)
+        await compare(server, GRPC_CLIENTS[name], dialect, call_records)
 
 
 @pytest.mark.parametrize("response", OVER_GRPC)
@@ -296,6 +309,48 @@ async def test_grpc_call_of_a_server_of_other_messages_is_the_same_on_both_paths
 ) -> None:
     async with grpc_server(*OVER_GRPC[response]) as server:
         await compare(server, GRPC_CLIENTS[name], "torchserve", call_records)
+
+
+@pytest.mark.parametrize("name", GRPC_CLIENTS)
+async def test_grpc_call_that_passes_is_the_same_on_both_paths(
+    name: str, call_records: list[CallRecord]
+) -> None:
+    # A server that may see the deadline would see what is left of it.
+    dialect = "kserve" if name == "metadata" else "triton"
+    async with grpc_server(*OVER_GRPC["raw"]) as server:
+        await compare(server, GRPC_CLIENTS[name], dialect, call_records)
+
+
+@pytest.mark.parametrize("size", [1024, 1028])
+async def test_cap_of_buffered_responses_over_grpc_is_the_same_on_both_paths(
+    size: int, call_records: list[CallRecord]
+) -> None:
+    cap = 1024
+    output = field(5, field(1, b"OUT") + field(2, b"FP32") + field(3, b"\xfa\x01"))
+    message = output + field(6, bytes(1000))
+    message = field(3, b"i" * (size - len(message) - 2)) + message
+    assert len(message) == size
+    async with grpc_server(framed(message), OK) as server:
+        for name in ("JSON", "binary", "V1"):
+            got = await compare(
+                server, CLIENTS[name], "triton", call_records, max_buffered_body_bytes=cap
+            )
+            assert got[-1]["status"] == (200 if size <= cap else 502)
+        # The message becomes larger for this client: the cap is that of both forms.
+        asked = GRPC_CLIENTS["raw"]
+        await compare(server, asked, "torchserve", call_records, max_buffered_body_bytes=cap)
+
+
+@pytest.mark.parametrize("size", [800, 1200])
+async def test_cap_of_buffered_responses_over_http_is_the_same_on_both_paths(
+    size: int, call_records: list[CallRecord]
+) -> None:
+    async with http_server(binary_response(bytes(size))) as server:
+        for name in ("raw", "typed"):
+            got = await compare(
+                server, GRPC_CLIENTS[name], "triton", call_records, max_buffered_body_bytes=1024
+            )
+            assert got[-1]["grpc_status"] == (0 if size <= 1024 else 14)
 
 
 @needs_source
