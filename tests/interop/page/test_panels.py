@@ -17,7 +17,7 @@ _FILLED = {
     "models": "[...document.querySelectorAll('.rows a')].some(each => each.innerText === 'half')",
     "calls": "document.querySelectorAll('.calls .toggle').length > 3",
     "journal": "document.querySelectorAll('.journal tbody tr').length > 0",
-    "try": "document.querySelector('#panel-try').innerText.includes('admin.payloads')",
+    "try": "document.querySelector('#panel-try').innerText.includes('payloads: true')",
 }
 """What is true of a panel when it has something to show."""
 _COVERED = """
