@@ -28,7 +28,7 @@ _log = logging.getLogger("tensorgate.admin")
 
 def build_application(source: GatewaySource, view: GatewayView) -> web.Application:
     """Build the application of a gateway; ``view`` is what its page shows."""
-    pages = Pages(source, lambda: view.minute)
+    pages = Pages(source, lambda: view.minute, view.problems)
     files, streams = PageFiles(), EventStreams(view)
     paths = [route.path for route in pages.routes()]
 

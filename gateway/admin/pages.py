@@ -34,12 +34,18 @@ class Pages:
       gateway drains.
     - ``/status`` is JSON. ``/metrics`` is Prometheus' text format, or OpenMetrics on request.
 
-    ``minute`` returns what was counted in the last minute.
+    ``minute`` returns what was counted in the last minute, ``problems`` what is wrong by a status.
     """
 
-    def __init__(self, source: GatewaySource, minute: Callable[[], Window | None]) -> None:
+    def __init__(
+        self,
+        source: GatewaySource,
+        minute: Callable[[], Window | None],
+        problems: Callable[[Status], Sequence[Status]],
+    ) -> None:
         self._source = source
         self._minute = minute
+        self._problems = problems
         # Many at once would hold the statuses of all workers as often, and delay the event loop.
         self._rendering = asyncio.Lock()
         self._next: dict[str, asyncio.Task[tuple[bytes, str]]] = {}
@@ -96,7 +102,8 @@ class Pages:
     def _encode_status(
         self, statuses: Sequence[Status], store: MetricStore, minute: Window | None
     ) -> tuple[bytes, str]:
-        merged = _merged(statuses, store, minute, self._source.events())
+        merged = dict(_merged(statuses, store, minute, self._source.events()))
+        merged["problems"] = self._problems(merged)
         return orjson.dumps(merged, option=orjson.OPT_INDENT_2) + b"\n", _JSON
 
 

@@ -20,7 +20,7 @@ from gateway.admin.panels.models import (
     describe_model,
     describe_models,
 )
-from gateway.admin.panels.overview import describe_overview
+from gateway.admin.panels.overview import describe_overview, find_problems
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
 from gateway.admin.savings import Savings
 from gateway.admin.source import GatewaySource, Status
@@ -76,6 +76,10 @@ class GatewayView:
     def minute(self) -> Window | None:
         """Return what was counted in the last minute."""
         return self._history.minute
+
+    def problems(self, status: Status) -> list[Document]:
+        """Return what is wrong now, by a status of all workers."""
+        return find_problems(status, self._history.now, self._source.settings)
 
     async def overview(self) -> Document:
         """Return what an operator looks at first, with the last five minutes."""

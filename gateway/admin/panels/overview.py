@@ -51,14 +51,14 @@ def describe_overview(
         "try_it": settings.admin.payloads,
         "workers": status["workers"],
         "now": _now(status, window) | Percentiles(minute, CALL_LATENCY).describe(),
-        "problems": list(find_problems(status, window, settings))[:_MAX_PROBLEMS],
+        "problems": find_problems(status, window, settings),
     }
 
 
 def find_problems(
     status: Status, window: Window | None, settings: Settings
-) -> Iterator[dict[str, Any]]:
-    """Yield what is wrong now; what is worst comes first."""
+) -> list[dict[str, Any]]:
+    """Return what is wrong now, at most fifty problems; what is worst comes first."""
     upstreams = list(_upstream_problems(status))
     # One cause is one problem: errors and queues that an upstream causes are its own.
     troubled = {each["upstream"] for each in upstreams}
@@ -76,7 +76,7 @@ def find_problems(
         *_log_problems(window),
         *limits,
     ]
-    yield from sorted(problems, key=lambda each: str(each["level"]))
+    return sorted(problems, key=lambda each: str(each["level"]))[:_MAX_PROBLEMS]
 
 
 def _upstream_problems(status: Status) -> Iterator[dict[str, Any]]:

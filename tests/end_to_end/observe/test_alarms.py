@@ -50,7 +50,10 @@ async def test_incident_is_one_alarm_with_one_sentence(incident: Incident, tmp_p
         if incident.is_on_page:
             lines = [line for line in site.process.said.splitlines() if re.search(log, line)]
             assert is_quoted(found["text"]) or any(map(is_shown, lines)), (found["text"], lines)
-        assert re.search(incident.status, json.dumps(await site.get("/status")))
+        status = await site.get("/status")
+        (problem,) = status["problems"]
+        assert re.search(incident.sentence_of(site), problem["text"])
+        assert re.search(incident.status, json.dumps(status))
         endpoint = (await site.endpoints())[bad.url]
         assert endpoint["state"] in incident.states
         assert endpoint["state_text"] or endpoint["state"] == "in_use"
