@@ -39,7 +39,7 @@ class ModelLatency:
     recent: Sequence[Latency]
     """Of several times until now, the shortest first; all endpoints have the same times."""
     hour: Latency | None = None
-    """Of the last hour; None if fewer than five minutes are known."""
+    """Of the last hour; None before five to ten minutes are known."""
 
 
 Latencies = Mapping[str, ModelLatency]
