@@ -91,10 +91,7 @@ def scan_message(method: GrpcMethod, body: bytes) -> tuple[ScannedModel, tuple[s
 
 
 class GrpcHandler(InferHandler):
-    """Serves ModelInfer; ``headers`` are those of the client.
-
-    Raises GatewayError (400) for a model's name that no server over HTTP can be asked for.
-    """
+    """Serves ModelInfer; the scope is that of the client's requests."""
 
     max_size = MAX_REQUEST
     is_grpc = True
@@ -195,15 +192,17 @@ class GrpcHandler(InferHandler):
     ) -> bytes | None:
         """Return the message for the client; None for an error, and for a large response."""
         form = self._in_http_form(response, destination)
-        if form is None or not is_success(form.head.status) or len(form.body) > CONVERT_CHUNK:
+        if form is None:
             return None
-        request = response.request
-        plan = self._plan(request, form.head, form.destination)
+        request, (head, content) = response.request, form
+        if not is_success(head.status) or len(content) > CONVERT_CHUNK:
+            return None
+        plan = self._plan(request, head, destination)
         if plan.is_coded:
             return None
-        body, limits = bytes(form.body), destination.limits
-        size = response_header_length(form.head.headers, limits.max_inference_header_bytes)
-        converted = convert_whole(request, form.head, body, plan)
+        body, limits = bytes(content), destination.limits
+        size = response_header_length(head.headers, limits.max_inference_header_bytes)
+        converted = convert_whole(request, head, body, plan)
         if converted is not None:
             body, size = converted.body, converted.header_size
             record.response_elements = converted.elements

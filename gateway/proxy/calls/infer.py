@@ -14,7 +14,6 @@ from gateway.codec.v2.buffered_response import (
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError, ServerName
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.protocol.messages import InferRequestHead
@@ -69,7 +68,6 @@ class InferHandler(CallHandler):
         self._header_size = header_size
         self._templates: dict[tuple[str, bool], RequestTemplate] = {}
         self._grpc_templates: dict[str, RequestTemplate] = {}
-        self._over_grpc: tuple[Destination, Dialect, Destination] | None = None
         self._counted_head: InferRequestHead | None = None
         self._element_count = 0
         """Of the last head: most requests have the same."""
@@ -181,8 +179,8 @@ class InferHandler(CallHandler):
             form = self._in_http_form(response, destination)
             if form is None:
                 return None
-            request, head, body = response.request, form.head, form.body
-            plan = self._plan(request, head, form.destination)
+            request, (head, body) = response.request, form
+            plan = self._plan(request, head, destination)
             if plan.action is ResponseAction.UNTOUCHED and request.layout is None:
                 if plan.check is not None:
                     plan.check.check_whole(body)
@@ -208,44 +206,43 @@ class InferHandler(CallHandler):
             lines += _header_length_line(converted.header_size)
         return template, lines, converted.body, ()
 
-    def _in_http_form(self, response: ServerResponse, destination: Destination) -> _HttpForm | None:
-        """Return a response as it is over HTTP; None if it takes the streaming path."""
+    def _in_http_form(
+        self, response: ServerResponse, destination: Destination
+    ) -> tuple[UpstreamResponseHead, bytes | memoryview] | None:
+        """Return head and body as they are over HTTP; None for the streaming path."""
         head, request = response.head, response.request
         received = request.received
         assert received is not None
         if not request.is_grpc:
             check_metadata(head.status, self._operation, destination, received)
-            return _HttpForm(head, response.body, destination)
+            return head, response.body
         message, limits = response.plain_message, destination.limits
         if message is None or len(message) > limits.max_buffered_body_bytes:
             return None  # the streaming path sends the error
         cap = limits.max_inference_header_bytes
         header_size, body = binary_body(memoryview(message), received.request, cap)
-        return _HttpForm(_binary_head(header_size), body, self._destination_of(destination))
-
-    def _destination_of(self, destination: Destination) -> Destination:
-        """Return the destination as its servers are over gRPC; the same one for each call."""
-        dialect, known = destination.upstream.dialect, self._over_grpc
-        if known is None or known[0] is not destination or known[1] is not dialect:
-            known = self._over_grpc = destination, dialect, destination.over_grpc()
-        return known[2]
+        return _binary_head(header_size), body
 
     def _plan(
         self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
     ) -> ResponsePlan:
-        """Return what becomes of a response; raises GatewayError. Plans are cached by head."""
+        """Return what becomes of a response; raises GatewayError. Plans are cached by head.
+
+        The head of a response that came over gRPC is none that comes over HTTP.
+        """
         assert request.received is not None
         encoding = request.received.request.head.output_encoding
         dialect = destination.upstream.dialect
-        if len(encoding.binary_by_output) > _MAX_CACHED_OUTPUTS:
-            return plan_response(head.status, head.headers, encoding, destination)
+        is_cached = len(encoding.binary_by_output) <= _MAX_CACHED_OUTPUTS
         key = head.key, encoding.key, id(destination)
-        cached = self._scope.response_plans.get(key)
+        cached = self._scope.response_plans.get(key) if is_cached else None
         if cached is not None and cached[0] is dialect:
             return cached[1]
-        plan = plan_response(head.status, head.headers, encoding, destination)
-        # It keeps the destination, so that no other can get its id.
-        self._scope.response_plans.put(key, (dialect, plan, destination))
+        served = destination.over_grpc() if request.is_grpc else destination
+        plan = plan_response(head.status, head.headers, encoding, served)
+        if is_cached:
+            # It keeps the destination, so that no other can get its id.
+            self._scope.response_plans.put(key, (dialect, plan, destination))
         return plan
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
@@ -264,17 +261,6 @@ def make_infer_handler(scope: HandlerScope) -> CallHandler | None:
     if header_size is None:
         max_size = min(MAX_FAST_REQUEST, scope.limits.max_inference_header_bytes)
     return InferHandler(scope, header_size, max_size)
-
-
-class _HttpForm:
-    """A response as it is over HTTP; ``destination`` has the dialect of such responses."""
-
-    def __init__(
-        self, head: UpstreamResponseHead, body: bytes | memoryview, destination: Destination
-    ) -> None:
-        self.head: Final = head
-        self.body: Final = body
-        self.destination: Final = destination
 
 
 class _BinaryHead:
