@@ -196,6 +196,11 @@ class BrowserPage:
             "DOM.setFileInputFiles", files=[str(file)], objectId=result["result"]["objectId"]
         )
 
+    async def fits_width(self) -> bool:
+        """Tell whether the page is not wider than the window."""
+        root = "document.documentElement"
+        return bool(await self.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"))
+
     async def resize(self, width: int, height: int = 1000) -> None:
         """Set the size of the window."""
         await self.send(

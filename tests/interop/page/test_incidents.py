@@ -95,8 +95,7 @@ async def _problem(page: BrowserPage) -> str:
 
 
 async def _check_view(page: BrowserPage, width: int) -> None:
-    root = "document.documentElement"
-    assert await page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"), width
+    assert await page.fits_width(), width
     assert await page.evaluate(BROKEN_PORTS) == [], width
     shares = re.findall(r"([\d.,]+) %", await page.evaluate("document.body.textContent"))
     assert all(float(each.replace(",", "")) <= 100 for each in shares), shares

@@ -39,9 +39,7 @@ async def test_hostile_model_names_are_text(stand: Stand) -> None:
     assert "x" * 400 not in text  # a server's words of it are 300 characters
     assert await page.evaluate("window.hacked === undefined && !document.querySelector('main img')")
     assert await page.evaluate("document.querySelectorAll('script').length") == 1
-    assert await page.evaluate(
-        "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-    )
+    assert await page.fits_width()
 
 
 @pytest.mark.parametrize("name", [NAMES[0], NAMES[2], "x" * 2000])

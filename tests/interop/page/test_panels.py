@@ -70,9 +70,7 @@ async def test_page_fits_each_width(stand: Stand, width: int) -> None:
         for panel in PANELS:
             await stand.page.resize(width)
             await _show_with_calls(stand, panel)
-            assert await stand.page.evaluate(
-                "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-            )
+            assert await stand.page.fits_width()
         assert width > 400 or await violations(stand.page) == []
 
 
@@ -161,8 +159,7 @@ async def test_status_of_a_wrong_rpc_fits_windows_of_laptops(stand: Stand) -> No
     await page.wait_for_text("gRPC 12", ".calls")
     for width in (390, 768, 1200, 1201, 1280, 1400):
         await page.resize(width)
-        root = "document.documentElement"
-        assert await page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"), width
+        assert await page.fits_width(), width
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -376,8 +373,7 @@ async def test_table_of_endpoints_fits_windows_of_laptops(stand_with_actions: St
         await page.wait_for_text("refused", ".endpoints")
         for width in (768, 1080, 1150, 1200, 1201, 1280, 1560, 1561, 1920):
             await page.resize(width)
-            root = "document.documentElement"
-            assert await page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"), width
+            assert await page.fits_width(), width
             assert await page.evaluate(BROKEN_PORTS) == [], width
 
 

@@ -431,9 +431,7 @@ async def test_panel_is_accessible_and_fits(stand_with_payloads: Stand, width: i
     for scheme in ("light", "dark"):
         await page.prefer(color_scheme=scheme)
         assert await violations(page) == []
-    assert await page.evaluate(
-        "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-    )
+    assert await page.fits_width()
 
 
 async def test_hostile_model_names_are_text(stand_with_payloads: Stand) -> None:
@@ -446,9 +444,7 @@ async def test_hostile_model_names_are_text(stand_with_payloads: Stand) -> None:
         assert len(title) < 120
         await _send_and_wait(stand)
         assert await page.evaluate("window.hacked === undefined")
-        assert await page.evaluate(
-            "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-        )
+        assert await page.fits_width()
 
 
 async def test_page_without_payloads_says_what_it_takes(stand: Stand) -> None:
