@@ -14,6 +14,11 @@ MESSAGE: Final = "grpc-message"
 TIMEOUT: Final = "grpc-timeout"
 ENCODING: Final = "grpc-encoding"
 ACCEPT_ENCODING: Final = "grpc-accept-encoding"
+WANTS_STATUS: Final = "triton_grpc_error"
+"""Asks Triton for a stream that ends with its first error, as its status.
+
+Triton 2.51 dies if its model sends anything after that, so that no server gets it.
+"""
 
 _GRPC_TYPES: Final = (f"{GRPC_TYPE}+", f"{GRPC_TYPE};")
 _MAX_DIGITS: Final = 9

@@ -15,6 +15,7 @@ from gateway.protocol.grpc.framing import PREFIX_SIZE, frame, is_one_message
 from gateway.protocol.grpc.headers import (
     GRPC_TYPE,
     TIMEOUT,
+    WANTS_STATUS,
     is_written_well,
     read_message,
 )
@@ -43,7 +44,6 @@ from gateway.proxy.grpc.infer import (
     without_stream_parameter,
 )
 from gateway.proxy.grpc.passthrough import relay_messages
-from gateway.proxy.grpc.stream_errors import WANTS_STATUS
 from gateway.proxy.headers import connection_options, end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay

@@ -14,7 +14,13 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError
 from gateway.observe.call_record import NO_LABELS
-from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT, is_grpc_type
+from gateway.protocol.grpc.headers import (
+    ACCEPT_ENCODING,
+    ENCODING,
+    TIMEOUT,
+    WANTS_STATUS,
+    is_grpc_type,
+)
 from gateway.protocol.grpc.methods import GrpcMethod, find_method, operation_of
 from gateway.protocol.grpc.model_scanner import ScannedModel
 from gateway.protocol.operations import OperationKind, model_name_of
@@ -28,7 +34,6 @@ from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredRequest
-from gateway.proxy.grpc.stream_errors import WANTS_STATUS
 from gateway.proxy.headers import connection_options, to_server
 from gateway.proxy.interfaces import ClientHead, FastPathClient
 from gateway.proxy.router import RouteMatch, Router

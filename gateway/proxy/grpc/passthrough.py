@@ -15,6 +15,7 @@ from gateway.protocol.grpc.headers import (
     MESSAGE,
     STATUS,
     TIMEOUT,
+    WANTS_STATUS,
     is_written_well,
     read_error,
     read_status,
@@ -39,7 +40,6 @@ from gateway.proxy.errors import record_status, send_status, status_lines
 from gateway.proxy.grpc.classification import check_chunks, check_outputs, marking_request
 from gateway.proxy.grpc.message import read_messages
 from gateway.proxy.grpc.stream_errors import (
-    WANTS_STATUS,
     StreamError,
     end_at_first_error,
     wants_status,

@@ -11,13 +11,11 @@ from gateway.codec.grpc.stream_response import read_stream_response
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessagePiece, MessageReader, frame
+from gateway.protocol.grpc.headers import WANTS_STATUS
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.wire import LENGTH, MAX_MESSAGE
 from gateway.proxy.body_io import Chunks
 from gateway.proxy.interfaces import ClientRequest
-
-WANTS_STATUS: Final = "triton_grpc_error"
-"""The metadata with which a client asks that the first error ends the stream, as its status."""
 
 _ERROR: Final = 1 << 3 | LENGTH
 _MAX_ERROR: Final = 64 * 1024

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
-from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -15,7 +14,7 @@ from gateway.codec.v2.binary_response import write_binary_response_header
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import frame
-from gateway.protocol.grpc.headers import GRPC_TYPE, is_grpc_field
+from gateway.protocol.grpc.headers import GRPC_TYPE, WANTS_STATUS, is_grpc_field
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.messages import InferRequest, InferResponse, OutputTensor
 from gateway.protocol.operations import Operation, decode_utf8_name
@@ -26,9 +25,6 @@ from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.upstream.grpc.endpoint import DocumentResponse, error_of, read_message
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
-
-STATUS_IN_TRAILERS: Final = "triton_grpc_error"
-"""Asks for a stream that ends with its first error: Triton 2.51 crashes if its model goes on."""
 
 
 async def grpc_infer_request(
@@ -68,7 +64,7 @@ def grpc_headers(headers: CIMultiDict[str]) -> CIMultiDict[str]:
     passed = CIMultiDict(
         (name, value) for name, value in headers.items() if not is_grpc_field(name)
     )
-    for name in ("Content-Length", "Accept-Encoding", HEADER_LENGTH, STATUS_IN_TRAILERS):
+    for name in ("Content-Length", "Accept-Encoding", HEADER_LENGTH, WANTS_STATUS):
         passed.popall(name, None)
     passed.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
     return passed
