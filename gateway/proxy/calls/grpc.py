@@ -33,7 +33,7 @@ from gateway.proxy.calls.handler import (
     explain,
 )
 from gateway.proxy.calls.infer import InferHandler, convert_whole
-from gateway.proxy.calls.templates import passed_lines
+from gateway.proxy.calls.templates import make_template, passed_lines
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.errors import record_status
 from gateway.proxy.grpc.http_form import HttpFormResponse, http_headers
@@ -44,7 +44,7 @@ from gateway.proxy.grpc.infer import (
     without_stream_parameter,
 )
 from gateway.proxy.grpc.passthrough import relay_messages
-from gateway.proxy.headers import connection_options, end_to_end
+from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ResponseTemplate
@@ -270,12 +270,8 @@ def _passed_on_template(
     template = _templates.get(key)
     if template is None:
         check_grpc_head(head.status, head.headers, server)
-        keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
-        lines = tuple(end_to_end(keyed).items())
-        if policy is not None:
-            lines = policy.apply_to_lines(lines)
-        dropped = connection_options(keyed)
-        template = ResponseTemplate(head.status, "", lines, dropped, states_length=False)
+        headers = end_to_end(CIMultiDictProxy(CIMultiDict(head.keyed_headers)))
+        template = make_template(head, headers, policy, states_length=False)
         _templates.put(key, template)
     return template
 

@@ -35,11 +35,22 @@ def response_template(
         headers = with_body(keyed, {} if content_type is None else {"Content-Type": content_type})
     else:
         headers = end_to_end(keyed)
+    return _templates.put(key, make_template(head, headers, policy))
+
+
+def make_template(
+    head: UpstreamResponseHead,
+    headers: CIMultiDict[str],
+    policy: ResponseHeaderPolicy | None,
+    *,
+    states_length: bool = True,
+) -> ResponseTemplate:
+    """Make a template of ``headers``, which are those of the head that pass to the client."""
     lines = tuple(headers.items())
     if policy is not None:
         lines = policy.apply_to_lines(lines)
-    dropped = connection_options(keyed)
-    return _templates.put(key, ResponseTemplate(head.status, head.reason, lines, dropped))
+    dropped = connection_options(head.headers)
+    return ResponseTemplate(head.status, head.reason, lines, dropped, states_length)
 
 
 def untouched_message(
