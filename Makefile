@@ -11,12 +11,11 @@ CAN_COMPILE := $(if $(filter-out 0,$(TENSORGATE_PURE)),,$(shell $(PYTHON) -c 'im
 COMPILED := $(if $(CAN_COMPILE),.cache/compiled/.ready)
 # Compiled modules come before this checkout on Python's path; `python -m` would put the checkout first.
 AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/compiled/site)
-# The tests of compiled modules, and those that see the whole gateway from outside.
-TESTS_OF_COMPILED := tests/http1 tests/http2 tests/listener tests/upstream tests/offload tests/codec/native tests/codec/elements tests/codec/json/test_number_scan.py \
-  tests/codec/v1/test_fast_*.py tests/codec/v2/test_fast_*.py tests/codec/v2/test_request*.py tests/codec/v2/test_binary_request.py tests/observe tests/proxy tests/end_to_end/connections/test_fast_path.py tests/end_to_end/grpc/test_fast_path.py \
-  tests/end_to_end/limits/test_resource_release.py tests/end_to_end/limits/test_client_disconnects.py \
-  tests/resilience/test_memory.py tests/fuzz/test_http1.py tests/fuzz/http2 tests/fuzz/grpc tests/fuzz/test_malicious_server.py \
-  tests/integration/proxying/test_model_lists.py tests/integration/conversion/test_every_client.py
+# What can differ from the sources, where numbers are read and written without the C module, and tests that only the sources can run.
+TESTS_OF_SOURCES = tests/codec tests/http1 tests/http2 tests/proxy $(sort $(shell grep -rl 'needs_source$$\|^@needs_source' tests --include 'test_*.py'))
+# Those of an installed wheel: what is compiled, and the whole gateway from outside.
+TESTS_OF_WHEELS := tests/codec tests/http1 tests/http2 tests/listener tests/upstream tests/proxy tests/observe tests/offload tests/cli \
+  tests/end_to_end/connections tests/end_to_end/routing tests/end_to_end/limits
 
 # Processes that run tests: one more than cores, as tests wait as long as they compute.
 PROCESSES ?= $(shell expr $$(nproc) + 1)
@@ -26,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled test-system wheels test-wheels fuzz soak lint format schema descriptors docs bench triton clean
+.PHONY: help demo test test-all test-compiled test-sources test-system wheels test-wheels fuzz soak lint format schema descriptors docs bench triton clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,29 +33,32 @@ help: ## Show this list
 demo: .venv/.demo-ready $(COMPILED) ## Start a demo server with the gateway in front and show six example calls
 	@$(AS_COMPILED) $(BIN)/tensorgate demo $(ARGS)
 
-# TENSORGATE_TEST_SCALE=1 tries all generated examples, and both event loops everywhere: it takes twice as long.
-test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests but test-system, those against real servers too (ARGS= for pytest)
-	@$(PYTEST) $(or $(ARGS),--ignore tests/interop)
-	@$(if $(ARGS),,$(if $(CAN_COMPILE),$(MAKE) --no-print-directory test-compiled,echo "not tested compiled: there is no C compiler, or Python.h is missing"))
+# What ships is compiled, so that is what is tested; with ARGS, the sources, which need no compiling after each change.
+test: $(if $(ARGS),test-sources,$(if $(CAN_COMPILE),test-compiled)) ## Run all tests but test-system once, compiled (ARGS= for pytest: from the sources)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory test-sources $(if $(CAN_COMPILE),TENSORGATE_TEST_SCALE=0.05 ARGS="$(TESTS_OF_SOURCES)"))
 
-test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of the compiled modules
+test-all: export TENSORGATE_TEST_SCALE = 1
+test-all: test-compiled test-sources ## Run all tests whole, compiled and from the sources, the fuzzers and the soak: before a release
+	@$(MAKE) --no-print-directory test-system fuzz soak ARGS=
+
+test-compiled: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready $(COMPILED) ## Run all tests but test-system compiled (ARGS= for pytest)
 	@$(AS_COMPILED) $(BIN)/python -c 'import sys; from gateway.build_info import COMPILED; COMPILED or sys.exit("the gateway is not compiled: it takes a C compiler and Python.h")'
-	@$(AS_COMPILED) TENSORGATE_FUZZ_SECONDS=2 TENSORGATE_TEST_SCALE=0.2 $(PYTEST) --override-ini pythonpath= $(TESTS_OF_COMPILED)
+	@$(AS_COMPILED) $(PYTEST) --override-ini pythonpath= $(or $(ARGS),--ignore tests/interop)
+
+test-sources: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests but test-system from the sources (ARGS= for pytest)
+	@$(PYTEST) $(or $(ARGS),--ignore tests/interop)
 
 test-system: .venv/.test-ready ## Run the tests with programs of the system: curl, proxies, load generators (root: installs them)
 	@tests/interop/install_programs.sh
 	@$(BIN)/python -m pytest $(or $(ARGS),tests/interop tests/deploy/test_service.py)
 
-# Those of an installed wheel. FULL=1 runs all that need no programs of the system, in ten minutes for each wheel.
-TESTS_OF_WHEELS = $(if $(FULL),--ignore tests/interop,$(filter-out tests/integration/%,$(TESTS_OF_COMPILED)) \
-  tests/test_cli.py tests/end_to_end/connections tests/end_to_end/routing)
 wheels: .venv/.wheels-ready ## Build an sdist and wheels into dist, and test each wheel as installed (FULL=1, ARGS= for pytest, VERSIONS=)
 	@$(BIN)/python -m tests.deploy.wheels build $(VERSIONS)
 	@$(MAKE) --no-print-directory test-wheels
 
 test-wheels: .venv/.test-ready $(if $(FULL),$(SERVERS) .cache/perf_analyzer/.ready) ## Test wheels of dist as installed (WHEELS= for some of them)
 	@$(if $(FULL),,TENSORGATE_FUZZ_SECONDS=2 TENSORGATE_TEST_SCALE=0.2) \
-	  $(BIN)/python -m tests.deploy.wheels test $(or $(WHEELS),dist/*.whl) -- $(or $(ARGS),$(TESTS_OF_WHEELS))
+	  $(BIN)/python -m tests.deploy.wheels test $(or $(WHEELS),dist/*.whl) -- $(or $(ARGS),$(if $(FULL),--ignore tests/interop,$(TESTS_OF_WHEELS)))
 
 # The seconds of each fuzz test; in `make test` each test has its own time.
 SECONDS ?= 120

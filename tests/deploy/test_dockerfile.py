@@ -158,7 +158,7 @@ def test_the_gateway_listens_at_the_exposed_port() -> None:
         ".git/config",
         ".venv/bin/python",
         ".cache/triton/x",
-        "tests/test_cli.py",
+        "tests/cli/test_cli.py",
         "deploy/Dockerfile",
         "config/tls.yaml",
         "gateway/__pycache__/cli.pyc",

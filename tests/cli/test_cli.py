@@ -7,14 +7,13 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from gateway import __version__
 from gateway.build_info import describe_build
-from gateway.cli import main
+from tests.cli.conftest import Call, Ended
 from tests.support.addresses import HOST, free_address, free_port
 from tests.support.certificates import ca_file, certificate_files, server_certificate
 from tests.support.gateway_process import (
@@ -38,37 +37,11 @@ from tests.support.servers.scripted_server import (
 
 MODULE = (sys.executable, "-m", "gateway")
 
-Call = Callable[..., tuple[int | str | None, str, str]]
-"""What ends the command, and what it prints; as ``run``."""
-Ended = Callable[..., Awaitable[tuple[int | str | None, str, str]]]
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A settings file that is yet to be written."""
     return tmp_path / "gateway.yaml"
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """Call the command in this process, where it does not serve: a process takes a second."""
-
-    def call(*arguments: str) -> tuple[int | str | None, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments, prog_name="tensorgate")
-        return ended.value.code, *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture
-def ended(call: Call) -> Ended:
-    """Run the command to its end: in a process if it is to serve."""
-
-    async def ended(*arguments: str) -> tuple[int | str | None, str, str]:
-        return await run(TENSORGATE, *arguments) if arguments[0] == "serve" else call(*arguments)
-
-    return ended
 
 
 async def test_version_prints_the_version_and_the_form() -> None:
@@ -243,12 +216,12 @@ def test_check_replaces_references_to_the_environment(
     assert (status, "http://triton:1" in out) == (0, True)
 
 
-@pytest.mark.parametrize("command", [("check",), ("serve",)], ids=["check", "serve"])
+@pytest.mark.parametrize("command", ["check", "serve"])
 async def test_invalid_settings_are_printed_with_file_and_line(
-    ended: Ended, file: Path, command: tuple[str, ...]
+    ended: Ended, file: Path, command: str
 ) -> None:
     config = write_settings(file, "ftp://127.0.0.1", more="limits:\n  idle_tiem: 3\n")
-    status, out, err = await ended(*command, config)
+    status, out, err = await ended(command, config)
     assert (status, out) == (2, "")
     lines = err.splitlines()
     assert lines[0].startswith(f"{file}:4: limits.idle_tiem: unknown key")
@@ -256,7 +229,7 @@ async def test_invalid_settings_are_printed_with_file_and_line(
     assert len(lines) == 2
 
 
-@pytest.mark.parametrize("command", [("check",), ("serve",), ("serve", "--config")], ids=" ".join)
+@pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=" ".join)
 async def test_a_missing_settings_file_is_an_error(
     ended: Ended, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
@@ -499,8 +472,7 @@ async def test_the_demo_shows_six_calls() -> None:
     assert "\x1b" not in out  # no colours where nobody sees them
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-async def test_the_demo_runs_until_a_signal(number: int) -> None:
+async def test_the_demo_runs_until_ctrl_c() -> None:
     async with running_process(TENSORGATE, "demo", "--port", "0", PYTHONUNBUFFERED="1") as process:
         assert process.process.stdout is not None
         async with asyncio.timeout(TIMEOUT):
@@ -514,7 +486,7 @@ async def test_the_demo_runs_until_a_signal(number: int) -> None:
         assert found is not None
         async with connect(found[1].decode()) as client:
             assert (await client.call("GET", "/v2/health/live")).status == 200
-        process.signal(number)
+        process.signal(signal.SIGINT)
         status, _, err = await process.end()
     assert (status, err) == (0, "")
 
@@ -553,11 +525,7 @@ async def test_a_gateway_that_answered_with_errors_ends_with_status_0(file: Path
     assert "Traceback" not in err
 
 
-each_command_and_workers = pytest.mark.parametrize(
-    ("command", "workers"),
-    [(("check",), 1), (("serve",), 1), (("serve",), 2)],
-    ids=["check", "serve", "serve with workers"],
-)
+each_command = pytest.mark.parametrize("command", ["check", "serve"])
 
 
 def _tls(folder: Path, more: str = "") -> tuple[str, Path]:
@@ -583,14 +551,14 @@ async def test_the_gateway_serves_with_tls(file: Path, tmp_path: Path) -> None:
     assert key.read_text().splitlines()[1] not in err
 
 
-@each_command_and_workers
+@each_command
 async def test_unusable_tls_files_are_an_error(
-    ended: Ended, file: Path, tmp_path: Path, command: tuple[str, ...], workers: int
+    ended: Ended, file: Path, tmp_path: Path, command: str
 ) -> None:
     more, key = _tls(tmp_path)
     key.write_text("no key")
-    config = write_settings(file, "http://127.0.0.1:1", more=f"{more}workers: {workers}\n")
-    assert await ended(*command, config) == (
+    config = write_settings(file, "http://127.0.0.1:1", more=f"{more}workers: 2\n")
+    assert await ended(command, config) == (
         1,
         "",
         f"tensorgate: tls.key: {key} holds no private key in PEM form\n",
@@ -608,30 +576,26 @@ def test_check_prints_the_tls_files(call: Call, file: Path, tmp_path: Path) -> N
     ) in out
 
 
-@each_command_and_workers
+@each_command
 async def test_a_missing_file_of_upstream_tls_is_an_error(
-    ended: Ended, file: Path, command: tuple[str, ...], workers: int
+    ended: Ended, file: Path, command: str
 ) -> None:
     upstream = "endpoints: ['https://triton:8000'], tls: {ca: /none.pem}"
     await asyncio.to_thread(
         file.write_text,
-        f"workers: {workers}\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
+        f"workers: 2\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
     )
     why = "upstreams.triton.tls.ca: /none.pem cannot be read: No such file or directory"
-    assert await ended(*command, str(file)) == (1, "", f"{file}:3: {why}\n")
+    assert await ended(command, str(file)) == (1, "", f"{file}:3: {why}\n")
 
 
-@pytest.mark.parametrize("command", [("check",), ("serve",)], ids=["check", "serve"])
-async def test_missing_files_are_printed_with_all_other_errors(
-    ended: Ended, file: Path, command: tuple[str, ...]
-) -> None:
-    await asyncio.to_thread(
-        file.write_text,
+def test_missing_files_are_printed_with_all_other_errors(call: Call, file: Path) -> None:
+    file.write_text(
         "tls: {certificate: /none.crt, key: /none.key}\n"
         "upstreams: {triton: {endpoints: http://triton:8000, dialect: Triton}}\n",
     )
     gone = "cannot be read: No such file or directory"
-    assert await ended(*command, str(file)) == (
+    assert call("check", str(file)) == (
         2,
         "",
         f"{file}:1: tls.certificate: /none.crt {gone}\n"

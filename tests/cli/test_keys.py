@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway_process import FAST_FILE_WATCH, TENSORGATE, Process, gateway_process, run
+from tests.cli.conftest import Call, Ended
+from tests.support.gateway_process import FAST_FILE_WATCH, Process, gateway_process
 from tests.support.http_messages import request
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import ScriptedServer
@@ -25,8 +26,6 @@ routes:
   - {{match: {{operations: [health]}}, upstream: demo}}
   - {{upstream: demo, auth: [people, robots]}}
 """
-COMMANDS = pytest.mark.parametrize("command", [("check",), ("serve",)], ids=["check", "serve"])
-WORKERS = pytest.mark.parametrize("workers", [1, 2])
 
 
 @pytest.fixture
@@ -60,8 +59,11 @@ async def _status(client: RawClient, **headers: str) -> int:
     return (await client.ask(request("GET", "/v2/models/m", headers=named))).status
 
 
-async def test_check_prints_the_groups_of_keys_of_routes(file: Path) -> None:
-    status, out, err = await run(TENSORGATE, "check", _config(file), TEST_ROBOT_KEYS="robot-key")
+def test_check_prints_the_groups_of_keys_of_routes(
+    call: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_ROBOT_KEYS", "robot-key")
+    status, out, err = call("check", _config(file))
     assert (status, err) == (0, "")
     assert out.splitlines()[1:] == [
         "health → upstream demo (triton): http://127.0.0.1:1",
@@ -69,22 +71,29 @@ async def test_check_prints_the_groups_of_keys_of_routes(file: Path) -> None:
     ]
 
 
-@COMMANDS
-@WORKERS
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("command", "workers", "text", "fault"),
     [
-        (None, "cannot be read: No such file or directory"),
-        ("", "there is no key"),
-        ("good-key\nsecret key\n", "line 2 is not a key"),
+        ("check", 1, None, "cannot be read: No such file or directory"),
+        ("check", 1, "", "there is no key"),
+        ("check", 1, "good-key\nsecret key\n", "line 2 is not a key"),
+        ("serve", 1, "", "there is no key"),
+        ("serve", 2, "", "there is no key"),
     ],
 )
 async def test_an_unusable_file_of_keys_is_an_error(
-    file: Path, command: tuple[str, ...], workers: int, text: str | None, fault: str
+    ended: Ended,
+    file: Path,
+    command: str,
+    workers: int,
+    text: str | None,
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("TEST_ROBOT_KEYS", "robot-key")
     config = _config(file, workers=workers)
     _write(file, text)
-    status, out, err = await run(TENSORGATE, *command, config, TEST_ROBOT_KEYS="robot-key")
+    status, out, err = await ended(command, config)
     assert (status, out) == (1, "")
     # What is not there is told with its line: nothing has to be opened for that.
     place = f"{config}:6" if text is None else "tensorgate"
@@ -94,15 +103,14 @@ async def test_an_unusable_file_of_keys_is_an_error(
     assert "secret" not in err
 
 
-@COMMANDS
-async def test_an_unset_variable_of_keys_is_an_error(file: Path, command: tuple[str, ...]) -> None:
+def test_an_unset_variable_of_keys_is_an_error(call: Call, file: Path) -> None:
     config = _config(file)
     _write(file, "key\n")
     why = "api_keys.robots.environment: TEST_ROBOT_KEYS is not set in the environment"
-    assert await run(TENSORGATE, *command, config) == (1, "", f"{config}:7: {why}\n")
+    assert call("check", config) == (1, "", f"{config}:7: {why}\n")
 
 
-@WORKERS
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_keys_are_reloaded_while_connections_stay_open(file: Path, workers: int) -> None:
     async with ScriptedServer() as server:
         config = _config(file, server.url, workers)
