@@ -60,8 +60,11 @@ def _all_processes(process: Process) -> list[int]:
     return [process.pid, *_children(process.pid)]
 
 
-@pytest.mark.parametrize("to_all", [False, True], ids=["to the parent", "to all"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("workers", "to_all"),
+    [(1, False), (2, False), (2, True)],
+    ids=["alone", "to the parent", "to all"],
+)
 async def test_admin_address_says_draining_until_the_last_worker_exits(
     tmp_path: Path, workers: int, to_all: bool
 ) -> None:

@@ -318,8 +318,7 @@ def _rotate(log: Path) -> Path:
     return log.rename(log.with_suffix(".1"))
 
 
-@pytest.mark.parametrize("is_valid", [True, False], ids=["valid", "invalid"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "is_valid"), [(1, False), (2, True)])
 async def test_access_log_is_rotated_with_sighup(file: Path, workers: int, is_valid: bool) -> None:
     log = file.parent / "access.log"
     settings = _settings(workers, NOWHERE, more=f"watch: false\nlog: {{access: {{path: {log}}}}}\n")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.build.worker_count import usable_cores
 from tests.support.addresses import HOST, OTHER_HOST, free_port
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import until
@@ -463,12 +462,3 @@ async def test_detected_dialect_is_logged_by_one_worker(file: Path) -> None:
             process.signal(signal.SIGTERM)
             status, _, said = await process.end()
     assert (status, said.count("dialect kserve")) == (0, 1)
-
-
-@pytest.mark.parametrize("workers", ["1", "3", "auto"])
-async def test_check_shows_the_number_of_workers(file: Path, workers: str) -> None:
-    config = write_settings(file, NOWHERE, more=f"workers: {workers}\n")
-    status, out, _ = await run(TENSORGATE, "check", config)
-    count = usable_cores() if workers == "auto" else int(workers)
-    assert status == 0
-    assert re.findall(r"(?m)^(\d+) workers$", out) == ([str(count)] if count > 1 else [])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway import __version__
+from gateway.app.build.worker_count import usable_cores
 from gateway.build_info import describe_build
 from tests.cli.conftest import Call, Ended
 from tests.support.addresses import HOST, free_address, free_port
@@ -205,6 +206,15 @@ async def test_check_with_probe_compares_declared_models_with_servers(
             3,
             [f"  {url} (upstream u): input 'x' is INT8 [-1], declared BOOL [-1]"],
         )
+
+
+@pytest.mark.parametrize("workers", ["1", "3", "auto"])
+def test_check_shows_the_number_of_workers(call: Call, file: Path, workers: str) -> None:
+    config = write_settings(file, "http://127.0.0.1:1", more=f"workers: {workers}\n")
+    status, out, _ = call("check", config)
+    count = usable_cores() if workers == "auto" else int(workers)
+    assert status == 0
+    assert re.findall(r"(?m)^(\d+) workers$", out) == ([str(count)] if count > 1 else [])
 
 
 def test_check_replaces_references_to_the_environment(
