@@ -84,21 +84,20 @@ def _body_option(request: UpstreamRequest) -> str:
 def write_python(
     address: str,
     form: str,
-    model: str,
-    version: str,
-    inputs: Sequence[Mapping[str, Any]],
+    wanted: Mapping[str, Any],
     outputs: Sequence[str],
     headers: Mapping[str, str],
 ) -> str:
-    """Write Python code with tritonclient; ``inputs`` are as ``make_request`` takes them.
+    """Write Python code with tritonclient for the ``model``, ``version`` and ``inputs`` wanted.
 
-    ``outputs`` are the names of all outputs that are wanted, ``headers`` are further ones.
+    The inputs are as ``make_request`` takes them. ``outputs`` are the names of all outputs that
+    are wanted, ``headers`` are further ones.
     """
     is_grpc = form == "grpc"
     where = address.removeprefix("http://").removeprefix("https://")
     tls = ", ssl=True" if address.startswith("https://") else ""
     lines = [f"client = triton.InferenceServerClient({where!r}{tls})", "inputs = []"]
-    for index, each in enumerate(inputs):
+    for index, each in enumerate(wanted["inputs"]):
         name, datatype, shape = each["name"], each["datatype"], each["shape"]
         # tritonclient does not write BF16 as JSON.
         in_binary = "" if is_grpc else f", binary_data={form != 'json' or datatype == 'BF16'}"
@@ -107,13 +106,13 @@ def write_python(
             f"tensor.set_data_from_numpy({_array(each, index)}{in_binary})",
             "inputs.append(tensor)",
         ]
-    arguments = [repr(model), "inputs"]
-    if version:
+    arguments = [repr(wanted["model"]), "inputs"]
+    if version := wanted.get("version"):
         arguments.append(f"model_version={version!r}")
     if outputs:
         binary = "" if is_grpc else f", binary_data={form != 'json'}"
-        wanted = [f"triton.InferRequestedOutput({name!r}{binary})" for name in outputs]
-        arguments.append(f"outputs=[{', '.join(wanted)}]")
+        requested = [f"triton.InferRequestedOutput({name!r}{binary})" for name in outputs]
+        arguments.append(f"outputs=[{', '.join(requested)}]")
     if headers:
         lower = {name.lower(): value for name, value in headers.items()}
         arguments.append(f"headers={lower!r}")

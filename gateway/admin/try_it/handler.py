@@ -118,7 +118,7 @@ class TryIt:
         measured = None
         if wanted.get("compare") is True and form == "json" and not error:
             measured = await self._measure(model, sent, _count(wanted["inputs"], shown))
-        python = write_python(address, form, model, version, wanted["inputs"], names, headers)
+        python = write_python(address, form, wanted, names, headers)
         return {
             "time": time.time(),
             "request_id": request_id,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.request import read_infer_request
@@ -80,10 +82,13 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
         headers[TIMEOUT] = format_timeout(call.deadline.seconds_left)
     dialect = call.destination.upstream.dialect_state.dialect
     form = GrpcForm() if dialect is None else dialect.grpc
-    is_wrapped = request.target == _STREAM_INFER and not form.wraps_streamed
-    ends_at_error = request.target == _STREAM_INFER and wants_status(request)
+    changes: list[Callable[[Chunks], Chunks]] = []
+    if request.target == _STREAM_INFER and not form.wraps_streamed:
+        changes.append(wrap_streamed)
+    if request.target == _STREAM_INFER and wants_status(request):
+        changes.append(end_at_first_error)
     headers.popall(WANTS_STATUS, None)
-    if is_wrapped or ends_at_error:
+    if changes:
         headers.popall(ACCEPT_ENCODING, None)  # the gateway does not read compressed messages
     target = request.target.replace(f"/{INFERENCE_SERVICE}/", f"/{form.service}/", 1)
     if request.target == _STREAM_INFER and not form.checks_tensors:
@@ -102,9 +107,8 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
             call.response,
             upstream_call.server,
             call.deadline,
+            changes,
             is_unary=is_unary,
-            is_wrapped=is_wrapped,
-            ends_at_error=ends_at_error,
         )
 
 
@@ -113,14 +117,12 @@ async def relay_messages(
     response: ClientResponse,
     server: ServerName,
     deadline: Deadline,
+    changes: Sequence[Callable[[Chunks], Chunks]] = (),
     *,
     is_unary: bool,
-    is_wrapped: bool = False,
-    ends_at_error: bool = False,
 ) -> None:
-    """Pass on the response to a gRPC call.
+    """Pass on the response to a gRPC call; ``changes`` are made to its body, in their order.
 
-    See ``wrap_streamed`` for ``is_wrapped``, and ``end_at_first_error`` for ``ends_at_error``.
     Raises GatewayError (502) for a response without a status, and for one to a unary call that has
     the status OK but is not one message.
     """
@@ -134,10 +136,8 @@ async def relay_messages(
             first = await anext(chunks, b"")
             chunks = prepend((first,) if first else (), chunks)
     await response.start(upstream_response.status, upstream_response.reason, headers)
-    if is_wrapped:
-        chunks = wrap_streamed(chunks)
-    if ends_at_error:
-        chunks = end_at_first_error(chunks)
+    for change in changes:
+        chunks = change(chunks)
     try:
         async for chunk in chunks:
             await write(response, chunk, deadline)

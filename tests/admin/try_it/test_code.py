@@ -130,8 +130,15 @@ class _Client:
 
 def _run(form: str, *inputs: dict[str, Any], address: str = URL, **more: Any) -> _Client:
     """Run the code with a client that records."""
-    defaults = {"model": "m", "version": "", "outputs": ["y"], "headers": {}}
-    code = write_python(address, form, inputs=list(inputs), **{**defaults, **more})
+    wanted = {
+        "model": "m",
+        "version": "",
+        "inputs": inputs,
+        "outputs": ["y"],
+        "headers": {},
+        **more,
+    }
+    code = write_python(address, form, wanted, wanted["outputs"], wanted["headers"])
     module = tritonclient.grpc if form == "grpc" else tritonclient.http
     client = _Client(form == "grpc")
     with mock.patch.object(module, "InferenceServerClient", client):
@@ -227,7 +234,7 @@ def test_python_connects_as_the_address_says() -> None:
     assert _run("json", NUMBERS, address="https://h:1").options == {"ssl": True}
     assert _run("grpc", NUMBERS, address="https://h:1").address == "h:1"
     assert _run("grpc", NUMBERS, address="unix:/run/g").address == "unix:/run/g"
-    code = write_python("unix:/run/g", "json", "m", "", [NUMBERS], [], {})
+    code = write_python("unix:/run/g", "json", {"model": "m", "inputs": [NUMBERS]}, [], {})
     assert code.startswith("# tritonclient has no Unix sockets for HTTP")
 
 
