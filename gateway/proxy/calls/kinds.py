@@ -25,16 +25,15 @@ from gateway.proxy.router import RouteMatch
 
 Serve = Callable[[Call], Awaitable[None]]
 """Serves a call in a task: the streaming path."""
+MakeHandler = Callable[[HandlerScope], CallHandler | None]
+"""Makes what serves small calls without a task; it returns None if the streaming path does."""
 
 
 class CallKind(NamedTuple):
-    """How calls of a kind are served.
-
-    ``make_handler`` makes what serves small ones without a task; None if there is no such way.
-    """
+    """How calls of a kind are served; all of them in a task if there is no ``make_handler``."""
 
     serve: Serve
-    make_handler: Callable[[HandlerScope], CallHandler | None] | None = None
+    make_handler: MakeHandler | None = None
 
 
 PASSED: Final = CallKind(passthrough, make_passthrough_handler)

@@ -29,7 +29,7 @@ from gateway.proxy.calls.buffered import BODY_COPIES, BufferedCall, CallPlan
 from gateway.proxy.calls.grpc import MAX_REQUEST, GrpcHandler, scan_message
 from gateway.proxy.calls.handler import HandlerScope, ResponsePlans
 from gateway.proxy.calls.infer import InferHandler
-from gateway.proxy.calls.kinds import OPERATORS, kind_of
+from gateway.proxy.calls.kinds import OPERATORS, MakeHandler, kind_of
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
@@ -111,24 +111,34 @@ class FastPath:
             route_match = self._router.find(method, target, headers)
         except GatewayError:
             return None  # the streaming path sends the error
-        limits = route_match.choice.next.limits
         keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
         if any_filter_applies(route_match.filtered_head(method, keyed)):
             return None
-        operation = route_match.operation
-        passed = to_server(keyed, route_match.dropped_headers)
-        # Noted headers come with the lines of each request: see CallPlan.passed_lines.
         make_handler = kind_of(route_match).make_handler
-        if make_handler is None or operation.kind in OPERATORS:
+        if make_handler is None or route_match.operation.kind in OPERATORS:
             return None
+        return self._plan_match(head, route_match, make_handler)
+
+    def _plan_match(
+        self, head: ClientHead, route_match: RouteMatch, make_handler: MakeHandler
+    ) -> CallPlan | None:
+        """Return the plan for calls with this key and this route; None without a handler."""
+        operation, limits = route_match.operation, route_match.choice.next.limits
+        dropped, policy = route_match.dropped_headers, route_match.header_policy
+        passed = to_server(CIMultiDictProxy(CIMultiDict(head.keyed_headers)), dropped)
+        # Noted headers come with the lines of each request: see CallPlan.passed_lines.
         sent = to_server(passed, NOTED_HEADERS)
         handler = make_handler(
-            HandlerScope(method, route_match.target, sent, operation, limits, self._response_plans)
+            HandlerScope(
+                head.method, route_match.target, sent, operation, limits, self._response_plans
+            )
         )
         if handler is None:
             return None
-        converts = isinstance(handler, InferHandler)
-        policy = route_match.header_policy
+        is_grpc = handler.is_grpc
+        converts = isinstance(handler, InferHandler) and not is_grpc
+        is_typed = is_grpc or converts or has_content_type(route_match.target, passed)
+        kept = {"content-length", TIMEOUT} if is_grpc else {"content-length"}
         return CallPlan(
             handler,
             passed,
@@ -139,9 +149,9 @@ class FastPath:
             model_name_of(operation),
             None if route_match.mirror is None else partial(_mirror, route_match),
             header_policy=policy,
-            has_version=operation.version is not None,
-            is_untyped=not converts and not has_content_type(target, passed),
-            passed_noted=NOTED_HEADERS - route_match.dropped_headers - {"content-length"},
+            has_version=operation.version is not None and not is_grpc,
+            is_untyped=not is_typed,
+            passed_noted=NOTED_HEADERS - dropped - kept,
             labels=route_match.labels,
             adds_server_timing=policy is not None and policy.adds_server_timing,
         )
@@ -166,31 +176,11 @@ class FastPath:
             route_match = self._router.find(head.method, target, head.headers, rpcs)
         except GatewayError:
             return None  # the streaming path sends the error
-        operation = route_match.operation
-        if operation.kind is not OperationKind.INFER:
+        if route_match.operation.kind is not OperationKind.INFER:
             return None  # the others are rare
         if route_match.rewrite is not None or route_match.mirror is not None:
             return None
-        limits = route_match.choice.next.limits
-        policy = route_match.header_policy
-        keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
-        passed = to_server(keyed, route_match.dropped_headers)
-        sent = to_server(passed, NOTED_HEADERS)
-        scope = HandlerScope(head.method, target, sent, operation, limits, self._response_plans)
-        handler = GrpcHandler(scope)
-        return CallPlan(
-            handler,
-            passed,
-            route_match.choice,
-            self._timeouts[_server_timeout(limits)],
-            min(handler.max_size, limits.max_request_bytes),
-            converts=False,
-            model=model_name_of(operation),
-            header_policy=policy,
-            passed_noted=NOTED_HEADERS - route_match.dropped_headers - {"content-length", TIMEOUT},
-            labels=route_match.labels,
-            adds_server_timing=policy is not None and policy.adds_server_timing,
-        )
+        return self._plan_match(head, route_match, GrpcHandler)
 
     def prepare(
         self, plan: Plan, head: ClientHead, body: bytes, client: FastPathClient
