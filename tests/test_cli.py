@@ -304,7 +304,7 @@ async def test_ctrl_c_during_the_imports_ends_it_with_one_line(tmp_path: Path) -
     folder = tmp_path / "modules"
     folder.mkdir()
     slow = "import sys, time; print('imports', file=sys.stderr, flush=True); time.sleep(60)"
-    (folder / "uvloop.py").write_text(slow)
+    (folder / "click.py").write_text(slow)
     async with running_process(*MODULE, "schema", PYTHONPATH=str(folder)) as process:
         await process.wait_for_output("imports")
         process.signal(signal.SIGINT)
@@ -318,7 +318,7 @@ async def test_signal_to_reload_or_rotate_during_the_imports_does_not_end_it(
     folder = tmp_path / "modules"
     folder.mkdir()
     slow = "import sys, time; print('imports', file=sys.stderr, flush=True); time.sleep(60)"
-    (folder / "uvloop.py").write_text(slow)
+    (folder / "click.py").write_text(slow)
     command = (*MODULE, "serve", "x")
     async with running_process(*command, PYTHONPATH=str(folder)) as process:
         await process.wait_for_output("imports")
