@@ -36,7 +36,7 @@ from gateway.settings.routes import Route, describe_match
 from gateway.settings.schema import ClientTls, Settings, settings_schema
 from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import open_standard_descriptors, raise_descriptor_limit
-from gateway.system.memory import tune_malloc
+from gateway.system.memory import tune_garbage_collector, tune_malloc
 from gateway.system.threads import tune_thread_switches
 
 _T = TypeVar("_T")
@@ -175,6 +175,7 @@ def top(address: str, interval: str, once: bool) -> None:
         seconds = parse_interval(interval)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--interval") from None
+    tune_garbage_collector()
     with _exit_on_errors(NoGatewayError):
         run(admin, seconds, once=once)
 
@@ -232,6 +233,7 @@ async def _demo(once: bool, port: int) -> None:
         Gateway(_demo_settings(server.url, port, admin_port)) as gateway,
     ):
         url = gateway.addresses[0]
+        tune_garbage_collector()
         click.echo(f"Tensorgate {__version__}, {describe_build()}")
         if not COMPILED:
             click.echo('Compiled, it is faster: docs/guide/install.md, "Compiled".')
