@@ -311,6 +311,18 @@ async def test_ctrl_c_during_the_imports_ends_it_with_one_line(tmp_path: Path) -
         assert await process.end() == (130, "", "imports\ntensorgate: interrupted\n")
 
 
+async def test_check_takes_no_module_of_the_data_path(file: Path, tmp_path: Path) -> None:
+    """They would take twice as long as the rest of the command."""
+    settings = write_settings(file, "http://127.0.0.1:8000")
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    for name in ("numpy", "prometheus_client", "aiohttp"):
+        (modules / f"{name}.py").write_text("raise ImportError(f'{__name__} is imported')")
+    status, out, err = await run(*MODULE, "check", settings, PYTHONPATH=str(modules))
+    assert (status, err) == (0, "")
+    assert "every request → upstream demo" in out
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 async def test_signal_to_reload_or_rotate_during_the_imports_does_not_end_it(
     tmp_path: Path, number: signal.Signals
