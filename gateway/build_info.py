@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from importlib.machinery import SOURCE_SUFFIXES
+from importlib.util import find_spec
 from pathlib import Path
 
 from gateway.codec.native import decode_numbers
-from gateway.http1 import connection
 
-COMPILED = not connection.__file__.endswith(".py")
+
+def _is_compiled(module: str) -> bool:
+    spec = find_spec(module)
+    return spec is not None and not str(spec.origin).endswith(tuple(SOURCE_SUFFIXES))
+
+
+# Not imported: that takes all that a connection needs.
+COMPILED = _is_compiled("gateway.http1.connection")
 """Whether the fast path was compiled by mypyc: see docs/architecture.md."""
 
 NATIVE = decode_numbers is not None

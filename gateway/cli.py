@@ -1,4 +1,7 @@
-"""The command line: serve, check, schema, demo, top."""
+"""The command line: serve, check, schema, demo, top.
+
+What only one command needs, it imports itself: the gateway takes most of the time of a start.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,25 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import click
-import uvloop
 
 from gateway import __version__
 from gateway.app.build.api_keys import ApiKeysError
 from gateway.app.build.listen import ListenError
 from gateway.app.build.tls import UpstreamTlsError
+from gateway.app.build.warnings import settings_warnings
 from gateway.app.build.worker_count import worker_count
-from gateway.app.gateway import Gateway
-from gateway.app.journal.journal import WORKER_ENDED, WORKER_RESTARTED
-from gateway.app.loaded_resources import load_resources, settings_warnings
-from gateway.app.malloc_trim import MallocTrim
-from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader
-from gateway.app.preflight.probe_all import probe_servers
+from gateway.app.preflight.files import check_files
 from gateway.app.preflight.self_reference import find_self_references
-from gateway.app.reload.revision import Revision, log_addresses
-from gateway.app.reload.source import SettingsSource
-from gateway.app.single_process_reloader import SingleProcessReloader
 from gateway.build_info import COMPILED, describe_build
 from gateway.observe.stderr_handler import StderrHandler
 from gateway.settings.load import load_with_positions
@@ -44,10 +38,6 @@ from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import open_standard_descriptors, raise_descriptor_limit
 from gateway.system.memory import tune_garbage_collector, tune_malloc
 from gateway.system.threads import tune_thread_switches
-from gateway.workers.ipc import ToWorker, WorkerChannel
-from gateway.workers.signals import IGNORED_SIGNALS, STOP_SIGNALS, log_ignored
-from gateway.workers.supervisor import NoWorkerError, Supervisor
-from gateway.workers.worker_pool import WorkerProcess
 
 _T = TypeVar("_T")
 
@@ -83,8 +73,12 @@ def serve(file: Path | None, config: Path | None) -> None:
     if config is None or file not in (None, config):
         raise click.UsageError("Name one settings FILE.")
     open_standard_descriptors()
+    from gateway.app.reload.source import SettingsSource
+    from gateway.app.serve import serve
+    from gateway.workers.supervisor import NoWorkerError
+
     source = SettingsSource(config, os.environ)
-    with _exit_on_errors():
+    with _exit_on_errors(NoWorkerError):
         settings = _load_or_exit(source.read)
         workers = worker_count(settings)
         _start_logging(settings.log.level, many=workers > 1)
@@ -92,10 +86,7 @@ def serve(file: Path | None, config: Path | None) -> None:
         tune_malloc()
         tune_thread_switches()
         raise_descriptor_limit()
-        if workers == 1:
-            _run(_serve(settings, source))
-        else:
-            _serve_with_workers(workers, settings, source)
+        serve(workers, settings, source)
 
 
 @main.command()
@@ -116,14 +107,19 @@ def check(config: Path, probe: bool) -> None:
     loaded = _load_or_exit(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings
     with _exit_on_errors():
-        resources = load_resources(settings)
+        check_files(settings)
     for path, message in settings_warnings(settings):
         click.echo(loaded.problem(path, f"warning: {message}").describe(config), err=True)
     for warning in find_self_references(settings):
         click.echo(warning.describe(config, loaded.positions), err=True)
     click.echo(_summary(settings))
     if probe:
-        report = _run(probe_servers(resources))
+        from gateway.app.loaded_resources import load_resources
+        from gateway.app.preflight.probe_all import probe_servers
+        from gateway.app.serve import run
+
+        with _exit_on_errors():
+            report = run(probe_servers(load_resources(settings)))
         click.echo("\n".join(report.lines()))
         sys.exit(report.exit_status)
 
@@ -149,11 +145,12 @@ def demo(once: bool, port: int) -> None:
     After the show both keep running until Ctrl-C, with the operator's page of the gateway, and some
     calls a second for it to show.
     """
-    from gateway.demo.walkthrough.client import ShowError  # imports aiohttp, which takes time
+    from gateway.app.serve import run
+    from gateway.demo.walkthrough.client import ShowError
 
     _start_logging("warning")
     with _exit_on_errors(ShowError):
-        _run(_demo(once, port))
+        run(_demo(once, port))
 
 
 @main.command()
@@ -167,7 +164,7 @@ def top(address: str, interval: str, once: bool) -> None:
     127.0.0.1:9080. In a pipe it prints one page, as with --once. The exit status is then 1 if the
     gateway cannot be read.
     """
-    from gateway.top.address import parse_admin_address  # imports rich, which takes time
+    from gateway.top.address import parse_admin_address
     from gateway.top.run import NoGatewayError, parse_interval, run
 
     try:
@@ -178,6 +175,7 @@ def top(address: str, interval: str, once: bool) -> None:
         seconds = parse_interval(interval)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--interval") from None
+    tune_garbage_collector()
     with _exit_on_errors(NoGatewayError):
         run(admin, seconds, once=once)
 
@@ -203,14 +201,10 @@ def _start_logging(level: str, many: bool = False) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-def _set_log_level(settings: Settings) -> None:
-    logging.getLogger().setLevel(settings.log.level.upper())
-
-
 @contextmanager
 def _exit_on_errors(*more: type[Exception]) -> Iterator[None]:
     expected: tuple[type[Exception], ...] = (
-        *(ListenError, UpstreamTlsError, ApiKeysError, NoWorkerError),
+        *(ListenError, UpstreamTlsError, ApiKeysError),
         *more,
     )
     try:
@@ -223,130 +217,23 @@ def _exit_on_errors(*more: type[Exception]) -> Iterator[None]:
         sys.exit(_INTERRUPTED)
 
 
-def _run(main: Coroutine[None, None, _T]) -> _T:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
-
-
-async def _serve(settings: Settings, source: SettingsSource) -> None:
-    stop = asyncio.Event()
-    # Until it serves, Ctrl-C is not for it to handle.
-    _handle_signals(stop.set, signal.SIGTERM)
-    revision = Revision(time.time(), str(source.file))
-    async with Gateway(settings, revision=revision) as gateway:
-        async with SingleProcessReloader(gateway, source, _set_log_level) as reloader, MallocTrim():
-            _handle_signals(stop.set, signal.SIGINT)
-            _handle_signals(reloader.request_reload, signal.SIGHUP)
-            _log_started(gateway.addresses)
-            tune_garbage_collector()
-            await stop.wait()
-        _log_stopping(gateway.settings)
-    _log_stopped(gateway.dropped)
-
-
-def _serve_with_workers(workers: int, settings: Settings, source: SettingsSource) -> None:
-    """Serve with several worker processes, which this one supervises."""
-    reloader = SupervisorReloader(settings, source, _set_log_level, workers)
-    tune_garbage_collector()
-    supervisor = Supervisor(
-        reloader.sockets,
-        workers,
-        lambda channel: _run(_serve_as_worker(channel, reloader)),
-        lambda channel: _run(_serve_as_admin(channel, reloader)),
-        settings.limits.drain_timeout,
-        _LogEvents(reloader),
-        reloader,
-    )
-    _log_stopped(supervisor.run())
-
-
-async def _serve_as_worker(channel: WorkerChannel, supervisor: SupervisorReloader) -> None:
-    """Serve the connections that the supervisor accepts."""
-    _handle_signals(channel.send_leaving, *STOP_SIGNALS)
-    gateway = supervisor.gateway(channel.count_closed, channel.slot)
-    reloader = WorkerReloader(gateway, _set_log_level, channel.send_reload_done)
-    async with gateway, reloader, MallocTrim():
-        tune_garbage_collector()
-        channel.send_ready()
-        await channel.receive(
-            gateway.take, reloader.enqueue, gateway.begin_draining, gateway.make_room
-        )
-    channel.send_dropped(gateway.dropped)
-
-
-async def _serve_as_admin(channel: WorkerChannel, supervisor: SupervisorReloader) -> None:
-    """Serve the admin address for the workers."""
-    _handle_signals(channel.send_leaving, *STOP_SIGNALS)
-    admin = supervisor.admin_process()
-    reloader = WorkerReloader(admin, _set_log_level, channel.send_reload_done)
-    async with admin, reloader, MallocTrim():
-        tune_garbage_collector()
-        channel.send_ready()
-        await channel.receive(admin.take, reloader.enqueue, admin.begin_draining)
-
-
-class _LogEvents:
-    """Logs the supervisor's events like those of a single process."""
-
-    def __init__(self, reloader: SupervisorReloader) -> None:
-        self._reloader = reloader
-        self._has_started = False
-
-    def on_started(self, workers: Sequence[int]) -> None:
-        self._has_started = True
-        _log.info("%d workers: %s", len(workers), ", ".join(map(str, workers)))
-        _log_started(self._reloader.addresses)
-        self._reloader.journal.record_start(len(workers))
-
-    def on_stopping(self) -> None:
-        if self._has_started:
-            _log_stopping(self._reloader.settings)
-            self._reloader.journal.record_drain(self._reloader.settings.limits.drain_timeout)
-
-    def on_worker_ended(self, process: WorkerProcess, why: str) -> None:
-        record = self._reloader.journal.record
-        record(WORKER_ENDED, who="", why=why, subject=process.name, process=process.pid)
-
-    def on_worker_restarted(self, process: WorkerProcess) -> None:
-        if process.serves == ToWorker.CLIENT:
-            self._reloader.worker_restarts.add(1.0)
-        why = "another one had ended"
-        record = self._reloader.journal.record
-        record(
-            WORKER_RESTARTED, who="supervisor", why=why, subject=process.name, process=process.pid
-        )
-
-
-def _log_started(addresses: Sequence[str]) -> None:
-    _log.info("Tensorgate %s, %s", __version__, describe_build())
-    log_addresses(addresses)
-
-
-def _log_stopping(settings: Settings) -> None:
-    _log.info("stopping: calls in progress have at most %g s", settings.limits.drain_timeout)
-
-
-def _log_stopped(dropped: int) -> None:
-    if dropped:
-        _log.warning(
-            "%d calls did not finish in time and were aborted (limits.drain_timeout)", dropped
-        )
-    _log.info("stopped")
-
-
 async def _demo(once: bool, port: int) -> None:
+    from gateway.app.gateway import Gateway
+    from gateway.app.serve import handle_signals
     from gateway.demo.server.server import DemoServer
     from gateway.demo.walkthrough.traffic import make_traffic
     from gateway.demo.walkthrough.walkthrough import next_steps, run_show
+    from gateway.workers.signals import STOP_SIGNALS
 
     stop = asyncio.Event()
-    _handle_signals(stop.set, *STOP_SIGNALS)
+    handle_signals(stop.set, *STOP_SIGNALS)
     admin_port = _free_port(_DEMO_ADMIN_PORT)
     async with (
         DemoServer() as server,
         Gateway(_demo_settings(server.url, port, admin_port)) as gateway,
     ):
         url = gateway.addresses[0]
+        tune_garbage_collector()
         click.echo(f"Tensorgate {__version__}, {describe_build()}")
         if not COMPILED:
             click.echo('Compiled, it is faster: docs/guide/install.md, "Compiled".')
@@ -390,15 +277,6 @@ def _demo_settings(server_url: str, port: int, admin_port: int) -> Settings:
             "log": {"access": False},
         }
     )
-
-
-def _handle_signals(callback: Callable[[], None], *numbers: int) -> None:
-    """Have the event loop call ``callback`` for some signals, and log those that are ignored."""
-    loop = asyncio.get_running_loop()
-    for number in numbers:
-        loop.add_signal_handler(number, callback)
-    for number in IGNORED_SIGNALS:
-        loop.add_signal_handler(number, log_ignored, number)
 
 
 def _summary(settings: Settings) -> str:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_network
 
 from multidict import CIMultiDictProxy
 
 from gateway.app.build.api_keys import ApiKeys
-from gateway.app.build.tls import (
-    load_server_tls,
-    tls_warnings,
-    upstream_tls_contexts,
-    upstream_tls_files,
-)
+from gateway.app.build.tls import load_server_tls, upstream_tls_contexts, upstream_tls_files
 from gateway.app.build.upstreams import UpstreamSpec
-from gateway.app.build.worker_count import offload_warnings, worker_count
+from gateway.app.build.worker_count import worker_count
 from gateway.app.journal.journal import CERTIFICATE_REFUSED, CERTIFICATE_RELOADED, Journal
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy, new_identity
-from gateway.settings.routes import pattern_warnings
 from gateway.settings.schema import Settings
-from gateway.settings.values.wording import SettingWarning
 from gateway.system.file_watcher import digest
 
 
@@ -87,13 +79,6 @@ def unwatched_files(settings: Settings) -> tuple[str, ...]:
     """Return the files that only a reload loads again: those of TLS to upstreams."""
     upstreams = settings.upstreams.values()
     return tuple(file for upstream in upstreams for file in upstream_tls_files(upstream))
-
-
-def settings_warnings(settings: Settings) -> Iterator[SettingWarning]:
-    """Yield what is allowed but unwise, each with the setting."""
-    yield from tls_warnings(settings)
-    yield from offload_warnings(settings)
-    yield from pattern_warnings(settings.routes)
 
 
 def _forwarded_policy(settings: Settings, identity: str) -> ForwardedPolicy:

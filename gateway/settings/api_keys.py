@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, model_validator
 
-from gateway.settings.values.fields import File, Section
+from gateway.settings.values.fields import Check, File, Section
 from gateway.settings.values.patterns import parse_header_name
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,13 +45,11 @@ class ApiKeys(Section):
     file: File | None = Field(
         default=None, description="File that holds the keys, one on each line."
     )
-    environment: (
-        Annotated[str, PlainValidator(_variable_name, json_schema_input_type=str)] | None
-    ) = Field(
+    environment: Annotated[str, Check(_variable_name, str)] | None = Field(
         default=None,
         description="Environment variable that holds the keys, with commas or spaces between.",
     )
-    header: Annotated[str, PlainValidator(_key_header, json_schema_input_type=str)] | None = Field(
+    header: Annotated[str, Check(_key_header, str)] | None = Field(
         default=None,
         description="Request header that holds a client's key and nothing else. Without it, clients"
         " send Authorization: Bearer KEY.",

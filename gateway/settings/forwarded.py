@@ -3,9 +3,9 @@
 from ipaddress import ip_address, ip_network
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
+from pydantic import BeforeValidator, Field, StrictBool
 
-from gateway.settings.values.fields import OneOrMore, Section
+from gateway.settings.values.fields import Check, OneOrMore, Section
 from gateway.settings.values.wording import describe, did_you_mean
 
 _ALL = ("0.0.0.0/0", "::/0")
@@ -41,7 +41,7 @@ def _networks_of_word(value: object) -> object:
     raise ValueError(f"expected {expected}, got {describe(value)}{hint}")
 
 
-_Network = Annotated[str, PlainValidator(parse_network, json_schema_input_type=str)]
+_Network = Annotated[str, Check(parse_network, str)]
 
 
 class Forwarded(Section):

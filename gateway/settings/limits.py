@@ -31,7 +31,7 @@ class Concurrency(Section):
 
     max_requests: Annotated[
         int | Literal["unlimited"],
-        count_or("unlimited", "1", "1000000", int | Literal["unlimited"]),
+        count_or("unlimited", "1", "1000000"),
     ] = Field(
         default="unlimited",
         description="Most calls that may be at servers at a time. Further calls wait in a queue.",

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
+from pydantic import BeforeValidator, Field, StrictBool
 from pydantic_core import PydanticKnownError
 
-from gateway.settings.values.fields import File, Percentage, Section, time
+from gateway.settings.values.fields import Check, File, Percentage, Section, time
 from gateway.settings.values.wording import describe
 
 LOG_FIELDS = (
@@ -68,7 +68,7 @@ def _line_format(value: object) -> str:
 class AccessLog(Section):
     """How calls are logged."""
 
-    format: Annotated[str, PlainValidator(_line_format, json_schema_input_type=str)] = Field(
+    format: Annotated[str, Check(_line_format, str)] = Field(
         default="text",
         description="What a line looks like: text, json, or a template with fields in braces, such"
         " as '{time} {status} {model} {duration_ms}'.",
@@ -107,7 +107,7 @@ class Log(Section):
         AccessLog | None,
         BeforeValidator(_as_section, json_schema_input_type=StrictBool | AccessLog),
     ] = Field(
-        default=AccessLog(),
+        default=AccessLog.model_construct(),
         description="Whether each call is logged in one line: true, false, or how.",
         json_schema_extra={"default": True},
     )

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, Field
 
-from gateway.settings.values.fields import Section, count
+from gateway.settings.values.fields import Check, Section, count
 from gateway.settings.values.wording import describe
 
 Datatype = Literal[
@@ -43,15 +43,11 @@ def _name(value: object) -> str:
 class Tensor(Section):
     """A declared input or output of a model."""
 
-    name: Annotated[str, PlainValidator(_name, json_schema_input_type=str)] = Field(
-        description="Name of the tensor."
-    )
+    name: Annotated[str, Check(_name, str)] = Field(description="Name of the tensor.")
     datatype: Datatype = Field(description="Datatype of its elements.")
-    shape: tuple[Annotated[int, PlainValidator(_dimension, json_schema_input_type=int)], ...] = (
-        Field(
-            description="Its dimensions, -1 for one that varies. Where the model batches, the batch"
-            " dimension is left out."
-        )
+    shape: tuple[Annotated[int, Check(_dimension, int)], ...] = Field(
+        description="Its dimensions, -1 for one that varies. Where the model batches, the batch"
+        " dimension is left out."
     )
 
 

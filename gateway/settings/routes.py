@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictBool
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool
 
 from gateway.settings.values.fields import (
     BufferedBodyBytes,
+    Check,
     HeaderBytes,
     IdleTimeout,
     JsonDepth,
@@ -45,9 +46,9 @@ OperationName = Literal[
 ]
 """Groups of operations, as operators name them."""
 
-_Pattern = Annotated[str, PlainValidator(parse_pattern, json_schema_input_type=str | int)]
-_PathPart = Annotated[str, PlainValidator(parse_path_part, json_schema_input_type=str | int)]
-_HeaderName = Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)]
+_Pattern = Annotated[str, Check(parse_pattern, str, int)]
+_PathPart = Annotated[str, Check(parse_path_part, str, int)]
+_HeaderName = Annotated[str, Check(parse_header_name, str)]
 _RetryReason = Literal["no_response", 500, 502, 503, 504]
 _Coding = Literal["gzip", "deflate"]
 _NonFinite = Literal["literal", "null", "string", "error"]
@@ -153,7 +154,7 @@ class RouteLimits(Section):
 def _as_weighted(value: object) -> object:
     """Return the name of one upstream as the list of it."""
     if isinstance(value, str):
-        return (WeightedUpstream(name=value, weight=1),)
+        return (WeightedUpstream.model_construct(name=value, weight=1),)
     if not isinstance(value, list | tuple):
         expected = "the name of an upstream, or a list of {name, weight}"
         raise ValueError(f"expected {expected}, got {describe(value)}")
@@ -183,7 +184,8 @@ class Route(Section):
         description="Name in the access log and in metrics. The default is the route's number.",
     )
     match: Match = Field(
-        default=Match(), description="Which requests take this route. Without it, all do."
+        default=Match.model_construct(),
+        description="Which requests take this route. Without it, all do.",
     )
     upstream: Annotated[
         tuple[WeightedUpstream, ...],
@@ -239,7 +241,8 @@ class Route(Section):
         " UTF-8 is an error with utf8.",
     )
     limits: RouteLimits = Field(
-        default=RouteLimits(), description="Limits that differ from those of the whole gateway."
+        default=RouteLimits.model_construct(),
+        description="Limits that differ from those of the whole gateway.",
     )
 
 

@@ -12,7 +12,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
-    PlainValidator,
     StrictBool,
     ValidationError,
     model_validator,
@@ -33,7 +32,7 @@ from gateway.settings.routes import Route
 from gateway.settings.tracing import Tracing
 from gateway.settings.upstreams import Upstream
 from gateway.settings.values.addresses import TcpAddress
-from gateway.settings.values.fields import File, ListenAddress, OneOrMore, Section, count_or
+from gateway.settings.values.fields import Check, File, ListenAddress, OneOrMore, Section, count_or
 from gateway.settings.values.units import Bounded, BoundedOr
 from gateway.settings.values.wording import KeyPath
 
@@ -69,7 +68,7 @@ class Settings(Section):
     admin: Annotated[
         Admin, BeforeValidator(as_admin_section, json_schema_input_type=str | Admin | None)
     ] = Field(
-        default=Admin(),
+        default=Admin.model_construct(),
         description="The address for operators, and what they may do there. An address alone is"
         " short for its listen.",
     )
@@ -77,15 +76,11 @@ class Settings(Section):
         default=None,
         description="TLS with clients on the TCP addresses of listen. Unix sockets have none.",
     )
-    workers: Annotated[
-        int | Literal["auto"], count_or("auto", "1", "256", int | Literal["auto"])
-    ] = Field(
+    workers: Annotated[int | Literal["auto"], count_or("auto", "1", "256")] = Field(
         default=1,
         description="Number of worker processes. auto is one for each usable core.",
     )
-    offload: Annotated[
-        int | Literal["auto"], count_or("auto", "0", "64", int | Literal["auto"])
-    ] = Field(
+    offload: Annotated[int | Literal["auto"], count_or("auto", "0", "64")] = Field(
         default="auto",
         description="Number of threads with which each worker converts large JSON bodies on other"
         " cores. auto is its share of the cores beyond those of the workers, at most 4. It takes"
@@ -114,7 +109,7 @@ class Settings(Section):
         " against them, and makes raw binary requests by them where a server has no metadata.",
     )
     forwarded: Forwarded = Field(
-        default=Forwarded(), description="Headers that tell servers about clients."
+        default=Forwarded.model_construct(), description="Headers that tell servers about clients."
     )
     request_id: StrictBool = Field(
         default=True,
@@ -127,14 +122,15 @@ class Settings(Section):
         " name of the upstream. The log has the addresses in any case.",
     )
     concurrency: Concurrency = Field(
-        default=Concurrency(),
+        default=Concurrency.model_construct(),
         description="How many calls may be at servers at a time. An upstream can have such a limit"
         " of its own.",
     )
     limits: Limits = Field(
-        default=Limits(), description="What one call, one connection and the gateway may take."
+        default=Limits.model_construct(),
+        description="What one call, one connection and the gateway may take.",
     )
-    log: Log = Field(default=Log(), description="What the gateway logs.")
+    log: Log = Field(default=Log.model_construct(), description="What the gateway logs.")
     tracing: Tracing | None = Field(
         default=None,
         description="Traces of calls, over OpenTelemetry's OTLP. Without it, there are none. It"
@@ -226,7 +222,7 @@ def describe_field(field: FieldInfo) -> str:
 
 def _bounds(kind: object) -> Iterator[Bounded[Any] | BoundedOr]:
     """Yield the bounds that a type and its metadata name, however deep."""
-    if isinstance(kind, PlainValidator):
+    if isinstance(kind, Check):
         if isinstance(kind.func, Bounded | BoundedOr):
             yield kind.func
         return

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PlainValidator
 
 from gateway.settings.values.addresses import parse_endpoint
-from gateway.settings.values.fields import File, Percentage, Section
+from gateway.settings.values.fields import Check, File, Percentage, Section
 from gateway.settings.values.wording import describe
 
 _URL = re.compile(r"(?P<server>(?P<scheme>https?)://[^/?#]*)(?P<path>(?:/[!-~]*)?)", re.I)
@@ -49,7 +49,7 @@ def _headers(value: object) -> Mapping[str, str]:
 class Tracing(Section):
     """Which calls are traced, and where their spans go."""
 
-    endpoint: Annotated[str, PlainValidator(parse_receiver, json_schema_input_type=str)] = Field(
+    endpoint: Annotated[str, Check(parse_receiver, str)] = Field(
         description="URL of the receiver of spans, such as http://127.0.0.1:4318. Over HTTP,"
         " /v1/traces is added to a URL without a path."
     )
@@ -64,7 +64,7 @@ class Tracing(Section):
         " The others are traced as their traceparent says.",
         json_schema_extra={"default": "100%"},
     )
-    service_name: Annotated[str, PlainValidator(_name, json_schema_input_type=str)] = Field(
+    service_name: Annotated[str, Check(_name, str)] = Field(
         default="tensorgate",
         description="The attribute service.name of all spans.",
     )

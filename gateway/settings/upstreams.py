@@ -15,7 +15,7 @@ from gateway.settings.values.addresses import (
     parse_http_endpoint,
     parse_path,
 )
-from gateway.settings.values.fields import File, OneOrMore, Percentage, Section, count, time
+from gateway.settings.values.fields import Check, File, OneOrMore, Percentage, Section, count, time
 from gateway.settings.values.patterns import parse_header_name
 from gateway.settings.values.wording import describe, did_you_mean
 
@@ -23,10 +23,10 @@ from gateway.settings.values.wording import describe, did_you_mean
 class EndpointUrls(Section):
     """The URLs of a server that speaks both protocols."""
 
-    http: Annotated[str, PlainValidator(parse_http_endpoint, json_schema_input_type=str)] = Field(
+    http: Annotated[str, Check(parse_http_endpoint, str)] = Field(
         description="Address over HTTP: http://HOST:PORT or https://HOST:PORT."
     )
-    grpc: Annotated[str, PlainValidator(parse_grpc_endpoint, json_schema_input_type=str)] = Field(
+    grpc: Annotated[str, Check(parse_grpc_endpoint, str)] = Field(
         description="Address over gRPC: grpc://HOST:PORT or grpcs://HOST:PORT, on the same host."
     )
 
@@ -65,9 +65,9 @@ def _parse_endpoint(value: object) -> Endpoint:
 _Endpoint = Annotated[
     Endpoint, PlainValidator(_parse_endpoint, json_schema_input_type=str | EndpointUrls)
 ]
-_Host = Annotated[str, PlainValidator(parse_host, json_schema_input_type=str)]
-_HeaderName = Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)]
-_RequestTarget = Annotated[str, PlainValidator(parse_path, json_schema_input_type=str)]
+_Host = Annotated[str, Check(parse_host, str)]
+_HeaderName = Annotated[str, Check(parse_header_name, str)]
+_RequestTarget = Annotated[str, Check(parse_path, str)]
 _EjectionTime = Annotated[float, time("1ms", "24h")]
 _Policy = Literal["least_request", "round_robin"]
 
@@ -118,7 +118,7 @@ class LoadBalancing(Section):
 def _load_balancing(value: object) -> object:
     """Return a policy's name as the section with that policy."""
     if isinstance(value, str) and value in get_args(_Policy):
-        return LoadBalancing.model_validate({"policy": value})
+        return LoadBalancing.model_construct(policy=value)
     if isinstance(value, Mapping | LoadBalancing):
         return value
     expected = "least_request, round_robin or {hash_header: HEADER}"
@@ -236,16 +236,19 @@ class Upstream(Section):
         LoadBalancing,
         BeforeValidator(_load_balancing, json_schema_input_type=_Policy | LoadBalancing),
     ] = Field(
-        default=LoadBalancing(), description="How the gateway chooses the endpoint for a call."
+        default=LoadBalancing.model_construct(),
+        description="How the gateway chooses the endpoint for a call.",
     )
     retry_budget: RetryBudget = Field(
-        default=RetryBudget(), description="How many calls to these servers may be retried."
+        default=RetryBudget.model_construct(),
+        description="How many calls to these servers may be retried.",
     )
     concurrency: Concurrency = Field(
-        default=Concurrency(), description="How many calls may be at these servers at a time."
+        default=Concurrency.model_construct(),
+        description="How many calls may be at these servers at a time.",
     )
     outlier_detection: OutlierDetection = Field(
-        default=OutlierDetection(),
+        default=OutlierDetection.model_construct(),
         description="When the gateway ejects an endpoint whose calls fail, and for how long.",
     )
     health_check: HealthCheck | None = Field(

@@ -31,13 +31,13 @@ def tune_malloc() -> None:
 
 
 def tune_garbage_collector() -> None:
-    """Exempt the objects loaded so far from garbage collection, and collect less often.
+    """Exempt the objects loaded so far from garbage collection; enable it, but less often.
 
     Otherwise a full collection would block the event loop for tens of milliseconds.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
+    gc.enable()
 
 
 def has_malloc_trim() -> bool:

@@ -12,8 +12,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.app.build import upstreams as build_upstreams
 from gateway.app.build.listen import ListenError
+from gateway.app.build.warnings import settings_warnings
 from gateway.app.gateway import Gateway
-from gateway.app.loaded_resources import settings_warnings
 from gateway.errors import GatewayError
 from gateway.observe.call_record import CallRecord
 from gateway.settings.load import load

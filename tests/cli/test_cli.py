@@ -287,11 +287,23 @@ async def test_ctrl_c_during_the_imports_ends_it_with_one_line(tmp_path: Path) -
     folder = tmp_path / "modules"
     folder.mkdir()
     slow = "import sys, time; print('imports', file=sys.stderr, flush=True); time.sleep(60)"
-    (folder / "uvloop.py").write_text(slow)
+    (folder / "click.py").write_text(slow)
     async with running_process(*MODULE, "schema", PYTHONPATH=str(folder)) as process:
         await process.wait_for_output("imports")
         process.signal(signal.SIGINT)
         assert await process.end() == (130, "", "imports\ntensorgate: interrupted\n")
+
+
+async def test_check_takes_no_module_of_the_data_path(file: Path, tmp_path: Path) -> None:
+    """They would take twice as long as the rest of the command."""
+    settings = write_settings(file, "http://127.0.0.1:8000")
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    for name in ("numpy", "prometheus_client", "aiohttp"):
+        (modules / f"{name}.py").write_text("raise ImportError(f'{__name__} is imported')")
+    status, out, err = await run(*MODULE, "check", settings, PYTHONPATH=str(modules))
+    assert (status, err) == (0, "")
+    assert "every request → upstream demo" in out
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
@@ -301,7 +313,7 @@ async def test_signal_to_reload_or_rotate_during_the_imports_does_not_end_it(
     folder = tmp_path / "modules"
     folder.mkdir()
     slow = "import sys, time; print('imports', file=sys.stderr, flush=True); time.sleep(60)"
-    (folder / "uvloop.py").write_text(slow)
+    (folder / "click.py").write_text(slow)
     command = (*MODULE, "serve", "x")
     async with running_process(*command, PYTHONPATH=str(folder)) as process:
         await process.wait_for_output("imports")

@@ -157,7 +157,6 @@ def _operation_kinds(names: Iterable[str]) -> frozenset[OperationKind]:
 
 def _limits(common: CommonLimits, own: RouteLimits) -> Limits:
     """Return a route's limits: its own, or else those of all routes."""
-    declared = own.model_dump(exclude_none=True)
     return Limits(
-        **{name: declared.get(name, getattr(common, name)) for name in type(own).model_fields}
+        **{name: getattr(common, name) if limit is None else limit for name, limit in own}
     )

@@ -39,7 +39,7 @@ def load_server_tls(declared: ClientTls) -> ReloadingTlsContext:
 
 def upstream_tls_contexts(name: str, upstream: Upstream) -> UpstreamTlsContexts:
     """Load the TLS contexts of an upstream. Raises UpstreamTlsError."""
-    declared = upstream.tls or UpstreamTls()
+    declared = upstream.tls or UpstreamTls.model_construct()
     files = CertificateFiles(declared.ca, declared.certificate, declared.key)
     try:
         return UpstreamTlsContexts(

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.app.build.tls import server_tls_files
-from gateway.app.loaded_resources import settings_warnings, unwatched_files
+from gateway.app.build.warnings import settings_warnings
+from gateway.app.loaded_resources import unwatched_files
 from gateway.settings.load import LoadedSettings, load_with_positions
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.schema import Settings

@@ -1,7 +1,7 @@
 """Building blocks of the sections: numbers within bounds, lists, names of files."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -11,7 +11,6 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     PlainSerializer,
-    PlainValidator,
 )
 from pydantic_core import CoreSchema, core_schema
 
@@ -32,30 +31,66 @@ _LONGEST_HINT = 100
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, and values never change."""
+    """Base of all sections: unknown keys are errors, and values never change.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    A start needs the schema of all settings only. So none is made of a section alone: sections that
+    are defaults come from model_construct.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-def size(least: str, most: str) -> PlainValidator:
+_WRITTEN = {
+    str: core_schema.str_schema(),
+    int: core_schema.int_schema(),
+    float: core_schema.float_schema(),
+}
+
+
+class Check:
+    """Checks a value by ``func``; editors learn that operators write one of some types, or a word.
+
+    It does what PlainValidator does, but that makes schemas of the types for each setting anew,
+    at each start.
+    """
+
+    __slots__ = ("_written", "func")
+
+    def __init__(self, func: Callable[[object], object], *written: type | str) -> None:
+        self.func = func
+        self._written = written
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: object) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.func)
+
+    def __get_pydantic_json_schema__(
+        self, schema: object, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return handler(core_schema.union_schema([_schema_of(each) for each in self._written]))
+
+
+def _schema_of(written: type | str) -> CoreSchema:
+    return core_schema.literal_schema([written]) if isinstance(written, str) else _WRITTEN[written]
+
+
+def size(least: str, most: str) -> Check:
     """Return the check of a size in bytes."""
-    return PlainValidator(Bounded(parse_size, least, most), json_schema_input_type=int | str)
+    return Check(Bounded(parse_size, least, most), int, str)
 
 
-def time(least: str, most: str) -> PlainValidator:
+def time(least: str, most: str) -> Check:
     """Return the check of a duration in seconds."""
-    return PlainValidator(Bounded(parse_duration, least, most), json_schema_input_type=float | str)
+    return Check(Bounded(parse_duration, least, most), float, str)
 
 
-def count(least: str, most: str) -> PlainValidator:
+def count(least: str, most: str) -> Check:
     """Return the check of a whole number."""
-    return PlainValidator(Bounded(parse_count, least, most), json_schema_input_type=int | str)
+    return Check(Bounded(parse_count, least, most), int, str)
 
 
-def count_or(word: str, least: str, most: str, written: Any) -> PlainValidator:
-    """Return the check of a whole number or one word; ``written`` is the type of both."""
-    check = BoundedOr(word, Bounded(parse_count, least, most))
-    return PlainValidator(check, json_schema_input_type=written)
+def count_or(word: str, least: str, most: str) -> Check:
+    """Return the check of a whole number or one word."""
+    return Check(BoundedOr(word, Bounded(parse_count, least, most)), int, word)
 
 
 def as_tuple(value: object) -> tuple[object, ...]:
@@ -116,12 +151,12 @@ def _file(value: object) -> object:
 File = Annotated[str, BeforeValidator(_file)]
 ListenAddress = Annotated[
     Address,
-    PlainValidator(parse_address, json_schema_input_type=str),
+    Check(parse_address, str),
     PlainSerializer(str, return_type=str),
 ]
 Percentage = Annotated[
     float,
-    PlainValidator(Bounded(parse_percent, "0%", "100%"), json_schema_input_type=float | str),
+    Check(Bounded(parse_percent, "0%", "100%"), float, str),
     PlainSerializer(format_percent, return_type=str),
 ]
 
