@@ -40,8 +40,6 @@ from gateway.upstream.transport import (
 )
 
 _JSON = CIMultiDictProxy(CIMultiDict((("Content-Type", "application/json"),)))
-_NOT_READY = {"live": False, "ready": False}
-"""Responses that are an error over HTTP."""
 
 _UNKNOWN_METHODS = ("method not found", "unknown method", "unknown service")
 """How servers on Python, Java and Go say that they do not know a method; in C++ they say nothing.
