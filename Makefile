@@ -45,7 +45,7 @@ test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of the 
 
 test-system: .venv/.test-ready ## Run the tests with programs of the system: curl, proxies, load generators (root: installs them)
 	@tests/interop/install_programs.sh
-	@$(BIN)/python -m pytest $(or $(ARGS),tests/interop tests/deploy/test_service.py)
+	@$(PYTEST) $(or $(ARGS),tests/interop tests/deploy/test_service.py)
 
 # Those of an installed wheel. FULL=1 runs all that need no programs of the system, in ten minutes for each wheel.
 TESTS_OF_WHEELS = $(if $(FULL),--ignore tests/interop,$(filter-out tests/integration/%,$(TESTS_OF_COMPILED)) \
