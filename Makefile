@@ -50,7 +50,7 @@ test-sources: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run al
 
 test-system: .venv/.test-ready ## Run the tests with programs of the system: curl, proxies, load generators (root: installs them)
 	@tests/interop/install_programs.sh
-	@$(BIN)/python -m pytest $(or $(ARGS),tests/interop tests/deploy/test_service.py)
+	@$(PYTEST) $(or $(ARGS),tests/interop tests/deploy/test_service.py)
 
 wheels: .venv/.wheels-ready ## Build an sdist and wheels into dist, and test each wheel as installed (FULL=1, ARGS= for pytest, VERSIONS=)
 	@$(BIN)/python -m tests.deploy.wheels build $(VERSIONS)

@@ -31,7 +31,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_TOGETHER = ("tests/integration/", "tests/deploy/test_dockerfile.py", "tests/test_architecture.py")
+_TOGETHER = (
+    "tests/integration/",
+    "tests/interop/early_errors/",
+    "tests/interop/grpc/",
+    "tests/interop/test_",
+    "tests/deploy/test_dockerfile.py",
+    "tests/test_architecture.py",
+)
 """Tests that share what takes long to start or to build: one process runs them."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from gateway.demo.server.server import DemoServer
 from tests.interop.programs import go_program
@@ -19,17 +18,10 @@ SERVICES = [
     "grpc.reflection.v1alpha.ServerReflection",
     "inference.GRPCInferenceService",
 ]
-REQUEST = {
-    "model_name": "identity_fp32",
-    "inputs": [
-        {
-            "name": "INPUT0",
-            "datatype": "FP32",
-            "shape": [2],
-            "contents": {"fp32_contents": [0.5, -2]},
-        }
-    ],
-}
+INFER = "inference.GRPCInferenceService/ModelInfer"
+CONTENTS = {"fp32Contents": [0.5, -2]}
+TENSOR = {"name": "INPUT0", "datatype": "FP32", "shape": [2], "contents": CONTENTS}
+REQUEST = json.dumps({"model_name": "identity_fp32", "inputs": [TENSOR]})
 
 
 async def _grpcurl(url: str, *arguments: str, options: Sequence[str] = ()) -> str:
@@ -38,11 +30,6 @@ async def _grpcurl(url: str, *arguments: str, options: Sequence[str] = ()) -> st
     status, out, err = await run(*command, *arguments)
     assert status == 0, out + err
     return out
-
-
-async def _infer(url: str) -> Any:
-    method = "inference.GRPCInferenceService/ModelInfer"
-    return json.loads(await _grpcurl(url, method, options=["-d", json.dumps(REQUEST)]))
 
 
 async def test_services_and_all_that_they_name_are_described() -> None:
@@ -58,20 +45,13 @@ async def test_services_and_all_that_they_name_are_described() -> None:
         assert "repeated bytes raw_input_contents = 7;" in described
 
 
-async def test_model_of_a_server_over_http_is_called() -> None:
-    async with DemoServer() as server, running_gateway(server.url) as gateway:
-        (output,) = (await _infer(gateway.url))["outputs"]
-    assert output["contents"] == {"fp32Contents": [0.5, -2]}
-
-
-async def test_model_of_a_server_over_grpc_is_called() -> None:
-    with grpc_server() as server:
-        async with running_gateway(server.url) as gateway:
-            (output,) = (await _infer(gateway.url))["outputs"]
-    assert output["contents"] == {"fp32Contents": [0.5, -2]}
-
-
-async def test_health_is_checked() -> None:
-    async with DemoServer() as server, running_gateway(server.url) as gateway:
-        out = await _grpcurl(gateway.url, "grpc.health.v1.Health/Check")
-    assert json.loads(out) == {"status": "SERVING"}
+async def test_models_of_servers_over_http_and_over_grpc_are_called() -> None:
+    async with DemoServer() as server:
+        with grpc_server() as grpc:
+            for url in (server.url, grpc.url):
+                async with running_gateway(url) as gateway:
+                    out = await _grpcurl(gateway.url, INFER, options=["-d", REQUEST])
+                    (output,) = json.loads(out)["outputs"]
+                    assert output["contents"] == CONTENTS
+                    out = await _grpcurl(gateway.url, "grpc.health.v1.Health/Check")
+                    assert json.loads(out) == {"status": "SERVING"}

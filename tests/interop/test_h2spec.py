@@ -54,15 +54,7 @@ async def test_each_case_passes_over_tls(tmp_path: Path) -> None:
         )
 
 
-async def test_each_case_passes_without_tls(tmp_path: Path) -> None:
-    async with (
-        ScriptedServer(always_respond(http_response(b"{}"))) as server,
-        running_gateway(server.url) as gateway,
-    ):
-        assert await _failures(gateway.url, tmp_path / "report.xml", *_LARGE_HEADER) == {}
-
-
-async def test_headers_of_an_allowed_size_are_served_where_h2spec_expects_an_error(
+async def test_each_case_passes_without_tls_but_one_whose_headers_have_an_allowed_size(
     tmp_path: Path,
 ) -> None:
     async with (

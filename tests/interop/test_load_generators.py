@@ -13,7 +13,6 @@ from tests.interop.programs import program
 from tests.support.gateway import running_gateway
 from tests.support.gateway_process import run
 
-TARGET = "/v2/models/add/infer"
 BODY = json.dumps(
     {
         "inputs": [
@@ -22,44 +21,40 @@ BODY = json.dumps(
         ]
     }
 )
+REQUEST = ("--data=request.json", "--header=Content-Type: application/json")
+SCRIPT = f"""
+wrk.method = "POST"
+wrk.body = {json.dumps(BODY)}
+wrk.headers["Content-Type"] = "application/json"
+"""
+H2LOAD = ("h2load", "--requests=1000", "--clients=16", *REQUEST)
+ALL_SUCCEED = r"1000 succeeded, 0 failed, 0 errored, 0 timeout\s+status codes: 1000 2xx"
+WRK = ("wrk", "--threads=1", "--connections=16", "--duration=1s", "--script=request.lua")
 
 
-@pytest.mark.parametrize("options", [["--h1"], ["--max-concurrent-streams=10"]], ids=["1", "2"])
-async def test_each_request_of_h2load_succeeds(tmp_path: Path, options: list[str]) -> None:
-    h2load, body = program("h2load"), tmp_path / "request.json"
-    body.write_text(BODY)
+@pytest.mark.parametrize(
+    ("command", "good", "bad"),
+    [
+        ((*H2LOAD, "--h1"), ALL_SUCCEED, "$^"),
+        ((*H2LOAD, "--max-concurrent-streams=10"), ALL_SUCCEED, "$^"),
+        (
+            ("nghttp", "--null-out", "--stat", "--multiply=20", *REQUEST),
+            r"(.* 200 .*/v2/.*\n){20}",
+            "$^",
+        ),
+        (WRK, r"\d\d requests in ", "Non-2xx|Socket errors"),
+    ],
+    ids=["h2load of HTTP/1.1", "h2load of HTTP/2", "nghttp", "wrk"],
+)
+async def test_each_request_succeeds(
+    tmp_path: Path, command: tuple[str, ...], good: str, bad: str
+) -> None:
+    (tmp_path / "request.json").write_text(BODY)
+    (tmp_path / "request.lua").write_text(SCRIPT)
+    name, *options = command
     async with DemoServer() as server, running_gateway(server.url) as gateway:
-        load = (*options, "--requests=2000", "--clients=16", f"--data={body}")
-        json_type = "--header=Content-Type: application/json"
-        status, out, err = await run(h2load, *load, json_type, gateway.url + TARGET)
+        url = f"{gateway.url}/v2/models/add/infer"
+        status, out, err = await run("env", "-C", str(tmp_path), program(name), *options, url)
     assert status == 0, out + err
-    assert "2000 succeeded, 0 failed, 0 errored, 0 timeout" in out
-    assert "2000 2xx" in out
-
-
-async def test_nghttp_gets_a_response_on_each_stream(tmp_path: Path) -> None:
-    nghttp, body = program("nghttp"), tmp_path / "request.json"
-    body.write_text(BODY)
-    async with DemoServer() as server, running_gateway(server.url) as gateway:
-        load = ("--null-out", "--stat", "--multiply=20", f"--data={body}")
-        json_type = "--header=Content-Type: application/json"
-        status, out, err = await run(nghttp, *load, json_type, gateway.url + TARGET)
-    assert status == 0, out + err
-    assert len(re.findall(r" 200 +\S+ /v2/", out)) == 20, out
-
-
-async def test_each_request_of_wrk_succeeds(tmp_path: Path) -> None:
-    wrk, script = program("wrk"), tmp_path / "request.lua"
-    script.write_text(
-        f'wrk.method = "POST"\nwrk.body = {json.dumps(BODY)}\n'
-        'wrk.headers["Content-Type"] = "application/json"\n'
-    )
-    async with DemoServer() as server, running_gateway(server.url) as gateway:
-        load = ("--threads", "1", "--connections", "16", "--duration", "2s")
-        status, out, err = await run(wrk, *load, "--script", str(script), gateway.url + TARGET)
-    assert status == 0, out + err
-    found = re.search(r"(\d+) requests in ", out)
-    assert found is not None, out
-    assert int(found[1]) > 50
-    assert "Non-2xx" not in out
-    assert "Socket errors" not in out
+    assert re.search(good, out), out
+    assert not re.search(bad, out), out

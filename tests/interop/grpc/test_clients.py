@@ -13,7 +13,7 @@ import pytest
 
 from gateway.demo.server.server import DemoServer
 from tests.interop.grpc import calls
-from tests.interop.grpc.peer_server import calls_by_grpcio, peer_server
+from tests.interop.grpc.peer_server import peer_server
 from tests.interop.programs import go_program, installed_folder, program
 from tests.support.gateway import running_gateway
 from tests.support.gateway_process import run
@@ -27,11 +27,6 @@ async def _report(*command: str, **environ: str) -> Any:
     status, out, err = await run(*command, **environ)
     assert status == 0, out + err
     return json.loads(out)
-
-
-async def test_grpcio() -> None:
-    async with peer_server() as server, running_gateway(server.url) as gateway:
-        await server.check(await calls_by_grpcio(gateway.url))
 
 
 async def test_grpc_js() -> None:

@@ -9,8 +9,10 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +84,12 @@ class _Connection:
 class BrowserPage:
     """A page in the browser, with what it requested and what it complained about."""
 
-    def __init__(self, connection: _Connection, session: str) -> None:
+    def __init__(self, connection: _Connection, context: str, session: str) -> None:
         self._connection = connection
+        self._context = context
         self._session = session
         self.requests: list[str] = []
         self.errors: list[str] = []
-        self.network_errors: list[str] = []
-        """Responses that are errors, and connections that broke."""
 
     async def send(self, method: str, **params: Any) -> Message:
         """Send a DevTools command to this page."""
@@ -108,9 +109,8 @@ class BrowserPage:
                 self.errors.append(" ".join(said))
             case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
                 entry = params["entry"]
-                text = f"{entry['source']}: {entry['text']} {entry.get('url', '')}"
-                is_network = entry["source"] == "network"
-                (self.network_errors if is_network else self.errors).append(text)
+                if entry["source"] != "network":  # responses that are errors, broken connections
+                    self.errors.append(f"{entry['source']}: {entry['text']} {entry.get('url', '')}")
 
     async def open(self, url: str) -> None:
         """Load a page from anew, also if only the hash differs."""
@@ -120,106 +120,134 @@ class BrowserPage:
 
     async def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression, or of its promise."""
-        result = await self.send(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
-        )
+        result = await self._run(expression)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    async def wait_for(self, expression: str, seconds: float = TIMEOUT) -> Any:
+    async def wait_for(self, expression: str) -> Any:
         """Wait until an expression is true, and return its value."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(TIMEOUT):
                 while True:
-                    if value := await self._try(expression):
+                    result = await self._run(expression)
+                    value = result["result"].get("value")
+                    if value and "exceptionDetails" not in result:
                         return value
                     await asyncio.sleep(0.05)
         except TimeoutError:
             text = await self.evaluate("document.body.innerText.slice(0, 3000)")
             raise AssertionError(f"never true: {expression}\n{text}\n{self.errors}") from None
 
-    async def _try(self, expression: str) -> Any:
-        result = await self.send(
+    async def _run(self, expression: str) -> Message:
+        return await self.send(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
-        return result.get("result", {}).get("value") if "exceptionDetails" not in result else None
 
     async def wait_for_text(self, text: str, selector: str = "body") -> None:
         """Wait until a visible text is there."""
         await self.wait_for(
-            f"[...document.querySelectorAll({json.dumps(selector)})]"
-            f".some(each => each.innerText.includes({json.dumps(text)}))"
+            f"{elements(selector)}.some(each => each.innerText.includes({json.dumps(text)}))"
         )
+
+    async def wait_for_count(self, count: int, selector: str) -> None:
+        """Wait until so many elements match."""
+        await self.wait_for(f"{elements(selector)}.length === {count}")
 
     async def text(self, selector: str = "body") -> str:
         """Return the visible text of the first element that matches."""
-        found = await self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
-        return str(found)
+        return str(await self.evaluate(f"{element(selector)}.innerText"))
+
+    async def each(self, selector: str, name: str = "innerText") -> list[Any]:
+        """Return a property of each element that matches."""
+        found = await self.evaluate(f"{elements(selector)}.map(each => each.{name})")
+        assert isinstance(found, list)
+        return found
+
+    async def count(self, selector: str) -> int:
+        """Return how many elements match."""
+        return len(await self.each(selector, "tagName"))
+
+    async def focused(self, name: str) -> Any:
+        """Return a property of the element that has the focus."""
+        return await self.evaluate(f"document.activeElement.{name}")
 
     async def click(self, selector: str) -> None:
         """Click at the middle of the first element that matches, with the mouse."""
         place = await self.wait_for(
-            f"(() => {{ const found = document.querySelector({json.dumps(selector)});"
+            f"(() => {{ const found = {element(selector)};"
             " if (!found) return null;"
             " found.scrollIntoView({block: 'center'});"
             " const box = found.getBoundingClientRect();"
             " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
-            await self.send(
-                "Input.dispatchMouseEvent",
-                type=kind,
-                x=place[0],
-                y=place[1],
-                button="left",
-                clickCount=1,
-            )
+            at: Message = {"x": place[0], "y": place[1], "button": "left", "clickCount": 1}
+            await self.send("Input.dispatchMouseEvent", type=kind, **at)
 
-    async def press(self, key: str) -> None:
-        """Press a key, as Tab or Enter."""
+    async def press(self, key: str, selector: str = "") -> None:
+        """Press a key, as Tab or Enter, at an element that matches, or where the focus is."""
+        if selector:
+            await self.wait_for(f"{element(selector)} && ({element(selector)}.focus(), true)")
         text = {"Enter": "\r", " ": " "}.get(key)
         common: Message = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
         down = {**common, "text": text} if text else common
         await self.send("Input.dispatchKeyEvent", type="keyDown", **down)
         await self.send("Input.dispatchKeyEvent", type="keyUp", **common)
 
-    async def type(self, text: str) -> None:
-        """Type a text into the element that has the focus."""
+    async def press_button(self, name: str, selector: str = "button") -> None:
+        """Press the first button of a name, as users read it or hear it, by the keyboard."""
+        found = (
+            f"{elements(selector)}.find(each => [each.innerText, each.ariaLabel]"
+            f".some(name => name?.startsWith({json.dumps(name)})))"
+        )
+        await self.wait_for(f"(found => found && (found.focus(), true))({found})")
+        await self.press("Enter")
+
+    async def type(self, text: str, selector: str = "") -> None:
+        """Type a text into an element that matches, or into the one that has the focus."""
+        if selector:
+            await self.evaluate(f"{element(selector)}.focus()")
         await self.send("Input.insertText", text=text)
+
+    async def fill(self, selector: str, value: str) -> None:
+        """Set a field as a user does who types or chooses."""
+        await self.evaluate(
+            f"(() => {{ const field = {element(selector)}; field.value = {json.dumps(value)};"
+            " field.dispatchEvent(new Event('input'));"
+            " field.dispatchEvent(new Event('change')); })()"
+        )
 
     async def choose_file(self, selector: str, file: Path) -> None:
         """Choose a file in a field for files."""
-        result = await self.send(
-            "Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})"
-        )
-        await self.send(
-            "DOM.setFileInputFiles", files=[str(file)], objectId=result["result"]["objectId"]
-        )
+        result = await self.send("Runtime.evaluate", expression=element(selector))
+        found = result["result"]["objectId"]
+        await self.send("DOM.setFileInputFiles", files=[str(file)], objectId=found)
+
+    async def save_downloads_in(self, folder: Path) -> None:
+        """Let the browser save what users download."""
+        place: Message = {"downloadPath": str(folder), "browserContextId": self._context}
+        await self.send("Browser.setDownloadBehavior", behavior="allow", **place)
 
     async def fits_width(self) -> bool:
         """Tell whether the page is not wider than the window."""
         root = "document.documentElement"
         return bool(await self.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"))
 
+    async def lines(self, selector: str) -> set[int]:
+        """Return in how many lines the elements that match are; there must be some."""
+        found = set(await self.each(selector, "getClientRects().length"))
+        assert found, selector
+        return found
+
     async def resize(self, width: int, height: int = 1000) -> None:
         """Set the size of the window."""
-        await self.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        size: Message = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        await self.send("Emulation.setDeviceMetricsOverride", **size)
 
-    async def prefer(self, **features: str) -> None:
-        """Set what the user prefers, as ``color_scheme="dark"``."""
-        await self.send(
-            "Emulation.setEmulatedMedia",
-            features=[
-                {"name": f"prefers-{name.replace('_', '-')}", "value": value}
-                for name, value in features.items()
-            ],
-        )
+    async def prefer(self, scheme: str) -> None:
+        """Set which colour scheme the user prefers."""
+        wanted = {"name": "prefers-color-scheme", "value": scheme}
+        await self.send("Emulation.setEmulatedMedia", features=[wanted])
 
     async def screenshot(self, file: Path) -> None:
         """Write what the window shows as PNG."""
@@ -227,61 +255,70 @@ class BrowserPage:
         _write(file, base64.b64decode(result["data"]))
 
 
-@asynccontextmanager
-async def browser_page(profile: Path, width: int = 1600) -> AsyncIterator[BrowserPage]:
-    """Run a browser with one page; ``profile`` is an empty folder of its own."""
-    process = await asyncio.create_subprocess_exec(
-        CHROMIUM,
-        *_FLAGS,
-        f"--user-data-dir={profile}",
-        "about:blank",
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        url = await _devtools_url(profile / "DevToolsActivePort")
-        async with (
-            aiohttp.ClientSession() as client,
-            client.ws_connect(url, max_msg_size=0) as socket,
-        ):
-            connection = _Connection(socket)
-            receiver = asyncio.create_task(connection.receive())
-            try:
-                yield await _new_page(connection, width)
-            finally:
-                await socket.close()
-                await receiver
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-
-
 def _write(file: Path, data: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
 
 
-async def _devtools_url(file: Path) -> str:
+def elements(selector: str) -> str:
+    """Write the JavaScript of an array of all elements that match."""
+    return f"[...document.querySelectorAll({json.dumps(selector)})]"
+
+
+def element(selector: str) -> str:
+    """Write the JavaScript of the first element that matches."""
+    return f"document.querySelector({json.dumps(selector)})"
+
+
+@contextmanager
+def running_browser(profile: Path) -> Iterator[str]:
+    """Run a browser with an empty folder for its profile; give the URL for its commands."""
+    command = (CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank")
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
+    ) as process:
+        try:
+            yield _devtools_url(profile / "DevToolsActivePort")
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _devtools_url(file: Path) -> str:
     """Return where a browser that has just started takes commands: it writes that into a file."""
-    async with asyncio.timeout(TIMEOUT):
-        while True:
-            if len(lines := _lines(file)) == 2:
-                return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
-            await asyncio.sleep(0.05)
+    end = time.monotonic() + TIMEOUT
+    while len(lines := file.read_text().splitlines() if file.exists() else []) != 2:
+        assert time.monotonic() < end, "the browser does not start"
+        time.sleep(0.05)
+    return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
 
 
-def _lines(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.exists() else []
+@asynccontextmanager
+async def browser_page(browser: str, width: int = 1600) -> AsyncIterator[BrowserPage]:
+    """Open a page that shares nothing with others; ``browser`` is the URL of a running browser."""
+    async with (
+        aiohttp.ClientSession() as client,
+        client.ws_connect(browser, max_msg_size=0) as socket,
+    ):
+        connection = _Connection(socket)
+        receiver = asyncio.create_task(connection.receive())
+        try:
+            # The browser disposes of it when this connection ends.
+            context = await connection.send("Target.createBrowserContext", disposeOnDetach=True)
+            yield await _new_page(connection, context["browserContextId"], width)
+        finally:
+            await socket.close()
+            await receiver
 
 
-async def _new_page(connection: _Connection, width: int) -> BrowserPage:
-    target = await connection.send("Target.createTarget", url="about:blank")
+async def _new_page(connection: _Connection, context: str, width: int) -> BrowserPage:
+    target = await connection.send(
+        "Target.createTarget", url="about:blank", browserContextId=context
+    )
     attached = await connection.send(
         "Target.attachToTarget", targetId=target["targetId"], flatten=True
     )
-    page = BrowserPage(connection, attached["sessionId"])
+    page = BrowserPage(connection, context, attached["sessionId"])
     connection.on_event = page.note
     for domain in ("Page", "Runtime", "Log", "Network"):
         await page.send(f"{domain}.enable")

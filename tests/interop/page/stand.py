@@ -14,7 +14,7 @@ from tests.interop.page.browser import BrowserPage, browser_page
 from tests.support.addresses import HOST, free_address, free_port
 from tests.support.gateway_process import TENSORGATE, Process, gateway_process
 from tests.support.http_messages import request
-from tests.support.raw_client import RawClient, connect
+from tests.support.raw_client import connect
 
 PANELS = ("overview", "topology", "models", "calls", "journal", "try")
 
@@ -38,7 +38,8 @@ routes:
     upstream: [{{name: main, weight: 3}}, {{name: spare, weight: 1}}]
   - {{name: rest, upstream: main, mirror: {{upstream: spare, percent: 50}}}}
 """
-
+_OF_OPERATORS = ", keys: operators, actions: true, payloads: true"
+LIVE = "document.querySelector('#connection').dataset.state === 'live'"
 
 MODELS = ("half", "half", "identity_fp32")
 """Those of the calls in the background."""
@@ -53,66 +54,92 @@ def infer(model: str, headers: dict[str, str] | None = None) -> bytes:
 
 
 @dataclass(slots=True)
-class Stand:
-    """A gateway with its servers and its page."""
+class Site:
+    """A gateway with its servers; its operators have the key TOKEN."""
 
     process: Process
     url: str
     admin: str
     file: Path
     servers: list[DemoServer]
+
+
+@dataclass(slots=True)
+class Stand(Site):
+    """A site and its page."""
+
     page: BrowserPage
 
     async def show(self, panel: str, base: str = "") -> None:
         """Open a panel of the page, and wait until it is live."""
         await self.page.open(f"{base or f'http://{self.admin}'}/#{panel}")
-        await self.page.wait_for("document.querySelector('#connection').dataset.state === 'live'")
+        await self.page.wait_for(LIVE)
 
     async def call(self, data: bytes) -> int:
         """Send a request on a connection of its own, and return the status."""
         async with connect(self.url) as client:
             return (await client.ask(data)).status
 
-    def background(self) -> asyncio.Task[None]:
-        """Send calls without end, some of which fail by the client's fault."""
-        return asyncio.create_task(self._send_calls())
+    async def enter_token(self, token: str = TOKEN) -> None:
+        """Enter a key where the page asks for it."""
+        await self.page.wait_for("document.activeElement.id === 'action-key'")
+        await self.page.type(token)
+        await self.page.press("Enter")
 
-    async def _send_calls(self) -> None:
+    async def check_that_the_token_is_kept_nowhere(self) -> None:
+        """Assert that neither the page nor the browser's storages have the key."""
+        places = "location.href, document.cookie, {...localStorage}, {...sessionStorage}"
+        assert TOKEN not in await self.page.evaluate(f"JSON.stringify([{places}])")
+        assert TOKEN not in await self.page.evaluate("document.documentElement.outerHTML")
+
+    async def send_calls(self) -> None:
+        """Send calls without end, some of which fail by the client's fault."""
         number = 0
         while True:
             number += 1
             model = "no-such-model" if number % 10 == 0 else MODELS[number % len(MODELS)]
             try:
                 async with connect(self.url) as client:
-                    await self._send_some(client, model)
+                    for _ in range(5):
+                        await client.ask(infer(model))
+                        await asyncio.sleep(0.02)
             except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
                 await asyncio.sleep(0.05)  # its worker was killed
 
-    async def _send_some(self, client: RawClient, model: str) -> None:
-        for _ in range(5):
-            await client.ask(infer(model))
-            await asyncio.sleep(0.02)
-
 
 @asynccontextmanager
-async def running_stand(folder: Path, more: str = "", of_admin: str = "") -> AsyncIterator[Stand]:
-    """Run servers, a gateway and a browser; ``more`` are further settings."""
-    admin, file = free_address(), folder / "gateway.yaml"
+async def running_site(folder: Path, *, allows_all: bool = True) -> AsyncIterator[Site]:
+    """Run servers and a gateway, which may allow its operators to change and to try all."""
+    admin, file, keys = free_address(), folder / "gateway.yaml", folder / "keys"
+    keys.write_text(f"{TOKEN}\n")
+    of_admin, of_keys = (
+        (_OF_OPERATORS, f"api_keys: {{operators: {{file: {keys}}}}}\n") if allows_all else ("", "")
+    )
     async with DemoServer(HOST, free_port()) as first, DemoServer(HOST, free_port()) as second:
-        urls = {"first": first.url, "second": second.url}
-        file.write_text(SETTINGS.format(host=HOST, admin=admin, of_admin=of_admin, **urls) + more)
+        places = {"host": HOST, "admin": admin, "first": first.url, "second": second.url}
+        file.write_text(SETTINGS.format(of_admin=of_admin, **places) + of_keys)
         # In its folder, so the page shows no path of this machine.
         command = ("env", "-C", str(folder), TENSORGATE)
         async with gateway_process(file.name, command) as (process, url):
             await process.wait_for_output(r"listening on \S+ \(admin\)")
-            async with browser_page(folder / "browser") as page:
-                yield Stand(process, url, admin, file, [first, second], page)
+            yield Site(process, url, admin, file, [first, second])
+
+
+@asynccontextmanager
+async def page_of(site: Site, browser: str) -> AsyncIterator[Stand]:
+    """Open the page of a site; in the end it has not complained, nor asked other hosts."""
+    async with browser_page(browser) as page:
+        yield Stand(site.process, site.url, site.admin, site.file, site.servers, page)
+        assert page.errors == []
+        own = (f"http://{site.admin}/", "data:", "about:")
+        assert [url for url in page.requests if not url.startswith(own)] == []
+        assert not any(TOKEN in url for url in page.requests)
 
 
 @asynccontextmanager
 async def calls_in_background(stand: Stand) -> AsyncIterator[None]:
     """Send calls while the context is open."""
-    task = stand.background()
+    task = asyncio.create_task(stand.send_calls())
     try:
         yield
     finally:

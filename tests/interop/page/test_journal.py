@@ -2,53 +2,52 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 
 from tests.interop.page.accessibility import violations
-from tests.interop.page.stand import Stand, calls_in_background
+from tests.interop.page.stand import LIVE, Stand, calls_in_background
 
-_EVENTS = "[...document.querySelectorAll('.journal tbody tr')]"
+_EVENTS = ".journal tbody tr"
 
 
-async def test_journal_shows_what_happened_to_whom_and_why(stand: Stand) -> None:
-    page, server = stand.page, stand.servers[1]
+async def test_death_of_a_worker_and_failure_of_a_server_are_followed_and_kept(
+    own_stand: Stand,
+) -> None:
+    stand, page, server = own_stand, own_stand.page, own_stand.servers[1]
+    url = server.url
     workers = await stand.process.wait_for_output(r"2 workers: (\d+), (\d+)")
     async with calls_in_background(stand):
-        await stand.show("journal")
-        await page.wait_for_text("gateway started", ".journal")
-        url = server.url
-        await server.stop()
+        await stand.show("overview")
+        await page.wait_for_text(f"process {workers[1]}", "main")
         os.kill(int(workers[1]), signal.SIGKILL)
-        await page.wait_for(f"{_EVENTS}.some(e => e.innerText.includes('process restarted'))")
-        await page.wait_for(f"{_EVENTS}.some(e => e.innerText.includes('endpoint unhealthy'))")
-        assert await violations(page) == []
-    row = await page.evaluate(
-        f"{_EVENTS}.find(e => /endpoint unhealthy/.test(e.innerText)).innerText"
-    )
-    assert url in row
-    assert "health check" in row
-    assert "refused" in row
-    # The newest is first, and a search leaves those that have a text.
-    assert "gateway started" in await page.evaluate(f"{_EVENTS}.at(-1).innerText")
-    await page.evaluate("document.querySelector('#journal-search').focus()")
-    await page.type("SIGKILL")
-    await page.wait_for(f"{_EVENTS}.length === 1")
-    assert f"worker {workers[1]}" in await page.evaluate(f"{_EVENTS}[0].innerText")
-
-
-async def test_event_leads_to_its_endpoint(stand_with_actions: Stand) -> None:
-    stand = stand_with_actions
-    page, server = stand.page, stand.servers[1]
-    url = server.url
-    async with calls_in_background(stand):
-        await server.stop()
+        await stand.process.wait_for_output(r"worker \d+ is up")
+        await page.wait_for(
+            f"!document.querySelector('main').innerText.includes('process {workers[1]}') &&"
+            " [...document.querySelectorAll('.rows tr')]"
+            ".filter(each => each.innerText.includes('takes calls')).length === 2"
+        )
+        await page.wait_for(LIVE)
         await stand.show("journal")
-        await page.wait_for_text(url, ".journal")
+        await page.wait_for_text("process restarted", _EVENTS)
+        await server.stop()
+        await page.wait_for_text("endpoint unhealthy", _EVENTS)
+        assert await violations(page) == []
+        (row,) = [row for row in await page.each(_EVENTS) if "endpoint unhealthy" in row]
+        assert url in row
+        assert "health check" in row
+        assert "refused" in row
+        # The newest is first, and a search leaves those that have a text.
+        assert "gateway started" in (await page.each(_EVENTS))[-1]
+        await page.type("SIGKILL", "#journal-search")
+        await page.wait_for_count(1, _EVENTS)
+        assert f"worker {workers[1]}" in await page.text(_EVENTS)
+        # An event leads to its endpoint.
+        await page.fill("#journal-search", "endpoint unhealthy")
+        await page.wait_for_text(url, _EVENTS)
         await page.click(".journal a[href]")
         await page.wait_for("location.hash.startsWith('#topology?')")
-        await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 1")
+        await page.wait_for_count(1, ".endpoints tbody tr")
         assert url in await page.text(".endpoints tbody tr")
 
 
@@ -57,16 +56,11 @@ async def test_endpoint_and_route_open_to_the_curves_of_the_last_hour(stand: Sta
     async with calls_in_background(stand):
         await stand.show("topology")
         for name in (f"Curves of {stand.servers[0].url} over", "Curves of route rest over"):
-            button = (
-                "[...document.querySelectorAll('.expand')]"
-                f".find(e => e.ariaLabel.startsWith({json.dumps(name)}))"
-            )
-            await page.wait_for(f"({button})?.focus() ?? ({button}) !== undefined")
-            await page.press("Enter")
+            await page.press_button(name, ".expand")
             await page.wait_for(
                 "[...document.querySelectorAll('.curves svg')]"
                 ".some(e => /^Calls, last .*now [1-9]/.test(e.ariaLabel))"
             )
-            assert await page.evaluate("document.querySelectorAll('.curves svg').length") == 3
+            assert await page.count(".curves svg") == 3
             await page.press("Enter")
             await page.wait_for("!document.querySelector('.curves')")

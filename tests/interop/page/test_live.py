@@ -1,32 +1,46 @@
-"""The page follows what happens: reloads, failing servers, dying workers, the gateway's end."""
+"""The page follows what happens: reloads, failing servers, and the gateway's end."""
 
 from __future__ import annotations
 
-import os
 import signal
 
-from tests.interop.page.stand import Stand, calls_in_background
+from tests.interop.page.stand import LIVE, Stand, calls_in_background
 from tests.support.gateway_process import gateway_process
 
+_ROWS = ".endpoints tbody tr"
 
-async def test_reload_and_failed_reload_are_shown(stand: Stand) -> None:
-    page, good = stand.page, stand.file.read_text()
+
+async def test_reload_failed_reload_and_end_are_shown_until_the_gateway_is_back(
+    own_stand: Stand,
+) -> None:
+    stand, page, good = own_stand, own_stand.page, own_stand.file.read_text()
     await stand.show("overview")
     await page.wait_for_text("settings number 1, since", "main")
     stand.file.write_text(f"{good}limits: {{idle_timeout: 1m}}\n")
     stand.process.signal(signal.SIGHUP)
     await page.wait_for_text("settings number 2, since", "main")
-    await page.wait_for("document.querySelector('#connection').dataset.state === 'live'")
+    await page.wait_for(LIVE)
     stand.file.write_text(f"{good}nonsense: 1\n")
     stand.process.signal(signal.SIGHUP)
     await page.wait_for_text("The settings before it are still in use.", "main")
     assert "nonsense" in await page.text(".message")
     await page.wait_for_text("Error", ".problems")
     assert "settings number 2, since" in await page.text("main")
+    await page.click("nav a[href='#topology']")
+    await page.wait_for_count(3, _ROWS)
+    stand.process.signal(signal.SIGTERM)
+    await stand.process.end()
+    await page.wait_for_text("Not connected since", "#notices")
+    # What was known stays to be read.
+    assert await page.count(_ROWS) == 3
+    stand.file.write_text(good)
+    async with gateway_process(str(stand.file)):
+        await page.wait_for(LIVE)
+        await page.wait_for("!document.querySelector('#notices').innerText")
 
 
-async def test_failing_server_is_said_in_a_sentence_and_leads_to_its_row(stand: Stand) -> None:
-    page, server = stand.page, stand.servers[1]
+async def test_failing_server_is_said_in_a_sentence_and_leads_to_its_row(own_stand: Stand) -> None:
+    stand, page, server = own_stand, own_stand.page, own_stand.servers[1]
     url = server.url
     async with calls_in_background(stand):
         await stand.show("overview")
@@ -38,54 +52,23 @@ async def test_failing_server_is_said_in_a_sentence_and_leads_to_its_row(stand: 
         await page.wait_for_text(url, "#announcements")
         await page.click(".problems a")
         await page.wait_for("location.hash.startsWith('#topology?')")
-        await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 1")
-        row = await page.text(".endpoints tbody tr")
+        await page.wait_for_count(1, _ROWS)
+        row = await page.text(_ROWS)
         assert url in row
         assert "refused" in row
         assert ("ejected" in row) or ("unhealthy" in row)
         assert await page.evaluate("document.title.startsWith('(')")
         await server.start()
-        await page.wait_for_text("healthy", ".endpoints tbody tr")
+        await page.wait_for_text("healthy", _ROWS)
         await page.click("nav a[href='#overview']")
         await page.wait_for_text("Nothing is wrong.", ".wrong")
-
-
-async def test_death_of_a_worker_is_survived(stand: Stand) -> None:
-    page = stand.page
-    workers = await stand.process.wait_for_output(r"2 workers: (\d+), (\d+)")
-    async with calls_in_background(stand):
-        await stand.show("overview")
-        await page.wait_for_text(f"process {workers[1]}", "main")
-        os.kill(int(workers[1]), signal.SIGKILL)
-        await stand.process.wait_for_output(r"worker \d+ is up")
-        gone = (
-            f"!document.querySelector('main').innerText.includes('process {workers[1]}') &&"
-            " [...document.querySelectorAll('.rows tr')]"
-            ".filter(each => each.innerText.includes('takes calls')).length === 2"
-        )
-        await page.wait_for(gone)
-        await page.wait_for("document.querySelector('#connection').dataset.state === 'live'")
-
-
-async def test_end_of_the_gateway_is_shown_until_it_is_back(stand: Stand) -> None:
-    page = stand.page
-    await stand.show("topology")
-    await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 3")
-    stand.process.signal(signal.SIGTERM)
-    await stand.process.end()
-    await page.wait_for_text("Not connected since", "#notices")
-    # What was known stays to be read.
-    assert await page.evaluate("document.querySelectorAll('.endpoints tbody tr').length") == 3
-    async with gateway_process(str(stand.file)):
-        await page.wait_for("document.querySelector('#connection').dataset.state === 'live'")
-        await page.wait_for("!document.querySelector('#notices').innerText")
 
 
 async def test_stream_has_only_what_the_visible_panel_shows(stand: Stand) -> None:
     page = stand.page
     await stand.show("overview")
     await page.click("nav a[href='#topology']")
-    await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 3")
+    await page.wait_for_count(3, _ROWS)
     streams = [url for url in page.requests if "/api/events" in url]
     assert "topics=overview&" not in streams[-1]
     assert streams[0].endswith("topics=overview")
@@ -118,7 +101,7 @@ async def test_focus_scroll_and_selection_stay_while_numbers_change(stand: Stand
     async with calls_in_background(stand):
         await page.resize(1200, 500)
         await stand.show("topology")
-        await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 3")
+        await page.wait_for_count(3, _ROWS)
         await page.evaluate(
             "(() => { const link = document.querySelector('.endpoints tbody a'); link.focus();"
             " window.kept = link; scrollTo(0, 200); const name = document"

@@ -11,7 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from gateway import __version__
-from tests.interop.page.stand import PANELS, Stand
+from tests.interop.page.stand import LIVE, PANELS, Stand
 from tests.support.addresses import HOST, free_port
 
 PREFIX = "/deep/gate"
@@ -28,30 +28,24 @@ class PrefixProxy:
     holds_events: bool = False
     """Whether events are collected, and never sent on."""
     replaced: dict[bytes, bytes] = field(default_factory=dict)
-    """What is replaced in bodies."""
+    """What is replaced in bodies but those of events."""
 
-    async def forward(self, client: aiohttp.ClientSession, request: web.Request) -> web.Response:
-        """Pass on a request for a document."""
+    async def pass_on(
+        self, client: aiohttp.ClientSession, request: web.Request
+    ) -> web.StreamResponse:
+        """Pass on a request, and its response, of events as they come."""
         headers = {"Accept": request.headers.get("Accept", "*/*")}
         if self.host:
             headers["Host"] = self.host
         url = f"{self.target}/{request.match_info['path']}"
         async with client.get(url, params=request.query, headers=headers) as source:
-            body = await source.read()
-            for old, new in self.replaced.items():
-                body = body.replace(old, new)
             sent = ("Content-Type", "Content-Security-Policy")
             passed = {name: source.headers[name] for name in sent if name in source.headers}
-            return web.Response(body=body, status=source.status, headers=passed)
-
-    async def stream(
-        self, client: aiohttp.ClientSession, request: web.Request
-    ) -> web.StreamResponse:
-        """Pass on events."""
-        headers = {"Host": self.host} if self.host else {}
-        url = f"{self.target}/api/events"
-        async with client.get(url, params=request.query, headers=headers) as source:
-            passed = {"Content-Type": source.headers["Content-Type"]}
+            if source.content_type != "text/event-stream":
+                body = await source.read()
+                for old, new in self.replaced.items():
+                    body = body.replace(old, new)
+                return web.Response(body=body, status=source.status, headers=passed)
             response = web.StreamResponse(status=source.status, headers=passed)
             await response.prepare(request)
             async for part in source.content.iter_any():
@@ -68,8 +62,7 @@ async def prefix_proxy(stand: Stand) -> AsyncIterator[PrefixProxy]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as client:
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            is_stream = request.match_info["path"] == "api/events"
-            return await (proxy.stream if is_stream else proxy.forward)(client, request)
+            return await proxy.pass_on(client, request)
 
         application.router.add_get(PREFIX + "/{path:.*}", handle)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
@@ -116,7 +109,7 @@ async def test_page_says_why_the_gateway_refuses_it(stand: Stand) -> None:
         await page.wait_for_text("gate.example", "#notices")
         assert "admin.hosts" in await page.text("#notices")
         proxy.host = ""
-        await page.wait_for("document.querySelector('#connection').dataset.state === 'live'")
+        await page.wait_for(LIVE)
         assert not await page.text("#notices")
 
 
@@ -131,5 +124,5 @@ async def test_page_of_an_older_version_offers_a_reload(stand: Stand) -> None:
         await page.wait_for_text(f"This page is of version 0.0.1, the gateway of {__version__}.")
         await page.click("#notices button")
         await page.wait_for_text(__version__, "#version")
-        await page.wait_for("document.querySelector('#connection').dataset.state === 'live'")
+        await page.wait_for(LIVE)
         assert not await page.text("#notices")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.page.stand import TOKEN, Stand, calls_in_background
+from tests.interop.page.stand import Stand, calls_in_background
 
 FOLDER = os.environ.get("TENSORGATE_SCREENSHOTS", "")
 SECONDS = 75
@@ -18,16 +18,16 @@ SECONDS = 75
 pytestmark = pytest.mark.skipif(not FOLDER, reason="TENSORGATE_SCREENSHOTS is not set")
 
 
-async def test_screenshots(stand_with_actions: Stand) -> None:
-    stand, folder = stand_with_actions, Path(FOLDER)
+async def test_screenshots(own_stand: Stand) -> None:
+    stand, folder = own_stand, Path(FOLDER)
     page = stand.page
     await page.resize(1400, 900)
     async with calls_in_background(stand), calls_in_background(stand):
         await stand.show("overview")
         await asyncio.sleep(SECONDS)
-        await page.prefer(color_scheme="dark")
+        await page.prefer("dark")
         await page.screenshot(folder / "page-overview-dark.png")
-        await page.prefer(color_scheme="light")
+        await page.prefer("light")
         await stand.show("models?name=half")
         await page.wait_for_text("trace_rate", "#panel-models")
         await page.screenshot(folder / "page-model.png")
@@ -45,19 +45,17 @@ async def test_screenshots(stand_with_actions: Stand) -> None:
         await page.screenshot(folder / "page-calls.png")
 
 
-async def test_screenshot_of_try_it(stand_with_payloads: Stand) -> None:
-    page = stand_with_payloads.page
+async def test_screenshot_of_try_it(stand: Stand) -> None:
+    page = stand.page
     await page.resize(1400, 900)
-    await page.prefer(color_scheme="light")
-    await stand_with_payloads.show("try?model=add")
-    await page.wait_for("document.querySelectorAll('.input').length === 2")
+    await page.prefer("light")
+    await stand.show("try?model=add")
+    await page.wait_for_count(2, ".input")
     await page.evaluate(
         "(() => { for (const field of document.querySelectorAll('.input input[type=number]'))"
         " field.value = '1000'; })()"
     )
     await page.click("#panel-try .primary")
-    await page.wait_for("document.activeElement.id === 'action-key'")
-    await page.type(TOKEN)
-    await page.press("Enter")
+    await stand.enter_token()
     await page.wait_for("!document.querySelector('.result').hidden")
     await page.screenshot(Path(FOLDER) / "page-try-it.png")
