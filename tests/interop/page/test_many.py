@@ -1,8 +1,9 @@
-"""The page with 1,000 endpoints of 1,000 models: it shows a part, finds the rest, and responds."""
+"""The page with 1,000 endpoints and 1,000 models: it shows a part, finds the rest, and responds."""
 
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from pathlib import Path
 
 from tests.interop.page.browser import browser_page
@@ -16,9 +17,18 @@ COUNT = 1000
 MOST_ELEMENTS = 12_000
 """Of a panel: each takes the browser some microseconds with each event."""
 
-_INDEX = json.dumps(
-    [{"name": f"model-{number:04}", "version": "1", "state": "READY"} for number in range(COUNT)]
-).encode()
+PARTS = 10
+"""Each endpoint has one of so many parts of the models."""
+_INDEXES = [
+    json.dumps(
+        [
+            {"name": f"model-{number:04}", "version": "1", "state": "READY"}
+            for number in range(part, COUNT, PARTS)
+        ]
+    ).encode()
+    for part in range(PARTS)
+]
+_indexes = cycle(_INDEXES)
 
 
 async def _serve(connection: Connection) -> None:
@@ -26,7 +36,7 @@ async def _serve(connection: Connection) -> None:
     while True:
         target = (await connection.request()).head.target
         connection.requests.clear()
-        await connection.send(http_response(_INDEX if "index" in target else b"{}"))
+        await connection.send(http_response(next(_indexes) if "index" in target else b"{}"))
 
 
 async def test_thousand_endpoints_of_thousand_models(browser: str, tmp_path: Path) -> None:
