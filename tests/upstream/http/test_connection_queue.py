@@ -61,20 +61,6 @@ class _FullServer:
             each.close()
 
 
-async def test_request_waits_for_its_new_connection(endpoint_at: EndpointAt) -> None:
-    async with ScriptedServer(YES) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        sent = _send(endpoint, receiver)
-        await receiver.wait()
-        assert receiver.body == b"yes"
-        sent.close()
-        again = _send(endpoint, receiver)
-        await receiver.wait()
-        again.close()
-        assert [each.body for each in server.requests] == [b"body", b"body"]
-        assert len(server.connections) == 1
-
-
 async def test_request_takes_a_connection_that_becomes_idle(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(YES) as server:
         endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
@@ -338,20 +324,6 @@ async def test_request_that_is_cancelled_before_its_connect_sends_nothing(
         assert [each.head.target for each in server.requests] == ["/second"]
         assert not first.errors
         sent.close()
-
-
-async def test_connect_timeout_is_told_to_the_request(endpoint_at: EndpointAt) -> None:
-    server = _FullServer()
-    try:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        endpoint._connect_timeout = 0.1
-        sent = _send(endpoint, receiver)
-        await receiver.wait()
-        (error,) = receiver.errors
-        assert str(error) == f"cannot connect to {server.url}: no connection in time"
-        sent.close()
-    finally:
-        server.close()
 
 
 async def test_dropped_connection_is_not_given_to_a_waiting_request(
