@@ -85,21 +85,6 @@ async def test_requests_over_one_connection() -> None:
         assert (await client.call("GET", "/")).body == b"GET / 0 None "
 
 
-async def test_streams_are_served_side_by_side() -> None:
-    go_on = asyncio.Event()
-
-    async def handle(client: ClientRequest, response: ClientResponse) -> None:
-        if client.target == "/slow":
-            await go_on.wait()
-        await echo(client, response)
-
-    async with running_listener(handle) as running, client_of(running) as client:
-        slow = await client.start("GET", "/slow")
-        assert (await client.call("GET", "/fast")).status == 200
-        go_on.set()
-        assert (await client.response(slow)).status == 200
-
-
 @pytest.mark.parametrize("size", [1, 3, 24])
 async def test_preface_may_come_in_pieces(size: int) -> None:
     async with running_listener(echo) as running, open_http2(running.url) as client:
