@@ -40,6 +40,12 @@ def _connected() -> tuple[ServerConnection, FakeTransport]:
     return connection, transport
 
 
+def _expecting() -> tuple[ServerConnection, FakeTransport, asyncio.Future[ResponseHead]]:
+    """Make a connection over which a request was sent."""
+    connection, transport = _connected()
+    return connection, transport, connection.expect_response("POST")
+
+
 async def _read(connection: ServerConnection) -> bytes:
     """Read a complete body to its end."""
     assert connection.body is not None
@@ -169,8 +175,7 @@ async def test_interim_responses_up_to_the_limit_are_ignored() -> None:
 @pytest.mark.parametrize("form", ["at once", "one by one"])
 async def test_interim_response_beyond_the_limit_fails_the_request(form: str) -> None:
     pieces = [interim for interim in INTERIM for _ in range(MAX_INTERIM_RESPONSES)]
-    connection, transport = _connected()
-    head = connection.expect_response("POST")
+    connection, transport, head = _expecting()
     if form == "at once":
         connection.data_received(b"".join(pieces))
     else:
@@ -184,8 +189,7 @@ async def test_interim_response_beyond_the_limit_fails_the_request(form: str) ->
 
 
 async def test_body_can_be_read_while_it_arrives() -> None:
-    connection, _ = _connected()
-    head = connection.expect_response("POST")
+    connection, _, head = _expecting()
     connection.data_received(http_response(b"abc")[:-2])
     assert (await head).length == 3
     assert connection.body is not None
@@ -199,8 +203,7 @@ async def test_body_can_be_read_while_it_arrives() -> None:
 
 
 async def test_unread_body_pauses_reading() -> None:
-    connection, transport = _connected()
-    connection.expect_response("POST")
+    connection, transport, _ = _expecting()
     connection.data_received(http_response(bytes(MAX_WINDOW + 2))[:-1])
     assert transport.calls == ["pause"]
     assert connection.body is not None
@@ -212,8 +215,7 @@ async def test_unread_body_pauses_reading() -> None:
 
 
 async def test_complete_body_does_not_pause_reading() -> None:
-    connection, transport = _connected()
-    connection.expect_response("POST")
+    connection, transport, _ = _expecting()
     connection.data_received(http_response(bytes(MAX_WINDOW + 1)))
     assert transport.calls == []
     assert len(await _read(connection)) == MAX_WINDOW + 1
@@ -253,8 +255,7 @@ async def test_bytes_after_a_response_make_the_connection_unusable(
     data: bytes, body: bytes, more: bytes
 ) -> None:
     for pieces in ([data + more], [data, more], bytewise(data + more)):
-        connection, _ = _connected()
-        head = connection.expect_response("POST")
+        connection, _, head = _expecting()
         for piece in pieces:
             connection.data_received(piece)
         await head
@@ -268,8 +269,7 @@ async def test_bytes_after_a_response_make_the_connection_unusable(
 @pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\nX:", INTERIM[0]])
 @pytest.mark.parametrize("eof", [True, False])
 async def test_close_before_the_response_is_an_error(data: bytes, eof: bool) -> None:
-    connection, _ = _connected()
-    head = connection.expect_response("POST")
+    connection, _, head = _expecting()
     if data:
         connection.data_received(data)
     if eof:
@@ -330,8 +330,7 @@ async def test_close_before_the_request_is_an_error() -> None:
     ],
 )
 async def test_close_within_the_response_is_an_error(data: bytes, eof: bool) -> None:
-    connection, _ = _connected()
-    head = connection.expect_response("POST")
+    connection, _, head = _expecting()
     connection.data_received(data)
     if eof:
         connection.eof_received()
@@ -347,8 +346,7 @@ async def test_close_within_the_response_is_an_error(data: bytes, eof: bool) -> 
 @pytest.mark.parametrize("body", [b"", b"abc", b"0\r\n\r\n"])
 async def test_body_until_close_ends_with_the_connection(body: bytes) -> None:
     for pieces in all_splits(UNTIL_CLOSE + body):
-        connection, _ = _connected()
-        head = connection.expect_response("POST")
+        connection, _, head = _expecting()
         for piece in pieces:
             connection.data_received(piece)
         assert (await head).length is None
@@ -363,8 +361,7 @@ async def test_body_until_close_ends_with_the_connection(body: bytes) -> None:
 
 
 async def test_close_after_a_complete_response_is_no_error() -> None:
-    connection, _ = _connected()
-    head = connection.expect_response("POST")
+    connection, _, head = _expecting()
     connection.data_received(http_response(b"abc"))
     connection.eof_received()
     assert not connection.reusable
@@ -401,8 +398,7 @@ async def test_close_after_a_complete_response_is_no_error() -> None:
     ids=range(8),
 )
 async def test_invalid_response_is_an_error(data: bytes, saying: str) -> None:
-    connection, transport = _connected()
-    head = connection.expect_response("POST")
+    connection, transport, head = _expecting()
     connection.data_received(data)
     assert transport.calls == ["abort"]
     connection.connection_lost(None)
@@ -411,8 +407,7 @@ async def test_invalid_response_is_an_error(data: bytes, saying: str) -> None:
 
 
 async def test_invalid_chunk_fails_the_body() -> None:
-    connection, transport = _connected()
-    head = connection.expect_response("POST")
+    connection, transport, head = _expecting()
     connection.data_received(CHUNKED + chunk(b"good"))
     assert (await head).chunked
     connection.data_received(b"what\r\n")
@@ -433,8 +428,7 @@ BROKEN_AT_ONCE = {
 
 @pytest.mark.parametrize("data", BROKEN_AT_ONCE.values(), ids=BROKEN_AT_ONCE)
 async def test_invalid_chunk_in_the_read_of_the_head_fails_the_request(data: bytes) -> None:
-    connection, transport = _connected()
-    head = connection.expect_response("POST")
+    connection, transport, head = _expecting()
     connection.data_received(data)
     assert transport.calls == ["abort"]
     connection.connection_lost(None)
@@ -450,8 +444,7 @@ TINY = chunk(b"x") * 100_000
 
 
 async def test_tiny_chunks_yield_to_the_event_loop() -> None:
-    connection, transport = _connected()
-    head = connection.expect_response("POST")
+    connection, transport, head = _expecting()
     connection.data_received(CHUNKED + TINY)
     connection.data_received(chunk(b"y") + chunked())  # already received when reading was paused
     assert (await head).status == 200
@@ -469,16 +462,14 @@ async def test_tiny_chunks_yield_to_the_event_loop() -> None:
 
 
 async def test_tiny_chunks_are_read_after_the_server_closes() -> None:
-    connection, _ = _connected()
-    connection.expect_response("POST")
+    connection, _, _ = _expecting()
     connection.data_received(CHUNKED + TINY + chunked())
     connection.connection_lost(None)
     assert await _read(connection) == b"x" * 100_000
 
 
 async def test_invalid_tiny_chunk_before_a_close_is_an_error() -> None:
-    connection, transport = _connected()
-    connection.expect_response("POST")
+    connection, transport, _ = _expecting()
     connection.data_received(CHUNKED + TINY + b"what?\r\n")
     connection.connection_lost(None)
     assert "sent an invalid HTTP response" in await _message(connection)
@@ -486,8 +477,7 @@ async def test_invalid_tiny_chunk_before_a_close_is_an_error() -> None:
 
 
 async def test_dropped_connection_discards_tiny_chunks() -> None:
-    connection, transport = _connected()
-    connection.expect_response("POST")
+    connection, transport, _ = _expecting()
     connection.data_received(CHUNKED + TINY)
     connection.drop()
     for _ in range(3):
@@ -501,8 +491,7 @@ async def test_dropped_connection_discards_tiny_chunks() -> None:
 
 async def test_close_within_a_small_body_fails_the_response() -> None:
     """Its head waits a moment for the body, so that nothing of it was passed on."""
-    connection, _ = _connected()
-    head = connection.expect_response("POST")
+    connection, _, head = _expecting()
     connection.data_received(http_response(b"abcd")[:-1])
     connection.connection_lost(None)
     text = f"{URL} closed the connection before the end of its response"
@@ -511,8 +500,7 @@ async def test_close_within_a_small_body_fails_the_response() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"a", b"abc"])
 async def test_small_body_is_waited_for_a_moment(body: bytes) -> None:
-    connection, _ = _connected()
-    head = connection.expect_response("POST")
+    connection, _, head = _expecting()
     connection.data_received(http_response(b"abcd")[: len(body) - 4])
     await asyncio.sleep(0)
     assert not head.done()
@@ -540,8 +528,7 @@ async def test_chunked_body_is_waited_for_if_that_is_wanted() -> None:
 
 
 async def test_error_after_the_head_reaches_the_reader_of_the_body() -> None:
-    connection, transport = _connected()
-    head = connection.expect_response("POST")
+    connection, transport, head = _expecting()
     connection.data_received(CHUNKED + chunk(b"ab"))
     fault = bad_request("the client's")
     connection.fail(fault)
@@ -556,8 +543,7 @@ async def test_error_after_the_head_reaches_the_reader_of_the_body() -> None:
 
 
 async def test_error_after_the_end_keeps_the_response_complete() -> None:
-    connection, transport = _connected()
-    head = connection.expect_response("POST")
+    connection, transport, head = _expecting()
     connection.data_received(http_response(b"abc"))
     connection.fail(bad_request("late"))
     await head
