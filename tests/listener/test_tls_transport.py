@@ -20,7 +20,7 @@ from gateway.listener import tls_transport
 from gateway.listener.connection import ClientConnection
 from gateway.listener.server import HttpListener
 from gateway.listener.tls_transport import ClientTlsTransport
-from gateway.observe.failure_log import LimitedLog
+from gateway.observe.failure_log import REFUSAL_LOG, LimitedLog
 from gateway.system import tls_transport as system_tls
 from tests.support.certificates import (
     authority,
@@ -63,7 +63,8 @@ def mutual(tls: dict[str, str], tmp_path: Path) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def _log_all(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.DEBUG)
-    # That of the process was perhaps used by another test.
+    # That of the process was perhaps used by another test: a gateway would write what it counted.
+    REFUSAL_LOG.flush()
     monkeypatch.setattr(tls_transport, "REFUSAL_LOG", LimitedLog("were refused"))
 
 
