@@ -48,6 +48,11 @@ async def _read(response: UpstreamResponse) -> bytes:
         response.close()
 
 
+async def _left(server: ScriptedServer, number: int = 0) -> None:
+    async with asyncio.timeout(5):
+        await (await server.connection(number)).left.wait()
+
+
 async def _pieces(*pieces: bytes | BaseException) -> AsyncIterator[bytes]:
     for piece in pieces:
         if isinstance(piece, BaseException):
@@ -115,8 +120,7 @@ async def test_connection_is_dropped_after_a_partly_sent_body(
     async with ScriptedServer(script) as server:
         response = await endpoint_at(server.url).send(_request(body()))
         assert await _read(response) == b"no"
-        async with asyncio.timeout(5):
-            await (await server.connection()).left.wait()
+        await _left(server)
 
 
 async def test_error_of_the_body_is_raised(endpoint_at: EndpointAt) -> None:
@@ -125,8 +129,7 @@ async def test_error_of_the_body_is_raised(endpoint_at: EndpointAt) -> None:
         with pytest.raises(GatewayError) as caught:
             await endpoint_at(server.url).send(_request(_pieces(b"begun", fault)))
         assert caught.value is fault
-        async with asyncio.timeout(5):
-            await (await server.connection()).left.wait()
+        await _left(server)
 
 
 async def test_error_of_the_body_during_the_response_fails_its_reader(
@@ -154,8 +157,7 @@ async def test_error_of_the_body_during_the_response_fails_its_reader(
             await response.read()
         assert caught.value is fault
         response.close()
-        async with asyncio.timeout(5):
-            await (await server.connection()).left.wait()
+        await _left(server)
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -205,9 +207,11 @@ def _start(
     return RequestTemplate(method, target, headers)
 
 
-async def _warm(endpoint: HttpEndpoint) -> None:
-    """Make an idle connection."""
+async def _warm(endpoint_at: EndpointAt, server: ScriptedServer) -> HttpEndpoint:
+    """Make an endpoint with an idle connection."""
+    endpoint = endpoint_at(server.url)
     await _read(await endpoint.send(_request()))
+    return endpoint
 
 
 def _sent(
@@ -216,11 +220,6 @@ def _sent(
     sent = try_send(endpoint, _start(HOST), (("Content-Length", str(len(body))),), body, receiver)
     assert sent is not None
     return sent
-
-
-async def _left(server: ScriptedServer, number: int = 0) -> None:
-    async with asyncio.timeout(5):
-        await (await server.connection(number)).left.wait()
 
 
 SENT_AT_ONCE = {
@@ -264,10 +263,9 @@ async def test_reserved_connection_sends_template_headers_and_body(
         got.append(await connection.reader.read())
 
     async with ScriptedServer(script) as server:
-        endpoint = endpoint_at(server.url)
         here = server.url.removeprefix("http://").encode()
         expected = data.replace(b"%(here)s", here)
-        await _warm(endpoint)
+        endpoint = await _warm(endpoint_at, server)
         for _ in range(2):
             receiver = RecordingReceiver()
             sent = try_send(endpoint, start, headers, body, receiver)
@@ -284,8 +282,7 @@ async def test_each_endpoint_gets_its_own_host_header(endpoint_at: EndpointAt) -
     start = _start(method="GET")
     async with ScriptedServer() as one, ScriptedServer() as two:
         for server in (one, two, one):
-            endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-            await _warm(endpoint)
+            endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
             sent = try_send(endpoint, start, (), b"", receiver)
             assert sent is not None
             await receiver.wait()
@@ -296,8 +293,7 @@ async def test_each_endpoint_gets_its_own_host_header(endpoint_at: EndpointAt) -
 async def test_receiver_gets_the_complete_response(endpoint_at: EndpointAt) -> None:
     data = http_response(b"abc", {"X-One": "1", "x-one": "2"}, "299 So So")
     async with ScriptedServer(always_respond(data)) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
+        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
         for _ in range(2):
             sent = _sent(endpoint, receiver)
             await receiver.wait()
@@ -323,8 +319,7 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
 
     read = asyncio.Event()
     async with ScriptedServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
+        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
         sent = _sent(endpoint, receiver)
         await receiver.wait()
         (response,) = receiver.responses
@@ -346,14 +341,13 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
 
 async def test_connection_is_idle_again_after_a_complete_response(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
+        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
         for number in range(3):
             sent = _sent(endpoint, receiver, b"%d" % number)
             await receiver.wait()
             sent.close()
             sent.close()
-        await _warm(endpoint)
+        await _read(await endpoint.send(_request()))
         assert len(server.connections) == 1
         assert [received.body for received in server.requests] == [b"", b"0", b"1", b"2", b""]
 
@@ -361,7 +355,7 @@ async def test_connection_is_idle_again_after_a_complete_response(endpoint_at: E
 async def test_connection_may_be_reused_in_on_complete(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
-        await _warm(endpoint)
+        await _read(await endpoint.send(_request()))
         sent = _sent(endpoint, first, b"first")
         after: list[ReservedConnection] = []
 
@@ -399,8 +393,7 @@ async def test_close_drops_the_connection_of_an_incomplete_response(
 
     asked = asyncio.Event()
     async with ScriptedServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
+        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
         sent = _sent(endpoint, receiver)
         await asked.wait()
         if b"\r\n\r\n" in data:
@@ -424,8 +417,7 @@ async def test_close_of_an_endpoint_leaves_responses_that_wait_for_their_bodies(
         await connection.wait_for_close()
 
     async with ScriptedServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
+        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
         sent = _sent(endpoint, receiver)
         await until(lambda: endpoint._deferrals.size == 1)
         await endpoint.close()
