@@ -42,6 +42,7 @@ from tests.support.inference_messages import (
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import (
     Connection,
+    Script,
     ScriptedServer,
     always_respond,
     never_respond,
@@ -74,6 +75,20 @@ async def _captured(
         finally:
             await client.close()
     await _until_nothing_is_served(gateway)
+
+
+@asynccontextmanager
+async def _capturing(
+    script: Script, **settings: Any
+) -> AsyncIterator[tuple[ScriptedServer, RawClient, socket.socket]]:
+    """Capture a call before a server of this script; see ``_captured``."""
+    async with (
+        no_leaks(),
+        ScriptedServer(script) as server,
+        running_gateway(server.url, **settings) as gateway,
+        _captured(gateway.gateway) as (client, sink),
+    ):
+        yield server, client, sink
 
 
 async def _until_nothing_is_served(gateway: Gateway) -> None:
@@ -162,11 +177,7 @@ async def test_chunked_bodies_are_captured_as_a_whole(gateway: RunningGateway) -
         assert received.body == b"".join(asked)
         await connection.send(_chunked("HTTP/1.1 200 OK", told))
 
-    async with (
-        ScriptedServer(respond) as server,
-        running_gateway(server.url) as chunking,
-        _captured(chunking.gateway) as (client, sink),
-    ):
+    async with _capturing(respond) as (_, client, sink):
         response = await client.ask(_chunked(f"POST {INFER} HTTP/1.1", asked))
         assert response.body == b"".join(told)
         (attempt,) = await _read(sink)
@@ -215,11 +226,10 @@ async def test_each_attempt_is_captured() -> None:
 
 
 async def test_call_that_takes_too_long_says_so() -> None:
-    async with (
-        no_leaks(),
-        ScriptedServer(never_respond) as server,
-        running_gateway(server.url, request_timeout=0.05, idle_timeout=0.05) as gateway,
-        _captured(gateway.gateway) as (client, sink),
+    async with _capturing(never_respond, request_timeout=0.05, idle_timeout=0.05) as (
+        _,
+        client,
+        sink,
     ):
         assert (await client.ask(CALL)).status == 504
         (attempt,) = await _read(sink)
@@ -232,11 +242,7 @@ async def test_server_that_sends_strange_headers_is_captured(gateway: RunningGat
     response = message("HTTP/1.1 200 OK", {"Content-Length": "0"})[:-2]
     for value in (b"\xb2", b"9" * 5000, b"9" * 20):
         line = b"Inference-Header-Content-Length: %b\r\nX-Odd: \xff\xfe\r\n\r\n" % value
-        async with (
-            ScriptedServer(always_respond(response + line)) as server,
-            running_gateway(server.url) as strange,
-            _captured(strange.gateway) as (client, sink),
-        ):
+        async with _capturing(always_respond(response + line)) as (_, client, sink):
             await client.ask(request("GET", "/v2/models/m/ready"))
             (attempt,) = await _read(sink)
         assert attempt["response"]["json_size"] is None
@@ -255,12 +261,7 @@ async def test_client_that_closes_too_early_leaves_nothing_behind(
 
 
 async def test_client_that_closes_while_the_server_works_ends_the_call() -> None:
-    async with (
-        no_leaks(),
-        ScriptedServer(never_respond) as server,
-        running_gateway(server.url) as gateway,
-        _captured(gateway.gateway) as (client, sink),
-    ):
+    async with _capturing(never_respond) as (server, client, sink):
         await client.send(CALL)
         working = await server.connection()
         await client.close()
@@ -276,12 +277,7 @@ async def test_client_that_closes_amid_the_response_ends_the_call() -> None:
         )
         await connection.wait_for_close()
 
-    async with (
-        no_leaks(),
-        ScriptedServer(begin) as server,
-        running_gateway(server.url) as gateway,
-        _captured(gateway.gateway) as (client, sink),
-    ):
+    async with _capturing(begin) as (_, client, sink):
         await client.send(request("GET", "/v2/models/m/config"))
         await client.head()
         await client.close()

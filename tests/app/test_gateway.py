@@ -93,36 +93,8 @@ async def test_address_in_use_is_refused() -> None:
         assert await _refused(_settings("127.0.0.1:0", address)) == expected
 
 
-async def test_same_address_twice_is_refused() -> None:
-    address = free_address()
-    assert "Address already in use" in await _refused(_settings(address, address))
-
-
 async def test_address_of_another_machine_is_refused() -> None:
     assert "cannot listen on 192.0.2.1:0" in await _refused(_settings("192.0.2.1:0"))
-
-
-async def test_unix_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    path.write_text("precious")
-    message = await _refused(_settings(f"unix:{path}"))
-    assert message == f"cannot listen on unix:{path}: {path} exists and is not a socket"
-    assert path.read_text() == "precious"
-
-
-async def test_unix_socket_left_behind_is_replaced(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path / 's'}"
-    for _ in range(2):
-        async with gateway_of(_settings(address)), connect(address) as client:
-            assert (await client.call("GET", "/")).status == 503
-
-
-async def test_unix_socket_in_use_is_refused(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path / 's'}"
-    async with gateway_of(_settings(address)):
-        assert "in use by another process" in await _refused(_settings(address))
-        async with connect(address) as client:
-            assert (await client.call("GET", "/")).status == 503
 
 
 async def test_route_applies_its_nonfinite_policy() -> None:

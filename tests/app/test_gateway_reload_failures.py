@@ -64,7 +64,15 @@ def _no_reader_of(number: int) -> Cause:
     return patch_loop
 
 
+def _no_routes(patch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    patch.setattr("gateway.app.gateway.build_routes", fail)
+
+
 _CAUSES: dict[str, Cause] = {
+    "routes": _no_routes,
     "access log": _no_thread("access log"),
     "traces": _no_thread("traces"),
     "admin site": _no_admin_server,

@@ -12,7 +12,7 @@ from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
-from tests.listener.test_fast_path import _echo, _Listening, _listening
+from tests.listener.fast_path_listener import FastPathListener, echo_target, listening, serving
 from tests.support.gateway import until
 from tests.support.http_messages import request
 from tests.support.inference_messages import binary_response, infer_json
@@ -22,12 +22,12 @@ POST = request("POST", "/v2/x", b"hello")
 HEAD = POST[: -len(b"hello")]
 
 
-def _is_deferred(here: _Listening) -> bool:
+def _is_deferred(here: FastPathListener) -> bool:
     return isinstance(here.connection._call, DeferredCall)
 
 
 async def test_body_in_other_writes_takes_the_fast_path(fast_path_requests: list[str]) -> None:
-    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+    async with serving(echo_target) as (here, client):
         for pieces in ([b"hello"], [b"he", b"llo"], [b"h", b"e", b"l", b"l", b"o"]):
             await client.send(HEAD)
             await until(lambda: _is_deferred(here))
@@ -42,11 +42,7 @@ async def test_converted_request_in_two_writes_takes_the_fast_path(
 ) -> None:
     data = infer_json()
     whole = binary_response(bytes(4))
-    async with (
-        ScriptedServer(always_respond(whole)) as server,
-        _listening(server) as here,
-        here.client() as client,
-    ):
+    async with serving(always_respond(whole)) as (here, client):
         fast_path_requests.clear()
         expected = (await client.ask(data)).body
         await client.send(data[:-20])
@@ -57,7 +53,7 @@ async def test_converted_request_in_two_writes_takes_the_fast_path(
 
 
 async def test_late_body_takes_the_streaming_path(fast_path_requests: list[str]) -> None:
-    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+    async with serving(echo_target) as (here, client):
         await client.send(HEAD, b"he")
         await until(lambda: isinstance(here.connection._call, asyncio.Task))
         await client.send(b"llo")
@@ -67,7 +63,7 @@ async def test_late_body_takes_the_streaming_path(fast_path_requests: list[str])
 
 
 async def test_next_request_behind_a_deferred_body_is_served(fast_path_requests: list[str]) -> None:
-    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+    async with serving(echo_target) as (here, client):
         await client.send(HEAD)
         await until(lambda: _is_deferred(here))
         await client.send(b"hello" + request("GET", "/v2/next"))
@@ -79,7 +75,10 @@ async def test_next_request_behind_a_deferred_body_is_served(fast_path_requests:
 @pytest.mark.parametrize("reset", [False, True])
 async def test_client_that_leaves_during_the_wait_is_observed(reset: bool) -> None:
     records: list[CallRecord] = []
-    async with ScriptedServer(_echo) as server, _listening(server, (records.append,)) as here:
+    async with (
+        ScriptedServer(echo_target) as server,
+        listening(server, (records.append,)) as here,
+    ):
         async with here.client() as client:
             await client.send(HEAD)
             await until(lambda: _is_deferred(here))
@@ -96,7 +95,7 @@ async def test_client_that_leaves_during_the_wait_is_observed(reset: bool) -> No
 
 
 async def test_drain_waits_for_a_deferred_call() -> None:
-    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+    async with serving(echo_target) as (here, client):
         await client.send(HEAD)
         await until(lambda: _is_deferred(here))
         drain = asyncio.create_task(here.listener.drain(5))
@@ -117,7 +116,7 @@ async def test_drain_waits_for_a_deferred_call() -> None:
     ids=["waits for 100", "too large for the gateway", "too large for the fast path"],
 )
 async def test_other_calls_do_not_wait(data: bytes) -> None:
-    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+    async with serving(echo_target) as (here, client):
         connection = here.connection
         before = connection._head
         await client.send(data)
@@ -127,7 +126,7 @@ async def test_other_calls_do_not_wait(data: bytes) -> None:
 
 async def test_head_that_was_read_before_a_reload_makes_no_plan_after_it() -> None:
     """Its parser did not know which headers decide now: others would be served by its plan."""
-    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+    async with serving(echo_target) as (here, client):
         data = request("POST", "/v2/x", b"hello", {"X-Key": "secret"})
         await client.send(data[:-5])
         await until(lambda: _is_deferred(here))

@@ -85,22 +85,7 @@ async def test_requests_over_one_connection() -> None:
         assert (await client.call("GET", "/")).body == b"GET / 0 None "
 
 
-async def test_streams_are_served_side_by_side() -> None:
-    go_on = asyncio.Event()
-
-    async def handle(client: ClientRequest, response: ClientResponse) -> None:
-        if client.target == "/slow":
-            await go_on.wait()
-        await echo(client, response)
-
-    async with running_listener(handle) as running, client_of(running) as client:
-        slow = await client.start("GET", "/slow")
-        assert (await client.call("GET", "/fast")).status == 200
-        go_on.set()
-        assert (await client.response(slow)).status == 200
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 23, 24, 25])
+@pytest.mark.parametrize("size", [1, 3, 24])
 async def test_preface_may_come_in_pieces(size: int) -> None:
     async with running_listener(echo) as running, open_http2(running.url) as client:
         client.writes = False  # nothing may come between the pieces
@@ -142,25 +127,6 @@ async def test_body_without_a_length() -> None:
         await until(lambda: running.listener.requests)
         await client.send_data(stream, b"streamed")
         assert (await client.response(stream)).body == b"POST / None None streamed"
-
-
-async def test_body_may_follow_headers_that_an_empty_request_had() -> None:
-    async with running_listener(echo) as running, client_of(running) as client:
-        empty = client.send_headers("POST", "/", end_stream=True)
-        assert (await client.response(empty)).body == b"POST / 0 None "
-        stream = client.send_headers("POST", "/")
-        await until(lambda: running.listener.requests)
-        await client.send_data(stream, b"streamed")
-        assert (await client.response(stream)).body == b"POST / None None streamed"
-
-
-async def test_cookies_are_joined_and_authority_is_the_host() -> None:
-    async def handle(client: ClientRequest, response: ClientResponse) -> None:
-        await respond(response, repr(sorted(client.headers.items())).encode())
-
-    async with running_listener(handle) as running, client_of(running) as client:
-        reply = await client.call("GET", "/", None, [("cookie", "a=1"), ("cookie", "b=2")])
-        assert reply.body == b"[('Cookie', 'a=1; b=2'), ('Host', 'localhost')]"
 
 
 async def test_trailers_and_headers_of_connections() -> None:
@@ -358,9 +324,9 @@ async def test_malformed_requests_get_400() -> None:
 
 async def test_header_list_that_is_too_large_gets_431() -> None:
     async with running_listener(echo) as running, client_of(running) as client:
-        for size in (70_000, 10):
-            reply = await client.call("GET", "/", None, [("x", "x" * size)])
-            assert reply.status == (431 if size == 70_000 else 200)
+        for count, status in ((18, 431), (10, 200)):  # 64 KiB are between them
+            reply = await client.call("GET", "/", None, [("x", "x" * 3900)] * count)
+            assert reply.status == status
 
 
 async def test_connection_error_is_logged_and_recorded(
@@ -396,10 +362,9 @@ async def test_malformed_request_is_logged(
     assert message.endswith("(PROTOCOL_ERROR)")
 
 
-@pytest.mark.parametrize("value", ["1 ", " 1", "\t1 \t"])
-async def test_value_is_without_the_white_space_around_it(value: str) -> None:
+async def test_value_is_without_the_white_space_around_it() -> None:
     async with running_listener(echo) as running, client_of(running) as client:
-        reply = await client.call("GET", "/", headers=[("x", value)])
+        reply = await client.call("GET", "/", headers=[("x", "\t1 \t")])
         assert (reply.status, reply.body) == (200, b"GET / 0 1 ")
 
 

@@ -14,7 +14,7 @@ import pytest
 from gateway.listener.connection_host import DeferredCall
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
-from tests.listener.test_fast_path import _Listening, _listening
+from tests.listener.fast_path_listener import FastPathListener, listening, serving
 from tests.support.doubles.streaming import LIMITS
 from tests.support.gateway import until
 from tests.support.http_messages import http_response
@@ -34,13 +34,13 @@ PIECE = 16 * 1024
 LARGE_HEADERS = replace(LIMITS, max_inference_header_bytes=1_000_000)
 
 
-def _endpoint(here: _Listening) -> HttpEndpoint:
+def _endpoint(here: FastPathListener) -> HttpEndpoint:
     (endpoint,) = here.destination.upstream.pool.endpoints
     assert isinstance(endpoint, HttpEndpoint)
     return endpoint
 
 
-def _wait_longer(here: _Listening) -> None:
+def _wait_longer(here: FastPathListener) -> None:
     """Wait long for large bodies, so that a busy machine does not change the path."""
     here.listener.deferrals._large._timeout = 5.0
 
@@ -68,39 +68,31 @@ async def _echo_tensor(connection: Connection) -> None:
             await connection.send(piece)
 
 
-@pytest.mark.parametrize("size", [PIECE, 2**16, 2**16 + 4, 300_000, MAX_WINDOW - 1024])
+@pytest.mark.parametrize("size", [PIECE, 2**16 + 4, MAX_WINDOW - 1024])
 async def test_binary_call_in_pieces_takes_the_fast_path(
     size: int, fast_path_requests: list[str]
 ) -> None:
     tensor = _tensor(size)
     data = _binary(tensor)
-    async with (
-        ScriptedServer(_echo_tensor) as server,
-        _listening(server) as here,
-        here.client() as client,
-    ):
+    async with serving(_echo_tensor) as (here, client):
         _wait_longer(here)
         for _ in range(2):
             client.send_nowait(data)
             reply = await client.read_response()
             assert reply.body.endswith(tensor)
             assert reply.head.get("Content-Length") == str(len(reply.body))
-            assert server.requests[-1].body == data.partition(b"\r\n\r\n")[2]
+            assert here.server.requests[-1].body == data.partition(b"\r\n\r\n")[2]
         assert len(fast_path_requests) == 2
         await here.until_idle()
         assert here.listener.buffers.total == 0
-        assert len(server.connections) == 1
+        assert len(here.server.connections) == 1
 
 
 async def test_binary_request_above_a_window_takes_the_streaming_path(
     fast_path_requests: list[str],
 ) -> None:
     tensor = _tensor(MAX_WINDOW)
-    async with (
-        ScriptedServer(_echo_tensor) as server,
-        _listening(server) as here,
-        here.client() as client,
-    ):
+    async with serving(_echo_tensor) as (_, client):
         client.send_nowait(_binary(tensor))
         assert (await client.read_response()).body.endswith(tensor)
         assert fast_path_requests == []
@@ -121,11 +113,7 @@ async def test_slow_large_request_is_passed_on_as_it_arrives(fast_path_requests:
         await connection.reader.readexactly(len(data.partition(b"\r\n\r\n")[2]) - PIECE)
         await connection.send(binary_response(tensor))
 
-    async with (
-        ScriptedServer(script) as server,
-        _listening(server) as here,
-        here.client() as client,
-    ):
+    async with serving(script) as (_, client):
         await client.send(data[:100_000])
         await arrived.wait()  # before the client has sent the rest
         await client.send(data[100_000:])
@@ -148,11 +136,7 @@ async def test_slow_large_response_starts_before_its_end() -> None:
         await connection.request()
         await connection.send(http_response(b"next"))
 
-    async with (
-        ScriptedServer(script) as server,
-        _listening(server) as here,
-        here.client() as client,
-    ):
+    async with serving(script) as (_, client):
         client.send_nowait(_binary(tensor))
         head = await client.reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
@@ -168,11 +152,7 @@ async def test_request_that_does_not_fit_its_window_is_not_waited_for(
 ) -> None:
     """Reading is paused at the window, so that the rest would come only after the timeout."""
     tensor = _tensor(300_000)
-    async with (
-        ScriptedServer(_echo_tensor) as server,
-        _listening(server) as here,
-        here.client() as client,
-    ):
+    async with serving(_echo_tensor) as (here, client):
         _wait_longer(here)
         here.listener.buffers.set_limit(8 * 100_000)
         data = _binary(tensor)
@@ -188,7 +168,7 @@ async def test_request_that_does_not_fit_its_window_is_not_waited_for(
 
 async def test_unread_large_response_counts_as_buffered() -> None:
     tensor = _tensor(600_000)
-    async with ScriptedServer(_echo_tensor) as server, _listening(server) as here:
+    async with ScriptedServer(_echo_tensor) as server, listening(server) as here:
         async with here.client() as client:
             sock = here.connection.transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -201,12 +181,12 @@ async def test_unread_large_response_counts_as_buffered() -> None:
 
 
 @pytest.mark.parametrize("waits_long", [False, True])
-@pytest.mark.parametrize("sent", [1000, 100_000, 390_000])
+@pytest.mark.parametrize("sent", [1000, 390_000])
 async def test_client_that_leaves_in_the_middle_of_a_large_body_frees_all(
     sent: int, waits_long: bool
 ) -> None:
     data = _binary(_tensor(400_000))
-    async with ScriptedServer(_echo_tensor) as server, _listening(server) as here:
+    async with ScriptedServer(_echo_tensor) as server, listening(server) as here:
         async with here.client() as client:
             if waits_long:
                 _wait_longer(here)
@@ -229,11 +209,7 @@ async def test_connection_is_not_reused_before_the_server_has_read_the_request()
         await done.wait()
 
     done = asyncio.Event()
-    async with (
-        ScriptedServer(refuse_unread) as server,
-        _listening(server) as here,
-        here.client() as client,
-    ):
+    async with serving(refuse_unread) as (here, client):
         ((_, connection),) = _endpoint(here).idle._waiting
         sock = connection.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -244,15 +220,11 @@ async def test_connection_is_not_reused_before_the_server_has_read_the_request()
         done.set()
 
 
-@pytest.mark.parametrize("count", [8_000, 11_000, 13_000, 17_000])
+@pytest.mark.parametrize("count", [8_000, 17_000])
 async def test_json_call_takes_the_fast_path(count: int, fast_path_requests: list[str]) -> None:
     """Neither 128 KiB of text nor 64 KiB of tensors are a step."""
     numbers = [round(number / 7, 4) for number in range(count)]
-    async with (
-        ScriptedServer(_echo_tensor) as server,
-        _listening(server, limits=LARGE_HEADERS) as here,
-        here.client() as client,
-    ):
+    async with serving(_echo_tensor, limits=LARGE_HEADERS) as (here, client):
         _wait_longer(here)
         fast_path_requests.clear()
         client.send_nowait(infer_json(json_request(*numbers)))
@@ -274,11 +246,7 @@ async def test_large_response_of_strings_is_converted_in_time_slices() -> None:
         await connection.request()
         await connection.send(sent)
 
-    async with (
-        ScriptedServer(script) as server,
-        _listening(server) as here,
-        here.client() as client,
-    ):
+    async with serving(script) as (_, client):
         reply = await client.ask(infer_json())
         assert reply.head.get("Transfer-Encoding") == "chunked"
         assert orjson.loads(reply.body)["outputs"][0]["data"] == ["a"] * 20_000

@@ -89,20 +89,6 @@ async def test_aborted_response_closes_a_unix_connection(tmp_path: Path) -> None
         await listener.drain(0, 0)
 
 
-async def test_several_sockets_are_served() -> None:
-    listener = HttpListener(echo, ())
-    async with no_leaks():
-        urls = []
-        for _ in range(2):
-            (sock,) = open_tcp_sockets(HOST, 0)
-            urls.append("http://{}:{}".format(*sock.getsockname()))
-            listener.sockets.listen(sock)
-        for url in urls:
-            async with connect(url) as client:
-                assert (await client.call("GET", "/")).status == 200
-        await listener.drain(0, 0)
-
-
 class _SlowHandler:
     """A handler that waits before it responds."""
 
@@ -112,15 +98,6 @@ class _SlowHandler:
     async def __call__(self, _: ClientRequest, response: ClientResponse) -> None:
         await self.go_on.wait()
         await respond(response, b"done")
-
-
-async def test_drain_without_connections_returns_at_once() -> None:
-    async with running_listener(echo) as running:
-        async with connect(running.url) as client:
-            assert (await client.call("GET", "/")).status == 200
-        await until(lambda: not running.listener._connections)
-        async with asyncio.timeout(5):
-            assert await running.listener.drain(60, 60) == 0
 
 
 async def test_drain_closes_idle_connections_after_the_grace() -> None:
@@ -139,7 +116,7 @@ async def test_drain_closes_idle_connections_after_the_grace() -> None:
                 pass
 
 
-@pytest.mark.parametrize(("drain_timeout", "grace"), [(60, 0), (0.05, 60), (0, 60)])
+@pytest.mark.parametrize(("drain_timeout", "grace"), [(60, 0), (0.05, 60)])
 async def test_grace_ends_with_the_drain_timeout(drain_timeout: float, grace: float) -> None:
     async with running_listener(echo) as running, connect(running.url) as client:
         async with asyncio.timeout(5):
@@ -352,21 +329,6 @@ async def test_drain_drops_calls_that_take_too_long() -> None:
         for client in (one, two):
             with pytest.raises(ConnectionResetError):
                 await client.rest()
-
-
-async def test_drain_drops_a_response_that_takes_too_long() -> None:
-    async def handle(_: ClientRequest, response: ClientResponse) -> None:
-        await response.start(200, "", CIMultiDict())
-        await response.write(b"begun")
-        await asyncio.sleep(60)
-
-    async with running_listener(handle) as running, connect(running.url) as client:
-        await client.send(request("GET", "/"))
-        await client.head()
-        async with asyncio.timeout(5):
-            assert await running.listener.drain(0.02, 0.02) == 1
-        with pytest.raises(ConnectionResetError):
-            await client.rest()
 
 
 async def test_response_after_one_that_began_before_drain_closes_the_connection() -> None:

@@ -20,7 +20,7 @@ from gateway.listener import tls_transport
 from gateway.listener.connection import ClientConnection
 from gateway.listener.server import HttpListener
 from gateway.listener.tls_transport import ClientTlsTransport
-from gateway.observe.failure_log import LimitedLog
+from gateway.observe.failure_log import REFUSAL_LOG, LimitedLog
 from gateway.system import tls_transport as system_tls
 from tests.support.certificates import (
     authority,
@@ -39,13 +39,12 @@ from tests.support.gateway import (
     until,
 )
 from tests.support.http_messages import http_response, request
-from tests.support.inference_messages import binary_response, infer_json
 from tests.support.openssl_client import OpensslClient
 from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
-LARGE = bytes(range(256)) * (256 * 1024)
-"""64 MiB."""
+LARGE = bytes(range(256)) * (128 * 1024)
+"""32 MiB."""
 
 
 @pytest.fixture
@@ -64,7 +63,8 @@ def mutual(tls: dict[str, str], tmp_path: Path) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def _log_all(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.DEBUG)
-    # That of the process was perhaps used by another test.
+    # That of the process was perhaps used by another test: a gateway would write what it counted.
+    REFUSAL_LOG.flush()
     monkeypatch.setattr(tls_transport, "REFUSAL_LOG", LimitedLog("were refused"))
 
 
@@ -100,18 +100,6 @@ async def _echo(connection: Connection) -> None:
     while True:
         received = await connection.request()
         await connection.send(http_response(received.body))
-
-
-async def test_infer_call_over_tls(tls: dict[str, str]) -> None:
-    async with (
-        ScriptedServer(always_respond(binary_response(bytes(8)))) as server,
-        _serving(server, tls) as gateway,
-        gateway.client() as client,
-    ):
-        for _ in range(3):
-            reply = await client.ask(infer_json())
-            assert reply.status == 200
-            assert reply.json["outputs"][0]["data"] == [0, 0]
 
 
 async def test_tls_version_and_options(tls: dict[str, str]) -> None:
@@ -186,32 +174,10 @@ async def test_ssl_buffers_stay_small(tls: dict[str, str], monkeypatch: pytest.M
     assert 0 < _RecordingTransport.most < 64 * 1024 + 20 * 1024
 
 
-async def test_pipelined_requests_over_tls(tls: dict[str, str]) -> None:
-    async with (
-        ScriptedServer(_echo) as server,
-        _serving(server, tls) as gateway,
-        gateway.client() as client,
-    ):
-        bodies = [b"%d" % number * 5000 for number in range(10)]
-        await client.send(b"".join(request("POST", "/v2/x", body) for body in bodies))
-        assert [(await client.read_response()).body for _ in bodies] == bodies
-
-
-async def test_client_may_send_byte_by_byte(tls: dict[str, str]) -> None:
-    async with (
-        ScriptedServer(_echo) as server,
-        _serving(server, tls) as gateway,
-        gateway.client() as client,
-    ):
-        for byte in request("POST", "/v2/x", b"hello"):
-            await client.send(bytes([byte]))
-        assert (await client.read_response()).body == b"hello"
-
-
 async def test_drain_waits_for_a_slow_reader(
     tls: dict[str, str],
 ) -> None:
-    body = LARGE[: 32 * 2**20]
+    body = LARGE
     read_on = threading.Event()
 
     def ask(address: tuple[str, int]) -> bytes:
@@ -481,21 +447,6 @@ async def test_certificate_change_keeps_open_connections(
             assert shown(after) != old
             for client in (before, after):
                 assert (await client.call("GET", "/v2/x")).status == 200
-
-
-async def test_http_client_of_the_standard_library(tls: dict[str, str]) -> None:
-    def ask(host: str, port: int) -> list[bytes]:
-        client = http.client.HTTPSConnection(host, port, timeout=10, context=client_context())
-        bodies = []
-        for size in (0, 10, 300_000):
-            client.request("POST", "/v2/x", body=LARGE[:size])
-            bodies.append(client.getresponse().read())
-        client.close()
-        return bodies
-
-    async with ScriptedServer(_echo) as server, _serving(server, tls) as gateway:
-        bodies = await asyncio.to_thread(ask, *_address(gateway.url))
-    assert bodies == [LARGE[:size] for size in (0, 10, 300_000)]
 
 
 async def test_client_that_fills_each_read_does_not_starve_others(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from gateway.errors import GatewayError
 from gateway.protocol.operations import ModelName
@@ -11,9 +12,14 @@ from gateway.upstream.transport import UpstreamEndpoint
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 
 
-def make_pool(count: int) -> Pool:
-    """Make a pool of endpoints at http://0, http://1 and so on."""
-    return Pool([ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(count)])
+def scripted_endpoints(count: int) -> list[UpstreamEndpoint]:
+    """Make endpoints at http://0, http://1 and so on."""
+    return [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(count)]
+
+
+def make_pool(count: int, *arguments: Any, **options: Any) -> Pool:
+    """Make a pool of ``scripted_endpoints``; further arguments are those of Pool."""
+    return Pool(scripted_endpoints(count), *arguments, **options)
 
 
 class ManualClock:

@@ -1,5 +1,4 @@
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -22,16 +21,9 @@ from tests.support.doubles.streaming import (
     ScriptedUpstreamResponse,
 )
 from tests.support.inference_messages import metadata
+from tests.upstream.pools import ManualClock
 
 TTL = 60.0
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class _Server(UpstreamEndpoint):
@@ -68,12 +60,12 @@ class _Server(UpstreamEndpoint):
 
 
 @pytest.fixture
-def clock() -> _Clock:
-    return _Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-async def cache(clock: _Clock) -> AsyncIterator[MetadataCache]:
+async def cache(clock: ManualClock) -> AsyncIterator[MetadataCache]:
     cache = MetadataCache(TTL, 3, 30, clock)
     yield cache
     await cache.close()
@@ -104,9 +96,8 @@ async def test_model_is_fetched_once(cache: MetadataCache, server: _Server) -> N
             b'{"inputs":[],"outputs":[{"name":"y","datatype":"BYTES","shape":["-1",2]}]}',
             (TensorSpec("y", DATATYPES["BYTES"], (-1, 2)),),
         ),
-        (b'{"inputs":[]}', ()),
-        (b'{"inputs":[],"outputs":null}', ()),
-        (b'{"inputs":[],"outputs":{"y":1}}', ()),
+        (b'{"inputs":null}', ()),
+        (b'{"outputs":{"y":1}}', ()),
         (b'{"inputs":[],"outputs":[{"name":"y","datatype":"FP32"}]}', ()),
         (
             b'{"inputs":[],"outputs":[{"name":"x","datatype":"FP32","shape":[1]},'
@@ -133,7 +124,10 @@ async def test_outputs_are_read_if_they_are_valid(
         (200, b'{"max_batch_size":0}', 0),
         (200, b'{"max_batch_size":-1}', 0),
         (200, b"{}", 0),
-        (404, b"", None),
+        (200, b"[]", 0),
+        (200, b"no", 0),
+        (200, b'{"max_batch_size":null}', 0),
+        (400, b"", None),
         (501, b'{"max_batch_size":4}', None),
     ],
 )
@@ -167,7 +161,7 @@ async def test_versions_and_models_have_entries_of_their_own(
 
 
 async def test_entry_expires_after_its_ttl(
-    cache: MetadataCache, server: _Server, clock: _Clock
+    cache: MetadataCache, server: _Server, clock: ManualClock
 ) -> None:
     await cache.get("m", None, server)
     clock.now += TTL - 0.001
@@ -183,7 +177,7 @@ async def test_entry_expires_after_its_ttl(
 
 
 async def test_ttl_starts_at_the_end_of_the_fetch(
-    cache: MetadataCache, server: _Server, clock: _Clock
+    cache: MetadataCache, server: _Server, clock: ManualClock
 ) -> None:
     server.ready.clear()
     get = asyncio.create_task(cache.get("m", None, server))
@@ -210,14 +204,6 @@ async def test_least_recently_used_entry_is_evicted_first(
     assert server.fetches("/v2/models/b") == 2
 
 
-async def test_cache_never_exceeds_its_size(cache: MetadataCache, server: _Server) -> None:
-    for number in range(100):
-        await cache.get(str(number), None, server)
-    assert len(cache._entries) == 3
-    assert not cache._fetches
-    assert not cache._tasks
-
-
 async def test_invalidated_model_is_fetched_again(cache: MetadataCache, server: _Server) -> None:
     for model, version in (("m", None), ("m", "1"), ("n", None)):
         await cache.get(model, version, server)
@@ -227,14 +213,6 @@ async def test_invalidated_model_is_fetched_again(cache: MetadataCache, server: 
     assert server.fetches("/v2/models/m") == 2
     assert server.fetches("/v2/models/m/versions/1") == 2
     assert server.fetches("/v2/models/n") == 1
-
-
-async def test_invalidating_an_unknown_model_does_nothing(
-    cache: MetadataCache, server: _Server
-) -> None:
-    cache.invalidate("m")
-    await cache.get("m", None, server)
-    assert server.fetches() == 1
 
 
 async def test_invalidation_discards_a_fetch_in_flight(
@@ -255,7 +233,7 @@ async def test_invalidation_discards_a_fetch_in_flight(
 
 
 async def test_recheck_fetches_once_in_an_interval(
-    cache: MetadataCache, server: _Server, clock: _Clock
+    cache: MetadataCache, server: _Server, clock: ManualClock
 ) -> None:
     await cache.get("m", None, server)
     await cache.get("n", None, server)
@@ -280,7 +258,7 @@ async def test_recheck_fetches_once_in_an_interval(
 
 
 async def test_recheck_keeps_a_fetch_in_flight(
-    cache: MetadataCache, server: _Server, clock: _Clock
+    cache: MetadataCache, server: _Server, clock: ManualClock
 ) -> None:
     server.ready.clear()
     gets = []
@@ -292,20 +270,6 @@ async def test_recheck_keeps_a_fetch_in_flight(
     server.ready.set()
     await asyncio.gather(*gets)
     await cache.get("m", None, server)
-    assert server.fetches() == 1
-
-
-async def test_client_that_leaves_does_not_cancel_a_shared_fetch(
-    cache: MetadataCache, server: _Server
-) -> None:
-    server.ready.clear()
-    gets = [asyncio.create_task(cache.get("m", None, server)) for _ in range(3)]
-    await _let_them_run()
-    gets[0].cancel()
-    await _let_them_run()
-    assert gets[0].cancelled()
-    server.ready.set()
-    assert await gets[1] is await gets[2]
     assert server.fetches() == 1
 
 
@@ -360,7 +324,7 @@ async def test_failure_without_waiting_calls_is_not_reported(
     assert not caplog.records
 
 
-async def test_fetch_fails_after_its_timeout(clock: _Clock, server: _Server) -> None:
+async def test_fetch_fails_after_its_timeout(clock: ManualClock, server: _Server) -> None:
     cache = MetadataCache(TTL, 3, 1.0, clock)
     server.ready.clear()
     with pytest.raises(GatewayError, match=f"{URL} returned no metadata of model 'm' in 1 s") as e:
@@ -390,13 +354,7 @@ def _fetch(*turns: ScriptedUpstreamResponse) -> Awaitable[ModelMetadata]:
     [
         (ScriptedUpstreamResponse(200, {}, [b'{"max_batch_size":8}']), True),
         (ScriptedUpstreamResponse(200, {}, [b'{"max_batch_size":0}']), False),
-        (ScriptedUpstreamResponse(200, {}, [b"{}"]), False),
-        (ScriptedUpstreamResponse(200, {}, [b"[]"]), False),
-        (ScriptedUpstreamResponse(200, {}, [b"no"]), False),
-        (ScriptedUpstreamResponse(200, {}, [b'{"max_batch_size":null}']), False),
-        (ScriptedUpstreamResponse(400), None),
         (ScriptedUpstreamResponse(404), None),
-        (ScriptedUpstreamResponse(501), None),
     ],
 )
 async def test_config_tells_whether_a_model_batches(
@@ -406,7 +364,7 @@ async def test_config_tells_whether_a_model_batches(
     assert found.batching is batching
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504])
+@pytest.mark.parametrize("status", [500, 502])
 async def test_temporary_error_of_the_config_fails_the_fetch(status: int) -> None:
     """Without the config, the gateway would guess the batch dimension, and guess wrong."""
     refusal = ScriptedUpstreamResponse(status, {"Content-Type": "text/x"}, [b"later"])
@@ -416,7 +374,7 @@ async def test_temporary_error_of_the_config_fails_the_fetch(status: int) -> Non
     assert (error.status, error.content_type, error.body) == (status, "text/x", b"later")
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 500, 503])
+@pytest.mark.parametrize("status", [404, 500])
 async def test_error_response_of_the_server_is_passed_on(status: int) -> None:
     with pytest.raises(UpstreamResponseError) as caught:
         await _fetch(ScriptedUpstreamResponse(status, {}, [b'{"error":', b'"no"}']))
@@ -430,47 +388,23 @@ async def test_error_response_of_the_server_is_passed_on(status: int) -> None:
     [
         b"",
         b"[]",
-        b"7",
         b'{"inputs":7}',
-        b'{"inputs":[null]}',
         b'{"inputs":[{}]}',
-        metadata(1, datatype="FP31"),
         b'{"inputs":[{"name":"A","datatype":["FP32"],"shape":[1]}]}',
-        b'{"inputs":[{"name":"A","datatype":"FP32","shape":null}]}',
+        b'{"inputs":[{"name":"IN","datatype":"FP31","shape":[1]}]}',
         b'{"inputs":[{"name":"A","datatype":"FP32","shape":["x"]}]}',
     ],
 )
-async def test_error_of_invalid_metadata_names_the_server(document: bytes) -> None:
-    with pytest.raises(GatewayError, match=URL) as caught:
-        await _fetch(ScriptedUpstreamResponse(200, {}, [document]), ScriptedUpstreamResponse(404))
-    assert caught.value.kind is ErrorKind.BAD_RESPONSE
-
-
-@pytest.mark.parametrize("document", [b"{}", b'{"inputs":null}', b'{"inputs":[]}'])
-async def test_metadata_may_lack_inputs(document: bytes) -> None:
-    found = await _fetch(
-        ScriptedUpstreamResponse(200, {}, [document]), ScriptedUpstreamResponse(404)
-    )
-    assert found.inputs == ()
-
-
-async def test_error_quotes_invalid_inputs() -> None:
-    document = metadata(1, datatype="FP31")
+async def test_error_of_invalid_metadata_names_the_server_and_the_inputs(document: bytes) -> None:
     with pytest.raises(GatewayError) as caught:
         await _fetch(ScriptedUpstreamResponse(200, {}, [document]), ScriptedUpstreamResponse(404))
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
+    inputs = document[len(b'{"inputs":') : -1].decode()
     assert caught.value.message == (
-        f"{URL} returned invalid inputs in the metadata of model 'm': "
-        '[{"name":"IN","datatype":"FP31","shape":[1]}]'
+        f"{URL} returned invalid inputs in the metadata of model 'm': {inputs}"
+        if inputs.startswith("[")
+        else f"{URL} returned no metadata of model 'm'"
     )
-
-
-async def test_shapes_may_be_strings() -> None:
-    # Triton's own metadata has numbers; protobuf's JSON writes int64 as a string.
-    document = json.dumps({"inputs": [{"name": "A", "datatype": "INT8", "shape": ["-1", "3"]}]})
-    found = await _fetch(
-        ScriptedUpstreamResponse(200, {}, [document.encode()]), ScriptedUpstreamResponse(404)
-    )
-    assert found.inputs[0].shape == (-1, 3)
 
 
 async def test_too_large_metadata_is_a_failure() -> None:

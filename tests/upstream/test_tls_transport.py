@@ -22,7 +22,7 @@ from tests.support.certificates import server_context
 from tests.support.http_messages import http_response
 from tests.upstream.endpoints import EndpointAt
 
-ROUNDS = 50
+ROUNDS = 20
 PIECE = bytes(256 * 1024)
 PIECES = 64
 REFUSAL = http_response(b"no", {"Connection": "close"}, "413 Too Large")

@@ -83,6 +83,19 @@ class _Reloads:
         send(self.ends[number], FromWorker.RELOAD_DONE, error)
         return settings
 
+    def begin(self) -> None:
+        """Have the supervisor read settings, and send them."""
+        self.broadcaster.request()
+        self.turn()
+
+    def finish(self, *numbers: int) -> None:
+        """Have workers prepare new settings, and use them."""
+        for number in numbers:
+            self.prepare(number)
+        self.turn()
+        self.commit(*numbers)
+        self.turn()
+
     def commit(self, *numbers: int) -> None:
         """Have workers receive that they are to use them, and reply."""
         for number in numbers:
@@ -134,8 +147,7 @@ def test_update_is_used_by_all_workers_once_each_of_them_is_ready(make: _Make) -
     reloads = make(b"x" * 500_000)
     reloads.turn()
     assert reloads.source.polls == []  # it is not time yet
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     assert reloads.source.polls == [True]
     assert reloads.prepare(0) == b"x" * 500_000
     reloads.turn()
@@ -157,8 +169,7 @@ def test_worker_that_fails_to_commit_is_replaced(
     make: _Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     reloads = make(b"x")
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     for number in (0, 1):
         reloads.prepare(number)
     reloads.turn()
@@ -173,8 +184,7 @@ def test_worker_that_fails_to_commit_is_replaced(
 
 def test_update_that_one_worker_refuses_is_used_by_none(make: _Make) -> None:
     reloads = make(b"x", b"y", count=3)
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     reloads.prepare(0, "no luck" + "k" * 10_000)
     reloads.turn()
     assert reloads.source.aborted == []  # others may refuse it too, which is one report
@@ -187,8 +197,7 @@ def test_update_that_one_worker_refuses_is_used_by_none(make: _Make) -> None:
     assert errors["worker 1"].startswith("no luckkk")
     assert len(errors["worker 1"]) == 4000
     assert [reloads.receive(number) for number in (0, 1)] == [(ToWorker.ABORT, b"refused")] * 2
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     for number in (0, 1):
         send(reloads.ends[number], FromWorker.RELOAD_DONE)  # to ABORT
         assert reloads.prepare(number) == b"y"
@@ -201,8 +210,7 @@ def test_update_that_one_worker_refuses_is_used_by_none(make: _Make) -> None:
 
 def test_workers_learn_why_settings_could_not_even_be_read(make: _Make) -> None:
     reloads = make(RefusedUpdate(b"why"))
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     assert [reloads.receive(number) for number in (0, 1)] == [(ToWorker.ABORT, b"why")] * 2
     reloads.turn()
     assert reloads.broadcaster.next_step > time.monotonic()
@@ -211,8 +219,7 @@ def test_workers_learn_why_settings_could_not_even_be_read(make: _Make) -> None:
 
 def test_worker_that_starts_meanwhile_prepares_the_update_too(make: _Make) -> None:
     reloads = make(b"x", count=1)
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     reloads.start_worker()
     reloads.prepare(0)
     reloads.turn()
@@ -227,8 +234,7 @@ def test_worker_that_starts_meanwhile_prepares_the_update_too(make: _Make) -> No
 
 def test_worker_that_dies_when_it_is_ready_keeps_nobody_waiting(make: _Make) -> None:
     reloads = make(b"x")
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     reloads.prepare(0)
     reloads.turn()
     reloads.ends[0].close()
@@ -256,15 +262,12 @@ def test_source_is_polled_every_few_seconds(make: _Make, monkeypatch: pytest.Mon
 
 def test_requests_during_an_update_lead_to_one_more(make: _Make) -> None:
     reloads = make(b"one", b"two", b"three", count=1)
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     for _ in range(3):
-        reloads.broadcaster.request()
-        reloads.turn()
+        reloads.begin()
     assert reloads.source.polls == [True]
     assert reloads.prepare(0) == b"one"
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     reloads.commit(0)
     reloads.turn()
     assert reloads.broadcaster.next_step == 0.0
@@ -281,8 +284,7 @@ def test_reload_does_not_wait_for_workers_that_drain_or_are_gone(make: _Make) ->
     reloads = make(b"x", count=3)
     reloads.ends[0].close()
     reloads.workers[1].drain()
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     assert reloads.applied == []
     reloads.ends[2].close()  # with the settings unread
     reloads.turn()
@@ -292,8 +294,7 @@ def test_reload_does_not_wait_for_workers_that_drain_or_are_gone(make: _Make) ->
 
 def test_reload_does_not_wait_for_a_worker_that_begins_to_drain(make: _Make) -> None:
     reloads = make(b"x", count=1)
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     reloads.workers[0].drain()
     reloads.turn()
     assert reloads.applied == [b"x"]
@@ -303,16 +304,12 @@ def test_reload_does_not_wait_for_a_worker_that_begins_to_drain(make: _Make) -> 
 def test_worker_with_a_full_channel_gets_settings_later(make: _Make) -> None:
     reloads = make(b"x", count=1)
     sent = reloads.fill_channel(0)
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     assert reloads.broadcaster.next_step < time.monotonic() + 0.1
     for _ in range(sent):
         reloads.ends[0].recv(4096)
     reloads.turn()
-    reloads.prepare(0)
-    reloads.turn()
-    reloads.commit(0)
-    reloads.turn()
+    reloads.finish(0)
     assert reloads.applied == [b"x"]
 
 
@@ -321,8 +318,7 @@ def test_worker_with_a_full_channel_gets_the_commit_in_any_case(
 ) -> None:
     monkeypatch.setattr(reload_broadcast, "COMMIT_TIMEOUT", 0.0)
     reloads = make(b"x", count=1)
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     reloads.prepare(0)
     sent = reloads.fill_channel(0)
     for _ in range(3):
@@ -356,8 +352,7 @@ def test_reload_without_a_reply_in_time_is_aborted(
 ) -> None:
     monkeypatch.setattr(reload_broadcast, "PREPARE_TIMEOUT", 0.0)
     reloads = make(b"x")
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     reason = "no reply within 0 s"
     assert reloads.source.aborted == [{"worker 1": reason, "worker 2": reason}]
     assert reloads.applied == []
@@ -372,8 +367,7 @@ def test_update_is_applied_without_late_replies_to_the_commit(
 ) -> None:
     monkeypatch.setattr(reload_broadcast, "COMMIT_TIMEOUT", 0.0)
     reloads = make(b"x")
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     reloads.prepare(0)
     reloads.prepare(1)
     reloads.turn()
@@ -389,8 +383,7 @@ def test_late_reply_is_not_taken_for_that_to_the_next_update(
     with monkeypatch.context() as patch:
         patch.setattr(reload_broadcast, "PREPARE_TIMEOUT", 0.0)
         reloads.turn()
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     assert reloads.prepare(0) == b"one"
     reloads.turn()
     assert reloads.receive(0) == (ToWorker.ABORT, b"refused")
@@ -416,17 +409,13 @@ def test_reload_is_tried_again_if_no_memory_can_be_opened(
         reloads.turn()
     assert reloads.applied == []
     reloads.turn()
-    reloads.prepare(0)
-    reloads.turn()
-    reloads.commit(0)
-    reloads.turn()
+    reloads.finish(0)
     assert reloads.applied == [b"x"]
 
 
 def test_reply_to_an_update_that_was_cancelled_is_ignored(make: _Make) -> None:
     reloads = make(b"x", count=1)
-    reloads.broadcaster.request()
-    reloads.turn()
+    reloads.begin()
     reloads.prepare(0)
     reloads.broadcaster.cancel()
     reloads.turn()

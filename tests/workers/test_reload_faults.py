@@ -98,8 +98,10 @@ class _Gateway:
     def reload(self) -> None:
         self.process.signal(signal.SIGHUP)
 
-    async def until_prepared(self) -> None:
-        """Wait until a worker has prepared the new settings while the other one is paused."""
+    async def reload_while_paused(self, pid: int) -> None:
+        """Pause a worker and reload; return once the other one has prepared the new settings."""
+        self.pause(pid)
+        self.reload()
         await until(self.settings.log.exists)
         # It replies in the same time slice of its event loop, and serves calls in later ones.
         async with AsyncExitStack() as stack:
@@ -231,9 +233,7 @@ async def test_worker_that_replaces_one_killed_during_a_reload_uses_the_new_sett
 ) -> None:
     async with _running(tmp_path) as gateway:
         ready, sleeper = gateway.workers
-        gateway.pause(sleeper)
-        gateway.reload()
-        await gateway.until_prepared()
+        await gateway.reload_while_paused(sleeper)
         victim = ready if is_ready else sleeper
         os.kill(victim, signal.SIGKILL)
         await gateway.process.wait_for_output(f"worker {victim} was killed by SIGKILL")
@@ -253,9 +253,7 @@ async def test_worker_that_replaces_one_killed_in_a_reload_that_is_aborted_has_t
 ) -> None:
     async with _running(tmp_path, _command(prepare=4.0)) as gateway:
         victim, sleeper = gateway.workers
-        gateway.pause(sleeper)
-        gateway.reload()
-        await gateway.until_prepared()
+        await gateway.reload_while_paused(sleeper)
         os.kill(victim, signal.SIGKILL)
         await gateway.process.wait_for_output(r"worker \d+ is up")
         assert f"worker {sleeper}: no reply within 4 s" in await gateway.refused()
@@ -269,9 +267,7 @@ async def test_worker_that_is_stopped_before_the_commit_uses_the_new_settings_as
 ) -> None:
     async with _running(tmp_path, _command(prepare=30.0, commit=0.5)) as gateway:
         first, second = gateway.workers
-        gateway.pause(second)
-        gateway.reload()
-        await gateway.until_prepared()
+        await gateway.reload_while_paused(second)
         gateway.pause(first)
         gateway.resume(second)
         await gateway.process.wait_for_output(f"worker {first} does not respond")
@@ -283,9 +279,7 @@ async def test_worker_that_is_stopped_before_the_commit_uses_the_new_settings_as
 async def test_sighup_during_a_reload_leads_to_one_more(tmp_path: Path) -> None:
     async with _running(tmp_path) as gateway:
         sleeper = gateway.workers[1]
-        gateway.pause(sleeper)
-        gateway.reload()
-        await gateway.until_prepared()
+        await gateway.reload_while_paused(sleeper)
         gateway.settings.write(is_new=False)
         for _ in range(3):
             gateway.reload()
@@ -301,9 +295,7 @@ async def test_sighup_during_a_reload_leads_to_one_more(tmp_path: Path) -> None:
 async def test_sigterm_during_a_reload_stops_the_gateway(tmp_path: Path) -> None:
     async with _running(tmp_path) as gateway:
         sleeper = gateway.workers[1]
-        gateway.pause(sleeper)
-        gateway.reload()
-        await gateway.until_prepared()
+        await gateway.reload_while_paused(sleeper)
         gateway.process.signal(signal.SIGTERM)
         await gateway.process.wait_for_output("stopping")
         gateway.resume(sleeper)

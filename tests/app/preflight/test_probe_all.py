@@ -96,7 +96,6 @@ async def test_control_characters_of_servers_are_replaced() -> None:
     [
         ([{"upstream": "b"}], "b"),
         (_to("b", "a"), "a b"),
-        ([{"match": {"model": "m"}, "upstream": "c"}, {"upstream": "a"}], "a c"),
         ([{"match": {"operations": ["health"]}, "upstream": "c"}], "c"),
         ([{"upstream": "a", "mirror": {"upstream": "c"}}], "a c"),
         ([{"upstream": [{"name": "a", "weight": 1}, {"name": "b", "weight": 0}]}], "a"),
@@ -210,7 +209,6 @@ def _result(verdict: Verdict) -> ProbeResult:
 @pytest.mark.parametrize(
     ("servers", "models", "status"),
     [
-        ([Verdict.AS_DECLARED], {}, 0),
         ([Verdict.AS_DECLARED], {"m": [Verdict.AS_DECLARED]}, 0),
         ([Verdict.AS_DECLARED, Verdict.NOT_READY], {}, 4),
         ([Verdict.UNAVAILABLE], {}, 4),

@@ -25,9 +25,7 @@ def _own(listen: object, *endpoints: object) -> list[str]:
         ("127.0.0.1:80", "http://localhost:80"),
         ("127.0.0.1:80", "http://0.0.0.0:80"),
         ("localhost:80", "http://LocalHost.:80"),
-        ("0.0.0.0:80", "http://127.0.0.1:80"),
         ("0.0.0.0:80", "http://127.1.2.3:80"),
-        ("0.0.0.0:80", "http://localhost:80"),
         ("0.0.0.0:80", f"http://{socket.gethostname()}:80"),
         ("[::]:80", "http://[::1]:80"),
         ("gateway:80", "http://gateway:80"),
@@ -44,7 +42,6 @@ def test_endpoint_at_a_listening_address_is_found(listen: object, endpoint: str)
     [
         ("127.0.0.1:80", "http://127.0.0.1:81"),
         ("127.0.0.1:80", "http://127.0.0.2:80"),
-        ("127.0.0.1:80", "http://triton:80"),
         ("0.0.0.0:80", "http://triton:80"),
         ("0.0.0.0:80", "http://192.0.2.1:80"),
         ("0.0.0.0:80", "http://[::1]:80"),

@@ -28,10 +28,10 @@ from gateway.proxy.interfaces import ClientHead, ClientRequest, ClientResponse
 from gateway.system.buffers import MIN_STREAM_BYTES
 from tests.fuzz.http2.hostile_clients import NEWEST, literal
 from tests.http2.frame_bytes import frame
+from tests.listener.hostile.nothing_left import nothing_left, until_nothing_left
 from tests.listener.running_listener import RunningListener, echo, running_listener
 from tests.listener.running_listener import scheme as scheme
-from tests.support.checks.nothing_left import find_left_in_listener
-from tests.support.gateway import no_errors_logged, until
+from tests.support.gateway import until
 from tests.support.http2_client import connect_http2
 from tests.support.raw_client import RawClient, connect
 
@@ -67,22 +67,6 @@ async def hostile(running: RunningListener) -> AsyncIterator[RawClient]:
             yield client
 
 
-@asynccontextmanager
-async def nothing_left(
-    running: RunningListener, caplog: pytest.LogCaptureFixture
-) -> AsyncIterator[None]:
-    """Check that peers leave nothing behind, and that an innocent client is served."""
-    with no_errors_logged(caplog):
-        yield
-        await until_nothing_left(running)
-        async with connect_http2(running.url) as client:
-            assert (await client.call("GET", "/innocent")).status == 200
-
-
-async def until_nothing_left(running: RunningListener) -> None:
-    await until(lambda: not any(find_left_in_listener(running.listener).values()))
-
-
 async def wait_forever(_: ClientRequest, __: ClientResponse) -> None:
     await asyncio.Event().wait()
 
@@ -92,7 +76,6 @@ async def wait_forever(_: ClientRequest, __: ClientResponse) -> None:
 ODD_FIELDS = {
     "a field without a name": literal(b"", b"x"),
     "an empty field": literal(b"", b""),
-    "white space": literal(b" ", b" "),
     "a method of any bytes": literal(b":method", b"\xff\x00\r\n"),
     "a name of any bytes": literal(b"\xff\x00\r\n:", b"x"),
 }
@@ -114,10 +97,10 @@ async def test_large_header_lists_with_odd_fields_leave_nothing_behind(
         assert {record.method for record in records} <= {"-"}
 
 
-@pytest.mark.parametrize("odd", ODD_FIELDS.values(), ids=ODD_FIELDS)
 async def test_calls_that_never_started_end_with_their_connection(
-    odd: bytes, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    odd = ODD_FIELDS["a name of any bytes"]
     records: list[CallRecord] = []
     async with running_listener(echo, records.append) as running, nothing_left(running, caplog):
         async with hostile(running) as client:

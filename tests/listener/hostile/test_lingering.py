@@ -19,7 +19,7 @@ from gateway.listener.lingering import MAX_LINGER_BYTES
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.http2.frame_bytes import frame
-from tests.listener.hostile.test_http2_clients import nothing_left
+from tests.listener.hostile.nothing_left import nothing_left
 from tests.listener.running_listener import RunningListener, echo, running_listener
 from tests.listener.running_listener import scheme as scheme
 from tests.support.gateway import until

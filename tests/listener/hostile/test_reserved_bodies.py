@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from tests.listener.hostile.test_slow_readers import leave_no_room, until_settled
-from tests.listener.hostile.test_trickling_bodies import (
+from tests.listener.hostile.slow_clients import (
     GREEDY,
     GRPC,
     INNOCENT,
     SMALL,
     USUAL,
+    SlowClient,
+    SlowStreams,
     gateway_with_little_room,
+    leave_no_room,
+    until_settled,
 )
 from tests.support.gateway import RunningGateway, until
 from tests.support.grpc.client import SERVICE
@@ -46,21 +49,11 @@ def grpc_start() -> bytes:
     return b"\0" + size.to_bytes(4) + bytes(content) + field
 
 
-class LargeBodies(ABC):
+class LargeBodies(SlowClient):
     """Large bodies of one client, which go on slowly."""
 
-    def __init__(self, url: str, own_host: str, clients: AsyncExitStack) -> None:
-        self.url = url
-        self.own_host = own_host
-        self.clients = clients
-
-    @abstractmethod
-    async def begin(self, count: int) -> None:
-        """Begin so many."""
-
-    @abstractmethod
-    async def go_on(self, size: int = STEP) -> None:
-        """Send some bytes of each that was not refused."""
+    step = STEP
+    """Bytes of each that go on at a time."""
 
     @property
     @abstractmethod
@@ -80,18 +73,18 @@ class Http1LargeBodies(LargeBodies):
             reading = self._responses[body] = asyncio.create_task(body.reader.readline())
             self.clients.callback(reading.cancel)
 
-    async def go_on(self, size: int = STEP) -> None:
+    async def go_on(self) -> None:
         for body, response in self._responses.items():
             if not response.done():
                 with suppress(ConnectionError):
-                    await body.send(NUMBERS[:size])
+                    await body.send(NUMBERS[: self.step])
 
     @property
     def ended(self) -> int:
         return sum(response.done() for response in self._responses.values())
 
 
-class Http2LargeBodies(LargeBodies):
+class Http2LargeBodies(SlowStreams, LargeBodies):
     """JSON bodies over one HTTP/2 connection."""
 
     target = INFER
@@ -99,22 +92,15 @@ class Http2LargeBodies(LargeBodies):
     start = JSON
 
     async def begin(self, count: int) -> None:
-        self._client = await self.clients.enter_async_context(
-            connect_http2(self.url, self.own_host)
-        )
+        client = await self.clients.enter_async_context(connect_http2(self.url, self.own_host))
+        self.connections.append(client)
         for _ in range(count):
-            stream = self._client.send_headers("POST", self.target, self.headers)
-            await self._client.send_data(stream, self.start, end_stream=False)
+            stream = client.send_headers("POST", self.target, self.headers)
+            await client.send_data(stream, self.start, end_stream=False)
 
-    async def go_on(self, size: int = STEP) -> None:
-        for stream, reply in self._client.replies.items():
-            if not (reply.ended or reply.reset is not None):
-                await self._client.send_data(stream, NUMBERS[:size], end_stream=False)
-
-    @property
-    def ended(self) -> int:
-        replies = self._client.replies.values()
-        return sum(reply.ended or reply.reset is not None for reply in replies)
+    async def go_on(self) -> None:
+        for client, stream in self.open_streams:
+            await client.send_data(stream, NUMBERS[: self.step], end_stream=False)
 
 
 class GrpcLargeBodies(Http2LargeBodies):
@@ -136,16 +122,16 @@ class UnreadCalls(Http2LargeBodies):
     ).encode()
 
     async def begin(self, count: int) -> None:
-        self._client = await self.clients.enter_async_context(
+        client = await self.clients.enter_async_context(
             connect_http2(self.url, self.own_host, initial_window_size=0)
         )
+        self.connections.append(client)
         for _ in range(count):
-            await self._client.start("POST", INFER, self.body)
+            await client.start("POST", INFER, self.body)
 
-    async def go_on(self, size: int = STEP) -> None:
-        for stream, reply in self._client.replies.items():
-            if not (reply.ended or reply.reset is not None):
-                self._client.open_window(size, stream)
+    async def go_on(self) -> None:
+        for client, stream in self.open_streams:
+            client.open_window(self.step, stream)
 
 
 ARRIVING = [Http1LargeBodies, Http2LargeBodies, GrpcLargeBodies]
@@ -189,9 +175,10 @@ async def test_all_clients_behind_one_address_lose_no_large_body_that_goes_on(
     async with gateway_with_little_room(RESPONSE) as gateway, AsyncExitStack() as clients:
         slow = kind(gateway.url, GREEDY, clients)
         await fill(gateway, slow)
+        slow.step = 1  # so little that none needs more room
         async with connect(gateway.url, None, GREEDY) as newcomer:
             for _ in range(30):
-                await slow.go_on(1)  # so little that none needs more room
+                await slow.go_on()
                 assert (await newcomer.call("POST", "/v2/x", SMALL)).status == 503
                 leave_no_room(gateway)
                 await asyncio.sleep(0.05)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
 from gateway.http1.connection import UnsentOutput
 from gateway.system.buffers import (
-    MIN_STREAM_BYTES,
     PROGRESS,
     STALLED,
     BodyProgress,
@@ -20,53 +18,39 @@ from gateway.system.buffers import (
     BufferShare,
     ReservedBytes,
 )
+from tests.listener.hostile.slow_clients import (
+    GREEDY,
+    GRPC,
+    INNOCENT,
+    SMALL,
+    SlowClient,
+    SlowStreams,
+    gateway_with_little_room,
+    leave_no_room,
+    until_settled,
+)
 from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.grpc.client import SERVICE
 from tests.support.grpc.proto_file import message_class
-from tests.support.http2_client import Http2Client, Http2Reply, connect_http2
+from tests.support.http2_client import connect_http2
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import INFER, binary_response, json_request
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
-GREEDY, INNOCENT = "127.0.0.2", "127.0.0.4"
-
-SMALL = bytes(20_000)
-"""A request's body for which there is no room."""
 MEDIUM = bytes(200_000)
 LARGE = 16 * 2**20
 """Bytes of a response that does not fit into the buffers of two sockets."""
 
-GRPC = (("content-type", "application/grpc"), ("te", "trailers"))
-
 REASON = "the client did not read its response"
 
 
-class Readers(ABC):
-    """Responses of one client, which reads a little of them from time to time, or nothing."""
-
-    def __init__(self, url: str, own_host: str, clients: AsyncExitStack) -> None:
-        self.url = url
-        self.own_host = own_host
-        self.clients = clients
-
-    @abstractmethod
-    async def begin(self) -> None:
-        """Ask for them."""
-
-    @abstractmethod
-    async def read_a_little(self) -> None:
-        """Read some bytes of each that goes on."""
-
-
-class Http1Readers(Readers):
+class Http1Readers(SlowClient):
     """Responses over HTTP/1.1."""
 
-    count = 20
-
-    async def begin(self) -> None:
+    async def begin(self, count: int) -> None:
         self._connections: list[RawClient] = []
-        for _ in range(self.count):
+        for _ in range(count // 3):
             client = await self.clients.enter_async_context(
                 connect(self.url, own_host=self.own_host)
             )
@@ -74,50 +58,38 @@ class Http1Readers(Readers):
             assert (await client.head()).status == 200
             self._connections.append(client)
 
-    async def read_a_little(self) -> None:
+    async def go_on(self) -> None:
         for client in self._connections:
             with suppress(ConnectionError):
                 await client.reader.read(1)
 
 
-class Http2Readers(Readers):
+class Http2Readers(SlowStreams):
     """Responses over HTTP/2, whose windows are closed, or almost."""
 
-    connections = 3
     per_connection = 20
     window = 0
     target = "/v2/medium"
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
 
-    async def begin(self) -> None:
-        self._clients: list[Http2Client] = []
-        for _ in range(self.connections):
+    async def begin(self, count: int) -> None:
+        for _ in range(count // self.per_connection):
             client = await self.clients.enter_async_context(
                 connect_http2(self.url, self.own_host, initial_window_size=self.window)
             )
             client.reads = False
-            self._clients.append(client)
+            self.connections.append(client)
             for _ in range(self.per_connection):
                 method = "GET" if self.body is None else "POST"
                 await client.start(method, self.target, self.body, self.headers)
-        for client in self._clients:
+        for client in self.connections:
             replies = client.replies.values()
             await client.until(lambda replies=replies: all(each.headers for each in replies))
 
-    async def read_a_little(self) -> None:
-        for client, stream, reply in self._streams():
-            if not _is_over(reply):
-                client.open_window(1, stream)
-
-    def ended(self) -> int:
-        """Return how many have ended."""
-        return sum(_is_over(reply) for _, _, reply in self._streams())
-
-    def _streams(self) -> Iterator[tuple[Http2Client, int, Http2Reply]]:
-        for client in self._clients:
-            for stream, reply in client.replies.items():
-                yield client, stream, reply
+    async def go_on(self) -> None:
+        for client, stream in self.open_streams:
+            client.open_window(1, stream)
 
 
 class BufferedReaders(Http2Readers):
@@ -135,52 +107,26 @@ class GrpcReaders(Http2Readers):
     target = f"/{SERVICE}/ModelInfer"
     headers = GRPC
 
-    async def begin(self) -> None:
+    async def begin(self, count: int) -> None:
         message = message_class("ModelInferRequest")(model_name="m").SerializeToString()
         self.body = b"\0" + len(message).to_bytes(4) + message
-        await super().begin()
+        await super().begin(count)
 
 
-def _is_over(reply: Http2Reply) -> bool:
-    return reply.ended or reply.reset is not None
+COUNT = 60
+RESPONSES = {
+    "medium": (http_response(MEDIUM),),
+    "large": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % LARGE,
+        *[bytes(2**16)] * (LARGE // 2**16),
+    ),
+}
 
 
 @asynccontextmanager
 async def gateway_of_large_responses() -> AsyncIterator[RunningGateway]:
-    async def respond(connection: Connection) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                target = (await connection.request()).head.target
-                if target == INFER:
-                    await connection.send(binary_response(MEDIUM))
-                elif target == "/v2/medium":
-                    await connection.send(http_response(MEDIUM))
-                elif target == "/v2/large":
-                    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % LARGE
-                    await connection.send(head, *[bytes(2**16)] * (LARGE // 2**16))
-                else:
-                    await connection.send(http_response(b"ok"))
-
-    async with ScriptedServer(respond) as server, running_gateway(server.url) as gateway:
+    async with gateway_with_little_room(binary_response(MEDIUM), **RESPONSES) as gateway:
         yield gateway
-
-
-def leave_no_room(gateway: RunningGateway) -> None:
-    """Leave none for a call beside what there is."""
-    buffers = gateway.gateway.listener.buffers
-    buffers.set_limit(buffers.limit - buffers.free + MIN_STREAM_BYTES // 4)
-
-
-async def until_settled(gateway: RunningGateway) -> None:
-    """Wait until nothing moves any more: all that clients do not read is buffered."""
-    buffers = gateway.gateway.listener.buffers
-    seen = [0] * 20
-
-    def is_settled() -> bool:
-        seen.append(buffers.total)
-        return buffers.total > 0 and len(set(seen[-20:])) == 1
-
-    await until(is_settled)
 
 
 KINDS = [Http1Readers, Http2Readers, BufferedReaders, GrpcReaders]
@@ -189,11 +135,11 @@ KINDS = [Http1Readers, Http2Readers, BufferedReaders, GrpcReaders]
 @pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_client_that_reads_too_slowly_keeps_nobody_out(
-    kind: type[Readers], reads: bool, capfd: pytest.CaptureFixture[str]
+    kind: type[SlowClient], reads: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with gateway_of_large_responses() as gateway, AsyncExitStack() as clients:
         greedy = kind(gateway.url, GREEDY, clients)
-        await greedy.begin()
+        await greedy.begin(COUNT)
         await until_settled(gateway)
         leave_no_room(gateway)
         async with connect(gateway.url, None, INNOCENT) as innocent:
@@ -204,7 +150,7 @@ async def test_client_that_reads_too_slowly_keeps_nobody_out(
                     while (await innocent.call("POST", "/v2/innocent", SMALL)).status != 200:
                         await asyncio.sleep(0.05)
                         if reads:
-                            await greedy.read_a_little()
+                            await greedy.go_on()
     assert REASON in capfd.readouterr().err
 
 
@@ -214,14 +160,14 @@ async def test_all_clients_behind_one_address_lose_no_response_that_they_read(
 ) -> None:
     async with gateway_of_large_responses() as gateway, AsyncExitStack() as clients:
         slow = kind(gateway.url, GREEDY, clients)
-        await slow.begin()
+        await slow.begin(COUNT)
         await until_settled(gateway)
         leave_no_room(gateway)
         async with connect(gateway.url, None, GREEDY) as newcomer:
             for _ in range(10):
-                await slow.read_a_little()
+                await slow.go_on()
                 assert (await newcomer.call("POST", "/v2/x", SMALL)).status == 503
-        assert not slow.ended()
+        assert not slow.ended
 
 
 @pytest.mark.needs_source  # compiled code takes no double of a connection

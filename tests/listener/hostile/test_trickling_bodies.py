@@ -4,53 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from abc import abstractmethod
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.system.buffers import MANY_STREAMS, MIN_STREAM_BYTES, PROGRESS, STALLED
+from tests.listener.hostile.slow_clients import (
+    GREEDY,
+    GRPC,
+    INNOCENT,
+    SMALL,
+    USUAL,
+    SlowClient,
+    SlowStreams,
+    gateway_with_little_room,
+    leave_no_room,
+)
 from tests.listener.running_listener import echo, running_listener
-from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.gateway import RunningGateway, until
 from tests.support.grpc.client import SERVICE
 from tests.support.grpc.proto_file import message_class
 from tests.support.http2_client import Http2Client, connect_http2
-from tests.support.http_messages import http_response, request
-from tests.support.inference_messages import INFER, binary_response, json_request
+from tests.support.http_messages import request
+from tests.support.inference_messages import INFER, json_request
 from tests.support.raw_client import RawClient, connect
-from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 ROOM = 64
 """Bodies in transit for which there is room."""
 
 LARGE = bytes(200_000)
 """A body that is not buffered as a whole."""
-SMALL = bytes(20_000)
-"""A body that is, and for which there is no room."""
-
-GREEDY, USUAL, INNOCENT = "127.0.0.2", "127.0.0.3", "127.0.0.4"
-
-GRPC = (("content-type", "application/grpc"), ("te", "trailers"))
 
 
-class Bodies(ABC):
+class Bodies(SlowClient):
     """Bodies of one client that begin, and go on a byte at a time."""
-
-    def __init__(self, url: str, own_host: str, clients: AsyncExitStack) -> None:
-        self.url = url
-        self.own_host = own_host
-        self.clients = clients
-
-    @abstractmethod
-    async def begin(self, count: int) -> None:
-        """Begin so many."""
-
-    @abstractmethod
-    def go_on(self) -> None:
-        """Send a byte of each that was not refused."""
 
     @abstractmethod
     def statuses(self) -> list[int]:
@@ -73,7 +63,7 @@ class Http1Bodies(Bodies):
             reading = self._responses[body] = asyncio.create_task(self._status(body))
             self.clients.callback(reading.cancel)
 
-    def go_on(self) -> None:
+    async def go_on(self) -> None:
         for body in self._bodies:
             if not self._responses[body].done():
                 with suppress(ConnectionError):
@@ -90,7 +80,7 @@ class Http1Bodies(Bodies):
             return 0
 
 
-class Http2Bodies(Bodies):
+class Http2Bodies(SlowStreams, Bodies):
     """Bodies over HTTP/2, with many on each connection."""
 
     per_connection = 40
@@ -98,33 +88,21 @@ class Http2Bodies(Bodies):
     headers: tuple[tuple[str, str], ...] = (("content-length", "200000"),)
     start = b"x"
 
-    def __init__(self, url: str, own_host: str, clients: AsyncExitStack) -> None:
-        super().__init__(url, own_host, clients)
-        self._connections: list[Http2Client] = []
-
     async def begin(self, count: int) -> None:
         for first in range(0, count, self.per_connection):
             client = await self.clients.enter_async_context(connect_http2(self.url, self.own_host))
-            self._connections.append(client)
+            self.connections.append(client)
             for _ in range(first, min(count, first + self.per_connection)):
                 stream = client.send_headers("POST", self.target, self.headers)
                 await client.send_data(stream, self.start, end_stream=False)
 
-    def go_on(self) -> None:
-        for client, stream in self._streams():
-            reply = client.replies[stream]
-            if not (reply.ended or reply.reset is not None):
-                client.h2.send_data(stream, b"x")
-                client.flush()
+    async def go_on(self) -> None:
+        for client, stream in self.open_streams:
+            client.h2.send_data(stream, b"x")
+            client.flush()
 
     def statuses(self) -> list[int]:
-        replies = [client.replies[stream] for client, stream in self._streams()]
-        return [reply.status for reply in replies if reply.ended]
-
-    def _streams(self) -> Iterator[tuple[Http2Client, int]]:
-        for client in self._connections:
-            for stream in client.replies:
-                yield client, stream
+        return [reply.status for _, _, reply in self.streams if reply.ended]
 
 
 class GrpcBodies(Http2Bodies):
@@ -135,28 +113,8 @@ class GrpcBodies(Http2Bodies):
     headers = GRPC
     start = b"\0\0\0\0\x10"
 
-    def go_on(self) -> None:
+    async def go_on(self) -> None:
         pass
-
-
-@asynccontextmanager
-async def gateway_with_little_room(
-    response: bytes = binary_response(bytes(4)),
-) -> AsyncIterator[RunningGateway]:
-    """Run a gateway whose server gives this response to each infer request."""
-
-    async def read(connection: Connection) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                received = await connection.request()
-                infers = received.head.target == INFER
-                await connection.send(response if infers else http_response(b"ok"))
-
-    async with (
-        ScriptedServer(read) as server,
-        running_gateway(server.url) as gateway,
-    ):
-        yield gateway
 
 
 async def fill(gateway: RunningGateway) -> None:
@@ -173,11 +131,6 @@ def infer_message() -> bytes:
     return bytes(message.SerializeToString())
 
 
-def leave_no_room(gateway: RunningGateway) -> None:
-    buffers = gateway.gateway.listener.buffers
-    buffers.set_limit(buffers.streams * MIN_STREAM_BYTES + MIN_STREAM_BYTES // 4)
-
-
 @pytest.mark.parametrize("kind", [Http1Bodies, Http2Bodies, GrpcBodies])
 async def test_client_of_many_trickling_bodies_keeps_nobody_out(kind: type[Bodies]) -> None:
     async with gateway_with_little_room() as gateway, AsyncExitStack() as clients:
@@ -192,7 +145,7 @@ async def test_client_of_many_trickling_bodies_keeps_nobody_out(kind: type[Bodie
         await fill(gateway)
         async with connect(gateway.url, None, INNOCENT) as innocent:
             for _ in range(10):
-                greedy.go_on()
+                await greedy.go_on()
                 reply = await innocent.call("POST", "/v2/innocent", SMALL)
                 assert reply.status == 200
                 leave_no_room(gateway)
@@ -231,7 +184,7 @@ async def test_innocent_uploads_have_room_beside_trickling_bodies() -> None:
             for _ in range(ROOM // 4)
         ]
         for client in uploads:
-            greedy.go_on()
+            await greedy.go_on()
             await client.send(upload[:-100])
         await until(lambda: len(greedy.statuses()) >= len(uploads))
         assert set(greedy.statuses()) == {408}
@@ -250,7 +203,7 @@ async def test_all_clients_behind_one_address_lose_no_body_that_trickles(
         await fill(gateway)
         async with connect(gateway.url, None, GREEDY) as newcomer:
             for _ in range(10):
-                slow.go_on()
+                await slow.go_on()
                 assert (await newcomer.call("POST", "/v2/x", SMALL)).status == 503
         assert not slow.statuses()
         assert gateway.gateway.listener.buffers.streams == ROOM

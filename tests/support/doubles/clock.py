@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
-@dataclass
+@dataclass(eq=False)
 class Timer:
     """A scheduled callback."""
 
@@ -19,7 +19,7 @@ class Timer:
         self.cancelled = True
 
 
-@dataclass
+@dataclass(eq=False)
 class Clock:
     """Clock and timers of an event loop; time passes only by ``advance``."""
 

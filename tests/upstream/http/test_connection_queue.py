@@ -4,6 +4,7 @@ import asyncio
 import gc
 import socket
 import weakref
+from contextlib import closing
 
 import pytest
 
@@ -38,6 +39,14 @@ def _send(
     return sent
 
 
+async def _busy(endpoint: HttpEndpoint) -> ReservedConnection:
+    """Send a request, whose connection is free once this is closed."""
+    receiver = RecordingReceiver()
+    sent = _send(endpoint, receiver, "/first")
+    await receiver.wait()
+    return sent
+
+
 async def _settle() -> None:
     """Let tasks start that were created just now."""
     for _ in range(3):
@@ -61,25 +70,10 @@ class _FullServer:
             each.close()
 
 
-async def test_request_waits_for_its_new_connection(endpoint_at: EndpointAt) -> None:
-    async with ScriptedServer(YES) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        sent = _send(endpoint, receiver)
-        await receiver.wait()
-        assert receiver.body == b"yes"
-        sent.close()
-        again = _send(endpoint, receiver)
-        await receiver.wait()
-        again.close()
-        assert [each.body for each in server.requests] == [b"body", b"body"]
-        assert len(server.connections) == 1
-
-
 async def test_request_takes_a_connection_that_becomes_idle(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(YES) as server:
-        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
-        sent = _send(endpoint, first, "/first")
-        await first.wait()
+        endpoint, second = endpoint_at(server.url), RecordingReceiver()
+        sent = await _busy(endpoint)
         waiting = _send(endpoint, second, "/second")
         sent.close()  # before the task of the second one connects
         await second.wait()
@@ -95,9 +89,8 @@ async def test_new_connection_serves_the_next_request_if_its_own_has_one(
     """Each waiting request has a task that connects; a spare connection goes to another one."""
     async with ScriptedServer(YES) as server:
         endpoint = endpoint_at(server.url)
-        first, second, third = (RecordingReceiver() for _ in range(3))
-        sent = _send(endpoint, first, "/first")
-        await first.wait()
+        second, third = RecordingReceiver(), RecordingReceiver()
+        sent = await _busy(endpoint)
         one = _send(endpoint, second, "/second")
         await _settle()  # its task connects
         other = _send(endpoint, third, "/third")
@@ -124,9 +117,8 @@ async def test_requests_get_freed_connections_in_their_order(endpoint_at: Endpoi
             await connection.send(http_response(b"yes"))
 
     async with ScriptedServer(script) as server:
-        endpoint, first = endpoint_at(server.url), RecordingReceiver()
-        sent = _send(endpoint, first, "/first")
-        await first.wait()
+        endpoint = endpoint_at(server.url)
+        sent = await _busy(endpoint)
         receivers = [RecordingReceiver() for _ in range(3)]
         waiting = [_send(endpoint, each, f"/{n}") for n, each in enumerate(receivers)]
         sent.close()
@@ -147,9 +139,8 @@ async def test_freed_connection_that_is_stale_is_replaced(endpoint_at: EndpointA
 
     async with ScriptedServer(closes_at_the_second, YES) as server:
         endpoint = endpoint_at(server.url)
-        first, second = RecordingReceiver(), RecordingReceiver(idempotent=True)
-        sent = _send(endpoint, first, "/first")
-        await first.wait()
+        second = RecordingReceiver(idempotent=True)
+        sent = await _busy(endpoint)
         waiting = _send(endpoint, second, "/second")
         sent.close()
         await second.wait()
@@ -177,10 +168,9 @@ async def test_failed_connect_is_told_to_nobody_if_no_request_waits(
     endpoint_at: EndpointAt, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ScriptedServer(YES) as server:
-        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        endpoint, second = endpoint_at(server.url), RecordingReceiver()
         refuse = asyncio.Event()
-        sent = _send(endpoint, first, "/first")
-        await first.wait()
+        sent = await _busy(endpoint)
 
         async def refused() -> ServerConnection:
             await refuse.wait()
@@ -223,8 +213,7 @@ async def test_failed_connect_is_told_to_one_request_only(endpoint_at: EndpointA
 
 async def test_connects_are_no_more_than_waiting_requests(endpoint_at: EndpointAt) -> None:
     """A server whose accept queue is full still serves the connections that it has."""
-    full = _FullServer()
-    try:
+    with closing(_FullServer()) as full:
         async with ScriptedServer(YES) as server:
             endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
             sent = _send(endpoint, receiver)
@@ -240,8 +229,6 @@ async def test_connects_are_no_more_than_waiting_requests(endpoint_at: EndpointA
             sent.close()
             async with asyncio.timeout(1):  # the connect would take longer
                 await endpoint.close()
-    finally:
-        full.close()
 
 
 async def test_spare_connection_serves_a_later_request(endpoint_at: EndpointAt) -> None:
@@ -307,8 +294,7 @@ async def test_request_over_a_connection_that_is_lost_fails_once(endpoint_at: En
 
 
 async def test_cancelled_request_stops_its_connect(endpoint_at: EndpointAt) -> None:
-    server = _FullServer()
-    try:
+    with closing(_FullServer()) as server:
         endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         sent = _send(endpoint, receiver)
         await asyncio.sleep(0.05)
@@ -321,8 +307,6 @@ async def test_cancelled_request_stops_its_connect(endpoint_at: EndpointAt) -> N
         del sent, receiver
         gc.collect()
         assert gone() is None
-    finally:
-        server.close()
 
 
 async def test_request_that_is_cancelled_before_its_connect_sends_nothing(
@@ -338,20 +322,6 @@ async def test_request_that_is_cancelled_before_its_connect_sends_nothing(
         assert [each.head.target for each in server.requests] == ["/second"]
         assert not first.errors
         sent.close()
-
-
-async def test_connect_timeout_is_told_to_the_request(endpoint_at: EndpointAt) -> None:
-    server = _FullServer()
-    try:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        endpoint._connect_timeout = 0.1
-        sent = _send(endpoint, receiver)
-        await receiver.wait()
-        (error,) = receiver.errors
-        assert str(error) == f"cannot connect to {server.url}: no connection in time"
-        sent.close()
-    finally:
-        server.close()
 
 
 async def test_dropped_connection_is_not_given_to_a_waiting_request(

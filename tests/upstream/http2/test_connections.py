@@ -190,17 +190,6 @@ async def test_busy_connection_is_not_idle(http2_at: Http2EndpointAt) -> None:
         assert len(server.connections) == 1
 
 
-async def test_without_idle_time_each_call_takes_a_new_connection(
-    http2_at: Http2EndpointAt,
-) -> None:
-    async with ScriptedServer(answering(b"ok")) as server:
-        endpoint = http2_at(server.url, idle_timeout=0.0)
-        for number in range(3):
-            await call(endpoint)
-            await server.connections[number].left.wait()
-        assert len(server.connections) == 3
-
-
 async def test_close_lets_calls_finish_and_then_closes_their_connection(
     http2_at: Http2EndpointAt,
 ) -> None:
@@ -267,24 +256,6 @@ async def test_server_that_allows_no_streams_gets_one_connection_and_calls_an_er
         assert kinds == {ErrorKind.UNREACHABLE: 5}
         assert len(server.connections) == 1
         await server.connections[0].left.wait()
-
-
-async def test_server_that_allows_streams_a_little_later_gets_calls(
-    http2_at: Http2EndpointAt,
-) -> None:
-    async def play(peer: Http2Peer) -> None:
-        await peer.until(lambda: bool(peer.events))
-        peer.h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 1})
-        await peer.flush()
-        for number in range(3):
-            await peer.respond(await peer.request(number), b"ok")
-        await peer.serve_to_end()
-
-    async with ScriptedServer(http2_script(play, NO_STREAMS)) as server:
-        endpoint = http2_at(server.url, max_connections=1)
-        replies = await asyncio.gather(*[call(endpoint) for _ in range(3)])
-        assert [reply.body for reply in replies] == [b"ok"] * 3
-        assert len(server.connections) == 1
 
 
 async def test_calls_leave_a_connection_whose_server_allows_no_more_streams(

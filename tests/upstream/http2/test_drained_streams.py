@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from h2.errors import ErrorCodes
@@ -119,29 +119,44 @@ async def test_request_that_is_given_up_ends_where_it_is(http2_at: Http2Endpoint
         assert (bytes(server.first.body), server.first.reset) == (b"ab", None)
 
 
-async def test_server_that_does_not_end_is_told_after_a_while(
-    http2_at: Http2EndpointAt, calls: _Calls
+async def _do_nothing(endpoint: Http2Endpoint, server: _Server) -> None:
+    pass
+
+
+async def _respond(endpoint: Http2Endpoint, server: _Server) -> None:
+    server.responds.set()
+
+
+async def _close(endpoint: Http2Endpoint, server: _Server) -> None:
+    await endpoint.close()
+
+
+@pytest.mark.parametrize(
+    ("drained", "happens"),
+    [
+        (lambda: _drained(max_seconds=0.1), _do_nothing),
+        (lambda: _drained(max_bytes=10_000), _respond),
+        (_drained, _close),
+        (lambda: DrainedStreams(lambda: False), _do_nothing),
+    ],
+    ids=["too long", "too many bytes", "endpoint is closed", "cancellation is forwarded"],
+)
+async def test_server_is_told_after_all(
+    http2_at: Http2EndpointAt,
+    calls: _Calls,
+    drained: Callable[[], DrainedStreams],
+    happens: Callable[[Http2Endpoint, _Server], Awaitable[None]],
 ) -> None:
-    server = _Server()
+    server, streams = _Server(ends=False), drained()
     async with ScriptedServer(http2_script(server.play)) as scripted:
-        drained = _drained(max_seconds=0.1)
-        endpoint = http2_at(scripted.url, drained=drained)
+        endpoint = http2_at(scripted.url, drained=streams)
         endpoint.count_drained_in(calls)
         await _abandon(endpoint, server)
+        await happens(endpoint, server)
         await until(lambda: server.first is not None and server.first.reset is not None)
         assert server.first is not None
         assert server.first.reset == ErrorCodes.CANCEL
-        assert (drained.count, calls.count) == (0, 0)
-
-
-async def test_response_above_the_limit_is_reset(http2_at: Http2EndpointAt) -> None:
-    server = _Server(ends=False)
-    async with ScriptedServer(http2_script(server.play)) as scripted:
-        drained = _drained(max_bytes=10_000)
-        await _abandon(http2_at(scripted.url, drained=drained), server)
-        server.responds.set()
-        await until(lambda: server.first is not None and server.first.reset is not None)
-        assert drained.count == 0
+        assert (streams.count, calls.count) == (0, 0)
 
 
 async def test_further_calls_are_reset_while_too_many_are_drained(
@@ -237,17 +252,6 @@ async def test_call_whose_server_left_is_not_drained(http2_at: Http2EndpointAt) 
         assert drained.count == 0
 
 
-async def test_closed_endpoint_cancels_what_it_drains(http2_at: Http2EndpointAt) -> None:
-    server = _Server()
-    async with ScriptedServer(http2_script(server.play)) as scripted:
-        drained = _drained()
-        endpoint = http2_at(scripted.url, drained=drained)
-        await _abandon(endpoint, server)
-        await endpoint.close()
-        assert drained.count == 0
-        await until(lambda: server.first is not None and server.first.reset is not None)
-
-
 async def test_other_calls_go_on_beside_drained_ones(http2_at: Http2EndpointAt) -> None:
     async def play(peer: Http2Peer) -> None:
         first = await peer.request()
@@ -265,12 +269,3 @@ async def test_other_calls_go_on_beside_drained_ones(http2_at: Http2EndpointAt) 
         await _cancel(sending)
         assert (await call(endpoint, (b"b",))).body == b"ok"
         await until(lambda: not drained.count)
-
-
-async def test_calls_are_reset_where_cancellation_is_forwarded(http2_at: Http2EndpointAt) -> None:
-    server = _Server()
-    async with ScriptedServer(http2_script(server.play)) as scripted:
-        drained = DrainedStreams(lambda: False)
-        await _abandon(http2_at(scripted.url, drained=drained), server)
-        await until(lambda: server.first is not None and server.first.reset is not None)
-        assert drained.count == 0

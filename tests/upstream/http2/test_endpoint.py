@@ -57,6 +57,8 @@ def _recorder(received: list[ReceivedStream]) -> Play:
         number = 0
         while True:
             received.append(await peer.request(number))
+            for status in ("100", "103"):  # interim responses are ignored
+                peer.h2.send_headers(received[-1].id, [(":status", status)])
             await peer.respond(received[-1], b"ok", [("x-a", "1"), ("x-a", "2")], [("t", "\xfc")])
             number += 1
 
@@ -84,7 +86,10 @@ async def test_request_and_response_carry_headers_bodies_and_trailers(
         assert response.headers.getall("X-A") == ["1", "2"]
         reply = await read_reply(response)
         assert (reply.status, reply.body, reply.trailers) == (200, b"ok", (("t", "\xc3\xbc"),))
-    (request,) = received
+        await call(endpoint, headers={"Host": "models.example", "TE": "gzip"})
+    request, other = received
+    assert dict(other.headers)[":authority"] == "models.example"
+    assert not {"host", "te"} & set(dict(other.headers))
     assert request.body == b"abc"
     assert request.headers == [
         (":method", "POST"),
@@ -95,16 +100,6 @@ async def test_request_and_response_carry_headers_bodies_and_trailers(
         ("te", "trailers"),
         ("x-b", "v\xff"),
     ]
-
-
-async def test_host_header_becomes_the_authority(http2_at: Http2EndpointAt) -> None:
-    received: list[ReceivedStream] = []
-    async with ScriptedServer(http2_script(_recorder(received))) as server:
-        await call(http2_at(server.url), headers={"Host": "models.example", "TE": "gzip"})
-    headers = dict(received[0].headers)
-    assert headers[":authority"] == "models.example"
-    assert "host" not in headers
-    assert "te" not in headers
 
 
 async def test_secrets_are_never_indexed(http2_at: Http2EndpointAt) -> None:
@@ -126,7 +121,7 @@ async def test_secrets_are_never_indexed(http2_at: Http2EndpointAt) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [None, (), (b"",), (b"x" * 300_000,), (b"x" * 70_000, b"y" * 1_000_000, b"")]
+    "body", [None, (b"",), (b"x" * 200_000,), (b"x" * 70_000, b"y" * 1_000_000, b"")]
 )
 async def test_buffered_bodies_arrive(
     http2_at: Http2EndpointAt, body: tuple[bytes, ...] | None
@@ -138,7 +133,7 @@ async def test_buffered_bodies_arrive(
     assert received[0].body == b"".join(body or ())
 
 
-@pytest.mark.parametrize("window", [1, 100, 16_384])
+@pytest.mark.parametrize("window", [1, 16_384])
 async def test_bodies_pass_tiny_windows(http2_at: Http2EndpointAt, window: int) -> None:
     received: list[ReceivedStream] = []
     settings = {SettingCodes.INITIAL_WINDOW_SIZE: window}
@@ -279,31 +274,6 @@ async def test_early_response_is_complete_although_the_server_stops_the_request(
     async with ScriptedServer(http2_script(play, opens_windows=False)) as server:
         reply = await call(http2_at(server.url), endless())
         assert (reply.body, reply.trailers) == (b"no", (("grpc-status", "8"),))
-
-
-async def test_trailers_only_response_has_its_status_in_the_headers(
-    http2_at: Http2EndpointAt,
-) -> None:
-    async def play(peer: Http2Peer) -> None:
-        stream = await peer.request()
-        await peer.respond(stream, headers=[("grpc-status", "12")])
-        await peer.serve_to_end()
-
-    async with ScriptedServer(http2_script(play)) as server:
-        reply = await call(http2_at(server.url))
-        assert (reply.headers, reply.body, reply.trailers) == ({"grpc-status": "12"}, b"", ())
-
-
-async def test_interim_responses_are_ignored(http2_at: Http2EndpointAt) -> None:
-    async def play(peer: Http2Peer) -> None:
-        stream = await peer.request()
-        for status in ("100", "103"):
-            peer.h2.send_headers(stream.id, [(":status", status)])
-        await peer.respond(stream, b"ok")
-        await peer.serve_to_end()
-
-    async with ScriptedServer(http2_script(play)) as server:
-        assert (await call(http2_at(server.url))).body == b"ok"
 
 
 async def test_tls_chooses_http2_by_alpn(http2_at: Http2EndpointAt) -> None:

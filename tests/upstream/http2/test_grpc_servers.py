@@ -187,23 +187,6 @@ async def test_server_with_one_stream_per_connection_gets_one_at_a_time(
     assert service.calls == 50
 
 
-async def test_idle_and_busy_connections_never_ping_too_much(http2_at: Http2EndpointAt) -> None:
-    """The server allows no ping at all without data; GOAWAY would close the connection."""
-    strict = {
-        "http2.max_ping_strikes": 1,
-        "http2.min_ping_interval_without_data_ms": 3_600_000,
-    }
-    service = GrpcService()
-    with grpc_server(service, options=strict) as url:
-        endpoint = http2_at(url)
-        await echo(endpoint)
-        (session,) = endpoint.connections.sessions
-        for _ in range(50):
-            await echo(endpoint)
-            await asyncio.sleep(0.01)
-        assert list(endpoint.connections.sessions) == [session]
-
-
 async def test_restarted_server_loses_no_call_that_can_be_retried(
     http2_at: Http2EndpointAt,
 ) -> None:

@@ -164,7 +164,7 @@ async def test_unreachable_server_is_asked_again_without_calls(asking: Asking) -
             await until(lambda: dialect_detector.dialect == KSERVE)
 
 
-@pytest.mark.parametrize("status", ["500 Broken", "503 Service Unavailable", "429 Too Many"])
+@pytest.mark.parametrize("status", ["500 Broken", "429 Too Many"])
 async def test_temporary_error_shows_no_dialect(asking: Asking, status: str) -> None:
     itself = _Itself({"error": "starting"}, status)
     async with ScriptedServer(itself) as server, asking(server.url) as (_, dialect_detector):

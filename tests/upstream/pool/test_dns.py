@@ -15,7 +15,6 @@ from gateway.upstream.pool.dns import Resolver, resolve_host
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import UpstreamRequest
-from tests.support.addresses import HOST, free_port
 from tests.support.certificates import server_certificate, server_context
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 from tests.support.gateway import no_leaks, until
@@ -281,15 +280,6 @@ async def test_certificate_must_have_the_host_name() -> None:
     async with server, _pool(names, f"https://localhost:{server.port}") as pool:
         assert await _asked(pool) == {'{"outputs":[]}'}
         assert _urls(pool) == [f"https://localhost:{server.port} (127.0.0.2)"]
-
-
-async def test_unreachable_address_is_named() -> None:
-    port = free_port()
-    async with _pool(NameService(triton=[HOST]), f"http://triton:{port}") as pool:
-        with pytest.raises(GatewayError) as caught:
-            await _asked(pool)
-    name = f"http://triton:{port} ({HOST})"
-    assert caught.value.message == f"cannot connect to {name}: Connection refused"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,14 @@ from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierP
 from gateway.routing.latency_outliers import Latency, ModelLatency
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
-from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
-from tests.upstream.pools import ManualClock, fail_calls, make_pool, used, used_endpoints
+from tests.upstream.pools import (
+    ManualClock,
+    fail_calls,
+    make_pool,
+    scripted_endpoints,
+    used,
+    used_endpoints,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +47,7 @@ def test_only_five_failures_in_a_row_eject() -> None:
 def test_ejected_endpoint_gets_one_trial_request(caplog: pytest.LogCaptureFixture) -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "nobody\nthere")
     clock = ManualClock()
-    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(3)]
+    endpoints = scripted_endpoints(3)
     pool = Pool(endpoints, OutlierPolicy(base_ejection_time=10), clock)
     fail_calls(pool, 0, error, times=5)
     left_out = r"http://0 failed 5 times in a row: ejected for 10 s; last error: nobody\nthere"
@@ -61,8 +67,7 @@ def test_ejected_endpoint_gets_one_trial_request(caplog: pytest.LogCaptureFixtur
 
 
 def test_ejection_after_one_failure_is_logged_in_words(caplog: pytest.LogCaptureFixture) -> None:
-    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
-    pool = Pool(endpoints, OutlierPolicy(consecutive_failures=1, base_ejection_time=10))
+    pool = make_pool(2, OutlierPolicy(consecutive_failures=1, base_ejection_time=10))
     fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, "nobody"))
     assert "http://0 failed once: ejected for 10 s; last error: nobody" in caplog.messages
 
@@ -117,12 +122,8 @@ def test_failure_statuses_are_failures(status: int, outcome: Outcome) -> None:
 
 
 def test_default_failure_statuses() -> None:
-    pool = make_pool(1)
-    failures = [
-        status
-        for status in range(600)
-        if pool.outlier_detector.classify_status(status)[0] is Outcome.FAILED
-    ]
+    classify = make_pool(1).outlier_detector.classify_status
+    failures = [status for status in range(600) if classify(status)[0] is Outcome.FAILED]
     assert failures == [502, 503, 504]
 
 
@@ -159,8 +160,7 @@ class _Told:
 
 
 def _telling_pool(count: int, clock: ManualClock, told: _Told) -> Pool:
-    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(count)]
-    return Pool(endpoints, OutlierPolicy(base_ejection_time=10), clock, notify=told)
+    return make_pool(count, OutlierPolicy(base_ejection_time=10), clock, notify=told)
 
 
 def test_listener_hears_of_ejections_and_recoveries() -> None:
@@ -236,9 +236,8 @@ SLOW = {
 
 
 def _judged(factor: float, clock: ManualClock, told: _Told, is_first: bool = True) -> Pool:
-    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
     policy = OutlierPolicy(base_ejection_time=10, latency_factor=factor)
-    pool = Pool(endpoints, policy, clock, notify=told)
+    pool = make_pool(2, policy, clock, notify=told)
     pool.judge({}, SLOW, is_first)
     return pool
 
@@ -280,7 +279,7 @@ def test_slow_endpoint_gets_a_trial_and_is_judged_by_calls_after_it() -> None:
 def test_calls_from_before_an_ejection_do_not_end_it(ejects_by_failures: bool) -> None:
     """An endpoint that is slow has calls in progress when it is ejected, and they succeed."""
     clock, told = ManualClock(), _Told()
-    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
+    endpoints = scripted_endpoints(2)
     failures = 5 if ejects_by_failures else 0
     pool = Pool(endpoints, OutlierPolicy(failures, latency_factor=3), clock, notify=told)
     here = pool.lease(endpoints[1:])

@@ -13,21 +13,16 @@ from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.pools import ManualClock, fail_calls
+from tests.upstream.pools import ManualClock, fail_calls, make_pool
 
 UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "cannot connect: Connection refused")
 LOST = "upstream u is not ready: 3 calls in a row could not connect; last error: cannot connect"
 
 
-def _pool_of(count: int) -> Pool:
-    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(count)]
-    return Pool(endpoints, upstream="u")
-
-
 def test_upstream_is_unreachable_after_three_connect_failures_in_a_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pool = _pool_of(1)
+    pool = make_pool(1, upstream="u")
     fail_calls(pool, 0, UNREACHABLE, times=2)
     assert pool.unreachable is None
     fail_calls(pool, 0, UNREACHABLE, times=10)
@@ -48,7 +43,7 @@ def test_upstream_is_unreachable_after_three_connect_failures_in_a_row(
     ],
 )
 def test_call_that_connects_ends_the_row(error: Exception | None) -> None:
-    pool = _pool_of(1)
+    pool = make_pool(1, upstream="u")
     for _ in range(5):
         fail_calls(pool, 0, UNREACHABLE, times=2)
         fail_calls(pool, 0, error)
@@ -56,7 +51,7 @@ def test_call_that_connects_ends_the_row(error: Exception | None) -> None:
 
 
 def test_client_that_leaves_does_not_count_as_connected() -> None:
-    pool = _pool_of(1)
+    pool = make_pool(1, upstream="u")
     for _ in range(3):
         fail_calls(pool, 0, UNREACHABLE)
         fail_calls(pool, 0, ConnectionError("the client left"))
@@ -64,7 +59,7 @@ def test_client_that_leaves_does_not_count_as_connected() -> None:
 
 
 def test_upstream_is_reachable_while_one_endpoint_is() -> None:
-    pool = _pool_of(2)
+    pool = make_pool(2, upstream="u")
     fail_calls(pool, 0, UNREACHABLE, times=10)
     assert pool.unreachable is None  # no call went to the other one
     fail_calls(pool, 1, None)
@@ -189,7 +184,7 @@ async def test_probes_run_only_once_at_a_time(
 
 async def test_closed_pool_does_not_probe() -> None:
     async with no_leaks():
-        pool = _pool_of(1)
+        pool = make_pool(1, upstream="u")
         await pool.start()
         await pool.close()
         fail_calls(pool, 0, UNREACHABLE, times=3)
