@@ -102,17 +102,6 @@ def check_zeros(response: Iterator[bytes], count: int) -> None:
     assert (position, tail) == (end, b"]}]}")
 
 
-def test_many_elements(via_gateway: Client, direct: Client) -> None:
-    values = np.random.default_rng(1).standard_normal(200_000, dtype=np.float32)
-    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [values.size]}
-    body = json.dumps({"inputs": [{**entry, "data": values.tolist()}]}).encode()
-    (output,) = read_outputs(via_gateway.infer("identity_fp32", body))
-    assert output.keys == ("name", "datatype", "shape", "data")
-    assert output.data == values.tobytes()
-    (like,) = read_outputs(direct.infer("identity_fp32", body))
-    assert output == like
-
-
 def test_a_long_text(via_gateway: Client, direct: Client) -> None:
     text = 'a\u00e9\U0001f600"\\\n' * 200_000
     entry = {"name": "INPUT0", "datatype": "BYTES", "shape": [2], "data": ["x", text]}

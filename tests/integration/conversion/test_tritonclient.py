@@ -105,20 +105,6 @@ def test_half_floats(client: Any, plain: Any, datatype: str) -> None:
     assert np.array(data, ARRAYS[datatype].dtype).tolist() == ARRAYS[datatype].tolist()
 
 
-@pytest.mark.parametrize(("left", "right"), [(True, False), (False, True)])
-def test_several_inputs_and_outputs(client: Any, plain: Any, left: bool, right: bool) -> None:
-    arrays = np.array([1, 2.5], np.float32), np.array([3, 4], np.float32)
-    inputs = [
-        tensor("INPUT0", "FP32", arrays[0], binary=left),
-        tensor("INPUT1", "FP32", arrays[1], binary=right),
-    ]
-    outputs = [wanted("DIFFERENCE", binary=left), wanted("SUM", binary=right)]
-    result = client.infer("add", inputs, outputs=outputs)
-    assert result.get_response() == plain.infer("add", inputs, outputs=outputs).get_response()
-    np.testing.assert_array_equal(result.as_numpy("SUM"), arrays[0] + arrays[1])
-    np.testing.assert_array_equal(result.as_numpy("DIFFERENCE"), arrays[0] - arrays[1])
-
-
 @pytest.mark.parametrize("request_id", ["", 'é "quoted"'])
 def test_the_request_id_comes_back(client: Any, plain: Any, request_id: str) -> None:
     inputs = [tensor("INPUT0", "FP32", ARRAYS["FP32"], binary=True)]
@@ -127,21 +113,6 @@ def test_the_request_id_comes_back(client: Any, plain: Any, request_id: str) -> 
     )
     assert result.get_response() == like.get_response()
     assert result.get_response().get("id", "") == request_id
-
-
-@pytest.mark.parametrize("version", ["", "1"])
-def test_versions(client: Any, version: str) -> None:
-    inputs = [tensor("INPUT0", "FP32", ARRAYS["FP32"], binary=False)]
-    result = client.infer("versioned", inputs, model_version=version)
-    assert result.as_numpy("OUTPUT0").tolist() == [int(version or 2)]
-
-
-@pytest.mark.parametrize("binary", [True, False])
-def test_empty_tensors(client: Any, binary: bool) -> None:
-    inputs = [tensor("INPUT0", "FP32", np.zeros((2, 0), np.float32), binary=binary)]
-    outputs = [wanted("OUTPUT0", binary=binary)]
-    result = client.infer("identity_fp32_2d", inputs, outputs=outputs)
-    assert result.as_numpy("OUTPUT0").shape == (2, 0)
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -154,20 +125,6 @@ def test_classification(client: Any, plain: Any, binary: bool) -> None:
     assert result.get_response() == like.get_response()
     assert result.as_numpy("OUTPUT0").tolist() == like.as_numpy("OUTPUT0").tolist()
     assert len(result.as_numpy("OUTPUT0")) == 2
-
-
-@pytest.mark.parametrize("binary", [True, False])
-def test_several_requests_at_once(client: Any, binary: bool) -> None:
-    arrays = [np.full(1000, number, np.float32) for number in range(16)]
-    outputs = [wanted("OUTPUT0", binary=binary)]
-    running = [
-        client.async_infer(
-            "identity_fp32", [tensor("INPUT0", "FP32", array, binary=binary)], outputs=outputs
-        )
-        for array in arrays
-    ]
-    for array, each in zip(arrays, running, strict=True):
-        np.testing.assert_array_equal(each.get_result().as_numpy("OUTPUT0"), array)
 
 
 def test_parameters(client: Any, plain: Any) -> None:
