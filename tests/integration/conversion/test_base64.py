@@ -32,7 +32,7 @@ def request(texts: list[str], *, out: bool = True, **more: Any) -> bytes:
     return json.dumps({"inputs": [entry], "outputs": outputs}).encode()
 
 
-@pytest.mark.parametrize("sizes", [[0], [0, 300], [100_000], [3_000_000, 0, 5_000]])
+@pytest.mark.parametrize("sizes", [[0, 300], [3_000_000, 0, 5_000]])
 @pytest.mark.parametrize("chunked", [False, True])
 def test_pictures_there_and_back(via_gateway: Client, sizes: list[int], chunked: bool) -> None:
     pictures = [*map(jpeg, sizes), b""]
@@ -46,20 +46,6 @@ def test_pictures_there_and_back(via_gateway: Client, sizes: list[int], chunked:
     assert list(map(base64.b64decode, output["data"])) == pictures
     # What came can be sent again as it is.
     assert output["data"] == texts
-
-
-def test_pictures_in_base64_and_back_in_binary(via_gateway: Client) -> None:
-    picture = jpeg(1000)
-    text = base64.b64encode(picture).decode()
-    response = via_gateway.infer("identity_bytes", request([text], binary_data=True))
-    assert response.body[response.header_length :] == len(picture).to_bytes(4, "little") + picture
-
-
-def test_a_picture_that_nobody_wants_as_base64_is_no_text(via_gateway: Client) -> None:
-    text = base64.b64encode(jpeg(1000)).decode()
-    response = via_gateway.infer("identity_bytes", request([text], out=False))
-    assert response.status == 406
-    assert "content_type base64" in response.error
 
 
 def test_only_bytes_become_base64(via_gateway: Client) -> None:
@@ -92,16 +78,3 @@ def test_the_server_passes_over_content_types_itself(direct: Client, via_gateway
         assert response.fields["outputs"][0]["data"] == ["YQ=="]
     response = direct.infer("identity_bytes", request(["YQ=="]))
     assert response.fields["outputs"][0]["data"] == ["YQ=="]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("/9g", "multiple of 4"), ("_9g=", "'_'"), ("/9h=", "unused bits")],
-)
-def test_invalid_base64_does_not_reach_the_server(
-    via_gateway: Client, text: str, words: str
-) -> None:
-    response = via_gateway.infer("identity_bytes", request(["AA==", text]))
-    assert response.status == 400
-    for word in ("'INPUT0'", "element 1", words):
-        assert word in response.error

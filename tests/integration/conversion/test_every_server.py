@@ -6,7 +6,6 @@ The gateway finds out what each server is. What a server cannot do, the client i
 import base64
 import gzip
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from tests.integration.support.client import HEADER_LENGTH, Client, Response
 from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
-from tests.integration.support.infer_messages import Request, Tensor, read_outputs, tensor
+from tests.integration.support.infer_messages import Request, read_outputs, tensor
 from tests.integration.support.round_trip import check_echo, send
 
 SAGEMAKER = "application/vnd.sagemaker-triton.binary+json;json-header-size="
@@ -29,7 +28,6 @@ VALUES: dict[str, list[Any]] = {
     "BYTES": ["é".encode(), b"", b"a\0b"],
     "BOOL": [True, False],
 }
-LISTED = tuple(f"OUT_{datatype}" for datatype in VALUES)
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +65,8 @@ BINARY, JSON = [True] * 4, [False] * 4
 REQUESTS: dict[str, Request] = {
     "json": mixed(JSON),
     "json to binary": mixed(JSON, binary_data_output=True),
-    "json to listed binary": mixed(JSON, outputs=tuple((name, True) for name in LISTED)),
     "binary": mixed(BINARY, binary_data_output=True),
     "binary to json": mixed(BINARY),
-    "binary to listed json": mixed(BINARY, outputs=tuple((name, False) for name in LISTED)),
-    "both to json": mixed([True, False, True, False]),
-    "both to binary": mixed([False, True, False, True], binary_data_output=True),
     "both to both": mixed(
         [True, False, True, False], outputs=(("OUT_FP32", False), ("OUT_BYTES", True))
     ),
@@ -90,26 +84,23 @@ def test_forms(via_gateway: Client, any_upstream: Reached, request_: Request) ->
     check_mixed(send(via_gateway, request_), request_, any_upstream)
 
 
-@pytest.mark.parametrize(
-    "kind", ["application/json", "application/x-www-form-urlencoded", "application/octet-stream"]
-)
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/octet-stream"])
 def test_content_types_do_not_matter(via_gateway: Client, any_upstream: Reached, kind: str) -> None:
     """curl says of JSON that it is a form, unless it is told to say something else."""
     for request in (REQUESTS["json"], REQUESTS["binary"]):
         check_mixed(send(via_gateway, request, kind), request, any_upstream)
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
 @pytest.mark.parametrize("form", ["json", "both to both"])
-def test_compressed(via_gateway: Client, any_upstream: Reached, form: str, coding: str) -> None:
+def test_compressed(via_gateway: Client, any_upstream: Reached, form: str) -> None:
     request = REQUESTS[form]
     body, headers = request.encoded()
-    packed = gzip.compress(body) if coding == "gzip" else zlib.compress(body)
-    response = via_gateway.infer("mixed", packed, headers | {"Content-Encoding": coding})
+    packed = gzip.compress(body)
+    response = via_gateway.infer("mixed", packed, headers | {"Content-Encoding": "gzip"})
     check_mixed(response, request, any_upstream)
 
 
-@pytest.mark.parametrize("form", ["json to listed binary", "binary to json", "both to both"])
+@pytest.mark.parametrize("form", ["binary to json", "both to both"])
 def test_sagemaker(via_gateway: Client, any_upstream: Reached, form: str) -> None:
     request = replace(REQUESTS[form], with_length=True)
     body, headers = request.encoded()
@@ -125,8 +116,7 @@ def test_sagemaker(via_gateway: Client, any_upstream: Reached, form: str) -> Non
     check_mixed(response, request, any_upstream)
 
 
-@pytest.mark.parametrize("binary", [True, False])
-@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize(("binary", "wanted"), [(True, False), (False, True)])
 def test_half_floats(
     via_gateway: Client, any_upstream: Reached, binary: bool, wanted: bool
 ) -> None:
@@ -253,10 +243,8 @@ def check_no_text_is_refused(response: Response) -> None:
 PAIR = (tensor("INPUT0", "FP32", [1, 2.5]), tensor("INPUT1", "FP32", [3, 5]))
 
 
-@pytest.mark.parametrize("binary", [True, False])
-def test_versions(via_gateway: Client, any_upstream: Reached, binary: bool) -> None:
-    inputs: tuple[Tensor, ...] = tuple(replace(each, binary=binary) for each in PAIR)
-    response = send(via_gateway, Request("add/versions/1", inputs))
+def test_versions(via_gateway: Client, any_upstream: Reached) -> None:
+    response = send(via_gateway, Request("add/versions/1", PAIR))
     if any_upstream.name == "kserve":
         assert response.status == 501
         assert "does not support model versions" in response.error
@@ -270,9 +258,8 @@ def test_the_binary_form_is_listed(via_gateway: Client) -> None:
     assert "binary_tensor_data" in via_gateway.get("/v2").fields["extensions"]
 
 
-@pytest.mark.parametrize("path", ["/v2/trace", "/v2/trace/setting", "/v2/models/add/trace"])
-def test_traces(via_gateway: Client, any_upstream: Reached, path: str) -> None:
-    response = via_gateway.get(path)
+def test_traces(via_gateway: Client, any_upstream: Reached) -> None:
+    response = via_gateway.get("/v2/models/add/trace")
     if any_upstream.name == "triton":
         assert response.status == 200
         assert "trace_level" in response.fields

@@ -1,8 +1,6 @@
 """Requests to a real KServe get the same tensors through the gateway as directly."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +20,9 @@ from tests.integration.support.infer_messages import (
     read_outputs,
     tensor,
 )
-from tests.integration.support.python_server import Script
 from tests.integration.support.real_server import HOST
 from tests.integration.support.round_trip import check_echo, send
-from tests.integration.support.strategies import SIZES, elements, generated, rearranged, requests
+from tests.integration.support.strategies import SIZES, elements, generated, requests
 from tests.support.scale import scaled
 
 pytestmark = pytest.mark.kserve
@@ -72,36 +69,6 @@ def check_same(via_gateway: Client, direct: Client, request: Request) -> tuple[O
     kept = {"outputs": None} if request.id else {"outputs": None, "id": None}
     assert {**response.fields, **kept} == {**like.fields, **kept}
     return outputs
-
-
-@pytest.mark.parametrize("datatype", DATATYPES)
-@generated(max_examples=scaled(25))
-@given(data=st.data())
-def test_one_tensor(
-    via_gateway: Client, direct: Client, datatype: str, data: st.DataObject
-) -> None:
-    """FP16 too, which KServe does not take in JSON."""
-    flat = data.draw(elements(datatype, data.draw(SIZES)))
-    sent = Tensor("INPUT0", datatype, flat, flat.shape)
-    sent = replace(sent, data=data.draw(rearranged(sent.values())))
-    request = data.draw(requests(f"identity_{datatype.lower()}", (sent,), ("OUTPUT0",)))
-    check_echo(check_same(via_gateway, direct, request), sent)
-
-
-@generated(max_examples=scaled(50))
-@given(data=st.data())
-def test_several_inputs_and_outputs(
-    via_gateway: Client, direct: Client, data: st.DataObject
-) -> None:
-    size = data.draw(st.integers(0, 8))
-    left, right = (data.draw(elements("FP32", size)) for _ in range(2))
-    inputs = Tensor("INPUT0", "FP32", left, (size,)), Tensor("INPUT1", "FP32", right, (size,))
-    request = data.draw(requests("add", inputs, ("SUM", "DIFFERENCE")))
-    outputs = check_same(via_gateway, direct, request)
-    with np.errstate(over="ignore", invalid="ignore"):
-        expected = {"SUM": left + right, "DIFFERENCE": left - right}
-    for output in outputs:
-        np.testing.assert_array_equal(output.elements, expected[output.name])
 
 
 @generated(max_examples=scaled(80))
@@ -152,24 +119,6 @@ def test_nonfinite_values_have_a_json_form(via_gateway: Client) -> None:
     assert b'"data":[NaN,Infinity,-Infinity,1.0]' in response.body
 
 
-@pytest.mark.parametrize("kind", ["", "text/plain", "application/json"])
-def test_requests_need_no_content_type(via_gateway: Client, kind: str) -> None:
-    """KServe refuses JSON without a type, and tensors that come with the type of JSON."""
-    for binary in (True, False):
-        sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
-        response = send(via_gateway, Request("identity_fp32", (sent,)), kind or None)
-        check_echo(read_outputs(response), replace(sent, binary=False))
-
-
-def test_listed_outputs_are_binary_by_the_parameter_of_the_request(via_gateway: Client) -> None:
-    """As the specification says, and KServe does not do."""
-    sent = tensor("INPUT0", "FP32", [0.1, 2])
-    for binary in (True, False):
-        request = Request("identity_fp32", (sent,), (("OUTPUT0", None),), binary_data_output=binary)
-        (output,) = read_outputs(send(via_gateway, request))
-        assert output.binary == binary
-
-
 def test_surplus_bytes_are_refused(via_gateway: Client) -> None:
     """Which KServe ignores."""
     sent = tensor("INPUT0", "FP32", [0.1, 2], binary=True)
@@ -177,39 +126,9 @@ def test_surplus_bytes_are_refused(via_gateway: Client) -> None:
     assert via_gateway.infer("identity_fp32", body + b"....", headers).status == 400
 
 
-def test_numbers_that_do_not_fit_are_refused(via_gateway: Client) -> None:
-    """Which KServe cuts off, or makes null, or calls a fault of its own."""
-    for datatype, data in (("INT32", "[1.5]"), ("FP32", "[1e40]"), ("UINT8", "[300]")):
-        entry = f'{{"name": "INPUT0", "datatype": "{datatype}", "shape": [1], "data": {data}}}'
-        response = via_gateway.infer(
-            f"identity_{datatype.lower()}", b'{"inputs": [%s]}' % entry.encode()
-        )
-        assert response.status == 400
-        assert "INPUT0" in response.error
-
-
 def test_models_without_metadata(via_gateway: Client) -> None:
     sent = tensor("INPUT0", "FP32", [0.1, 2])
     check_echo(read_outputs(send(via_gateway, Request("undeclared", (sent,)))), sent)
-
-
-def test_models_that_answer_in_json_whatever_is_asked_for(via_gateway: Client) -> None:
-    sent = tensor("INPUT0", "FP32", [0.1, 2])
-    check_echo(read_outputs(send(via_gateway, Request("always_json", (sent,)))), sent)
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-@pytest.mark.parametrize("binary", [True, False])
-def test_models_that_give_the_id_back(via_gateway: Client, binary: bool, wanted: bool) -> None:
-    """Without one, KServe fails by itself too."""
-    sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
-    request = Request("gives_id_back", (sent,), binary_data_output=wanted, id="7")
-    response = send(via_gateway, request)
-    assert response.fields["id"] == "7"
-    check_echo(read_outputs(response), replace(sent, binary=binary and wanted))
-    response = send(via_gateway, replace(request, id=None))
-    assert response.status == 500
-    assert "InferenceResponse" in response.error
 
 
 def test_models_that_give_the_id_back_get_one_from_clients_of_v1(
@@ -236,39 +155,3 @@ def test_response_of_many_chunks(via_gateway: Client, direct: Client) -> None:
     sent = tensor("INPUT0", "INT32", [300_000])
     (output,) = check_same(via_gateway, direct, Request("zeros", (sent,)))
     assert output.data == bytes(4 * 300_000)
-
-
-@pytest.fixture(scope="module")
-def asked(gateway: Gateway, kserve: KServe, kserve_client: Script) -> dict[str, dict[str, Any]]:
-    """What KServe's own client got, from the gateway and from the server."""
-    return {
-        name: json.loads(kserve_client.ask(url))
-        for name, url in (("gateway", gateway.url), ("server", kserve.http_url))
-    }
-
-
-CALLS = ("binary to binary", "json to json", "json to binary", "both to json", "both to both")
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_kserves_client_gets_the_same_through_the_gateway(
-    asked: dict[str, dict[str, Any]], call: str
-) -> None:
-    response, like = asked["gateway"][call], asked["server"][call]
-    assert response["outputs"] == like["outputs"]
-    assert response["model"] == like["model"] == "mixed"
-    assert len(response["outputs"]) == (2 if call == "both to both" else 4)
-    assert response["outputs"]["OUT_FP32"]["values"][2] == float(np.float32(3e38))
-
-
-def test_kserves_client_gets_half_floats_as_numpy(asked: dict[str, dict[str, Any]]) -> None:
-    (output,) = asked["gateway"]["halves"]["outputs"].values()
-    assert output["datatype"] == "FP16"
-    assert output["dtype"] == "float16"
-    assert output["values"] == np.array([0.1, -2, 65504], np.float16).tolist()
-
-
-def test_kserves_client_checks_health(asked: dict[str, dict[str, Any]]) -> None:
-    for call in ("live", "ready", "model ready"):
-        assert asked["gateway"][call] is asked["server"][call] is True
-    assert asked["gateway"]["other model ready"] is asked["server"]["other model ready"] is False

@@ -102,17 +102,6 @@ def check_zeros(response: Iterator[bytes], count: int) -> None:
     assert (position, tail) == (end, b"]}]}")
 
 
-def test_many_elements(via_gateway: Client, direct: Client) -> None:
-    values = np.random.default_rng(1).standard_normal(200_000, dtype=np.float32)
-    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [values.size]}
-    body = json.dumps({"inputs": [{**entry, "data": values.tolist()}]}).encode()
-    (output,) = read_outputs(via_gateway.infer("identity_fp32", body))
-    assert output.keys == ("name", "datatype", "shape", "data")
-    assert output.data == values.tobytes()
-    (like,) = read_outputs(direct.infer("identity_fp32", body))
-    assert output == like
-
-
 def test_a_long_text(via_gateway: Client, direct: Client) -> None:
     text = 'a\u00e9\U0001f600"\\\n' * 200_000
     entry = {"name": "INPUT0", "datatype": "BYTES", "shape": [2], "data": ["x", text]}
@@ -122,13 +111,6 @@ def test_a_long_text(via_gateway: Client, direct: Client) -> None:
         assert output.elements.tolist() == [b"x", text.encode()]
     (like,) = read_outputs(direct.infer("identity_bytes", body))
     assert output == like
-
-
-def test_many_texts(via_gateway: Client) -> None:
-    texts = [f"text {number}" for number in range(200_000)]
-    entry = {"name": "INPUT0", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
-    response = via_gateway.infer("identity_bytes", json.dumps({"inputs": [entry]}).encode())
-    assert response.fields["outputs"][0]["data"] == texts
 
 
 def test_json_response_is_streamed(server: TritonServer, tmp_path: Path) -> None:
@@ -163,14 +145,6 @@ def test_error_late_in_a_streamed_response(via_gateway: Client) -> None:
     assert response.fields["outputs"][0]["data"] == ["text"] * 200_000
 
 
-def test_a_client_that_leaves_early(roomy: TritonServer, tmp_path: Path) -> None:
-    with fresh(tmp_path, roomy.http_url) as (gateway, client):
-        for binary in (True, False):
-            with open_response(gateway, "zeros", zeros(4_000_000, binary=binary)) as response:
-                assert len(response.read(1000)) == 1000
-        assert client.infer("zeros", zeros(1, binary=False)).status == 200
-
-
 def test_memory_for_a_large_json_request(roomy: TritonServer, tmp_path: Path) -> None:
     """55 MB of text: its binary form is held, and no more than a piece of the text."""
     some = np.random.default_rng(2).random(10_000, dtype=np.float32)
@@ -191,16 +165,6 @@ def test_memory_for_a_large_json_request(roomy: TritonServer, tmp_path: Path) ->
     assert grown < 1.3 * 4 * count + MAX_GROWTH
 
 
-def test_memory_for_a_large_response_as_json(roomy: TritonServer, tmp_path: Path) -> None:
-    count = LARGE // 4
-    with fresh(tmp_path, roomy.http_url) as (gateway, _):
-        idle = gateway.memory()
-        with open_response(gateway, "zeros", zeros(count, binary=False)) as response:
-            assert response.status == 200
-            check_zeros(pieces(response), count)
-        assert gateway.peak_memory() - idle < MAX_GROWTH
-
-
 def test_memory_for_a_large_binary_response(roomy: TritonServer, tmp_path: Path) -> None:
     size = LARGE
     with fresh(tmp_path, roomy.http_url) as (gateway, _):
@@ -219,7 +183,7 @@ def test_memory_for_a_large_binary_response(roomy: TritonServer, tmp_path: Path)
         assert gateway.peak_memory() - idle < MAX_GROWTH
 
 
-@pytest.mark.parametrize("form", ["binary", "chunked", "raw"])
+@pytest.mark.parametrize("form", ["chunked", "raw"])
 def test_memory_for_a_large_binary_request(roomy: TritonServer, tmp_path: Path, form: str) -> None:
     size = LARGE
     entry = {"name": "INPUT0", "datatype": "FP32", "shape": [size // 4]}
@@ -227,7 +191,7 @@ def test_memory_for_a_large_binary_request(roomy: TritonServer, tmp_path: Path, 
     if form == "raw":
         header = b""
     headers = {HEADER_LENGTH: str(len(header))}
-    if form != "chunked":
+    if form == "raw":
         headers["Content-Length"] = str(len(header) + size)
     with fresh(tmp_path, roomy.http_url) as (gateway, client):
         idle = gateway.memory()

@@ -1,19 +1,16 @@
 """Clients of a real MLServer, which takes only JSON, use every encoding."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.integration.mlserver.models import DATATYPES
 from tests.integration.mlserver.server import MLServer
-from tests.integration.support.client import HEADER_LENGTH, Client
+from tests.integration.support.client import Client
 from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.support.infer_messages import (
     FLOATS,
@@ -24,7 +21,7 @@ from tests.integration.support.infer_messages import (
     tensor,
 )
 from tests.integration.support.round_trip import check_echo, send
-from tests.integration.support.strategies import SIZES, elements, generated, rearranged, requests
+from tests.integration.support.strategies import SIZES, elements, generated, requests
 from tests.support.scale import scaled
 
 pytestmark = pytest.mark.mlserver
@@ -59,21 +56,6 @@ def with_plain_id(request: Request) -> Request:
     return request if request.id is None else replace(request, id="7")
 
 
-@pytest.mark.parametrize("datatype", DATATYPES)
-@generated(max_examples=scaled(25))
-@given(data=st.data())
-def test_one_tensor(via_gateway: Client, datatype: str, data: st.DataObject) -> None:
-    flat = finite(data.draw(elements(datatype, data.draw(SIZES))), datatype)
-    sent = Tensor("INPUT0", datatype, flat, flat.shape)
-    sent = replace(sent, data=data.draw(rearranged(sent.values())))
-    request = with_plain_id(
-        data.draw(requests(f"identity_{datatype.lower()}", (sent,), ("OUTPUT0",)))
-    )
-    outputs = read_outputs(send(via_gateway, request))
-    check_echo(outputs, sent)
-    assert outputs[0].binary == request.wants_binary("OUTPUT0")
-
-
 @generated(max_examples=scaled(80))
 @given(data=st.data())
 def test_several_datatypes_in_mixed_forms(via_gateway: Client, data: st.DataObject) -> None:
@@ -91,20 +73,12 @@ def test_several_datatypes_in_mixed_forms(via_gateway: Client, data: st.DataObje
         assert output.binary == request.wants_binary(output.name)
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize(("binary", "wanted"), [(True, False), (False, True)])
 def test_large_tensors(via_gateway: Client, binary: bool, wanted: bool) -> None:
     values = np.random.default_rng(1).standard_normal(LARGE).astype("<f4")
     sent = Tensor("INPUT0", "FP32", values, (LARGE,), binary=binary)
     request = Request("identity_fp32", (sent,), binary_data_output=wanted)
     check_echo(read_outputs(send(via_gateway, request)), sent)
-
-
-def test_raw_binary(via_gateway: Client) -> None:
-    values = np.array([1.5, -2], "<f4")
-    response = via_gateway.infer("identity_fp32", values.tobytes(), {HEADER_LENGTH: "0"})
-    (output,) = read_outputs(response)
-    assert (output.binary, output.elements.tolist()) == (True, [1.5, -2])
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -136,47 +110,6 @@ def test_bytes_that_are_not_utf8(via_gateway: Client, mlserver: MLServer, tmp_pa
         Client(gateway.host, gateway.port) as client,
     ):
         check_echo(read_outputs(send(client, request)), sent)
-
-
-def test_requests_need_no_content_type(via_gateway: Client) -> None:
-    """MLServer refuses JSON that says it is something else."""
-    for binary in (True, False):
-        for kind in ("", "text/plain", "application/octet-stream"):
-            sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
-            response = send(via_gateway, Request("identity_fp32", (sent,)), kind or None)
-            check_echo(read_outputs(response), replace(sent, binary=False))
-
-
-V1: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "rows": ("identity_fp32", {"instances": [1, 2.5]}, {"predictions": [1, 2.5]}),
-    "a column": ("identity_int64", {"inputs": [2**62]}, {"outputs": [2**62]}),
-    "no elements": ("identity_fp32", {"inputs": []}, {"outputs": []}),
-    "strings": ("identity_bytes", {"instances": ["a", "é"]}, {"predictions": ["a", "é"]}),
-    "what is not finite": (
-        "identity_fp32",
-        {"instances": [float("nan"), 1]},
-        {"predictions": ["NaN", 1]},
-    ),
-    "several tensors": (
-        "add",
-        {"instances": [{"INPUT0": 1, "INPUT1": 5}, {"INPUT1": 7.5, "INPUT0": 2}]},
-        {"predictions": [{"SUM": 6, "DIFFERENCE": -4}, {"SUM": 9.5, "DIFFERENCE": -5.5}]},
-    ),
-    "a version": ("versioned/versions/2", {"inputs": [1]}, {"outputs": [2]}),
-}
-
-
-@pytest.mark.parametrize(("model", "body", "told"), V1.values(), ids=V1)
-def test_v1_clients(
-    via_gateway: Client, model: str, body: dict[str, Any], told: dict[str, Any]
-) -> None:
-    response = via_gateway.send("POST", f"/v1/models/{model}:predict", json.dumps(body).encode())
-    assert (response.status, response.fields) == (200, told)
-
-
-def test_a_model_as_v1_clients_ask_for_it(via_gateway: Client) -> None:
-    assert via_gateway.get("/v1/models/add").fields == {"name": "add", "ready": True}
-    assert via_gateway.get("/v1/models/none").status == 404
 
 
 def test_its_own_errors_pass(via_gateway: Client) -> None:

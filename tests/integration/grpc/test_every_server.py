@@ -64,20 +64,18 @@ def lacks(upstream: Reached, datatype: str) -> bool:
     return datatype == "FP16" and upstream.name == "openvino"
 
 
-@pytest.mark.parametrize("datatype", ARRAYS)
-def test_tritonclient_gets_its_tensor_back(
-    client: Any, any_upstream: Reached, datatype: str
-) -> None:
-    if lacks(any_upstream, datatype):
-        return
-    array = ARRAYS[datatype]
-    result = client.infer(f"identity_{datatype.lower()}", [given(array, datatype)], request_id="7")
-    response = result.get_response()
-    assert (response.id, response.model_name) == ("7", f"identity_{datatype.lower()}")
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+def test_tritonclient_gets_its_tensor_back(client: Any, any_upstream: Reached) -> None:
+    for datatype, array in ARRAYS.items():
+        if lacks(any_upstream, datatype):
+            continue
+        model = f"identity_{datatype.lower()}"
+        result = client.infer(model, [given(array, datatype)], request_id="7")
+        response = result.get_response()
+        assert (response.id, response.model_name) == ("7", model)
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
 
 
-@pytest.mark.parametrize("datatype", CONTENTS)
+@pytest.mark.parametrize("datatype", ["BOOL", "INT8", "UINT64", "FP32", "BYTES"])
 def test_typed_contents_come_back_typed(stub: Any, any_upstream: Reached, datatype: str) -> None:
     array = ARRAYS[datatype]
     request = service_pb2.ModelInferRequest(model_name=f"identity_{datatype.lower()}")
@@ -93,13 +91,6 @@ def test_typed_contents_come_back_typed(stub: Any, any_upstream: Reached, dataty
         assert not response.raw_output_contents
         back = getattr(output.contents, CONTENTS[datatype])
         assert list(back) == array.astype(array.dtype).tolist()
-
-
-@pytest.mark.parametrize("shape", [(0,), (1,), (3,)])
-def test_shapes(client: Any, shape: tuple[int, ...]) -> None:
-    array = np.zeros(shape, np.float32)
-    result = client.infer("identity_fp32", [given(array)])
-    assert result.as_numpy("OUTPUT0").shape == shape
 
 
 def test_requested_outputs(client: Any, any_upstream: Reached) -> None:
@@ -126,16 +117,9 @@ def test_parameters_and_several_datatypes(client: Any) -> None:
         np.testing.assert_array_equal(result.as_numpy(f"OUT_{name}"), array)
 
 
-@pytest.mark.parametrize("compression", ["gzip", "deflate"])
-def test_compressed(client: Any, compression: str) -> None:
+def test_compressed(client: Any) -> None:
     array = ARRAYS["FP32"]
-    result = client.infer("identity_fp32", [given(array)], compression_algorithm=compression)
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
-
-
-def test_image(client: Any) -> None:
-    array = np.random.default_rng(1).random((1, 3, 224, 224), np.float32).reshape(-1)
-    result = client.infer("identity_fp32", [given(array)])
+    result = client.infer("identity_fp32", [given(array)], compression_algorithm="gzip")
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
 
 

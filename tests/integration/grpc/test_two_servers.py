@@ -25,7 +25,7 @@ from tests.integration.triton.server import HOST, TritonServer
 pytestmark = pytest.mark.triton
 
 MODEL = "identity_fp32"
-CALLS = 400
+CALLS = 200
 CALLERS = 8
 PATIENCE = 20.0
 
@@ -40,15 +40,13 @@ def servers() -> Iterator[list[TritonServer]]:
 
 
 @pytest.fixture
-def gateway(
-    servers: list[TritonServer], tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Gateway]:
-    """A gateway in front of both."""
+def gateway(servers: list[TritonServer], tmp_path: Path) -> Iterator[Gateway]:
+    """A gateway in front of both, which retries what gets no response."""
     upstream = {"endpoints": [each.grpc_url for each in servers], "dialect": "triton"}
     settings = {
         "listen": f"{HOST}:0",
         "upstreams": {"pair": upstream},
-        "routes": [{"upstream": "pair", "retry_on": request.param}],
+        "routes": [{"upstream": "pair", "retry_on": ["no_response"]}],
     }
     with gateway_with_settings(tmp_path, settings) as running:
         yield running
@@ -112,7 +110,6 @@ def run_and_kill(gateway: Gateway, victim: TritonServer) -> Counter[str]:
     return load.outcomes
 
 
-@pytest.mark.parametrize("gateway", [["no_response"]], ids=["retried"], indirect=True)
 def test_calls_are_balanced_and_none_fails_with_a_server(
     gateway: Gateway, servers: list[TritonServer]
 ) -> None:
@@ -125,12 +122,3 @@ def test_calls_are_balanced_and_none_fails_with_a_server(
     assert sum(counts) == CALLS
     assert all(abs(count - CALLS / 2) <= CALLS / 20 for count in counts), counts
     assert run_and_kill(gateway, servers[0]) == {"OK": CALLS * 2}
-
-
-@pytest.mark.parametrize("gateway", [[]], ids=["by default"], indirect=True)
-def test_only_calls_that_the_dead_server_had_fail_by_default(
-    gateway: Gateway, servers: list[TritonServer]
-) -> None:
-    outcomes = run_and_kill(gateway, servers[0])
-    assert {outcome.partition(":")[0] for outcome in outcomes} <= {"OK", "UNAVAILABLE"}
-    assert outcomes.total() - outcomes["OK"] <= CALLERS

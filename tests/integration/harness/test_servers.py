@@ -1,16 +1,9 @@
 """Every server offers its models, datatypes and dialect to tests in the same way."""
 
-import pytest
-
-from gateway.protocol.dialects import DIALECTS
 from tests.integration.support.client import Client
 from tests.integration.support.infer_messages import HALVES, Request, read_outputs, tensor
 from tests.integration.support.real_server import HOST, InferenceServer
 from tests.integration.support.round_trip import check_echo, send
-
-
-def test_its_dialect_is_known(any_server: InferenceServer) -> None:
-    assert any_server.dialect in DIALECTS
 
 
 def test_its_models_are_ready(any_server: InferenceServer) -> None:
@@ -28,12 +21,3 @@ def test_each_datatype_that_has_a_json_form(any_server: InferenceServer) -> None
             sent = tensor("INPUT0", datatype, values)
             request = Request(f"identity_{datatype.lower()}", (sent,))
             check_echo(read_outputs(send(client, request, "application/json")), sent)
-
-
-@pytest.mark.parametrize("model", ["add", "mixed"])
-def test_metadata(any_server: InferenceServer, model: str) -> None:
-    (declared,) = (each for each in any_server.models if each.name == model)
-    with Client(HOST, any_server.http_port) as client:
-        fields = client.get(f"/v2/models/{model}").fields
-    assert fields["inputs"] == [each.metadata() for each in declared.inputs]
-    assert fields["outputs"] == [each.metadata() for each in declared.outputs]

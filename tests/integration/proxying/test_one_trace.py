@@ -1,4 +1,7 @@
-"""Client, gateway and Triton tell of a call in one trace, over HTTP and over gRPC."""
+"""Client, gateway and Triton tell of a call in one trace, over HTTP and over gRPC.
+
+The gateway's own spans, of retries, mirrored copies and canaries, are in tests/end_to_end/traces.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from tests.integration.support.client import Client
 from tests.integration.support.gateway import Gateway, gateway_with_settings
 from tests.integration.triton.models import MODELS
 from tests.integration.triton.server import HOST, TritonServer
-from tests.support.addresses import free_port
 from tests.support.grpc.client import SERVICE
 from tests.support.grpc.proto_file import message_class
 from tests.support.servers.trace_receiver import (
@@ -31,7 +33,6 @@ pytestmark = pytest.mark.triton
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e47{:02x}"
 PARENT = "00f067aa0ba902b7"
-SETTING = "/v2/trace/setting"
 INPUTS = [
     {"name": name, "datatype": "FP32", "shape": [2], "data": [1, 2]}
     for name in ("INPUT0", "INPUT1")
@@ -77,32 +78,15 @@ def triton(receiver: TraceReceiver) -> Iterator[TritonServer]:
 def gateway(
     receiver: TraceReceiver, triton: TritonServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gateway]:
-    """A gateway that retries, and routes gRPC clients to Triton's gRPC address."""
-    refused = f"http://{HOST}:{free_port()}"
+    """A gateway that reaches Triton over HTTP, and over gRPC if a header says so."""
     grpc_url = f"grpc://{HOST}:{triton.grpc_port}"
     settings: dict[str, Any] = {
         "listen": "127.0.0.1:0",
         "upstreams": {
             "http": {"endpoints": [triton.http_url], "dialect": "triton"},
-            "other": {"endpoints": [triton.http_url], "dialect": "triton"},
             "grpc": {"endpoints": [grpc_url], "dialect": "triton"},
-            "half": {
-                "endpoints": [refused, triton.http_url],
-                "dialect": "triton",
-                "load_balancing": {"policy": "round_robin"},
-            },
         },
         "routes": [
-            {"match": {"headers": {"x-way": "half"}}, "upstream": "half"},
-            {
-                "match": {"headers": {"x-way": "mirror"}},
-                "upstream": "http",
-                "mirror": {"upstream": "other", "percent": "100%"},
-            },
-            {
-                "match": {"headers": {"x-way": "canary"}},
-                "upstream": [{"name": "http", "weight": 1}, {"name": "other", "weight": 1}],
-            },
             {"match": {"headers": {"x-way": "grpc"}}, "upstream": "grpc"},
             {"upstream": "http"},
         ],
@@ -184,51 +168,6 @@ def test_call_over_http_is_one_trace(gateway: Gateway, receiver: TraceReceiver) 
     names = {each.name for each in spans if each.service == GATEWAY}
     assert names == {"POST /v2/models/{model}/infer", "convert request", "convert response"}
     assert {"InferRequest", "add", "compute"} == {e.name for e in spans if e.service == TRITON}
-
-
-def test_retry_is_in_the_trace(gateway: Gateway, receiver: TraceReceiver) -> None:
-    """Round robin: one of two calls meets the endpoint that refuses connections."""
-    with _client(gateway) as client:
-        for number in (2, 3):
-            headers = {**_parent(number), "x-way": "half"}
-            assert client.send("POST", "/v2/models/add/infer", INFER, headers).status == 200
-    counts = []
-    for number in (2, 3):
-        spans = _trace(receiver, number, 1)
-        attempts = [each for each in spans if each.kind == CLIENT]
-        counts.append(len(attempts))
-        (seen,) = _check_joined(spans, len(attempts))
-        assert seen is attempts[-1]
-        assert [each.error for each in attempts] == [True] * (len(attempts) - 1) + [False]
-    assert max(counts) == 2
-
-
-def test_mirrored_copy_is_in_the_trace(gateway: Gateway, receiver: TraceReceiver) -> None:
-    with _client(gateway) as client:
-        headers = {**_parent(4), "x-way": "mirror"}
-        assert client.send("POST", "/v2/models/add/infer", INFER, headers).status == 200
-    _until(lambda: any(each.name == "mirror other" for each in receiver.trace(TRACE.format(4))))
-    spans = _trace(receiver, 4, 2)
-    seen = _check_joined(spans, 2)
-    assert {each.attributes["tensorgate.upstream"] for each in seen} == {"http", "other"}
-    (mirror,) = [each for each in spans if each.name == "mirror other"]
-    (copy,) = [each for each in seen if each.parent_id == mirror.span_id]
-    assert copy.attributes["tensorgate.upstream"] == "other"
-
-
-def test_both_upstreams_of_a_canary_are_in_traces(
-    gateway: Gateway, receiver: TraceReceiver
-) -> None:
-    numbers = range(0x10, 0x28)
-    with _client(gateway) as client:
-        for number in numbers:
-            headers = {**_parent(number), "x-way": "canary"}
-            assert client.send("POST", "/v2/models/add/infer", INFER, headers).status == 200
-    upstreams = set()
-    for number in numbers:
-        (seen,) = _check_joined(_trace(receiver, number, 1), 1)
-        upstreams.add(seen.attributes["tensorgate.upstream"])
-    assert upstreams == {"http", "other"}
 
 
 def _grpc_request() -> bytes:

@@ -1,4 +1,7 @@
-"""A denied or protected path stays so in every spelling that servers decode."""
+"""A denied or protected path stays so in every spelling that servers decode.
+
+How the gateway reads each spelling is in tests/protocol/test_operations.py.
+"""
 
 import json
 from collections.abc import Iterator
@@ -18,60 +21,30 @@ KEY = {"Authorization": "Bearer secret"}
 # A server that decodes paths answers these as it does the plain path.
 DECODED = [
     "/v2/models/%69dentity_fp32/infer",
-    "/v2/models/identity%5Ffp32/infer",
-    "/v2/models/identity_fp32%2Finfer",
     "/v2/models/identity_fp32%2finfer",
-    "/v2/models/%69dentity_fp32%2Finfer",
     "/v2/models/identity_fp32/%69nfer",
-    "/v2/%6dodels/identity_fp32/infer",
-    "/%762/models/identity_fp32/infer",
     "/v2%2Fmodels/identity_fp32/infer",
 ]
 # Some of these are infer requests to one server or other, or a redirection to one.
 ODD = [
     "/v2/models/identity_fp32/infer%0A",
-    "/v2/models/identity_fp32%2Finfer%0a",
-    "/v2/models/identity_fp32/versions/1%2Finfer",
-    "/v2/models/identity_fp32/versions%2F1%2Finfer",
     "/v2/models/identity_fp32%2Fversions%2F1%2Finfer",
-    "/v2/models/%69dentity_fp32/versions/%31/infer",
     "/v2/models/identity_fp32/%67enerate",
     "/v2/models/identity_fp32%252Finfer",
-    "/v2/models/%2569dentity_fp32/infer",
     "/v2/models/identity_fp32/infer/",
-    "/v2/models/identity_fp32/infer%2F",
-    "/v2/models/identity_fp32//infer",
-    "/v2/models//identity_fp32/infer",
     "//v2/models/identity_fp32/infer",
-    "/v2/models/./identity_fp32/infer",
-    "/v2/models/%2e/identity_fp32/infer",
-    "/v2/models/x/../identity_fp32/infer",
-    "/v2/models/x/%2e%2e/identity_fp32/infer",
     "/v2/models/x%2F..%2Fidentity_fp32/infer",
-    "/v2/health%2F..%2Fmodels/identity_fp32/infer",
     "/v2/models/identity_fp32/infer%3Fx",
-    "/v2/models/identity_fp32/infer%23x",
     "/v2/models/identity_fp32%00/infer",
-    "/v1/models/identity_fp32:predict",
-    "/v1/models/%69dentity_fp32:predict",
     "/v1/models/identity_fp32%3Apredict",
-    "/v1/models/identity_fp32:%70redict",
     "/v1%2Fmodels%2Fidentity_fp32%3apredict",
-    "/v1/models/identity_fp32:predict/",
 ]
 SECRET = [
     "/v2/models/add",
     "/v2/models/%61dd",
-    "/v2/%6dodels/add",
     "/v2%2Fmodels%2Fadd",
-    "/v2/models/add%2Fready",
     "/v2/models/add/%72eady",
-    "/v2/models/add%2Fconfig",
-    "/v2/models/add%2Fversions%2F1",
-    "/v2/models/add/",
-    "/v2//models/add",
     "/v2/models/x/../add",
-    "/v1/models/%61dd",
     "/v1/models%2Fadd",
 ]
 
@@ -119,22 +92,23 @@ def decodes(server: InferenceServer) -> bool:
     return server.name in ("kserve", "mlserver")
 
 
-@pytest.mark.parametrize("path", DECODED)
 def test_encoded_paths_that_servers_decode_are_denied(
-    path: str, via_gateway: Client, direct: Client, any_server: InferenceServer
+    via_gateway: Client, direct: Client, any_server: InferenceServer
 ) -> None:
-    assert (direct.send("POST", path, BODY, TYPE).status == 200) is decodes(any_server)
-    assert via_gateway.send("POST", path, BODY, TYPE).status in (401, 403)
+    for path in DECODED:
+        decoded = direct.send("POST", path, BODY, TYPE).status == 200
+        assert decoded is decodes(any_server), path
+        assert via_gateway.send("POST", path, BODY, TYPE).status in (401, 403), path
 
 
-@pytest.mark.parametrize("path", ODD)
-def test_a_denied_path_is_denied_in_every_spelling(path: str, via_gateway: Client) -> None:
-    assert via_gateway.send("POST", path, BODY, TYPE).status >= 400
+def test_a_denied_path_is_denied_in_every_spelling(via_gateway: Client) -> None:
+    for path in ODD:
+        assert via_gateway.send("POST", path, BODY, TYPE).status >= 400, path
 
 
-@pytest.mark.parametrize("path", SECRET)
-def test_a_path_that_needs_a_key_needs_it_in_every_spelling(path: str, via_gateway: Client) -> None:
-    assert via_gateway.get(path).status == 401
+def test_a_path_that_needs_a_key_needs_it_in_every_spelling(via_gateway: Client) -> None:
+    for path in SECRET:
+        assert via_gateway.get(path).status == 401, path
 
 
 def test_an_allowed_path_may_be_encoded(via_gateway: Client, any_server: InferenceServer) -> None:

@@ -10,7 +10,6 @@ from tests.integration.kserve.server import KServe
 from tests.integration.mlserver.server import MLServer
 from tests.integration.support.gateway import TENSORGATE
 from tests.integration.triton.server import TritonServer
-from tests.support.addresses import free_address
 
 pytestmark = [pytest.mark.triton, pytest.mark.kserve, pytest.mark.mlserver]
 
@@ -44,29 +43,19 @@ def _probe(file: Path, urls: dict[str, str], **dialects: str) -> tuple[int, list
     return done.returncode, lines[1::2]
 
 
-@pytest.mark.parametrize(
-    "dialects", [{}, {"triton": "triton", "kserve": "kserve", "mlserver": "json"}], ids=str
-)
-def test_each_is_ready_and_known(
-    urls: dict[str, str], tmp_path: Path, dialects: dict[str, str]
-) -> None:
-    status, lines = _probe(tmp_path / "gateway.yaml", urls, **dialects)
-    assert status == 0
-    for line, (name, url) in zip(lines, urls.items(), strict=True):
-        found = IS[name].format(", as declared" if dialects else "")
-        assert line.startswith(f"  {url}: ready; {found}")
+def test_check_knows_each_server(urls: dict[str, str], tmp_path: Path) -> None:
+    for dialects in ({}, {"triton": "triton", "kserve": "kserve", "mlserver": "json"}):
+        status, lines = _probe(tmp_path / "gateway.yaml", urls, **dialects)
+        assert status == 0
+        for line, (name, url) in zip(lines, urls.items(), strict=True):
+            found = IS[name].format(", as declared" if dialects else "")
+            assert line.startswith(f"  {url}: ready; {found}")
 
 
-def test_check_reports_a_wrong_dialect_and_an_unreachable_server(
-    urls: dict[str, str], tmp_path: Path
-) -> None:
-    gone = {**urls, "gone": f"http://{free_address()}"}
-    status, lines = _probe(tmp_path / "gateway.yaml", gone, kserve="triton", mlserver="kserve")
+def test_check_reports_a_wrong_dialect(urls: dict[str, str], tmp_path: Path) -> None:
+    declared = {"kserve": "triton", "mlserver": "kserve"}
+    status, lines = _probe(tmp_path / "gateway.yaml", urls, **declared)
     assert status == 3
-    for name, line in zip(("kserve", "mlserver"), lines[1:3], strict=True):
-        declared = {"kserve": "triton", "mlserver": "kserve"}[name]
-        found = IS[name].format(f", but {declared} is declared")
+    for name, line in zip(declared, lines[1:], strict=True):
+        found = IS[name].format(f", but {declared[name]} is declared")
         assert line.startswith(f"  {urls[name]}: ready; {found}")
-    assert lines[3].endswith(f"cannot connect to {gone['gone']}: Connection refused")
-    status, lines = _probe(tmp_path / "gateway.yaml", gone)
-    assert status == 4

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tritonclient.http as triton_http
@@ -45,18 +44,11 @@ def check_same(response: Response, like: Response) -> None:
 
 
 @pytest.mark.parametrize(("path", "own"), GLOBAL + MODEL)
-def test_trace_settings_are_read(via_gateway: Client, direct: Client, path: str, own: str) -> None:
-    response = via_gateway.get(path)
-    assert response.status == 200
-    assert {"trace_level", "trace_rate", "trace_count", "log_frequency"} <= set(response.fields)
-    check_same(response, direct.get(own))
-
-
-@pytest.mark.parametrize(("path", "own"), GLOBAL + MODEL)
-def test_trace_settings_are_updated(
+def test_trace_settings_are_read_and_updated(
     via_gateway: Client, direct: Client, path: str, own: str
 ) -> None:
-    before = direct.get(own).fields
+    before = via_gateway.get(path).fields
+    assert before == direct.get(own).fields
     changes = {"trace_level": ["OFF"], "trace_rate": "77", "trace_count": "5"}
     response = via_gateway.send("POST", path, json.dumps(changes).encode())
     assert response.status == 200
@@ -77,20 +69,9 @@ def test_a_model_has_settings_of_its_own(via_gateway: Client) -> None:
     assert unchanged.fields == everywhere
 
 
-@pytest.mark.parametrize("path", ["/v2/trace", "/v2/trace/setting", "/v2/models/add/trace"])
+@pytest.mark.parametrize("path", ["/v2/trace", "/v2/models/add/trace/setting"])
 @pytest.mark.parametrize(
-    "body",
-    [
-        b'{"trace_file": "/tmp/trace.json"}',
-        b'{"trace_rate": 7}',
-        b'{"trace_rate": "x"}',
-        b'{"trace_level": "TIMESTAMPS"}',
-        b'{"unknown": "1"}',
-        b"nonsense",
-        b"[]",
-        b"{}",
-        b"",
-    ],
+    "body", [b'{"trace_file": "/tmp/trace.json"}', b'{"trace_rate": "x"}', b"nonsense", b"{}", b""]
 )
 def test_any_response_of_the_server_passes_unchanged(
     via_gateway: Client, direct: Client, path: str, body: bytes
@@ -100,28 +81,22 @@ def test_any_response_of_the_server_passes_unchanged(
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-@pytest.mark.parametrize("trace", ["trace", "trace/setting"])
-def test_an_unknown_model(via_gateway: Client, direct: Client, method: str, trace: str) -> None:
+def test_trace_settings_of_an_unknown_model_are_an_error(
+    via_gateway: Client, direct: Client, method: str
+) -> None:
     body = b"{}" if method == "POST" else None
-    response = via_gateway.send(method, f"/v2/models/nope/{trace}", body)
+    response = via_gateway.send(method, "/v2/models/nope/trace", body)
     like = direct.send(method, "/v2/models/nope/trace/setting", body)
     assert like.status == 400
     assert "nope" in response.error
     check_same(response, like)
 
 
-@pytest.mark.parametrize(
-    "path", ["/v2/trace/", "/v2/trace/other", "/v2/models/add/trace/", "/v2/tracer", "/v2/Trace"]
-)
-def test_unknown_trace_paths_are_404(via_gateway: Client, direct: Client, path: str) -> None:
-    like = direct.get(path)
-    assert like.status == 404
-    check_same(via_gateway.get(path), like)
-
-
-@pytest.mark.parametrize("method", ["PUT", "DELETE"])
-def test_other_methods_pass_as_they_are(via_gateway: Client, direct: Client, method: str) -> None:
-    check_same(via_gateway.send(method, "/v2/trace"), direct.send(method, "/v2/trace"))
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v2/trace/other"), ("PUT", "/v2/trace")])
+def test_unknown_trace_requests_pass_as_they_are(
+    via_gateway: Client, direct: Client, method: str, path: str
+) -> None:
+    check_same(via_gateway.send(method, path), direct.send(method, path))
 
 
 def test_the_server_logs_that_versions_share_trace_settings(
@@ -137,32 +112,13 @@ def test_the_server_logs_that_versions_share_trace_settings(
         assert "version 2 of model versioned" in gateway.log
 
 
-@pytest.fixture
-def tritonclient(gateway: Gateway) -> Iterator[Any]:
-    client = triton_http.InferenceServerClient(gateway.address)
-    yield client
-    client.close()
-
-
-def test_tritonclient_reads(tritonclient: Any, direct: Client) -> None:
-    assert tritonclient.get_trace_settings() == direct.get("/v2/trace/setting").fields
-    own = direct.get("/v2/models/add/trace/setting").fields
-    assert tritonclient.get_trace_settings("add") == own
-
-
-def test_tritonclient_updates(tritonclient: Any, direct: Client) -> None:
-    everywhere = tritonclient.get_trace_settings()
-    changes = {"trace_level": ["TIMESTAMPS"], "trace_rate": "79"}
-    updated = tritonclient.update_trace_settings("add", changes)
-    assert updated == {**everywhere, **changes}
-    assert direct.get("/v2/models/add/trace/setting").fields == updated
-    cleared = tritonclient.update_trace_settings("add", dict.fromkeys(changes))
-    assert cleared == everywhere
-    assert tritonclient.update_trace_settings(settings={"trace_count": "9"})["trace_count"] == "9"
-
-
-def test_tritonclient_sees_errors(tritonclient: Any) -> None:
-    with pytest.raises(InferenceServerException, match="nope"):
-        tritonclient.get_trace_settings("nope")
-    with pytest.raises(InferenceServerException, match="trace file"):
-        tritonclient.update_trace_settings(settings={"trace_file": "/tmp/trace.json"})
+def test_tritonclient_reads_and_updates(gateway: Gateway, direct: Client) -> None:
+    with triton_http.InferenceServerClient(gateway.address) as client:
+        everywhere = client.get_trace_settings()
+        changes = {"trace_level": ["TIMESTAMPS"], "trace_rate": "79"}
+        updated = client.update_trace_settings("add", changes)
+        assert updated == {**everywhere, **changes} == client.get_trace_settings("add")
+        assert direct.get("/v2/models/add/trace/setting").fields == updated
+        assert client.update_trace_settings("add", dict.fromkeys(changes)) == everywhere
+        with pytest.raises(InferenceServerException, match="trace file"):
+            client.update_trace_settings(settings={"trace_file": "/tmp/trace.json"})

@@ -1,23 +1,24 @@
 """Calls that operators try in front of real servers, and the code that does the same."""
 
 import base64
+import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.admin.try_it.forms import FORMS
-from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import gateway_with_settings
-from tests.integration.triton.models import DATATYPES
-from tests.integration.triton.server import HOST, TritonServer
+from tests.integration.support.real_server import InferenceServer
+from tests.integration.triton.server import TritonServer
+from tests.support.addresses import free_address
 
 KEY = "token-of-operators-0123456789abcdef"
 VALUES: dict[str, list[Any]] = {
@@ -33,17 +34,13 @@ VALUES: dict[str, list[Any]] = {
 Try = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def _free_address() -> str:
-    with socket.create_server((HOST, 0)) as server:
-        return f"{HOST}:{server.getsockname()[1]}"
-
-
+@contextmanager
 def _serve(folder: Path, url: str, dialect: str) -> Iterator[Try]:
     """Run a gateway, and return what tries a call at its admin address."""
-    admin, keys = _free_address(), folder / "keys"
+    admin, keys = free_address(), folder / "keys"
     keys.write_text(f"{KEY}\n")
     settings = {
-        "listen": _free_address(),
+        "listen": free_address(),
         "admin": {"listen": admin, "payloads": True, "keys": "operators"},
         "api_keys": {"operators": {"file": str(keys)}},
         "upstreams": {"server": {"endpoints": [url], "dialect": dialect}},
@@ -64,31 +61,27 @@ def _serve(folder: Path, url: str, dialect: str) -> Iterator[Try]:
 @pytest.fixture(scope="module")
 def try_triton(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Try]:
     """Try a call in front of Triton."""
-    yield from _serve(tmp_path_factory.mktemp("gateway"), triton.http_url, "triton")
-
-
-@pytest.fixture(scope="module")
-def try_any(any_upstream: Reached, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Try]:
-    """Try a call in front of each server."""
-    yield from _serve(tmp_path_factory.mktemp("gateway"), any_upstream.url, "auto")
+    with _serve(tmp_path_factory.mktemp("gateway"), triton.http_url, "triton") as try_call:
+        yield try_call
 
 
 def _identity(form: str, datatype: str) -> dict[str, Any]:
-    values = VALUES.get(datatype, [0, 100])
+    values = VALUES[datatype]
     tensor = {"name": "INPUT0", "datatype": datatype, "shape": [2], "values": values}
     model = f"identity_{datatype.lower()}"
     return {"model": model, "version": "", "form": form, "inputs": [tensor], "outputs": []}
 
 
 def _shown(datatype: str) -> list[Any]:
-    values = VALUES.get(datatype, [0, 100])
+    values = VALUES[datatype]
     return [str(each) if type(each) is int and abs(each) > 2**53 else each for each in values]
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("datatype", DATATYPES)
-def test_triton_returns_what_was_sent_in_each_form(try_triton: Try, datatype: str) -> None:
-    for form in FORMS:
+def test_triton_and_the_python_code_return_what_was_sent(try_triton: Try, tmp_path: Path) -> None:
+    """All code is run by one process, as the client takes long to load."""
+    programs, expected = [], []
+    for datatype, form in itertools.product(VALUES, FORMS):
         if (form, datatype) == ("raw", "BYTES"):
             continue  # such a request needs a model of one element
         done = try_triton(_identity(form, datatype))
@@ -98,18 +91,8 @@ def test_triton_returns_what_was_sent_in_each_form(try_triton: Try, datatype: st
         (attempt,) = done["attempts"]
         assert attempt["response"]["start"] == "HTTP/1.1 200 OK"
         assert len(base64.b64decode(attempt["request"]["body"])) == attempt["request"]["size"]
-
-
-@pytest.mark.triton
-def test_python_code_gets_the_same_values(try_triton: Try, tmp_path: Path) -> None:
-    """All code is run by one process, as the client takes long to load."""
-    programs, expected = [], []
-    for datatype in DATATYPES:
-        for form in FORMS:
-            if (form, datatype) != ("raw", "BYTES"):
-                done = try_triton(_identity(form, datatype))
-                programs.append(done["python"])
-                expected.append((datatype, form))
+        programs.append(done["python"])
+        expected.append((datatype, form))
     file = tmp_path / "programs.json"
     file.write_text(json.dumps(programs))
     runner = (
@@ -136,13 +119,14 @@ def test_python_code_gets_the_same_values(try_triton: Try, tmp_path: Path) -> No
         assert name == "OUTPUT0"
         if datatype == "FP32":
             values = [round(values[0], 3), float(f"{values[1]:.6g}")]
-        assert values == VALUES.get(datatype, [0, 100]), (datatype, form)
+        assert values == VALUES[datatype], (datatype, form)
 
 
-@pytest.mark.parametrize("form", ["json", "grpc"])
-def test_each_server_returns_what_was_sent(try_any: Try, form: str) -> None:
-    done = try_any(_identity(form, "FP32"))
-    assert (done["status"], done["error"]) == (200, None)
-    (output,) = done["outputs"]
-    assert output["values"] == [0.5, -3e38]
-    assert done["attempts"][-1]["error"] is None
+def test_each_server_returns_what_was_sent(any_server: InferenceServer, tmp_path: Path) -> None:
+    with _serve(tmp_path, any_server.http_url, "auto") as try_call:
+        for form in ("json", "grpc"):
+            done = try_call(_identity(form, "FP32"))
+            assert (done["status"], done["error"]) == (200, None)
+            (output,) = done["outputs"]
+            assert output["values"] == [0.5, -3e38]
+            assert done["attempts"][-1]["error"] is None

@@ -81,12 +81,6 @@ async def test_each_operation_has_its_handler(method: str, target: str, sent: st
     assert [f"{r.method} {r.target}" for r in endpoint.requests] == [sent]
 
 
-async def test_infer_request_is_converted() -> None:
-    endpoint = ScriptedEndpoint(EventLog(), OK)
-    await _serve(make_destination(endpoint), "POST", INFER, json_request())
-    assert HEADER_LENGTH in endpoint.requests[0].headers
-
-
 @pytest.mark.parametrize("kind", list(ErrorKind))
 async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
     endpoint = ScriptedEndpoint(EventLog(), GatewayError(kind, "what “went” wrong"))
@@ -100,11 +94,6 @@ async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
         **({"Accept-Encoding": "gzip, deflate"} if accepted else {}),
     }
     assert log[-1] == "client has got all"
-
-
-async def test_client_error_becomes_an_error_response() -> None:
-    response, _ = await _serve(make_destination(ScriptedEndpoint(EventLog())), "POST", INFER, b"no")
-    assert response.status == 400
 
 
 async def test_error_within_a_response_aborts_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -235,7 +224,6 @@ BINARY = {HEADER_LENGTH: str(len(binary_header(8)))}
     [
         ("GET", "/v2/models/m", b"", {}),
         ("GET", "/v2/models/m/versions/1/ready", b"", {}),
-        ("POST", "/v2/models/m/generate", b"{}", {}),
         ("POST", INFER, json_request(), {}),
         ("POST", INFER, binary_header(8) + bytes(8), BINARY),
         ("POST", INFER, bytes(4), {HEADER_LENGTH: "0"}),

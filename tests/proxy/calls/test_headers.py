@@ -101,7 +101,7 @@ async def test_route_can_match_a_noted_header(name: str, dropped: frozenset[str]
     fast_path.close()
 
 
-@pytest.mark.parametrize("header", ["X-Key", "X-Request-Id", "X-Forwarded-For", None])
+@pytest.mark.parametrize("header", ["X-Key", "X-Request-Id", None])
 async def test_plan_of_an_authenticated_client_is_for_its_key_only(header: str | None) -> None:
     group = KeyGroup("g", header, ["secret"])
     name = group.header_name
@@ -125,7 +125,7 @@ def _by_hash(header: str, count: int) -> tuple[Destination, list[ReadyEndpoint]]
     return replace(destination, upstream=upstream), endpoints
 
 
-@pytest.mark.parametrize("header", ["X-User", *NOTED])
+@pytest.mark.parametrize("header", ["X-User", "X-Forwarded-For"])
 async def test_hash_header_chooses_the_endpoint(header: str) -> None:
     """A client's header counts, too, that the gateway replaces only if it is set to do so."""
     destination, endpoints = _by_hash(header, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -205,33 +206,29 @@ def check(streamed: Streamed, target: str, response: str, *request: Any) -> None
 each_dialect = pytest.mark.parametrize(
     "dialect", [TRITON, KSERVE, OPENVINO, JSON], ids=lambda each: each.name
 )
-each_policy = pytest.mark.parametrize("policies", POLICIES, ids=["text", "base64"])
-each_response = pytest.mark.parametrize("response", RESPONSES)
 
 
 @each_dialect
-@each_policy
-@each_response
 @pytest.mark.parametrize("form", REQUESTS)
 async def test_infer_call_is_converted_as_on_the_streaming_path(
-    dialect: Dialect, policies: JsonPolicies, response: str, form: str
+    dialect: Dialect, form: str
 ) -> None:
-    streamed = Streamed(dialect, policies, response)
-    await streamed.run(INFER, *REQUESTS[form])
-    assert streamed.sent is not None
-    check(streamed, INFER, response, *REQUESTS[form])
+    for policies, response in itertools.product(POLICIES, RESPONSES):
+        streamed = Streamed(dialect, policies, response)
+        await streamed.run(INFER, *REQUESTS[form])
+        assert streamed.sent is not None
+        check(streamed, INFER, response, *REQUESTS[form])
 
 
 @each_dialect
-@each_policy
-@each_response
 async def test_v1_call_is_converted_as_on_the_streaming_path(
-    dialect: Dialect, policies: JsonPolicies, response: str
+    dialect: Dialect,
 ) -> None:
-    streamed = Streamed(dialect, policies, response)
-    await streamed.run("/v1/models/m:predict", V1)
-    assert streamed.sent is not None
-    check(streamed, "/v1/models/m:predict", response, V1)
+    for policies, response in itertools.product(POLICIES, RESPONSES):
+        streamed = Streamed(dialect, policies, response)
+        await streamed.run("/v1/models/m:predict", V1)
+        assert streamed.sent is not None
+        check(streamed, "/v1/models/m:predict", response, V1)
 
 
 WRONG = {
@@ -245,14 +242,14 @@ WRONG = {
 
 
 @each_dialect
-@pytest.mark.parametrize("form", WRONG)
-async def test_invalid_requests_are_left_to_the_streaming_path(dialect: Dialect, form: str) -> None:
-    streamed = Streamed(dialect, JsonPolicies(), "binary")
-    await streamed.run(INFER, *WRONG[form])
-    assert streamed.error is not None
-    assert streamed.sent is None
-    assert convert(streamed, INFER, *WRONG[form])[1] is None
-    assert convert(streamed, "/v1/models/m:predict", WRONG[form][0])[1] is None
+async def test_invalid_requests_are_left_to_the_streaming_path(dialect: Dialect) -> None:
+    for form in WRONG:
+        streamed = Streamed(dialect, JsonPolicies(), "binary")
+        await streamed.run(INFER, *WRONG[form])
+        assert streamed.error is not None, form
+        assert streamed.sent is None, form
+        assert convert(streamed, INFER, *WRONG[form])[1] is None, form
+        assert convert(streamed, "/v1/models/m:predict", WRONG[form][0])[1] is None, form
 
 
 class _NothingCached(KnownModel):

@@ -116,6 +116,7 @@ async def test_passthrough_request_has_a_plan(
     assert plan.max_size >= length
     assert scene.start(method, target, bytes(length), headers) is not None
     assert (scene.asked.start.method, scene.asked.start.target) == (method, target)
+    assert scene.asked.body == bytes(length)
     sized = {"Content-Length": str(length)} if length else {}
     assert sorted(scene.asked.lines) == sorted({**headers, **sized}.items())
 
@@ -356,18 +357,6 @@ async def test_one_large_request_is_converted_per_time_slice() -> None:
     assert len(scene.endpoint.asked) == 3
 
 
-@pytest.mark.parametrize(
-    ("method", "body"), [("GET", b""), ("GET", b"hello"), ("POST", b"{not looked at")]
-)
-async def test_passthrough_request_is_sent_unchanged(method: str, body: bytes) -> None:
-    scene = Scene()
-    assert scene.start(method, "/v2/x?y", body) is not None
-    assert (scene.asked.start.method, scene.asked.start.target) == (method, "/v2/x?y")
-    assert scene.asked.body == body
-    sized = {"Content-Length": str(len(body))} if body else {}
-    assert scene.asked.lines == [("Host", "h"), *sized.items()]
-
-
 async def test_requests_of_one_plan_share_their_template() -> None:
     scene = Scene()
     for body in (JSON, json_request(1, 2)):
@@ -377,28 +366,9 @@ async def test_requests_of_one_plan_share_their_template() -> None:
     assert first.body != second.body
 
 
-def _with_outputs(*outputs: object, **parameters: object) -> bytes:
-    fields = json.loads(JSON)
-    if outputs:
-        fields["outputs"] = outputs
-    if parameters:
-        fields["parameters"] = parameters
-    return json.dumps(fields).encode()
-
-
-def _tensor(**changed: object) -> bytes:
-    entry = {"name": "IN", "shape": [2], "datatype": "FP32", "data": [1, 2], **changed}
-    return json.dumps({"inputs": [entry]}).encode()
-
-
 INVALID = {
     "no JSON": b"what?",
-    "JSON cut short": JSON[:-1],
-    "no object": b"[1]",
-    "no inputs": b"{}",
-    "a text among numbers": _tensor(data=[1, "2"]),
-    "does not fit": _tensor(datatype="UINT8", data=[1, 300]),
-    "wrong shape": _tensor(shape=[3]),
+    "does not fit": JSON.replace(b"1.5", b"1e99"),
     "nested too deep": b'{"inputs":[],"x":' + b"[" * 70 + b"]" * 70 + b"}",
 }
 
@@ -409,25 +379,6 @@ async def test_invalid_request_takes_the_streaming_path(body: bytes) -> None:
     assert scene.start(body=body) is None
     assert scene.log == ["connection is not used"]
     assert scene.outstanding == 0
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        _with_outputs({"name": "O"}),
-        _with_outputs({"name": "O", "parameters": {"binary_data": False}}),
-        _with_outputs(binary_data_output=False),
-        b'{"inputs":[]}',
-        _with_outputs({"name": "O", "parameters": {"binary_data": True}}),
-        _with_outputs(binary_data_output=True),
-        _with_outputs({"name": "O"}, {"name": "P", "parameters": {"binary_data": True}}),
-        _tensor(datatype="BYTES", data=["a", "b"]),
-        _tensor(datatype="BOOL", data=[True, False]),
-    ],
-)
-async def test_request_for_outputs_of_any_encoding_is_started(body: bytes) -> None:
-    scene = Scene()
-    assert scene.start(body=body) is not None
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", b""), ("POST", JSON)])

@@ -82,7 +82,7 @@ def sized(body: bytes, headers: dict[str, str] | None = None, status: int = 200)
 # ------------------------------------------------------------------------------- what is compressed
 
 
-@pytest.mark.parametrize("status", [200, 201, 400, 404, 500, 503])
+@pytest.mark.parametrize("status", [200, 404, 503])
 @pytest.mark.parametrize("length", [{"Content-Length": str(len(TEXT))}, {}])
 async def test_response_body_is_compressed(status: int, length: dict[str, str]) -> None:
     scene = Scene(

@@ -130,12 +130,12 @@ async def test_compressed_infer_request_of_every_form_is_decoded(
     assert await _seen({**headers, **CHUNKED}, body[:5], body[5:]) == like
 
 
-@pytest.mark.parametrize("cut", range(1, len(gzip.compress(json_request()))))
-async def test_compressed_body_may_be_split_anywhere(cut: int) -> None:
+async def test_compressed_body_may_be_split_anywhere() -> None:
     body = gzip.compress(json_request())
-    status, _, _, bodies = await _seen({"Content-Encoding": "gzip"}, body[:cut], body[cut:])
-    assert status == 200
-    assert bodies == (await _seen({}, json_request()))[3]
+    _, _, _, plain = await _seen({}, json_request())
+    for cut in range(1, len(body)):
+        status, _, _, bodies = await _seen({"Content-Encoding": "gzip"}, body[:cut], body[cut:])
+        assert (status, bodies) == (200, plain), cut
 
 
 async def test_several_gzip_members_are_decoded() -> None:
@@ -216,7 +216,7 @@ async def test_request_without_a_body_is_not_decoded(coding: str) -> None:
 
 
 @pytest.mark.parametrize("coding", ["", " , ", " Identity "])
-@pytest.mark.parametrize("target", [INFER, *TARGETS])
+@pytest.mark.parametrize("target", [INFER, GENERATE, "/v2/repository/index"])
 async def test_identity_coding_is_dropped_from_the_headers(target: str, coding: str) -> None:
     """Triton responds with 501 to an empty Content-Encoding."""
     steps = [OK if target == INFER else ScriptedUpstreamResponse(200, {}, [b"[]"])]
@@ -237,8 +237,8 @@ async def test_identity_coding_without_a_body_is_dropped_from_the_headers() -> N
     assert "Content-Encoding" not in scene.server.requests[0].headers
 
 
-@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "identity, gzip"])
-@pytest.mark.parametrize("target", [INFER, *TARGETS])
+@pytest.mark.parametrize("coding", ["br", "gzip, gzip", "identity, gzip"])
+@pytest.mark.parametrize("target", [INFER, GENERATE, "/v2/repository/index"])
 async def test_unknown_content_coding_is_refused(target: str, coding: str) -> None:
     scene = Scene()
     response = await scene.ask(target, b"packed", headers={"Content-Encoding": coding})

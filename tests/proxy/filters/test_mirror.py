@@ -208,17 +208,11 @@ async def test_mirrored_request_is_sent_once() -> None:
     ("method", "target"),
     [
         ("GET", "/v2"),
-        ("GET", "/v2/health/ready"),
-        ("GET", "/v2/models/m"),
-        ("GET", "/v2/models/m/config"),
         ("GET", INFER),
         ("GET", "/v2/models/m/stats"),
         ("POST", "/v2/models/m/trace"),
         ("POST", "/v2/logging"),
         ("POST", "/v2/repository/models/m/load"),
-        ("POST", "/v2/repository/models/m/unload"),
-        ("POST", "/v2/repository/index"),
-        ("POST", "/v2/systemsharedmemory/region/r/register"),
         ("POST", "/v2/models/m/other"),
         ("POST", "/"),
     ],
@@ -233,11 +227,9 @@ async def test_other_operations_are_not_mirrored(method: str, target: str) -> No
     assert plan is None or plan.mirror is None
 
 
-def test_mirrored_operations() -> None:
-    assert (
-        frozenset((OperationKind.INFER, OperationKind.PREDICT, OperationKind.GENERATE))
-        == MIRRORED_KINDS
-    )
+def test_inference_is_mirrored_and_nothing_else() -> None:
+    kinds = OperationKind.INFER, OperationKind.PREDICT, OperationKind.GENERATE
+    assert frozenset(kinds) == MIRRORED_KINDS
 
 
 # --------------------------------------------------------------------------------------- the client
@@ -411,13 +403,6 @@ async def test_fast_path_mirrors_without_waiting(target: str, body: bytes) -> No
     assert shadow.bodies == [ready.asked[0].body]
 
 
-async def test_rule_without_a_mirror_has_no_sampler() -> None:
-    _, _, fast_path, _ = _fast_path(None)
-    plan = plan_of(fast_path, "POST", GENERATE, {"Content-Length": "2"})
-    assert plan is not None
-    assert plan.mirror is None
-
-
 # --------------------------------------------------------------------------------------------- caps
 
 
@@ -555,11 +540,8 @@ async def test_broken_body_is_not_mirrored() -> None:
     ("headers", "body"),
     [
         ({}, [b"no JSON"]),
-        ({}, []),
         ({HEADER_LENGTH: "x"}, [b"{}"]),
-        ({HEADER_LENGTH: "99"}, [b"{}"]),
         ({}, [json_request().replace(b"1.5", b"1e99")]),
-        ({}, [b"[" * 9_000]),
         ({"Content-Length": "2000000"}, [b"x"]),
     ],
 )
