@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from tritonclient.grpc import service_pb2
 
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.http_messages import http_response, request, with_long_head
@@ -76,14 +75,6 @@ FORMS = {
 }
 
 on_both_paths = pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
-
-
-def grpc_request() -> bytes:
-    """Write the message of a call to ModelInfer."""
-    message = service_pb2.ModelInferRequest(model_name="m", id="r")
-    message.inputs.add(name="IN", datatype="FP32", shape=[3])
-    message.raw_input_contents.append(FLOATS.tobytes())
-    return bytes(message.SerializeToString())
 
 
 class InferringServer:

@@ -13,13 +13,13 @@ from tests.end_to_end.failures.inferring_server import (
     FORMS,
     PREDICT,
     InferringServer,
-    grpc_request,
     on_both_paths,
     serving,
 )
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import UPSTREAM, RunningGateway
 from tests.support.grpc.client import grpc_client
+from tests.support.grpc.infer_messages import infer_request
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import (
     chunk,
@@ -134,10 +134,10 @@ async def test_false_binary_response_is_a_502_over_http2(
 async def test_false_binary_response_is_unavailable_over_grpc(name: str) -> None:
     server = InferringServer(FALSE[name], FORMS["binary"].good)
     async with serving(server) as gateway, grpc_client(gateway.url) as client:
-        refused = await client.call("ModelInfer", grpc_request())
+        refused = await client.call("ModelInfer", infer_request())
         assert refused.code is grpc.StatusCode.UNAVAILABLE
         assert UPSTREAM in refused.text
-        assert (await client.call("ModelInfer", grpc_request())).message
+        assert (await client.call("ModelInfer", infer_request())).message
 
 
 # ------------------------------------------------------------------------------- large responses

@@ -22,13 +22,13 @@ from tests.end_to_end.failures.inferring_server import (
     TENSORS,
     Form,
     InferringServer,
-    grpc_request,
     on_both_paths,
     serving,
 )
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway
 from tests.support.grpc.client import GrpcResponse, grpc_client
+from tests.support.grpc.infer_messages import infer_request
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
@@ -211,12 +211,12 @@ async def test_response_without_tensors_is_unavailable_over_grpc(
 ) -> None:
     server = InferringServer(response, TENSORS)
     async with serving(server) as gateway, grpc_client(gateway.url) as client:
-        refused = await client.call("ModelInfer", grpc_request())
+        refused = await client.call("ModelInfer", infer_request())
         assert refused.code is grpc.StatusCode.UNAVAILABLE
         assert UPSTREAM in refused.text
         assert kind in refused.text
         _check_counted(gateway, words)
-        assert (await client.call("ModelInfer", grpc_request())).message
+        assert (await client.call("ModelInfer", infer_request())).message
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ async def test_response_without_tensors_is_an_error_of_a_grpc_stream(
         serving(InferringServer(response, TENSORS)) as gateway,
         grpc_client(gateway.url) as client,
     ):
-        streamed = await client.call("ModelStreamInfer", grpc_request(), grpc_request())
+        streamed = await client.call("ModelStreamInfer", infer_request(), infer_request())
         assert streamed.code is grpc.StatusCode.OK
         first, second = map(service_pb2.ModelStreamInferResponse.FromString, streamed.messages)
         assert UPSTREAM in first.error_message
@@ -258,7 +258,7 @@ async def test_page_of_a_grpc_server_is_unavailable(method: str) -> None:
         grpc_client(gateway.url) as client,
     ):
         for _ in range(2):  # the second one may take the fast path
-            refused: GrpcResponse = await client.call(method, grpc_request())
+            refused: GrpcResponse = await client.call(method, infer_request())
             assert refused.code is grpc.StatusCode.UNAVAILABLE
             assert not refused.messages
             assert f"{UPSTREAM} did not respond in gRPC" in refused.text
@@ -430,6 +430,6 @@ async def test_success_beside_200_without_tensors_is_a_502(name: str, path: type
 async def test_tensors_of_any_success_are_converted_for_grpc_clients() -> None:
     server = InferringServer(TENSORS.replace(*ACCEPTED))
     async with serving(server) as gateway, grpc_client(gateway.url) as client:
-        response = await client.call("ModelInfer", grpc_request())
+        response = await client.call("ModelInfer", infer_request())
     assert response.code is grpc.StatusCode.OK
     assert response.message
