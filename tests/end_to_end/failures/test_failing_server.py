@@ -188,15 +188,6 @@ async def test_host_without_address_is_a_503_that_names_it() -> None:
         assert "no-such-host" not in reply.error
 
 
-async def test_server_that_does_not_accept_in_time_is_a_503_that_names_it(
-    unused_backlog: str,
-) -> None:
-    async with gateway_client(unused_backlog, connect_timeout=0.1) as client:
-        reply = await client.ask(JSON)
-        assert reply.status == 503
-        assert reply.error == f"cannot connect to {UPSTREAM}: no connection in time"
-
-
 ERRORS = {
     "422": (b'{"detail":"KServe"}', "422 Unprocessable Entity"),
     "500": (b"not even JSON", "500 Internal Server Error"),
