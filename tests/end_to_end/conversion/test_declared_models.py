@@ -18,7 +18,6 @@ MODELS = {
     },
 }
 SILENT = b'{"name":"m","inputs":[],"outputs":[]}'
-FILLED = b'{"name":"m","inputs":[{"name":"X","datatype":"INT8","shape":[-1]}],"outputs":[]}'
 
 
 class Server:
@@ -68,16 +67,6 @@ async def test_raw_binary_request_uses_the_declared_metadata(metadata: bytes, st
             assert server.asked[-1].body.endswith(bytes(8))
         assert (await client.ask(infer_raw(bytes(9)))).status == 400
         assert len(server.asked) == 2
-
-
-async def test_metadata_of_the_server_precedes_the_declared() -> None:
-    server = Server(FILLED)
-    async with (
-        ScriptedServer(server.play) as running,
-        gateway_client(running.url, models=MODELS) as client,
-    ):
-        assert (await client.ask(infer_raw(bytes(9)))).status == 200
-        assert server.header["inputs"][0]["name"] == "X"
 
 
 async def test_failing_server_is_not_replaced_by_the_declaration() -> None:

@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from gateway.demo.server.server import DemoServer
-from tests.support.gateway import RunningGateway, gateway_client, running_gateway
+from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import HEADER_LENGTH
 from tests.support.raw_client import RawClient, ReceivedResponse
@@ -127,13 +127,3 @@ async def test_failing_and_disconnecting_clients_disturb_nobody() -> None:
             *(_fail(gateway, number) for number in some),
             *(_leave(gateway, number) for number in some),
         )
-
-
-async def test_one_connection_carries_every_encoding() -> None:
-    values = np.array([1, 2.5, -3], "<f4")
-    async with DemoServer() as server, gateway_client(server.url) as client:
-        for way in (_json, _raw, _binary, _json_for_binary) * 5:
-            assert np.array_equal(await way(client, values), values)
-            assert (await client.call("GET", "/v2/health/ready")).status == 200
-            assert (await client.call("GET", "/v2/models/none")).status == 404
-            assert (await client.call("POST", IDENTITY, b"{")).status == 400

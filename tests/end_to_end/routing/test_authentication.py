@@ -145,31 +145,6 @@ async def test_unauthenticated_head_request_has_no_body(tmp_path: Path) -> None:
         assert (await client.call("GET", "/v2/models/x/ready")).status == 200
 
 
-async def test_route_for_other_keys_is_a_404(
-    tmp_path: Path, path: Callable[[bytes], bytes]
-) -> None:
-    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
-        for headers, models, listed in ((A, "bx", "a"), (B, "ax", "b"), (ROBOT, "bx", "a")):
-            for model in models:
-                reply = await client.ask(path(_post(model, headers)))
-                assert reply.status == 404
-                assert reply.error == (
-                    f"no route for POST /v2/models/{model}/generate with this key;"
-                    f" models that are served: {listed}, any (health)"
-                )
-                assert reply.head.all("WWW-Authenticate") == []
-        assert len(server.requests) == 1
-
-
-async def test_denied_operation_is_a_403_with_a_key(
-    tmp_path: Path, path: Callable[[bytes], bytes]
-) -> None:
-    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
-        reply = await client.ask(path(request("GET", "/v2/models/a/config", b"", A)))
-        assert reply.status == 403
-        assert reply.error == "operation 'config' is denied on this route"
-
-
 async def test_open_route_needs_no_key(tmp_path: Path, path: Callable[[bytes], bytes]) -> None:
     async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         for headers in ({}, A, WRONG, {"Authorization": "Basic eDp5"}):

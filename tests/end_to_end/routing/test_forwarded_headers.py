@@ -16,7 +16,6 @@ from tests.end_to_end.routing.every_operation import EVERY_OPERATION
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import RunningGateway, running_gateway, until
-from tests.support.gateway_process import gateway_process, write_settings
 from tests.support.http_messages import Head, chunk, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -25,12 +24,10 @@ from tests.support.inference_messages import (
     infer_raw,
     metadata,
 )
-from tests.support.raw_client import RawClient, connect
+from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
-    always_respond,
-    respond_in_turn,
 )
 
 ID = re.compile("[0-9a-f]{32}")
@@ -148,9 +145,7 @@ OWN = "for=127.0.0.1;host=localhost;proto=http"
     ("trust", "told", "forwarded"),
     [
         ("none", REPLACED, OWN),
-        (["10.0.0.0/8", "127.0.0.2"], REPLACED, OWN),
         ("127.0.0.1", ADDED_TO, f'for="[2001:db8::1]", {OWN}'),
-        ("all", ADDED_TO, f'for="[2001:db8::1]", {OWN}'),
     ],
 )
 async def test_only_trusted_proxies_are_believed(
@@ -208,17 +203,6 @@ async def test_tls_client_has_the_https_scheme(
         assert head.get("Forwarded") == "for=127.0.0.1;host=localhost;proto=https"
 
 
-async def test_clients_with_equal_heads_keep_their_addresses(fast_path_requests: list[str]) -> None:
-    async with ScriptedServer(_model) as server, _gateway(server.url, "[::1]:0") as gateway:
-        async with gateway.client() as one, connect(gateway.url) as two:
-            for client in (one, two, one):
-                await client.ask(infer_json())
-        heads = [each.head for each in server.requests[1:]]
-        assert {head.get("X-Forwarded-For") for head in heads} == {"::1"}
-        assert len({head.get("X-Request-Id") for head in heads}) == 3
-    assert fast_path_requests == [INFER] * 3
-
-
 async def test_http_1_0_request_has_its_version_in_via() -> None:
     async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         await client.send(b"GET /v2/x HTTP/1.0\r\n\r\n")
@@ -252,27 +236,6 @@ async def test_headers_switched_off_pass_untouched(
             for line in untouched:
                 name, _, value = line.partition(":")
                 assert f"{name.lower()}:{value}" in lines
-
-
-def _name_of(line: str) -> str:
-    return line.partition(":")[0]
-
-
-async def test_trace_context_headers_pass_untouched(path: Callable[[bytes], bytes]) -> None:
-    lines = (
-        "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-        "tracestate: rojo=00f067aa0ba902b7",
-        "tracestate: congo=t61rcWkgMzE",
-        "baggage: userId=alice",
-    )
-    async with ScriptedServer(_model) as server, _client_of(server.url) as client:
-        for data in (request("POST", "/v2/x", b"hello"), infer_json()):
-            await client.send(path(_with(data, *lines)))
-            assert (await client.read_response()).status == 200
-            sent = [f"{name}: {value}" for name, value in server.requests[-1].head.headers]
-            # The order of lines counts among those of one name: RFC 9110, section 5.3.
-            passed = [line for line in sent if line in lines]
-            assert sorted(passed, key=_name_of) == sorted(lines, key=_name_of)
 
 
 # ---------------------------------------------------------------------------------------------- ids
@@ -331,15 +294,6 @@ async def test_call_record_has_the_request_id(
     assert _ids(call_records) == ids
 
 
-async def test_call_record_has_no_id_if_ids_are_off(
-    call_records: list[CallRecord], path: Callable[[bytes], bytes]
-) -> None:
-    async with ScriptedServer(_model) as server, _client_of(server.url, request_id=False) as client:
-        await client.send(path(request("POST", "/v2/models/m/infer", b"no")))
-        assert (await client.read_response()).head.all("X-Request-Id") == []
-    assert _ids(call_records) == [""]
-
-
 FAILURES: dict[str, tuple[bytes, bytes, int]] = {
     "a bad request": (request("POST", INFER, b'{"inputs":'), http_response(), 400),
     "no answer": (request("POST", "/v2/x", b"x"), b"", 502),
@@ -379,21 +333,6 @@ async def test_error_of_the_gateway_has_the_request_id(
         await until(lambda: _ids(call_records) == [shown])
 
 
-async def test_error_of_a_server_has_the_request_id(path: Callable[[bytes], bytes]) -> None:
-    data = http_response(b'{"error":"unknown model"}', status="404 Not Found")
-    first = respond_in_turn(http_response())
-    async with (
-        ScriptedServer(first, always_respond(data)) as server,
-        _client_of(server.url) as client,
-    ):
-        for asked in (infer_json(), infer_raw(bytes(8)), request("POST", "/v2/x", b"x")):
-            await client.send(path(asked))
-            reply = await client.read_response()
-            assert (reply.status, reply.error) == (404, "unknown model")
-            (request_id,) = reply.head.all("X-Request-Id")
-            assert ID.fullmatch(request_id)
-
-
 async def test_malformed_request_gets_no_id() -> None:
     async with ScriptedServer() as server, _client_of(server.url) as client:
         await client.send(_with(request("GET", "/v2/x"), "X-Request-Id: a", "Nothing"))
@@ -426,15 +365,3 @@ async def test_aborted_response_is_logged_with_the_request_id(
         f"request my-own: response aborted: {server.url} closed the connection before the end of"
         " its response"
     ]
-
-
-async def test_request_ids_differ_in_each_worker_and_request(tmp_path: Path) -> None:
-    async with ScriptedServer(_model) as server:
-        config = write_settings(tmp_path / "gateway.yaml", server.url, more="workers: 2\n")
-        async with gateway_process(config) as (_, url):
-            for _ in range(4):
-                async with connect(url) as client:
-                    for _ in range(5):
-                        assert (await client.ask(infer_json())).status == 200
-        ids = [each.head.get("X-Request-Id") for each in server.requests]
-        assert len(set(ids)) == len(ids) == 20
