@@ -106,32 +106,6 @@ async def test_request_is_not_retried_by_default_and_a_streamed_body_never(
         assert good.requests == []
 
 
-@pytest.mark.parametrize("data", ASKED.values(), ids=ASKED)
-async def test_last_response_passes_if_all_endpoints_fail(data: bytes) -> None:
-    async with (
-        ScriptedServer(FAULTS["503"]) as one,
-        ScriptedServer(FAULTS["503"]) as two,
-        gateway_client(one.url, two.url, route={"retry_on": [503]}) as client,
-    ):
-        reply = await client.ask(data)
-        assert (reply.status, reply.error) == (503, "busy")
-        assert [len(one.requests), len(two.requests)] == [1, 1]
-
-
-async def test_retry_budget_caps_the_retries() -> None:
-    retries = {"percent": "0%", "min_concurrency": 3}
-    async with (
-        ScriptedServer(FAULTS["503"]) as one,
-        ScriptedServer(FAULTS["503"]) as two,
-        gateway_client(
-            one.url, two.url, upstream={"retry_budget": retries}, route={"retry_on": [503]}
-        ) as client,
-    ):
-        for _ in range(10):
-            assert (await client.ask(infer_json())).status == 503
-        assert len(one.requests) + len(two.requests) == 13
-
-
 async def test_all_requests_of_one_of_three_servers_may_be_retried() -> None:
     """Even if that is more than the minimum of the budget."""
     gone, free = asyncio.Event(), asyncio.Event()
