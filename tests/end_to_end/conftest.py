@@ -1,5 +1,5 @@
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -7,6 +7,7 @@ from gateway.app import loaded_resources
 from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
 from tests.support.event_loops import product_loop
 from tests.support.gateway import no_errors_logged, no_leaks
+from tests.support.http_messages import with_long_head
 
 pytest_asyncio_loop_factories = product_loop
 
@@ -17,6 +18,13 @@ async def clean(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
     with no_errors_logged(caplog):
         async with no_leaks():
             yield
+
+
+@pytest.fixture(params=[bytes, with_long_head], ids=["fast path", "streaming path"])
+def path(request: pytest.FixtureRequest) -> Callable[[bytes], bytes]:
+    """Return a function that makes a request take one of the paths."""
+    change: Callable[[bytes], bytes] = request.param
+    return change
 
 
 @pytest.fixture

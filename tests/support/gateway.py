@@ -102,11 +102,12 @@ async def running_gateway(
     models: dict[str, Any] | None = None,
     others: dict[str, Any] | None = None,
     general: dict[str, Any] | None = None,
+    unchecked: str = "",
     **limits: object,
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway in front of servers; further arguments are settings.
 
-    It is a ``checked_gateway``.
+    It is a ``checked_gateway``, unless it is ``unchecked`` for the given reason.
     ``others`` are further upstreams, ``general`` are settings without a section, ``limits`` are
     settings of the sections limits and concurrency. ``urls`` are taken for Tritons, so that they
     are asked nothing but what clients ask, and for such that survive cancellations.
@@ -127,7 +128,7 @@ async def running_gateway(
             **split_limits(limits),
         }
     )
-    async with checked_gateway(settings) as gateway:
+    async with checked_gateway(settings, unchecked) as gateway:
         yield gateway
 
 
@@ -152,6 +153,7 @@ async def gateway_client(
             models=models,
             others=None,
             general=None,
+            unchecked="",
             **limits,
         ) as gateway,
         gateway.client() as client,

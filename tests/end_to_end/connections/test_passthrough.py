@@ -80,8 +80,18 @@ async def test_end_to_end_response_headers_pass() -> None:
             assert head.get("Date") == "then"
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-@pytest.mark.parametrize("body", [None, b"", b"hello"])
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [
+        ("GET", None),
+        ("GET", b"hello"),
+        ("POST", b""),
+        ("PUT", b"hello"),
+        ("PATCH", b"hello"),
+        ("DELETE", None),
+        ("OPTIONS", None),
+    ],
+)
 async def test_every_method_and_body_passes(method: str, body: bytes | None) -> None:
     async with (
         ScriptedServer(always_respond(http_response(b"{}"))) as server,
@@ -94,27 +104,6 @@ async def test_every_method_and_body_passes(method: str, body: bytes | None) -> 
         assert received.head.get("Transfer-Encoding") is None
         if body is not None:
             assert received.head.get("Content-Length") == str(len(body))
-
-
-async def test_chunked_body_stays_chunked() -> None:
-    head = {"Host": "x", "Transfer-Encoding": "chunked"}
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
-        for parts in ([b"hello", b"world"], []):
-            data = message("POST /v2/x HTTP/1.1", head, chunked(*parts))
-            assert (await client.ask(data)).status == 200
-            received = server.requests[-1]
-            assert received.body == b"".join(parts)
-            assert received.head.get("Transfer-Encoding") == "chunked"
-            assert received.head.get("Content-Length") is None
-
-
-async def test_trailers_are_dropped() -> None:
-    head = {"Host": "x", "Transfer-Encoding": "chunked"}
-    data = message("POST /v2/x HTTP/1.1", head, b"2\r\nhi\r\n0\r\nX-Trailer: 1\r\n\r\n")
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
-        for _ in range(2):
-            assert (await client.ask(data)).status == 200
-        assert [received.body for received in server.requests] == [b"hi", b"hi"]
 
 
 async def test_json_request_reaches_the_server_in_binary() -> None:
@@ -149,7 +138,7 @@ async def test_binary_call_passes_byte_for_byte() -> None:
         assert received.head.get("Accept-Encoding") == "gzip"
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "gzip, gzip"])
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, br"])
 async def test_encoded_body_of_an_unknown_operation_passes_untouched(encoding: str) -> None:
     async with ScriptedServer() as server, gateway_client(server.url) as client:
         body = b"\x1f\x8b what is inside is the server's to know"
@@ -159,15 +148,6 @@ async def test_encoded_body_of_an_unknown_operation_passes_untouched(encoding: s
         assert received.body == body
         assert received.head.get("Content-Encoding") == encoding
         assert received.head.get(HEADER_LENGTH) == "17"
-
-
-async def test_encoded_response_passes_untouched() -> None:
-    data = http_response(b"\x1f\x8bzipped", {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
-    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
-        reply = await client.call("GET", "/v2/x", headers={"Accept-Encoding": "gzip"})
-        assert reply.body == b"\x1f\x8bzipped"
-        assert reply.head.get("Content-Encoding") == "gzip"
-        assert server.requests[0].head.get("Accept-Encoding") == "gzip"
 
 
 EMPTY_OUTPUT = {
@@ -224,8 +204,11 @@ JSON_ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("body", JSON_ANSWERS.values(), ids=JSON_ANSWERS)
-@pytest.mark.parametrize("form", ["sized", "chunked"])
+@pytest.mark.parametrize(
+    ("body", "form"),
+    [*((body, "sized") for body in JSON_ANSWERS.values()), (JSON_ANSWERS["data"], "chunked")],
+    ids=[*JSON_ANSWERS, "chunked data"],
+)
 async def test_json_response_of_the_server_passes_untouched(body: bytes, form: str) -> None:
     data = http_response(body)
     if form == "chunked":
@@ -237,26 +220,19 @@ async def test_json_response_of_the_server_passes_untouched(body: bytes, form: s
             assert reply.body.strip() == body
 
 
-SERVER = {"name": "triton", "version": "2", "extensions": ["statistics"]}
-
-
-async def _server_metadata(document: bytes, form: str = "sized") -> tuple[bytes, ScriptedServer]:
+@pytest.mark.parametrize("form", ["sized", "chunked"])
+async def test_binary_extension_is_added_to_server_metadata(form: str) -> None:
+    fields = {"name": "triton", "version": "2", "extensions": ["statistics"]}
+    document = json.dumps(fields).encode()
     data = http_response(document, {"X-Kept": "1"})
     if form == "chunked":
         head = {"Transfer-Encoding": "chunked", "X-Kept": "1"}
         data = message("HTTP/1.1 200 OK", head, chunked(document))
     async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
         reply = await client.call("GET", "/v2", headers={"Accept-Encoding": "gzip"})
-        assert reply.status == 200
         assert reply.head.get("X-Kept") == "1"
-        return reply.body, server
-
-
-@pytest.mark.parametrize("form", ["sized", "chunked"])
-async def test_binary_extension_is_added_to_server_metadata(form: str) -> None:
-    body, server = await _server_metadata(json.dumps(SERVER).encode(), form)
-    assert json.loads(body) == {**SERVER, "extensions": ["statistics", "binary_tensor_data"]}
-    assert server.requests[0].head.get("Accept-Encoding") is None
+        assert reply.json == {**fields, "extensions": ["statistics", "binary_tensor_data"]}
+        assert server.requests[0].head.get("Accept-Encoding") is None
 
 
 @pytest.mark.parametrize("target", ["/v2", "/v2/", "/v2?x"])
@@ -269,45 +245,6 @@ async def test_binary_extension_is_added_if_the_server_names_none(target: str) -
         assert reply.json == {"name": "ovms", "extensions": ["binary_tensor_data"]}
 
 
-@pytest.mark.parametrize("form", ["sized", "chunked"])
-@pytest.mark.parametrize(
-    "document",
-    [
-        b'{"extensions": [ "binary_tensor_data" ] ,"x":1.0e2}',
-        b'{"extensions":null}',
-        b'{"extensions":7}',
-        b'{"extensions":{}}',
-        b'["binary"]',
-        b"no JSON",
-        b" ",
-        b'{"x":"' + b"x" * 2_000_000 + b'"}',
-    ],
-    ids=lambda document: document[:20].decode(),
-)
-async def test_other_server_metadata_passes_untouched(document: bytes, form: str) -> None:
-    body, _ = await _server_metadata(document, form)
-    assert body == document
-
-
-@pytest.mark.parametrize("body", [b"", b"hello"])
-async def test_body_of_a_server_metadata_request_is_dropped(body: bytes) -> None:
-    async with (
-        ScriptedServer(always_respond(http_response(b"{}"))) as server,
-        gateway_client(server.url) as client,
-    ):
-        for _ in range(2):
-            assert (await client.call("GET", "/v2", body)).status == 200
-        assert [received.body for received in server.requests] == [b"", b""]
-
-
-async def test_error_of_server_metadata_passes_untouched() -> None:
-    data = http_response(b'{"name":"x"}', status="503 Service Unavailable")
-    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
-        reply = await client.call("GET", "/v2")
-        assert (reply.status, reply.body) == (503, b'{"name":"x"}')
-
-
-@pytest.mark.parametrize("spelling", ["trace", "trace/setting"])
 @pytest.mark.parametrize(
     ("asked", "sent"),
     [
@@ -317,13 +254,13 @@ async def test_error_of_server_metadata_passes_untouched() -> None:
         ("/v2/models/a%2Fb", "/v2/models/a%2Fb"),
     ],
 )
-async def test_both_spellings_of_trace_paths_work(spelling: str, asked: str, sent: str) -> None:
+async def test_both_spellings_of_trace_paths_work(asked: str, sent: str) -> None:
     async with ScriptedServer(always_respond(http_response(b'{"trace_rate":"1"}'))) as server:
         async with gateway_client(server.url) as client:
-            for query in ("", "?x=%20"):
-                reply = await client.call("GET", f"{asked}/{spelling}{query}")
+            for spelling in ("trace", "trace/setting?x=%20"):
+                reply = await client.call("GET", f"{asked}/{spelling}")
                 assert reply.json == {"trace_rate": "1"}
-                reply = await client.call("POST", f"{asked}/{spelling}{query}", b'{"a":[]}')
+                reply = await client.call("POST", f"{asked}/{spelling}", b'{"a":[]}')
                 assert reply.status == 200
         targets = [received.head.target for received in server.requests]
         path = f"{sent}/trace/setting"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 
-from gateway.settings.schema import Settings
 from tests.support.certificates import (
     authority,
     ca_file,
@@ -16,7 +13,7 @@ from tests.support.certificates import (
     server_certificate,
     server_context,
 )
-from tests.support.gateway import LIMITS, UPSTREAM, checked_gateway, gateway_client
+from tests.support.gateway import UPSTREAM, gateway_client
 from tests.support.http_messages import with_long_head
 from tests.support.inference_messages import (
     FLOATS,
@@ -28,21 +25,6 @@ from tests.support.inference_messages import (
 )
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
-
-
-@asynccontextmanager
-async def _client(url: str, **tls: object) -> AsyncIterator[RawClient]:
-    upstream = {"endpoints": [url], "dialect": "triton", **({"tls": tls} if tls else {})}
-    settings = Settings.model_validate(
-        {
-            "listen": "127.0.0.1:0",
-            "offload": 0,
-            "upstreams": {"u": upstream},
-            "limits": LIMITS,
-        }
-    )
-    async with checked_gateway(settings) as gateway, gateway.client() as client:
-        yield client
 
 
 async def _infer_both_ways(client: RawClient, server: ScriptedServer, fast_path: list[str]) -> None:
@@ -75,16 +57,15 @@ async def test_json_infer_over_https(tmp_path: Path, fast_path_requests: list[st
         always_respond(binary_response(FLOATS.tobytes())), ssl=context
     ) as server:
         tls = {"ca": ca_file(tmp_path), "server_name": "triton.example", **files}
-        async with _client(server.url, **tls) as client:
+        async with gateway_client(server.url, upstream={"tls": tls}) as client:
             await _infer_both_ways(client, server, fast_path_requests)
             await _infer_large(client, server)
         # Without TLS settings, the certificates of the system are trusted.
-        async with _client(server.url) as client:
+        async with gateway_client(server.url) as client:
             reply = await client.ask(infer_json())
             assert reply.status == 503
-            assert reply.error.startswith(
-                "cannot connect to upstream 'u': its certificate is not trusted ("
-            )
+            error = f"cannot connect to {UPSTREAM}: its certificate is not trusted ("
+            assert reply.error.startswith(error)
 
 
 async def test_json_infer_over_a_unix_socket(tmp_path: Path, fast_path_requests: list[str]) -> None:
@@ -105,6 +86,6 @@ async def test_certificates_are_not_verified_if_switched_off() -> None:
     context = server_context(server_certificate("triton.example"))
     async with (
         ScriptedServer(always_respond(binary_response(FLOATS.tobytes())), ssl=context) as server,
-        _client(server.url, verify=False) as client,
+        gateway_client(server.url, upstream={"tls": {"verify": False}}) as client,
     ):
         assert (await client.ask(infer_json())).status == 200

@@ -6,12 +6,11 @@ import json
 import pytest
 
 from tests.support.gateway import UPSTREAM, gateway_client
-from tests.support.http_messages import chunk, chunked, http_response, message, request
+from tests.support.http_messages import chunked, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
     INFER,
     binary_header,
-    binary_part,
     binary_response,
     infer_binary,
     infer_json,
@@ -48,26 +47,16 @@ def _tensor(**changed: object) -> bytes:
 BAD = {
     "no body": (infer_json(b""), "no body"),
     "no JSON": (infer_json(b"\x00\x01\x02"), "not valid JSON"),
-    "JSON cut short": (infer_json(json_request()[:-1]), "not valid JSON"),
     "JSON with a tail": (infer_json(json_request() + b"x"), "not valid JSON"),
     "no object": (infer_json(b"[1]"), "object"),
     "no inputs": (infer_json(b"{}"), "inputs"),
     "inputs no array": (infer_json(b'{"inputs":{}}'), "inputs"),
-    "input no object": (infer_json(b'{"inputs":[7]}'), "inputs[0]"),
     "no name": (_tensor(name=None), "name"),
-    "no shape": (_tensor(shape=None), "'IN'"),
-    "negative shape": (_tensor(shape=[-1]), "[-1]"),
-    "no datatype": (_tensor(datatype=None), "'IN'"),
     "unknown datatype": (_tensor(datatype="FP31"), "FP31"),
-    "data no array": (_tensor(data=7), "input 'IN': data must be an array, got a number"),
-    "data a text": (_tensor(data="text"), "input 'IN': data must be an array, got a string"),
     "data of objects": (_tensor(data=[{}]), "element 0 is an object"),
     "too few elements": (_tensor(shape=[3]), "takes 3 elements, data has 2"),
-    "too many elements": (_tensor(shape=[1]), "takes 1 elements, data has 2"),
     "text among numbers": (_tensor(data=[1, "2"]), "element 1"),
-    "null among numbers": (_tensor(data=[None, 1]), "element 0 (null)"),
     "does not fit": (_tensor(datatype="UINT8", data=[1, 300]), "element 1 (300)"),
-    "fraction among integers": (_tensor(datatype="INT32", data=[1, 1.5]), "element 1 (1.5)"),
     "nested too deep": (infer_json(b"[" * 100_000), "JSON"),
     "data nested too deep": (
         infer_json(
@@ -79,54 +68,15 @@ BAD = {
         ),
         "deeper than 64",
     ),
-    "two data": (
-        infer_json(
-            b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[1],"data":[2]}]}'
-        ),
-        "more than one data",
-    ),
-    "id a number": (infer_json(b'{"id":7,"inputs":[]}'), "id must be"),
-    "binary size without length": (_inputs(binary_part(8)), HEADER_LENGTH),
-    "data beside a binary size": (
-        _tensor(parameters={"binary_data_size": 8}),
-        "data and binary_data_size",
-    ),
-    "binary size negative": (_tensor(data=None, parameters={"binary_data_size": -8}), "-8"),
-    "binary size a text": (_tensor(data=None, parameters={"binary_data_size": "8"}), '"8"'),
     "binary size off the shape": (_tensor(data=None, parameters={"binary_data_size": 9}), "is 9"),
-    "parameters no object": (_tensor(parameters=[]), "parameters"),
-    "outputs no array": (infer_json(json_request()[:-1] + b',"outputs":7}'), "outputs"),
-    "binary_data no flag": (
-        infer_json(
-            json_request()[:-1] + b',"outputs":[{"name":"O","parameters":{"binary_data":1}}]}'
-        ),
-        "'O': binary_data",
-    ),
     "length a word": (_with_length("many"), "'many'"),
-    "length empty": (_with_length(""), HEADER_LENGTH),
-    "length negative": (_with_length("-1"), "'-1'"),
-    "length with a sign": (_with_length("+1"), "'+1'"),
-    "length in hexadecimal": (_with_length("0x10"), "'0x10'"),
-    "length a fraction": (_with_length("1.0"), "'1.0'"),
-    "length with a tail": (_with_length("96abc"), "'96abc'"),
-    "length of 30 digits": (_with_length("9" * 30), "99999"),
     "length beyond the body": (_with_length(str(len(TWO) + 9)), f"{len(TWO) + 9}"),
     "length into the tensors": (_with_length(str(len(TWO) + 1)), f"{HEADER_LENGTH}: {len(TWO)}"),
-    "length into tensors of spaces": (
-        _with_length(str(len(TWO) + 1), TWO + b" " * 8),
-        "7 bytes follow",
-    ),
     "length into the JSON": (_with_length(str(len(TWO) - 1)), "not valid JSON"),
     "length of all of the body": (_with_length(str(len(TWO) + 8)), f"{HEADER_LENGTH}: {len(TWO)}"),
     "tensors too short": (infer_binary(TWO, bytes(7)), "add up to 8"),
     "tensors too long": (infer_binary(TWO, bytes(9)), "9 bytes follow"),
-    "tensors missing": (infer_binary(TWO, b""), "add up to 8"),
-    "tensors nobody asked for": (infer_binary(json_request(), bytes(4)), "4 bytes follow"),
     "mixed too short": (infer_binary(MIXED, bytes(7)), "add up to 8"),
-    "sizes beyond 64 bits": (
-        _tensor(data=None, shape=[1 << 62], parameters={"binary_data_size": 1 << 64}),
-        "binary_data_size",
-    ),
 }
 
 
@@ -166,21 +116,15 @@ def _chunked(length: int | None, *parts: bytes) -> bytes:
 BAD_CHUNKED = {
     "no body": (_chunked(None), "JSON"),
     "length beyond the body": (_chunked(len(TWO) + 1, TWO), "is 1 bytes shorter than"),
-    "length and no body": (_chunked(len(TWO)), f"is {len(TWO)} bytes shorter than"),
     "tensors too short": (_chunked(len(TWO), TWO, bytes(7)), "is 1 bytes shorter than"),
     "tensors too long": (_chunked(len(TWO), TWO, bytes(9)), "longer than its inference header"),
     "tensors too long, in one chunk more": (
         _chunked(len(TWO), TWO, bytes(8), bytes(1)),
         "longer than its inference header",
     ),
-    "mixed too short": (_chunked(len(MIXED), MIXED, bytes(7)), "is 1 bytes shorter than"),
     "mixed too long": (_chunked(len(MIXED), MIXED, bytes(9)), "longer than its inference header"),
     "a tail behind JSON alone": (
         _chunked(len(json_request()), json_request(), bytes(1)),
-        "longer than its inference header",
-    ),
-    "a tail behind an empty tensor": (
-        _chunked(len(binary_header(0)), binary_header(0), bytes(1)),
         "longer than its inference header",
     ),
     "a tail behind JSON": (_chunked(None, json_request(), bytes(1)), "not valid JSON"),
@@ -231,11 +175,8 @@ TWO_INPUTS = json.dumps(
 
 BAD_RAW = {
     "two inputs": (TWO_INPUTS, bytes(8), "takes 2 inputs"),
-    "no inputs": (b'{"inputs":[]}', bytes(8), "metadata of model 'm' lists no inputs"),
-    "nothing of inputs": (b"{}", bytes(8), "metadata of model 'm' lists no inputs"),
     "two variable dimensions": (metadata(-1, -1), bytes(8), "at most 1 variable"),
     "bytes that do not divide": (metadata(-1, 4), bytes(17), "multiple of 16"),
-    "too few bytes": (metadata(2, 2), bytes(15), "takes 16 bytes, got 15"),
     "no bytes": (metadata(2, 2), b"", "takes 16 bytes, got 0"),
     "BYTES of another shape": (metadata(2, datatype="BYTES"), b"text", "[2]"),
 }
@@ -259,10 +200,7 @@ BAD_METADATA = {
     "no JSON": b"no",
     "no object": b"[]",
     "inputs no array": b'{"inputs":7}',
-    "input no object": b'{"inputs":[7]}',
     "unknown datatype": metadata(-1, datatype="FP31"),
-    "shape no array": b'{"inputs":[{"name":"IN","datatype":"FP32","shape":7}]}',
-    "shape of words": b'{"inputs":[{"name":"IN","datatype":"FP32","shape":["x"]}]}',
 }
 
 
@@ -291,7 +229,7 @@ async def test_metadata_error_of_the_server_passes_to_the_client() -> None:
             assert reply.body == b'{"error":"unknown model m"}'
 
 
-@pytest.mark.parametrize("config", [b"no", b"[]", b'{"max_batch_size":"many"}', b"{}"])
+@pytest.mark.parametrize("config", [b"no", b'{"max_batch_size":"many"}', b"{}"])
 async def test_invalid_config_means_no_batching(config: bytes) -> None:
     async with (
         _metadata_server(metadata(-1), config) as server,
@@ -301,16 +239,3 @@ async def test_invalid_config_means_no_batching(config: bytes) -> None:
         (sent,) = [r for r in server.requests if r.head.target.endswith("/infer")]
         header = json.loads(sent.body[: int(sent.head.get(HEADER_LENGTH) or 0)])
         assert header["inputs"][0]["shape"] == [2]
-
-
-async def test_other_clients_are_served_while_one_sends_garbage() -> None:
-    async with (
-        ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server,
-        gateway_client(server.url) as client,
-    ):
-        head = message(f"POST {INFER} HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
-        await client.send(head + chunk(b'{"inputs":[]'))
-        for _ in range(50):
-            await client.send(chunk(b" " * 1000))
-        await client.send(chunk(b"}") + chunk(b""))
-        assert (await client.read_response()).status == 200

@@ -33,7 +33,6 @@ TRITON = {
 KSERVE = {"name": "kserve", "version": "0.15.0", "extensions": ["model_repository_extension"]}
 OLD_KSERVE = {**KSERVE, "version": "0.13.1"}
 OPENVINO = {"name": "OpenVINO Model Server", "version": "2024.5"}
-MLSERVER = {"name": "mlserver", "version": "1.7.1", "extensions": []}
 JSON_ANSWER = b'{"model_name":"m","outputs":[]}'
 VERSIONED = "/v2/models/m/versions/1"
 
@@ -85,9 +84,7 @@ def _dialect(gateway: RunningGateway) -> str | None:
         (KSERVE, "kserve", True),
         (OLD_KSERVE, "kserve", False),
         (OPENVINO, "openvino", True),
-        (MLSERVER, "json", False),
         ({"name": "own", "extensions": ["binary_tensor_data"]}, "binary", True),
-        ({"name": "own"}, "json", False),
     ],
 )
 async def test_detected_dialect_is_used(itself: dict[str, Any], name: str, in_binary: bool) -> None:

@@ -16,7 +16,6 @@ from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
     never_respond,
-    respond_in_turn,
 )
 
 JSON_ONLY = {"dialect": "json"}
@@ -109,12 +108,17 @@ OUT: dict[str, dict[str, bool] | bool] = {
 }
 
 
-@pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("wanted", OUT.values(), ids=OUT)
-@pytest.mark.parametrize("binary", IN.values(), ids=IN)
-async def test_every_encoding_round_trips(
-    binary: set[str], wanted: dict[str, bool] | bool, count: int
-) -> None:
+ROUND_TRIPS = [
+    *((binary, wanted, "small") for binary in IN for wanted in OUT),
+    ("json", "all binary", "large"),
+    ("binary", "all json", "large"),
+    ("mixed", "mixed", "large"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "outputs_", "size"), ROUND_TRIPS)
+async def test_every_encoding_round_trips(inputs: str, outputs_: str, size: str) -> None:
+    binary, wanted, count = IN[inputs], OUT[outputs_], SIZES[size]
     async with (
         ScriptedServer(echo_inputs) as server,
         gateway_client(server.url, upstream=JSON_ONLY) as client,
@@ -172,55 +176,9 @@ async def test_json_response_passes_untouched(count: int) -> None:
         assert reply.head.get("X-Own") == "1"
 
 
-async def test_error_response_of_the_server_passes_untouched() -> None:
-    refusal = http_response(b'{"error":"no"}', status="422 Unprocessable")
-    async with (
-        ScriptedServer(respond_in_turn(refusal)) as server,
-        gateway_client(server.url, upstream=JSON_ONLY) as client,
-    ):
-        reply = await client.ask(_request(3, IN["binary"], True))
-        assert (reply.status, reply.body) == (422, b'{"error":"no"}')
-
-
 def _wrong(**changed: Any) -> bytes:
     entry = {"name": "OUT", "shape": [1], "datatype": "INT8", "parameters": None, "data": [1]}
     return json_response({**entry, **changed})
-
-
-WRONG = {
-    "no JSON": http_response(b"<html>"),
-    "too large": _wrong(data=[300]),
-    "too many": _wrong(data=[1, 2]),
-    "no datatype": _wrong(datatype="INT3"),
-    "no base64": _wrong(datatype="BYTES", parameters={"content_type": "base64"}, data=["!"]),
-    "too much": _wrong(data=[1] * 5000, shape=[5000]),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-async def test_invalid_response_is_a_502(wrong: bytes) -> None:
-    async with (
-        ScriptedServer(respond_in_turn(wrong), echo_inputs) as server,
-        gateway_client(server.url, upstream=JSON_ONLY, max_buffered_body_bytes="4KiB") as client,
-    ):
-        reply = await client.ask(_request(3, IN["binary"], True))
-        assert reply.status == 502
-        assert reply.error.startswith(f"{UPSTREAM}: ")
-        assert (await client.ask(_request(3, IN["binary"], True))).status == 200
-
-
-async def test_truncated_response_is_a_502() -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(_wrong()[:-20])
-
-    async with (
-        ScriptedServer(script) as server,
-        gateway_client(server.url, upstream=JSON_ONLY) as client,
-    ):
-        reply = await client.ask(_request(3, IN["binary"], True))
-        assert reply.status == 502
-        assert reply.error == f"{UPSTREAM} closed the connection before the end of its response"
 
 
 async def test_slow_server_is_a_504() -> None:
@@ -258,7 +216,7 @@ async def test_server_that_does_not_read_is_a_504() -> None:
 
 
 @pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("binary", IN.values(), ids=IN)
+@pytest.mark.parametrize("binary", [IN["json"], IN["binary"]], ids=["json", "binary"])
 async def test_stale_connection_is_retried(binary: set[str], count: int) -> None:
     async def closes_after_one(connection: Connection) -> None:
         received = await connection.request()

@@ -96,18 +96,11 @@ async def test_request_may_be_cut_at_every_byte(length: int | None, body: bytes)
         whole = await _outcome(client, server, data)
         for at in range(1, len(data)):
             assert await _outcome(client, server, data[:at], data[at:]) == whole
-
-
-@pytest.mark.parametrize(("length", "body"), CASES.values(), ids=CASES)
-async def test_request_may_arrive_byte_by_byte(length: int | None, body: bytes) -> None:
-    data = _sized(length, body)
-    async with ScriptedServer(_script) as server, gateway_client(server.url) as client:
-        whole = await _outcome(client, server, data)
         pieces = [data[at : at + 1] for at in range(len(data))]
         assert await _outcome(client, server, *pieces) == whole
 
 
-@pytest.mark.parametrize("case", ["json", "binary", "mixed", "raw", "wrong json"])
+@pytest.mark.parametrize("case", ["json", "mixed", "raw"])
 async def test_request_may_be_chunked_in_any_way(case: str) -> None:
     length, body = CASES[case]
     async with ScriptedServer(_script) as server, gateway_client(server.url) as client:

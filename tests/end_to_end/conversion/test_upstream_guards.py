@@ -17,13 +17,9 @@ OUTPUTS = [
 ]
 OTHERS = {
     "generate": "/v2/models/m/generate",
-    "generate_stream": "/v2/models/m/generate_stream",
     "load": "/v2/repository/models/m/load",
-    "unload": "/v2/repository/models/m/unload",
     "index": "/v2/repository/index",
-    "index of one": "/v2/repository/r/index",
     "trace": "/v2/trace/setting",
-    "trace of a model": "/v2/models/m/trace/setting",
     "logging": "/v2/logging",
     "shared memory": "/v2/systemsharedmemory/region/r/register",
     "other": "/v3/models/m:ask",

@@ -41,8 +41,8 @@ async def test_dead_endpoint_is_not_noticed_by_clients(data: bytes) -> None:
 async def test_error_names_the_upstream_if_all_endpoints_are_dead() -> None:
     urls = [f"http://{free_address()}" for _ in range(3)]
     async with gateway_client(*urls) as client:
-        for _ in range(12):
-            reply = await client.ask(GET)
+        for data in (GET, POST, _binary(8)) * 4:
+            reply = await client.ask(data)
             assert reply.status == 503
             assert reply.error == f"cannot connect to {UPSTREAM}: Connection refused"
 

@@ -1,8 +1,6 @@
 """A server that fails: errors name it, and truncated responses are recognizable."""
 
 import asyncio
-import socket
-from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -11,7 +9,7 @@ from gateway.routing.endpoint_health import NOT_EJECTED
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.checks.descriptors import no_descriptors
 from tests.support.gateway import UPSTREAM, gateway_client, running_gateway, until
-from tests.support.http_messages import chunk, chunked, http_response, message, request
+from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
@@ -29,14 +27,13 @@ from tests.support.servers.scripted_server import (
     ScriptedServer,
     always_respond,
     never_respond,
-    respond_in_turn,
 )
 
 GET = request("GET", "/v2/models/m")
 POST = request("POST", "/v2/models/m/generate", b'{"text":"hello"}')
 JSON = infer_json()
 BINARY = infer_binary(binary_header(12, binary_output=True), FLOATS.tobytes())
-EVERY_KIND = {"GET": GET, "POST": POST, "json": JSON, "binary": BINARY}
+EVERY_KIND = {"GET": GET, "json": JSON, "binary": BINARY}
 
 HEAD_OF_10 = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nContent-Type: text/plain\r\n\r\n"
 HEAD_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/plain\r\n\r\n"
@@ -83,21 +80,11 @@ NO_ANSWER: dict[str, Script] = {
     "closes in the status line": says(b"HTTP/1.1 200"),
     "closes in the headers": says(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nConte"),
     "is no HTTP server": says_and_waits(b"SSH-2.0-OpenSSH_9.6\r\n"),
-    "sends garbage": says_and_waits(bytes(range(256))),
-    "has a word for a status": says_and_waits(b"HTTP/1.1 abc OK\r\nContent-Length: 0\r\n\r\n"),
-    "has a word for a length": says_and_waits(b"HTTP/1.1 200 OK\r\nContent-Length: abc\r\n\r\n"),
-    "has a negative length": says_and_waits(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"),
     "has two lengths": says_and_waits(
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!"
     ),
     "has huge headers": says_and_waits(
         b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: " + b"x" * 200_000 + b"\r\n\r\n"
-    ),
-    "has many headers": says_and_waits(
-        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + b"X: x\r\n" * 5000 + b"\r\n"
-    ),
-    "has control characters": says_and_waits(
-        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: a\x01b\r\n\r\n"
     ),
     "has control characters in its reason": says_and_waits(
         b"HTTP/1.1 200 O\x01K\r\nContent-Length: 0\r\n\r\n"
@@ -142,7 +129,7 @@ async def resets_in_the_body(connection: Connection) -> None:
 CUT_SHORT["resets"] = resets_in_the_body
 
 
-@pytest.mark.parametrize("data", [GET, POST, BINARY], ids=["GET", "POST", "binary"])
+@pytest.mark.parametrize("data", [GET, BINARY], ids=["GET", "binary"])
 @pytest.mark.parametrize("script", CUT_SHORT.values(), ids=CUT_SHORT)
 async def test_truncated_passthrough_response_is_truncated_for_the_client(
     data: bytes, script: Script
@@ -191,95 +178,6 @@ async def test_truncated_large_json_response_is_truncated_for_the_client() -> No
             await client.whole_body()
 
 
-LYING_ANSWERS = {
-    "length beyond the body": binary_response(bytes(8), headers={HEADER_LENGTH: "5000"}),
-    "length too small": binary_response(bytes(8), headers={HEADER_LENGTH: "20"}),
-    "length into the tensors": binary_response(
-        bytes(8), headers={HEADER_LENGTH: str(len(binary_response_header(8)) + 4)}
-    ),
-    "length 0": binary_response(bytes(8), headers={HEADER_LENGTH: "0"}),
-    "length not a number": binary_response(bytes(8), headers={HEADER_LENGTH: "many"}),
-    "length negative": binary_response(bytes(8), headers={HEADER_LENGTH: "-1"}),
-    "length not UTF-8": binary_response(bytes(8), headers={HEADER_LENGTH: "#"}).replace(
-        b"#", b"\xff"
-    ),
-    "length over the cap": binary_response(bytes(8), headers={HEADER_LENGTH: "9" * 15}),
-    "length of 30 digits": binary_response(bytes(8), headers={HEADER_LENGTH: "9" * 30}),
-    "length of 5000 digits": binary_response(bytes(8), headers={HEADER_LENGTH: "9" * 5000}),
-    "length twice": binary_response(bytes(8), headers={"X": "#"}).replace(
-        b"X: #", HEADER_LENGTH.encode() + b": 5"
-    ),
-    "tensor too short": http_response(
-        binary_response_header(8) + bytes(7), {HEADER_LENGTH: str(len(binary_response_header(8)))}
-    ),
-    "tensor too long": http_response(
-        binary_response_header(8) + bytes(9), {HEADER_LENGTH: str(len(binary_response_header(8)))}
-    ),
-    "no tensor at all": http_response(
-        binary_response_header(8), {HEADER_LENGTH: str(len(binary_response_header(8)))}
-    ),
-    "no JSON": http_response(b"{]" + bytes(8), {HEADER_LENGTH: "2"}),
-    "no object": http_response(b"[]" + bytes(8), {HEADER_LENGTH: "2"}),
-    "outputs no array": http_response(b'{"outputs":7}' + bytes(8), {HEADER_LENGTH: "13"}),
-    "an output no object": http_response(b'{"outputs":[7]}' + bytes(8), {HEADER_LENGTH: "15"}),
-    "size and shape differ": http_response(
-        binary_response_header(8).replace(b"[2]", b"[3]") + bytes(8),
-        {HEADER_LENGTH: str(len(binary_response_header(8)))},
-    ),
-    "size negative": http_response(
-        binary_response_header(8).replace(b":8}", b":-8}"),
-        {HEADER_LENGTH: str(len(binary_response_header(8)) + 1)},
-    ),
-    "size no number": http_response(
-        binary_response_header(8).replace(b":8}", b':"8"}') + bytes(8),
-        {HEADER_LENGTH: str(len(binary_response_header(8)) + 2)},
-    ),
-    "shape no array": http_response(
-        binary_response_header(8).replace(b"[2]", b'"2"') + bytes(8),
-        {HEADER_LENGTH: str(len(binary_response_header(8)))},
-    ),
-    "unknown datatype": http_response(
-        binary_response_header(8).replace(b"FP32", b"FP31") + bytes(8),
-        {HEADER_LENGTH: str(len(binary_response_header(8)))},
-    ),
-    "no name": http_response(
-        binary_response_header(8).replace(b'"name"', b'"nome"') + bytes(8),
-        {HEADER_LENGTH: str(len(binary_response_header(8)))},
-    ),
-}
-
-
-@pytest.mark.parametrize("data", LYING_ANSWERS.values(), ids=LYING_ANSWERS)
-@pytest.mark.parametrize("form", ["whole", "chunked"])
-async def test_inconsistent_response_is_a_502(data: bytes, form: str) -> None:
-    if form == "chunked":
-        head, _, body = data.partition(b"\r\n\r\n")
-        lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
-        head = b"\r\n".join([*lines, b"Transfer-Encoding: chunked", b"", b""])
-        data = head + chunked(*(body[i : i + 1] for i in range(len(body))))
-    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
-        await client.send(JSON)
-        try:
-            reply = await client.read_response()
-        except (ConnectionResetError, asyncio.IncompleteReadError):
-            assert form == "chunked"  # the start was valid, and was sent
-        else:
-            assert reply.status == 502
-            assert UPSTREAM in reply.error
-            assert server.url not in reply.error
-
-
-async def test_unreachable_server_is_a_503_that_names_it() -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        async with gateway_client(url) as client:
-            for data in (GET, JSON, BINARY, infer_raw(bytes(8))):
-                reply = await client.ask(data)
-                assert reply.status == 503
-                assert reply.error == f"cannot connect to {UPSTREAM}: Connection refused"
-
-
 async def test_host_without_address_is_a_503_that_names_it() -> None:
     url = "http://no-such-host.invalid:8000"
     async with gateway_client(url) as client:
@@ -289,29 +187,7 @@ async def test_host_without_address_is_a_503_that_names_it() -> None:
         assert "no-such-host" not in reply.error
 
 
-async def test_server_that_does_not_accept_in_time_is_a_503_that_names_it() -> None:
-    with socket.socket() as busy:
-        busy.bind(("127.0.0.1", 0))
-        busy.listen(0)
-        address = busy.getsockname()
-        url = "http://{}:{}".format(*address)
-        waiting = [socket.socket() for _ in range(3)]
-        for sock in waiting:
-            sock.setblocking(False)
-            sock.connect_ex(address)
-        try:
-            async with gateway_client(url, connect_timeout=0.1) as client:
-                reply = await client.ask(JSON)
-                assert reply.status == 503
-                assert reply.error == f"cannot connect to {UPSTREAM}: no connection in time"
-        finally:
-            for sock in waiting:
-                sock.close()
-
-
 ERRORS = {
-    "400": (b'{"error":"bad"}', "400 Bad Request"),
-    "404": (b'{"error":"unknown model"}', "404 Not Found"),
     "422": (b'{"detail":"KServe"}', "422 Unprocessable Entity"),
     "500": (b"not even JSON", "500 Internal Server Error"),
     "503": (b"", "503 Loading"),
@@ -336,73 +212,11 @@ async def test_error_response_of_the_server_passes_untouched(
             assert reply.body == body
 
 
-@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
-async def test_informational_response_is_skipped(data: bytes) -> None:
-    informational = (
-        b"HTTP/1.1 100 Continue\r\n\r\n"
-        b"HTTP/1.1 102 Processing\r\n\r\n"
-        b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
-    )
-    script = always_respond(informational + http_response(b'{"outputs":[]}'))
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
-        for _ in range(2):
-            reply = await client.ask(data)
-            assert reply.status == 200
-            assert reply.body == b'{"outputs":[]}'
-            assert reply.head.get("Link") is None
-
-
-@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
-async def test_endless_interim_responses_are_a_502_that_names_the_server(data: bytes) -> None:
-    flood = message("HTTP/1.1 102 Processing") * 30_000
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response(b'{"outputs":[]}'))
-        await connection.request()
-        with suppress(ConnectionError):
-            await connection.send(flood)
-        await connection.wait_for_close()
-
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
-        assert (await client.ask(data)).status == 200
-        reply = await client.ask(data)  # over the same connection, so at once
-        assert reply.status == 502
-        what = "sent more than 100 interim (1xx) responses to one request"
-        assert reply.error == f"{UPSTREAM} {what}"
-        assert len(server.connections) == 1
-
-
-BROKEN_WITH_THE_HEAD = {
-    "no chunk": b"five\r\n12345\r\n",
-    "a good chunk before it": chunk(b"12345") + b"five\r\n12345\r\n",
-    "more in a chunk than it says": b"3\r\n12345\r\n0\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
-@pytest.mark.parametrize("body", BROKEN_WITH_THE_HEAD.values(), ids=BROKEN_WITH_THE_HEAD)
-async def test_body_broken_in_the_packet_of_its_head_is_a_502(data: bytes, body: bytes) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response(b'{"outputs":[]}'))
-        await connection.request()
-        await connection.send(HEAD_CHUNKED + body)
-        await connection.wait_for_close()
-
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
-        for _ in range(2):
-            assert (await client.ask(data)).status == 200
-            reply = await client.ask(data)
-            assert reply.status == 502
-            assert reply.error.startswith(f"{UPSTREAM} sent an invalid HTTP response: ")
-        assert len(server.connections) == 2
-
-
-@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified", "200 OK"])
 async def test_response_without_a_body_passes(status: str) -> None:
+    headers = {"Content-Length": "0"} if status == "200 OK" else {}
     async with (
-        ScriptedServer(always_respond(message(f"HTTP/1.1 {status}"))) as server,
+        ScriptedServer(always_respond(message(f"HTTP/1.1 {status}", headers))) as server,
         gateway_client(server.url) as client,
     ):
         for _ in range(3):
@@ -433,24 +247,6 @@ async def test_error_response_to_head_has_no_body() -> None:
             assert head.status == 502
             assert int(head.get("Content-Length") or 0) > 0
         assert (await client.ask(GET)).status == 502
-
-
-async def test_empty_response_does_not_end_the_gateway() -> None:
-    async with (
-        ScriptedServer(always_respond(http_response(b""))) as server,
-        gateway_client(server.url) as client,
-    ):
-        for _ in range(3):
-            reply = await client.ask(GET)
-            assert (reply.status, reply.body) == (200, b"")
-
-
-async def test_response_that_ends_with_the_connection_is_complete() -> None:
-    script = says(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nall of it")
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
-        for _ in range(2):
-            reply = await client.ask(GET)
-            assert reply.body == b"all of it"
 
 
 async def test_bytes_after_a_response_are_never_taken_for_another() -> None:
@@ -493,17 +289,6 @@ async def test_response_on_an_idle_connection_is_never_taken_for_another() -> No
             reply = await client.ask(request("GET", f"/v2/models/m{number}"))
             assert reply.json == f"/v2/models/m{number}"
             await until(partial(unasked_is_there, number))
-
-
-@pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
-async def test_connection_closed_while_idle_is_not_reused(data: bytes) -> None:
-    once = respond_in_turn(http_response(b'{"outputs":[]}'))
-    async with ScriptedServer(once) as server, gateway_client(server.url) as client:
-        for number in range(3):
-            assert (await client.ask(data)).status == 200
-            await (await server.connection(number)).close()
-            await asyncio.sleep(0.02)
-    assert len(server.connections) == 3
 
 
 async def test_connection_is_reused_after_errors_and_all_encodings() -> None:
@@ -604,13 +389,3 @@ async def test_lack_of_file_descriptors_ejects_no_server() -> None:
         with no_descriptors():
             assert [(await client.ask(GET)).status for _ in range(8)] == [200] * 8
         assert sorted((len(one.requests), len(other.requests))) == [0, 9]
-
-
-async def test_recovered_server_is_used_again() -> None:
-    good = always_respond(http_response(b'{"outputs":[]}'))
-    async with (
-        ScriptedServer(close_after_request, good) as server,
-        gateway_client(server.url) as client,
-    ):
-        assert (await client.ask(JSON)).status == 502
-        assert (await client.ask(JSON)).status == 200

@@ -3,74 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import grpc
 import pytest
-from tritonclient.grpc import service_pb2
 
 from gateway.errors import ErrorKind
 from gateway.observe.call_record import CallRecord
+from tests.end_to_end.failures.inferring_server import (
+    FORMS,
+    PREDICT,
+    InferringServer,
+    on_both_paths,
+    serving,
+)
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway
+from tests.support.gateway import UPSTREAM, RunningGateway
 from tests.support.grpc.client import grpc_client
+from tests.support.grpc.infer_messages import infer_request
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import (
     chunk,
     http_response,
     message,
     read_body,
-    request,
-    with_long_head,
 )
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
     INFER,
-    binary_header,
-    binary_response,
     binary_response_header,
-    json_request,
-    metadata,
 )
-from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 # On one loop only: transports make no difference here.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
-ASKED = binary_header(12, binary_output=True)
-GENERATE = "/v2/models/m/generate"
-PREDICT = "/v1/models/m:predict"
-
-
-@dataclass(frozen=True)
-class Form:
-    """A request; ``inputs`` tells whether the model's metadata lists its inputs."""
-
-    target: str
-    body: bytes
-    headers: dict[str, str] = field(default_factory=dict)
-    dialect: str = "triton"
-    inputs: bool = True
-
-    def write(self) -> bytes:
-        return request("POST", self.target, self.body, self.headers)
-
-
-LENGTH = {HEADER_LENGTH: str(len(ASKED))}
-FORMS = {
-    "JSON": Form(INFER, json_request()),
-    "binary": Form(INFER, ASKED + FLOATS.tobytes(), LENGTH),
-    "binary to KServe": Form(INFER, ASKED + FLOATS.tobytes(), LENGTH, "kserve"),
-    "binary to OpenVINO": Form(INFER, ASKED + FLOATS.tobytes(), LENGTH, "openvino"),
-    "raw": Form(INFER, FLOATS.tobytes(), {HEADER_LENGTH: "0"}),
-    "V1": Form(PREDICT, b'{"instances":[1,2,3]}'),
-    "V1 to a V1 server": Form(PREDICT, b'{"instances":[1,2,3]}', {}, "kserve", inputs=False),
-    "generate": Form(GENERATE, b'{"text_input":"x"}'),
-    "JSON to a JSON server": Form(INFER, json_request(), {}, "json"),
-}
 
 HEADER = binary_response_header(12)
 TENSORS = FLOATS.tobytes()
@@ -98,47 +64,25 @@ FALSE: dict[str, bytes] = {
     "short tensors": _response(len(HEADER), HEADER + TENSORS[1:]),
     "long tensors": _response(len(HEADER), HEADER + TENSORS + b"x"),
     "short tensors in chunks": _response(len(HEADER), HEADER + TENSORS[1:], sized=False),
+    "JSON of a size that is not UTF-8": _response("#", HEADER + TENSORS).replace(b"#", b"\xff"),
+    "two sizes of JSON": _response(5, HEADER + TENSORS).replace(
+        b"Content-Type: application/octet-stream", f"{HEADER_LENGTH}: 5".encode()
+    ),
+    "tensors of an unknown datatype": _response(
+        len(HEADER), HEADER.replace(b"FP32", b"FP31") + TENSORS
+    ),
     "tensors of another shape": _response(len(HEADER), HEADER.replace(b"[3]", b"[4]") + TENSORS),
     "no outputs": _response(2, b"{}" + TENSORS),
     "page": _response(len(HEADER), b"<html>".ljust(200)),
 }
-BINARY_FORMS = [name for name in FORMS if name.startswith(("JSON", "binary", "raw"))][:-1]
-
-
-class Server:
-    """Responds with these in turn to requests that infer; ``going_on`` lets it send the rest."""
-
-    def __init__(self, form: Form, *responses: bytes | tuple[bytes, bytes]) -> None:
-        self._form = form
-        self._responses = [*responses]
-        self.going_on = asyncio.Event()
-
-    async def __call__(self, connection: Connection) -> None:
-        while True:
-            received = await connection.request()
-            if received.head.first.startswith("POST"):
-                response = self._responses.pop(0)
-                if isinstance(response, tuple):
-                    await connection.send(response[0])
-                    await self.going_on.wait()
-                    await connection.send(response[1])
-                else:
-                    await connection.send(response)
-            elif received.head.target.endswith("/config"):
-                await connection.send(http_response(b"{}", status="404 Not Found"))
-            elif self._form.inputs:
-                await connection.send(http_response(metadata(-1)))
-            else:
-                await connection.send(http_response(b'{"name":"m","inputs":[],"outputs":[]}'))
-
-
-@asynccontextmanager
-async def _serving(server: Server, dialect: str) -> AsyncIterator[RunningGateway]:
-    async with (
-        ScriptedServer(server) as scripted,
-        running_gateway(scripted.url, upstream={"dialect": dialect}) as gateway,
-    ):
-        yield gateway
+REFUSED = [
+    *(pytest.param("JSON", response, id=name) for name, response in FALSE.items()),
+    *(
+        pytest.param(form, FALSE[name], id=f"{name} for {form}")
+        for form in ("binary", "binary to KServe", "binary to OpenVINO", "raw", "V1")
+        for name in ("JSON larger than the chunks", "short tensors", "tensors of another shape")
+    ),
+]
 
 
 def _check_counted(gateway: RunningGateway) -> None:
@@ -148,15 +92,14 @@ def _check_counted(gateway: RunningGateway) -> None:
     assert state.last_error.startswith(f"{state.url}: ")
 
 
-@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
-@pytest.mark.parametrize("response", FALSE.values(), ids=FALSE)
-@pytest.mark.parametrize("name", [*BINARY_FORMS, "V1"])
+@on_both_paths
+@pytest.mark.parametrize(("name", "response"), REFUSED)
 async def test_false_binary_response_is_a_502(
     name: str, response: bytes, path: type[bytes]
 ) -> None:
-    form, good = FORMS[name], binary_response(TENSORS)
-    server = Server(form, good, response, good)
-    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+    form = FORMS[name]
+    server = InferringServer(form.good, response, form.good)
+    async with serving(server, form.dialect) as gateway, gateway.client() as client:
         data = path(form.write())
         assert (await client.ask(data)).status == 200
         refused = await client.ask(data)
@@ -166,15 +109,19 @@ async def test_false_binary_response_is_a_502(
         assert (await client.ask(data)).status == 200
 
 
+SOME = ("JSON larger than the body", "short tensors in chunks", "page")
+
+
 @pytest.mark.parametrize("extra", [(), (("x-long", "l" * 3000),)], ids=["fast", "streaming"])
-@pytest.mark.parametrize("response", FALSE.values(), ids=FALSE)
+@pytest.mark.parametrize("name", SOME)
 async def test_false_binary_response_is_a_502_over_http2(
-    response: bytes, extra: tuple[tuple[str, str], ...]
+    name: str, extra: tuple[tuple[str, str], ...]
 ) -> None:
-    form, good = FORMS["binary"], binary_response(TENSORS)
-    fields = [*((name.lower(), value) for name, value in form.headers.items()), *extra]
-    server = Server(form, good, response, good)
-    async with _serving(server, "triton") as gateway, connect_http2(gateway.url) as client:
+    response = FALSE[name]
+    form = FORMS["binary"]
+    fields = form.http2_fields(*extra)
+    server = InferringServer(form.good, response, form.good)
+    async with serving(server) as gateway, connect_http2(gateway.url) as client:
         assert (await client.call("POST", INFER, form.body, fields)).status == 200
         refused = await client.call("POST", INFER, form.body, fields)
         assert refused.status == 502
@@ -183,17 +130,14 @@ async def test_false_binary_response_is_a_502_over_http2(
         assert (await client.call("POST", INFER, form.body, fields)).status == 200
 
 
-@pytest.mark.parametrize("response", FALSE.values(), ids=FALSE)
-async def test_false_binary_response_is_unavailable_over_grpc(response: bytes) -> None:
-    asked = service_pb2.ModelInferRequest(model_name="m", id="r")
-    asked.inputs.add(name="IN", datatype="FP32", shape=[3])
-    asked.raw_input_contents.append(TENSORS)
-    server = Server(FORMS["binary"], response, binary_response(TENSORS))
-    async with _serving(server, "triton") as gateway, grpc_client(gateway.url) as client:
-        refused = await client.call("ModelInfer", asked.SerializeToString())
+@pytest.mark.parametrize("name", SOME)
+async def test_false_binary_response_is_unavailable_over_grpc(name: str) -> None:
+    server = InferringServer(FALSE[name], FORMS["binary"].good)
+    async with serving(server) as gateway, grpc_client(gateway.url) as client:
+        refused = await client.call("ModelInfer", infer_request())
         assert refused.code is grpc.StatusCode.UNAVAILABLE
         assert UPSTREAM in refused.text
-        assert (await client.call("ModelInfer", asked.SerializeToString())).message
+        assert (await client.call("ModelInfer", infer_request())).message
 
 
 # ------------------------------------------------------------------------------- large responses
@@ -247,7 +191,7 @@ def _is_refused_at_once(name: str, headers: dict[str, str], *, sized: bool) -> b
 
 
 @pytest.mark.parametrize("sized", [True, False], ids=["sized", "chunked"])
-@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+@on_both_paths
 @_CASES
 async def test_large_response_that_is_not_complete_never_ends_well(
     name: str,
@@ -259,8 +203,8 @@ async def test_large_response_that_is_not_complete_never_ends_well(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     form = FORMS[name]
-    server = Server(form, _cut(headers, body, sized=sized))
-    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+    server = InferringServer(_cut(headers, body, sized=sized), inputs=form.inputs)
+    async with serving(server, form.dialect) as gateway, gateway.client() as client:
         await client.send(path(form.write()))
         if _is_refused_at_once(name, headers, sized=sized):
             server.going_on.set()
@@ -285,10 +229,9 @@ async def test_large_response_that_is_not_complete_is_reset_over_http2(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     form = FORMS[name]
-    fields = [(name.lower(), value) for name, value in form.headers.items()]
-    server = Server(form, _cut(headers, body, sized=sized))
-    async with _serving(server, form.dialect) as gateway, connect_http2(gateway.url) as client:
-        stream = await client.start("POST", form.target, form.body, fields)
+    server = InferringServer(_cut(headers, body, sized=sized), inputs=form.inputs)
+    async with serving(server, form.dialect) as gateway, connect_http2(gateway.url) as client:
+        stream = await client.start("POST", form.target, form.body, form.http2_fields())
         if _is_refused_at_once(name, headers, sized=sized):
             server.going_on.set()
             assert (await client.response(stream)).status == 502
@@ -302,15 +245,15 @@ async def test_large_response_that_is_not_complete_is_reset_over_http2(
     _check_broken_off(call_records[-1], caplog)
 
 
-@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+@on_both_paths
 @_CASES
 async def test_large_response_that_is_not_complete_is_a_502_where_it_comes_at_once(
     name: str, headers: dict[str, str], body: bytes, path: type[bytes]
 ) -> None:
     """Or it breaks off, where the gateway has passed on its start."""
     form = FORMS[name]
-    server = Server(form, http_response(body, headers))
-    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+    server = InferringServer(http_response(body, headers), inputs=form.inputs)
+    async with serving(server, form.dialect) as gateway, gateway.client() as client:
         try:
             refused = await client.ask(path(form.write()))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -332,9 +275,11 @@ async def test_large_response_that_is_complete_passes(
         body += b"x"
     else:
         body += b'"}' if name == "generate" else b"]}" if form.target == PREDICT else b"]}]}"
-    server = Server(form, _cut(headers, body + b" " * (not size), sized=sized))
+    server = InferringServer(
+        _cut(headers, body + b" " * (not size), sized=sized), inputs=form.inputs
+    )
     server.going_on.set()
-    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+    async with serving(server, form.dialect) as gateway, gateway.client() as client:
         passed = await client.ask(form.write())
         assert passed.status == 200
         assert passed.body == body + b" " * (not size)

@@ -5,11 +5,7 @@ Login pages and ingresses that lead elsewhere respond with 200 and HTML to any r
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -18,23 +14,32 @@ from tritonclient.grpc import service_pb2
 
 from gateway.errors import ErrorKind
 from gateway.observe.call_record import CallRecord
+from tests.end_to_end.failures.inferring_server import (
+    EVENTS,
+    FORMS,
+    GENERATE,
+    OUTPUTS,
+    TENSORS,
+    Form,
+    InferringServer,
+    on_both_paths,
+    serving,
+)
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway
 from tests.support.grpc.client import GrpcResponse, grpc_client
+from tests.support.grpc.infer_messages import infer_request
 from tests.support.http2_client import connect_http2
-from tests.support.http_messages import chunk, http_response, message, request, with_long_head
+from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
     INFER,
-    binary_header,
-    binary_response,
     binary_response_header,
     json_request,
-    metadata,
 )
 from tests.support.servers.http2_server import Http2Peer, http2_script
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.scripted_server import ScriptedServer
 
 # On one loop only: transports make no difference here.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -43,58 +48,7 @@ PAGE = b"<!doctype html>\n<title>Sign in</title>"
 HTML = {"Content-Type": "text/html; charset=utf-8"}
 CHUNKED = {**HTML, "Transfer-Encoding": "chunked"}
 LARGE_PAGE = PAGE.ljust(300_000)
-OUTPUT = {"name": "OUT", "shape": [3], "datatype": "FP32", "data": [1.5, 2, 3]}
-OUTPUTS = json.dumps({"model_name": "m", "outputs": [OUTPUT]}).encode()
-GENERATE = "/v2/models/m/generate"
-PREDICT = "/v1/models/m:predict"
-EVENTS = {"Content-Type": "text/event-stream; charset=utf-8"}
 
-
-@dataclass(frozen=True)
-class Form:
-    """A request, and what servers respond to it that are in order."""
-
-    target: str
-    body: bytes
-    good: bytes
-    headers: dict[str, str] = field(default_factory=dict)
-    dialect: str = "triton"
-    inputs: bool = True
-    """Whether the model's metadata lists its inputs."""
-
-    def write(self) -> bytes:
-        return request("POST", self.target, self.body, self.headers)
-
-
-BINARY = binary_header(12, binary_output=True)
-TENSORS = binary_response(FLOATS.tobytes())
-TEXT = http_response(b'{"text_output":"x"}')
-FORMS = {
-    "JSON": Form(INFER, json_request(), TENSORS),
-    "JSON to a JSON server": Form(INFER, json_request(), http_response(OUTPUTS), {}, "json"),
-    "JSON to KServe": Form(INFER, json_request(), TENSORS, {}, "kserve"),
-    "binary": Form(INFER, BINARY + FLOATS.tobytes(), TENSORS, {HEADER_LENGTH: str(len(BINARY))}),
-    "binary to a JSON server": Form(
-        INFER,
-        BINARY + FLOATS.tobytes(),
-        http_response(OUTPUTS),
-        {HEADER_LENGTH: str(len(BINARY))},
-        "json",
-    ),
-    "raw": Form(INFER, FLOATS.tobytes(), TENSORS, {HEADER_LENGTH: "0"}),
-    "V1": Form(PREDICT, b'{"instances":[1,2,3]}', TENSORS),
-    "V1 to a V1 server": Form(
-        PREDICT,
-        b'{"instances":[1,2,3]}',
-        http_response(b'{"predictions":[7]}'),
-        dialect="kserve",
-        inputs=False,
-    ),
-    "generate": Form(GENERATE, b'{"text_input":"x"}', TEXT),
-    "generate_stream": Form(
-        GENERATE + "_stream", b'{"text_input":"x"}', http_response(b"data: {}\n\n", EVENTS)
-    ),
-}
 
 NO_TENSORS: dict[str, tuple[bytes, str, str]] = {
     "page": (http_response(PAGE, HTML), "text/html; charset=utf-8", "Sign in"),
@@ -119,11 +73,6 @@ NO_TENSORS: dict[str, tuple[bytes, str, str]] = {
         "no Content-Type",
         "Sign in",
     ),
-    "large page without a type": (
-        message("HTTP/1.1 200 OK", {"Content-Length": str(len(LARGE_PAGE))}, LARGE_PAGE),
-        "no Content-Type",
-        "Sign in",
-    ),
     "page as JSON": (http_response(PAGE), "application/json", "Sign in"),
     "XHTML": (
         http_response(PAGE, {"Content-Type": "application/xhtml+xml"}),
@@ -142,64 +91,36 @@ NO_OUTPUTS: dict[str, tuple[bytes, str, str]] = {
     "empty JSON": (http_response(b"{}"), "application/json", "{}"),
     "other JSON": (http_response(b'{"login":"please"}'), "application/json", "please"),
 }
-_BYTES = "application/octet-stream"
+BYTES = {"Content-Type": "application/octet-stream"}
 NOTHING_GENERATED: dict[str, tuple[bytes, str, str]] = {
-    f"{what} as bytes": (http_response(body, {"Content-Type": _BYTES}), _BYTES, words)
-    for what, body, words in (
-        ("nothing", b"", "an empty body"),
-        ("spaces", b" \n", "an empty body"),
-        ("page", PAGE, "Sign in"),
-    )
+    "spaces as bytes": (http_response(b" \n", BYTES), BYTES["Content-Type"], "an empty body"),
+    "page as bytes": (http_response(PAGE, BYTES), BYTES["Content-Type"], "Sign in"),
 }
+
+
+def _cases(form: str, responses: dict[str, tuple[bytes, str, str]], *names: str) -> list[Any]:
+    return [
+        pytest.param(FORMS[form], *responses[name], id=f"{form}: {name}")
+        for name in names or responses
+    ]
+
+
 CASES = [
-    pytest.param(form, *response, id=f"{name}: {what}")
-    for name, form in FORMS.items()
-    for what, response in {
-        **NO_TENSORS,
-        # Servers of V1, and generate, are free in what their JSON holds.
-        **({} if "enerate" in name or "V1 server" in name else NO_OUTPUTS),
-        **(NOTHING_GENERATED if "enerate" in name else {}),
-    }.items()
+    *_cases("JSON", NO_TENSORS | NO_OUTPUTS),
+    *_cases("generate", NO_TENSORS | NOTHING_GENERATED),
+    *_cases("generate_stream", NOTHING_GENERATED),
+    # Servers of V1, and generate, are free in what their JSON holds.
+    *_cases("V1 to a V1 server", NO_TENSORS, "page", "nothing"),
+    *(
+        case
+        for form in ("JSON to a JSON server", "JSON to KServe", "binary", "raw", "V1")
+        for case in _cases(form, NO_TENSORS | NO_OUTPUTS, "page", "nothing", "other JSON")
+    ),
 ]
-
 HTTP2_CASES = [
-    each
-    for each in CASES
-    if str(each.id).endswith((": page", ": page without an end", ": 204", ": other JSON"))
+    *_cases("JSON", NO_TENSORS | NO_OUTPUTS, "page", "page without an end", "204", "other JSON"),
+    *_cases("generate_stream", NO_TENSORS, "page", "page without an end"),
 ]
-
-
-class Server:
-    """Responds to requests that infer with these in turn, the last one again and again."""
-
-    def __init__(self, *responses: bytes, inputs: bool = True) -> None:
-        self._responses = [*responses]
-        self._inputs = inputs
-        self.asked = 0
-
-    async def __call__(self, connection: Connection) -> None:
-        while True:
-            received = await connection.request()
-            if received.head.first.startswith("POST"):
-                self.asked += 1
-                more = len(self._responses) > 1
-                await connection.send(self._responses.pop(0) if more else self._responses[0])
-            elif received.head.target.endswith("/config"):
-                await connection.send(http_response(b"{}", status="404 Not Found"))
-            elif self._inputs:
-                await connection.send(http_response(metadata(-1)))
-            else:
-                await connection.send(http_response(b'{"name":"m","inputs":[],"outputs":[]}'))
-
-
-@asynccontextmanager
-async def _serving(server: Server, dialect: str = "triton") -> AsyncIterator[RunningGateway]:
-    upstream = {"dialect": dialect}
-    async with (
-        ScriptedServer(server) as scripted,
-        running_gateway(scripted.url, upstream=upstream) as gateway,
-    ):
-        yield gateway
 
 
 def _check_counted(gateway: RunningGateway, words: str) -> None:
@@ -211,7 +132,7 @@ def _check_counted(gateway: RunningGateway, words: str) -> None:
     assert state.last_error.isprintable()
 
 
-@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+@on_both_paths
 @pytest.mark.parametrize(("form", "response", "kind", "words"), CASES)
 async def test_response_without_tensors_is_a_502(
     form: Form,
@@ -220,8 +141,8 @@ async def test_response_without_tensors_is_a_502(
     words: str,
     path: type[bytes],
 ) -> None:
-    server = Server(form.good, response, form.good, inputs=form.inputs)
-    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+    server = InferringServer(form.good, response, form.good, inputs=form.inputs)
+    async with serving(server, form.dialect) as gateway, gateway.client() as client:
         data = path(form.write())
         assert (await client.ask(data)).status == 200
         refused = await client.ask(data)
@@ -245,10 +166,9 @@ async def test_response_without_tensors_is_a_502_over_http2(
     words: str,
     extra: tuple[tuple[str, str], ...],
 ) -> None:
-    server = Server(form.good, response, form.good, inputs=form.inputs)
-    headers = (*form.headers.items(), *extra)
-    fields = [(name.lower(), value) for name, value in headers]
-    async with _serving(server, form.dialect) as gateway, connect_http2(gateway.url) as client:
+    server = InferringServer(form.good, response, form.good, inputs=form.inputs)
+    fields = form.http2_fields(*extra)
+    async with serving(server, form.dialect) as gateway, connect_http2(gateway.url) as client:
         assert (await client.call("POST", form.target, form.body, fields)).status == 200
         refused = await client.call("POST", form.target, form.body, fields)
         assert refused.status == 502
@@ -258,13 +178,13 @@ async def test_response_without_tensors_is_a_502_over_http2(
         assert server.asked == 3
 
 
-@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+@on_both_paths
 async def test_access_log_quotes_the_page(
     path: type[bytes], call_records: list[CallRecord]
 ) -> None:
     form = FORMS["JSON"]
     async with (
-        _serving(Server(http_response(PAGE, HTML))) as gateway,
+        serving(InferringServer(http_response(PAGE, HTML))) as gateway,
         gateway.client() as client,
     ):
         assert (await client.ask(path(form.write()))).status == 502
@@ -278,57 +198,40 @@ async def test_access_log_quotes_the_page(
     )
 
 
-async def test_endpoint_that_responds_with_pages_is_ejected() -> None:
-    form = FORMS["JSON"]
-    async with (
-        ScriptedServer(Server(http_response(PAGE, HTML))) as login,
-        ScriptedServer(Server(form.good)) as server,
-        running_gateway(login.url, server.url) as gateway,
-        gateway.client() as client,
-    ):
-        statuses = [(await client.ask(form.write())).status for _ in range(30)]
-    assert statuses.count(502) == 5
-    assert statuses[-10:] == [200] * 10
-
-
 # --------------------------------------------------------------------------------------------- gRPC
-
-
-def _grpc_request() -> bytes:
-    message = service_pb2.ModelInferRequest(model_name="m", id="r")
-    message.inputs.add(name="IN", datatype="FP32", shape=[3])
-    message.raw_input_contents.append(FLOATS.tobytes())
-    return bytes(message.SerializeToString())
 
 
 @pytest.mark.parametrize(
     ("response", "kind", "words"),
-    {**NO_TENSORS, **NO_OUTPUTS}.values(),
-    ids=NO_TENSORS | NO_OUTPUTS,
+    [NO_TENSORS["page"], NO_TENSORS["no chunks"], NO_OUTPUTS["other JSON"]],
+    ids=["page", "no chunks", "other JSON"],
 )
 async def test_response_without_tensors_is_unavailable_over_grpc(
     response: bytes, kind: str, words: str
 ) -> None:
-    server = Server(response, TENSORS)
-    async with _serving(server) as gateway, grpc_client(gateway.url) as client:
-        refused = await client.call("ModelInfer", _grpc_request())
+    server = InferringServer(response, TENSORS)
+    async with serving(server) as gateway, grpc_client(gateway.url) as client:
+        refused = await client.call("ModelInfer", infer_request())
         assert refused.code is grpc.StatusCode.UNAVAILABLE
         assert UPSTREAM in refused.text
         assert kind in refused.text
         _check_counted(gateway, words)
-        assert (await client.call("ModelInfer", _grpc_request())).message
+        assert (await client.call("ModelInfer", infer_request())).message
 
 
 @pytest.mark.parametrize(
     ("response", "kind", "words"),
-    {**NO_TENSORS, **NO_OUTPUTS}.values(),
-    ids=NO_TENSORS | NO_OUTPUTS,
+    [NO_TENSORS["page"], NO_TENSORS["no chunks"], NO_OUTPUTS["other JSON"]],
+    ids=["page", "no chunks", "other JSON"],
 )
 async def test_response_without_tensors_is_an_error_of_a_grpc_stream(
     response: bytes, kind: str, words: str
 ) -> None:
-    async with _serving(Server(response, TENSORS)) as gateway, grpc_client(gateway.url) as client:
-        streamed = await client.call("ModelStreamInfer", _grpc_request(), _grpc_request())
+    async with (
+        serving(InferringServer(response, TENSORS)) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        streamed = await client.call("ModelStreamInfer", infer_request(), infer_request())
         assert streamed.code is grpc.StatusCode.OK
         first, second = map(service_pb2.ModelStreamInferResponse.FromString, streamed.messages)
         assert UPSTREAM in first.error_message
@@ -355,7 +258,7 @@ async def test_page_of_a_grpc_server_is_unavailable(method: str) -> None:
         grpc_client(gateway.url) as client,
     ):
         for _ in range(2):  # the second one may take the fast path
-            refused: GrpcResponse = await client.call(method, _grpc_request())
+            refused: GrpcResponse = await client.call(method, infer_request())
             assert refused.code is grpc.StatusCode.UNAVAILABLE
             assert not refused.messages
             assert f"{UPSTREAM} did not respond in gRPC" in refused.text
@@ -420,55 +323,52 @@ RIGHT: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
-@pytest.mark.parametrize("client", ["JSON", "JSON to KServe", "binary", "raw", "V1"])
-@pytest.mark.parametrize("response", RIGHT.values(), ids=RIGHT)
+V1_RESULT = b'{"predictions":[7]}'
+TEXT = b'{"text_output":"x"}'
+PASSED = [
+    *(pytest.param("JSON", response, id=name) for name, response in RIGHT.items()),
+    ("JSON to KServe", RIGHT["binary of KServe"]),
+    ("binary", RIGHT["binary as a page"]),
+    ("binary", RIGHT["JSON without a type"]),
+    ("raw", RIGHT["JSON"]),
+    ("V1", RIGHT["binary of OpenVINO"]),
+    ("JSON to a JSON server", RIGHT["JSON without a type"]),
+    ("binary to a JSON server", RIGHT["JSON with a charset"]),
+    ("V1 to a V1 server", _typed(V1_RESULT, "application/json")),
+    ("V1 to a V1 server", _typed(b"[7]", None)),
+    ("generate", _typed(TEXT, None)),
+    ("generate_stream", _streamed(b"data: {}\n\n", EVENTS)),
+    ("generate_stream", _streamed(b"data: {}\n\n", {})),
+    ("generate_stream", _typed(b"", EVENTS["Content-Type"])),  # no events
+]
+
+
+@on_both_paths
+@pytest.mark.parametrize(("name", "response"), PASSED)
 async def test_tensors_pass_with_any_content_type_of_servers(
-    response: bytes, client: str, path: type[bytes], request: pytest.FixtureRequest
+    name: str, response: bytes, path: type[bytes]
 ) -> None:
-    what = request.node.callspec.id
-    if client == "V1" and ("binary" not in what):
-        pytest.skip("V1 is made of binary outputs alone")
-    form = FORMS[client]
-    async with _serving(Server(response), form.dialect) as gateway, gateway.client() as connected:
+    form = FORMS[name]
+    server = InferringServer(response, inputs=form.inputs)
+    async with serving(server, form.dialect) as gateway, gateway.client() as client:
         for _ in range(2):
-            assert (await connected.ask(path(form.write()))).status == 200
+            assert (await client.ask(path(form.write()))).status == 200
         assert gateway.pool.snapshot()[0].consecutive_failures == 0
 
 
-@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
-@pytest.mark.parametrize(
-    ("form", "response"),
-    [
-        ("JSON to a JSON server", RIGHT["JSON"]),
-        ("JSON to a JSON server", RIGHT["JSON without a type"]),
-        ("binary to a JSON server", RIGHT["JSON with a charset"]),
-        ("V1 to a V1 server", _typed(b'{"predictions":[7]}', "application/json")),
-        ("V1 to a V1 server", _typed(b"[7]", None)),
-        ("generate", _typed(b'{"text_output":"x"}', "application/json")),
-        ("generate", _typed(b'{"text_output":"x"}', None)),
-        ("generate_stream", _streamed(b"data: {}\n\n", EVENTS)),
-        ("generate_stream", _streamed(b"data: {}\n\n", {})),
-        ("generate_stream", _typed(b"", "text/event-stream; charset=utf-8")),  # no events
-    ],
-)
-async def test_responses_of_other_servers_pass(
-    form: str, response: bytes, path: type[bytes]
-) -> None:
-    asked = FORMS[form]
-    server = Server(response, inputs=asked.inputs)
-    async with _serving(server, asked.dialect) as gateway, gateway.client() as client:
-        for _ in range(2):
-            assert (await client.ask(path(asked.write()))).status == 200
-        assert gateway.pool.snapshot()[0].consecutive_failures == 0
+REDIRECTS = [
+    ("JSON", "307 Temporary Redirect"),
+    ("JSON", "401 Unauthorized"),
+    *((name, "302 Found") for name in FORMS),
+]
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("status", ["302 Found", "307 Temporary Redirect", "401 Unauthorized"])
-async def test_redirects_and_errors_pass_with_their_page(form: Form, status: str) -> None:
+@pytest.mark.parametrize(("name", "status"), REDIRECTS)
+async def test_redirects_and_errors_pass_with_their_page(name: str, status: str) -> None:
+    form = FORMS[name]
     page = http_response(PAGE, {**HTML, "Location": "/login"}, status)
-    server = Server(form.good, page, inputs=form.inputs)
-    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+    server = InferringServer(form.good, page, inputs=form.inputs)
+    async with serving(server, form.dialect) as gateway, gateway.client() as client:
         assert (await client.ask(form.write())).status == 200
         passed = await client.ask(form.write())
         assert passed.status == int(status[:3])
@@ -480,8 +380,8 @@ async def test_mirror_counts_a_page_as_a_failure(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.INFO)
     form = FORMS["JSON"]
     async with (
-        ScriptedServer(Server(form.good)) as server,
-        ScriptedServer(Server(http_response(PAGE, HTML))) as shadow,
+        ScriptedServer(InferringServer(form.good)) as server,
+        ScriptedServer(InferringServer(http_response(PAGE, HTML))) as shadow,
         running_gateway(
             server.url,
             route={"mirror": {"upstream": "shadow"}},
@@ -499,12 +399,12 @@ async def test_mirror_counts_a_page_as_a_failure(caplog: pytest.LogCaptureFixtur
 ACCEPTED = (b"200 OK", b"203 Non-Authoritative Information")
 
 
-@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+@on_both_paths
 @pytest.mark.parametrize("name", ["JSON", "JSON to a JSON server", "binary to a JSON server", "V1"])
 async def test_tensors_of_any_success_are_converted(name: str, path: type[bytes]) -> None:
     form = FORMS[name]
-    server = Server(form.good, form.good.replace(*ACCEPTED), inputs=form.inputs)
-    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+    server = InferringServer(form.good, form.good.replace(*ACCEPTED), inputs=form.inputs)
+    async with serving(server, form.dialect) as gateway, gateway.client() as client:
         data = path(form.write())
         usual = await client.ask(data)
         accepted = await client.ask(data)
@@ -513,12 +413,12 @@ async def test_tensors_of_any_success_are_converted(name: str, path: type[bytes]
     assert accepted.head.get(HEADER_LENGTH) == usual.head.get(HEADER_LENGTH)
 
 
-@pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
+@on_both_paths
 @pytest.mark.parametrize("name", ["JSON", "V1"])
 async def test_success_beside_200_without_tensors_is_a_502(name: str, path: type[bytes]) -> None:
     form = FORMS[name]
-    server = Server(form.good, http_response(b"{}").replace(*ACCEPTED), inputs=form.inputs)
-    async with _serving(server, form.dialect) as gateway, gateway.client() as client:
+    server = InferringServer(form.good, http_response(b"{}").replace(*ACCEPTED), inputs=form.inputs)
+    async with serving(server, form.dialect) as gateway, gateway.client() as client:
         data = path(form.write())
         assert (await client.ask(data)).status == 200
         refused = await client.ask(data)
@@ -528,8 +428,8 @@ async def test_success_beside_200_without_tensors_is_a_502(name: str, path: type
 
 
 async def test_tensors_of_any_success_are_converted_for_grpc_clients() -> None:
-    server = Server(TENSORS.replace(*ACCEPTED))
-    async with _serving(server) as gateway, grpc_client(gateway.url) as client:
-        response = await client.call("ModelInfer", _grpc_request())
+    server = InferringServer(TENSORS.replace(*ACCEPTED))
+    async with serving(server) as gateway, grpc_client(gateway.url) as client:
+        response = await client.call("ModelInfer", infer_request())
     assert response.code is grpc.StatusCode.OK
     assert response.message

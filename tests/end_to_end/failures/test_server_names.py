@@ -18,6 +18,9 @@ from tests.support.servers.scripted_server import (
     never_respond,
 )
 
+# On one loop only: transports make no difference here.
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
+
 LOAD = "/v2/repository/models/m/load"
 EXPOSED = {"expose_endpoints": True}
 

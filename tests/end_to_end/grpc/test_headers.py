@@ -9,18 +9,11 @@ import pytest
 
 from tests.support.gateway import running_gateway
 from tests.support.grpc.client import grpc_client
+from tests.support.grpc.infer_messages import infer_request
 from tests.support.grpc.proto_file import message_class
 from tests.support.http_messages import http_response
 from tests.support.servers.grpc_server import GrpcServer
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
-
-
-def _infer_request() -> bytes:
-    request = message_class("ModelInferRequest")(model_name="m")
-    request.inputs.add(name="IN", datatype="FP32", shape=[1])
-    request.raw_input_contents.append(bytes(4))
-    return bytes(request.SerializeToString())
-
 
 _METADATA = bytes(message_class("ModelMetadataRequest")(name="m").SerializeToString())
 
@@ -41,7 +34,7 @@ async def test_codings_of_a_call_do_not_reach_a_server_over_http(name: str, meth
         running_gateway(server.url) as gateway,
         grpc_client(gateway.url) as client,
     ):
-        message = _infer_request() if method == "ModelInfer" else _METADATA
+        message = infer_request() if method == "ModelInfer" else _METADATA
         response = await client.call(method, message, metadata=[(name, "gzip")])
     assert response.code is grpc.StatusCode.OK, response.text
     assert "user-agent" in names
@@ -72,6 +65,6 @@ async def test_invalid_header_length_is_the_fault_of_the_server() -> None:
         running_gateway(server.url) as gateway,
         grpc_client(gateway.url) as client,
     ):
-        failed = await client.call("ModelInfer", _infer_request())
+        failed = await client.call("ModelInfer", infer_request())
     assert failed.code is grpc.StatusCode.UNAVAILABLE
     assert "Inference-Header-Content-Length" in failed.text

@@ -42,18 +42,10 @@ def _json(response: ReceivedResponse) -> Any:
 
 ELEMENTS: list[tuple[str, list[Any]]] = [
     ("BOOL", [True, False, True]),
-    ("INT8", [-128, 127]),
-    ("INT16", [-32768, 32767]),
-    ("INT32", [-(2**31), 2**31 - 1]),
     ("INT64", [-(2**63), 2**63 - 1]),
-    ("UINT8", [0, 255]),
-    ("UINT16", [0, 65535]),
-    ("UINT32", [0, 2**32 - 1]),
     ("UINT64", [0, 2**64 - 1]),
-    ("FP16", [1.5, -2.0, 65504.0]),
     ("BF16", [1.5, -2.0]),
     ("FP32", [1.5, -2.0, 3.4028235e38]),
-    ("FP64", [1.5, 5e-324]),
     ("BYTES", ["", "zwölf", "a\nb"]),
 ]
 
@@ -148,12 +140,7 @@ async def test_parameters_of_each_type_arrive(server: GrpcServer) -> None:
 
 ERRORS = [
     (grpc.StatusCode.INVALID_ARGUMENT, 400),
-    (grpc.StatusCode.NOT_FOUND, 404),
-    (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
-    (grpc.StatusCode.UNIMPLEMENTED, 501),
-    (grpc.StatusCode.INTERNAL, 500),
     (grpc.StatusCode.UNAVAILABLE, 503),
-    (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
 ]
 
 
@@ -268,13 +255,6 @@ async def test_operation_that_grpc_does_not_have_is_refused(server: GrpcServer) 
         response = await client.ask(request("POST", "/v2/models/m/explain", b"{}"))
     assert response.status == 501
     assert "gRPC" in _json(response)["error"]
-
-
-async def test_server_that_is_gone_is_named(gone: str) -> None:
-    async with running_gateway(gone) as gateway, gateway.client() as client:
-        response = await client.ask(infer_json())
-    assert response.status == 503
-    assert "upstream 'servers'" in _json(response)["error"]
 
 
 NAMELESS = [

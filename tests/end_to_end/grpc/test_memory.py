@@ -10,18 +10,12 @@ import grpc
 from gateway.protocol.grpc.framing import frame
 from tests.support.gateway import running_gateway, until
 from tests.support.grpc.client import grpc_client
+from tests.support.grpc.infer_messages import infer_request
 from tests.support.grpc.proto_file import message_class
 from tests.support.servers.http2_server import Http2Peer, http2_script
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 _SIZE = 1_000_000
-
-
-def _infer_request() -> bytes:
-    request = message_class("ModelInferRequest")(model_name="m")
-    request.inputs.add(name="IN", datatype="FP32", shape=[1])
-    request.raw_input_contents.append(bytes(4))
-    return bytes(request.SerializeToString())
 
 
 async def test_response_over_http_to_a_call() -> None:
@@ -50,7 +44,7 @@ async def test_response_over_http_to_a_call() -> None:
         grpc_client(gateway.url) as client,
     ):
         budget = gateway.gateway.active_config.router.memory_budget
-        call = asyncio.create_task(client.call("ModelInfer", _infer_request()))
+        call = asyncio.create_task(client.call("ModelInfer", infer_request()))
         await until(lambda: budget.buffers.reserved > _SIZE - 100)
         rest.set()
         assert (await call).code is grpc.StatusCode.OK

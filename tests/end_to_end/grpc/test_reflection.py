@@ -91,11 +91,10 @@ async def test_other_method_of_the_service_is_that_of_the_server(server: GrpcSer
     assert server.paths == [path]
 
 
-@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-async def test_compressed_request_is_answered(gone: str, compression: grpc.Compression) -> None:
+async def test_compressed_request_is_answered(gone: str) -> None:
     request = Request(file_containing_symbol="x" * 9000).SerializeToString()
     async with _client(gone) as (_, client):
-        response = await client.call(_path(), request, compression=compression)
+        response = await client.call(_path(), request, compression=grpc.Compression.Gzip)
     assert Response.FromString(response.message).error_response.error_code == 5
 
 

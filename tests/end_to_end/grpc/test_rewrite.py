@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +11,8 @@ import pytest
 
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.gateway import running_gateway, until
-from tests.support.grpc.client import SERVICE, GrpcResponse, grpc_client
+from tests.support.grpc.client import GrpcResponse, grpc_client, take_turns
+from tests.support.grpc.infer_messages import infer_request
 from tests.support.grpc.proto_file import message_class
 from tests.support.grpc.wire_bytes import field
 from tests.support.http_messages import http_response, request
@@ -46,11 +45,6 @@ def _seen(server: GrpcServer, method: str = "ModelInfer") -> Any:
     return message_class(f"{method}Request").FromString(data)
 
 
-def _infer_request(model: str = "old", values: bytes = FLOATS.tobytes()) -> bytes:
-    tensor = {"name": "IN", "datatype": "FP32", "shape": [len(values) // 4]}
-    return _message("ModelInfer", model_name=model, inputs=[tensor], raw_input_contents=[values])
-
-
 def _nothing(data: bytes, context: grpc.ServicerContext) -> bytes:
     return b""
 
@@ -74,24 +68,21 @@ async def _call(
         return await client.call(method, *messages, **options)
 
 
-@pytest.mark.parametrize(("method", "name", "version"), OF_MODEL)
-async def test_message_names_the_new_model_and_version(
-    server: GrpcServer, method: str, name: str, version: str
+@pytest.mark.parametrize(
+    ("method", "name", "version", "route"),
+    [*((*row, VERSIONED) for row in OF_MODEL), *((*row, REWRITE) for row in OF_MODEL[:2])],
+)
+async def test_message_names_the_new_model_and_the_version_of_the_route_if_it_has_one(
+    server: GrpcServer, method: str, name: str, version: str, route: dict[str, Any]
 ) -> None:
     message = _message(method, **{name: "old", version: "1"})
-    response = await _call(server, method, message, route=VERSIONED)
+    response = await _call(server, method, message, route=route)
     assert response.code is grpc.StatusCode.OK, response.text
     seen = _seen(server, method)
-    assert (getattr(seen, name), getattr(seen, version)) == ("new", "3")
-
-
-@pytest.mark.parametrize(("method", "name", "version"), OF_MODEL)
-async def test_version_stays_that_of_the_client_unless_the_route_has_one(
-    server: GrpcServer, method: str, name: str, version: str
-) -> None:
-    await _call(server, method, _message(method, **{name: "old", version: "1"}), route=REWRITE)
-    seen = _seen(server, method)
-    assert (getattr(seen, name), getattr(seen, version)) == ("new", "1")
+    assert (getattr(seen, name), getattr(seen, version)) == (
+        "new",
+        "3" if route is VERSIONED else "1",
+    )
 
 
 @pytest.mark.parametrize(("method", "name"), OTHERS)
@@ -119,32 +110,32 @@ async def test_call_for_the_whole_server_stays_as_it_is(server: GrpcServer, meth
 
 async def test_route_is_found_by_the_old_model(server: GrpcServer) -> None:
     route = {"match": {"model": "old"}, **REWRITE}
-    served = await _call(server, "ModelInfer", _infer_request(), route=route)
-    refused = await _call(server, "ModelInfer", _infer_request("new"), route=route)
+    served = await _call(server, "ModelInfer", infer_request("old"), route=route)
+    refused = await _call(server, "ModelInfer", infer_request("new"), route=route)
     assert (served.code, refused.code) == (grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND)
     assert _seen(server).model_name == "new"
 
 
 async def test_tensors_pass_as_they_came(server: GrpcServer) -> None:
-    await _call(server, "ModelInfer", _infer_request(), route=REWRITE)
-    expected = message_class("ModelInferRequest").FromString(_infer_request("new"))
+    await _call(server, "ModelInfer", infer_request("old"), route=REWRITE)
+    expected = message_class("ModelInferRequest").FromString(infer_request("new"))
     assert _seen(server) == expected
 
 
 async def test_name_at_the_end_of_a_message_is_rewritten(server: GrpcServer) -> None:
-    message = _infer_request("first") + field(1, b"old")
+    message = infer_request("first") + field(1, b"old")
     await _call(server, "ModelInfer", message, route={"match": {"model": "old"}, **REWRITE})
     assert _seen(server).model_name == "new"
 
 
 async def test_infer_call_without_a_model_gets_that_of_the_route(server: GrpcServer) -> None:
-    await _call(server, "ModelInfer", _infer_request(""), route=REWRITE)
+    await _call(server, "ModelInfer", infer_request(""), route=REWRITE)
     assert _seen(server).model_name == "new"
 
 
 async def test_name_that_is_no_ascii_arrives(server: GrpcServer) -> None:
     route = {"rewrite": {"model": "gr%C3%B6%C3%9Fer+5%25"}}  # as it is in a path
-    await _call(server, "ModelInfer", _infer_request(), route=route)
+    await _call(server, "ModelInfer", infer_request("old"), route=route)
     assert _seen(server).model_name == "größer+5%"
 
 
@@ -154,7 +145,7 @@ async def test_large_message_is_rewritten_while_it_streams(server: GrpcServer) -
         running_gateway(server.url, route=VERSIONED, max_buffered_bytes=2**21) as gateway,
         grpc_client(gateway.url) as client,
     ):
-        response = await client.call("ModelInfer", _infer_request("old", values))
+        response = await client.call("ModelInfer", infer_request("old", values))
     assert response.code is grpc.StatusCode.OK, response.text
     seen = _seen(server)
     assert (seen.model_name, seen.model_version) == ("new", "3")
@@ -183,7 +174,7 @@ class _Stream:
 async def test_each_message_of_a_stream_is_rewritten(compression: grpc.Compression | None) -> None:
     stream = _Stream()
     large = np.zeros(CONVERT_CHUNK, "<f4").tobytes()
-    messages = [_infer_request(name, data) for name in ("a", "", "b") for data in (b"", large)]
+    messages = [infer_request(name, data) for name in ("a", "", "b") for data in (b"", large)]
     with grpc_server(streams={"ModelStreamInfer": stream}) as server:
         response = await _call(
             server, "ModelStreamInfer", *messages, route=REWRITE, compression=compression
@@ -193,41 +184,30 @@ async def test_each_message_of_a_stream_is_rewritten(compression: grpc.Compressi
     assert [message for message in stream.requests if large in message] == stream.requests[1::2]
 
 
-async def test_stream_that_begins_without_a_model_cannot_name_another_later() -> None:
-    stream = _Stream()
-    messages = _infer_request(""), _infer_request("secret")
-    with grpc_server(streams={"ModelStreamInfer": stream}) as server:
-        await _call(server, "ModelStreamInfer", *messages, route=REWRITE)
-    assert stream.models == ["new", "new"]
-
-
 async def test_message_of_a_stream_is_sent_before_the_next_one_comes() -> None:
-    with grpc_server(streams={"ModelStreamInfer": _Stream()}) as server:
+    stream = _Stream()
+    with grpc_server(streams={"ModelStreamInfer": stream}) as server:
         async with (
             running_gateway(server.url, route=REWRITE) as gateway,
             grpc_client(gateway.url) as client,
         ):
+            assert await take_turns(client, *[infer_request("old")] * 3) == [b""] * 3
 
-            def talk() -> None:
-                requests: queue.Queue[bytes | None] = queue.Queue()
-                call = client.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(
-                    iter(requests.get, None), timeout=10
-                )
-                for _ in range(3):
-                    requests.put(_infer_request())
-                    assert next(call) == b""
-                requests.put(None)
-                assert list(call) == []
 
-            await asyncio.to_thread(talk)
+async def test_stream_that_begins_without_a_model_cannot_name_another_later() -> None:
+    stream = _Stream()
+    messages = infer_request(""), infer_request("secret")
+    with grpc_server(streams={"ModelStreamInfer": stream}) as server:
+        await _call(server, "ModelStreamInfer", *messages, route=REWRITE)
+    assert stream.models == ["new", "new"]
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 async def test_compressed_message_is_rewritten(
     server: GrpcServer, compression: grpc.Compression
 ) -> None:
-    values = np.arange(1_000_000, dtype="<f4").tobytes()
-    message = _infer_request("old", values)
+    values = np.arange(100_000, dtype="<f4").tobytes()
+    message = infer_request("old", values)
     async with (
         running_gateway(server.url, route=VERSIONED) as gateway,
         grpc_client(gateway.url) as client,
@@ -243,7 +223,7 @@ async def test_compressed_message_is_rewritten(
 async def test_compressed_message_is_rewritten_within_the_buffer_of_a_body(
     server: GrpcServer,
 ) -> None:
-    message = _infer_request("old", np.arange(1_000_000, dtype="<f4").tobytes())
+    message = infer_request("old", np.arange(1_000_000, dtype="<f4").tobytes())
     async with (
         running_gateway(server.url, route=REWRITE, max_buffered_body_bytes=2**20) as gateway,
         grpc_client(gateway.url) as client,
@@ -262,7 +242,7 @@ async def test_mirror_gets_the_new_model(server: GrpcServer) -> None:
             running_gateway(server.url, others=others, route=route) as gateway,
             grpc_client(gateway.url) as client,
         ):
-            await client.call("ModelInfer", _infer_request())
+            await client.call("ModelInfer", infer_request("old"))
             await until(lambda: copy.requests)
     assert _seen(copy).model_name == "new"
 
@@ -297,11 +277,11 @@ async def test_load_at_several_servers_is_for_the_new_model(server: GrpcServer) 
         ("ModelInfer", {"model_name": "old"}, "/v2/models/new/versions/3/infer"),
     ],
 )
-@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
 async def test_server_over_http_is_asked_for_the_new_model(
-    method: str, fields: dict[str, str], target: str, compression: grpc.Compression | None
+    method: str, fields: dict[str, str], target: str
 ) -> None:
-    message = _message(method, **fields) if method != "ModelInfer" else _infer_request()
+    message = _message(method, **fields) if method != "ModelInfer" else infer_request("old")
+    compression = grpc.Compression.Gzip if method in ("ModelReady", "ModelInfer") else None
     targets = []
 
     async def script(connection: Connection) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gateway.protocol.grpc.wire import WireReader
-from tests.end_to_end.grpc.test_passthrough import VALUES, infer_request
 from tests.support.gateway import running_gateway
 from tests.support.grpc.client import grpc_client
+from tests.support.grpc.infer_messages import infer_request
 from tests.support.grpc.proto_file import message_class
 from tests.support.grpc.wire_bytes import field, fields_of
 from tests.support.http_messages import request
@@ -50,7 +50,7 @@ async def test_stream_of_mlserver_has_the_messages_of_triton(size: int) -> None:
     assert response.code is grpc.StatusCode.OK, response.text
     assert [field(2, each) for each in map(_unwrap, response.messages)] == response.messages
     read = map(message_class("ModelInferResponse").FromString, map(_unwrap, response.messages))
-    assert [each.raw_output_contents for each in read] == [[values], [VALUES.tobytes()]]
+    assert [each.raw_output_contents for each in read] == [[values], [FLOATS.tobytes()]]
 
 
 def _unwrap(message: bytes) -> bytes:
@@ -106,11 +106,11 @@ async def test_torchserve_has_a_service_of_its_own_and_gets_typed_contents() -> 
     assert {path.rpartition("/")[0] for path in server.paths} == {TORCHSERVE}
     requests = [message_class("ModelInferRequest").FromString(each) for each in server.requests[:2]]
     assert [list(each.inputs[0].contents.fp32_contents) for each in requests] == [
-        VALUES.tolist(),
+        FLOATS.tolist(),
         FLOATS.tolist(),
     ]
     assert not any(each.raw_input_contents for each in requests)
     read = message_class("ModelInferResponse").FromString(response.message)
-    assert read.raw_output_contents == [VALUES.tobytes()]
+    assert read.raw_output_contents == [FLOATS.tobytes()]
     assert json.loads(over_http.body)["outputs"] == [{**entry, "name": "OUT"}]
     assert ready.status == 501

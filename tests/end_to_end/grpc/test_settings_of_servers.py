@@ -59,7 +59,7 @@ def settings_server() -> Iterator[tuple[GrpcServer, Settings]]:
         yield server, settings
 
 
-@pytest.mark.parametrize("path", ["/v2/trace", "/v2/trace/setting", "/v2/models/m/trace"])
+@pytest.mark.parametrize("path", ["/v2/trace", "/v2/models/m/trace"])
 async def test_change_over_http_reaches_all_servers(path: str) -> None:
     with settings_server() as (one, first), settings_server() as (two, second):
         async with (

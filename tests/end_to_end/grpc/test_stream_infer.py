@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import queue
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,12 +10,13 @@ from typing import Any
 
 import grpc
 import numpy as np
-from tritonclient import grpc as triton_grpc
 from tritonclient.grpc import service_pb2
 
 from tests.support.gateway import RunningGateway, running_gateway
-from tests.support.grpc.client import SERVICE, GrpcClient, GrpcResponse, grpc_client
+from tests.support.grpc.client import GrpcClient, GrpcResponse, grpc_client, take_turns
+from tests.support.grpc.infer_messages import infer_request
 from tests.support.http_messages import http_response
+from tests.support.inference_messages import FLOATS
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 
@@ -56,13 +55,10 @@ def _response(head: Any, body: bytes) -> bytes:
     return http_response(header + body[size:], headers)
 
 
-def infer_request(number: int = 0, model: str = "m", version: str = "") -> bytes:
-    request = service_pb2.ModelInferRequest(
-        model_name=model, model_version=version, id=f"r{number}"
-    )
-    request.inputs.add(name="IN", datatype="FP32", shape=[1])
-    request.raw_input_contents.append(np.float32(number).tobytes())
-    return bytes(request.SerializeToString())
+def numbered(number: int = 0, model: str = "m", version: str = "") -> bytes:
+    """Write a request that tells its number."""
+    values = np.float32(number).tobytes()
+    return infer_request(model, values, version=version, id=f"r{number}")
 
 
 def read(response: GrpcResponse) -> list[service_pb2.ModelStreamInferResponse]:
@@ -103,7 +99,7 @@ async def _stream(
 
 async def test_each_message_gets_its_response_in_order() -> None:
     script = _Identity()
-    found = read(await _stream(script, *map(infer_request, range(5))))
+    found = read(await _stream(script, *map(numbered, range(5))))
     assert [value_of(message) for message in found] == [0, 1, 2, 3, 4]
     assert [message.infer_response.id for message in found] == ["r0", "r1", "r2", "r3", "r4"]
     for message in found:
@@ -112,39 +108,11 @@ async def test_each_message_gets_its_response_in_order() -> None:
     assert script.targets == ["/v2/models/m/infer"] * 5
 
 
-async def test_parameter_of_streams_does_not_reach_the_server() -> None:
-    bodies: list[bytes] = []
-
-    class Recorder(_Identity):
-        async def __call__(self, connection: Connection) -> None:
-            request = await connection.request()
-            bodies.append(request.body)
-            await connection.send(_response(request.head, request.body))
-
-    request = service_pb2.ModelInferRequest.FromString(infer_request())
-    request.parameters["triton_enable_empty_final_response"].bool_param = True
-    assert len(read(await _stream(Recorder(), request.SerializeToString()))) == 1
-    assert b"triton_enable" not in bodies[0]
-
-
 async def test_response_comes_before_the_next_request_is_sent() -> None:
     async with _clients(_Identity()) as (_, client):
-
-        def talk() -> list[float]:
-            requests: queue.Queue[bytes | None] = queue.Queue()
-            call = client.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(
-                iter(requests.get, None), timeout=10
-            )
-            found = []
-            for number in range(3):
-                requests.put(infer_request(number))
-                message = service_pb2.ModelStreamInferResponse.FromString(next(call))
-                found.append(value_of(message))
-            requests.put(None)
-            assert list(call) == []
-            return found
-
-        assert await asyncio.to_thread(talk) == [0, 1, 2]
+        found = await take_turns(client, *map(numbered, range(3)))
+    messages = map(service_pb2.ModelStreamInferResponse.FromString, found)
+    assert list(map(value_of, messages)) == [0, 1, 2]
 
 
 async def test_stream_without_messages_ends_well() -> None:
@@ -152,17 +120,15 @@ async def test_stream_without_messages_ends_well() -> None:
 
 
 async def test_compressed_messages_are_read() -> None:
-    messages = [infer_request(number) for number in range(3)]
+    messages = [numbered(number) for number in range(3)]
     response = await _stream(_Identity(), *messages, compression=grpc.Compression.Gzip)
     assert [value_of(message) for message in read(response)] == [0, 1, 2]
 
 
 async def test_typed_request_gets_a_typed_response() -> None:
-    request = service_pb2.ModelInferRequest(model_name="m")
-    tensor = request.inputs.add(name="IN", datatype="FP32", shape=[1])
-    tensor.contents.fp32_contents.append(5)
-    (found,) = read(await _stream(_Identity(), request.SerializeToString()))
-    assert list(found.infer_response.outputs[0].contents.fp32_contents) == [5]
+    (found,) = read(await _stream(_Identity(), infer_request(typed=True)))
+    contents = found.infer_response.outputs[0].contents.fp32_contents
+    assert list(contents) == FLOATS.tolist()
 
 
 BUSY = http_response(b'{"error": "busy, sorry"}', status="503 Busy")
@@ -170,7 +136,7 @@ BUSY = http_response(b'{"error": "busy, sorry"}', status="503 Busy")
 
 async def test_error_is_a_message_and_the_stream_goes_on() -> None:
     script = _Identity({"bad": BUSY})
-    messages = infer_request(0), infer_request(1, "bad"), infer_request(2)
+    messages = numbered(0), numbered(1, "bad"), numbered(2)
     first, second, third = read(await _stream(script, *messages))
     assert [value_of(first), value_of(third)] == [0, 2]
     assert second.error_message == "busy, sorry"
@@ -180,7 +146,7 @@ async def test_error_is_a_message_and_the_stream_goes_on() -> None:
 
 async def test_error_is_a_status_for_clients_that_ask_for_it() -> None:
     script = _Identity({"bad": BUSY})
-    messages = infer_request(0), infer_request(1, "bad"), infer_request(2)
+    messages = numbered(0), numbered(1, "bad"), numbered(2)
     response = await _stream(script, *messages, metadata=(("triton_grpc_error", "true"),))
     assert len(response.messages) == 1
     assert (response.code, response.text) == (grpc.StatusCode.UNAVAILABLE, "busy, sorry")
@@ -192,7 +158,7 @@ async def test_request_that_is_invalid_is_told_and_the_stream_goes_on() -> None:
     invalid = service_pb2.ModelInferRequest(model_name="m", id="7")
     invalid.inputs.add(name="IN", datatype="FP32", shape=[2])
     invalid.raw_input_contents.append(b"abc")
-    first, second = read(await _stream(_Identity(), invalid.SerializeToString(), infer_request(1)))
+    first, second = read(await _stream(_Identity(), invalid.SerializeToString(), numbered(1)))
     assert "IN" in first.error_message
     assert "3 bytes" in first.error_message
     assert value_of(second) == 1
@@ -200,7 +166,7 @@ async def test_request_that_is_invalid_is_told_and_the_stream_goes_on() -> None:
 
 async def test_models_of_one_route_may_share_a_stream() -> None:
     script = _Identity()
-    messages = infer_request(0), infer_request(1, "ö"), infer_request(2, "m", "3")
+    messages = numbered(0), numbered(1, "ö"), numbered(2, "m", "3")
     assert len(read(await _stream(script, *messages))) == 3
     assert script.targets == [
         "/v2/models/m/infer",
@@ -212,7 +178,7 @@ async def test_models_of_one_route_may_share_a_stream() -> None:
 async def test_each_message_gets_the_model_of_a_route_that_replaces_it() -> None:
     script = _Identity()
     route = {"rewrite": {"model": "other"}}
-    messages = infer_request(0), infer_request(1, "ö"), infer_request(2)
+    messages = numbered(0), numbered(1, "ö"), numbered(2)
     assert list(map(value_of, read(await _stream(script, *messages, route=route)))) == [0, 1, 2]
     assert script.targets == ["/v2/models/other/infer"] * 3
 
@@ -222,7 +188,7 @@ async def test_server_that_is_gone_is_named_by_its_upstream(gone: str) -> None:
         running_gateway(gone.replace("grpc://", "http://")) as gateway,
         grpc_client(gateway.url) as client,
     ):
-        (found,) = read(await client.call("ModelStreamInfer", infer_request()))
+        (found,) = read(await client.call("ModelStreamInfer", numbered()))
     assert "upstream 'servers'" in found.error_message
     assert "127.0.0.1" not in found.error_message
 
@@ -237,7 +203,7 @@ async def test_client_that_leaves_lets_the_server_go() -> None:
         running_gateway(server.url) as gateway,
         grpc_client(gateway.url) as client,
     ):
-        response = await client.call("ModelStreamInfer", infer_request(), timeout=0.5)
+        response = await client.call("ModelStreamInfer", numbered(), timeout=0.5)
         assert response.code is grpc.StatusCode.DEADLINE_EXCEEDED
         await gateway.until_idle()
 
@@ -246,32 +212,10 @@ async def test_line_of_the_log_counts_all_messages(tmp_path: Path) -> None:
     log = tmp_path / "log"
     general = {"log": {"access": {"path": str(log), "format": "json"}}}
     async with _clients(_Identity(), general=general) as (gateway, client):
-        await client.call("ModelStreamInfer", *map(infer_request, range(3)))
+        await client.call("ModelStreamInfer", *map(numbered, range(3)))
         await gateway.until_idle()
     line = json.loads(log.read_text().splitlines()[-1])
     assert (line["attempts"], line["status"], line["grpc_status"]) == (3, 200, 0)
     assert (line["client_form"], line["server_form"]) == ("grpc", "binary")
     assert line["sent_bytes"] > 12
     assert 0 < line["first_byte_ms"] <= line["server_ms"]
-
-
-async def test_unmodified_client_of_triton_is_served() -> None:
-    script = _Identity({"bad": BUSY})
-    async with _clients(script) as (gateway, _):
-
-        def talk() -> list[Any]:
-            found: queue.Queue[Any] = queue.Queue()
-            address = gateway.url.removeprefix("http://")
-            with triton_grpc.InferenceServerClient(address) as client:
-                client.start_stream(lambda result, error: found.put(error or result))
-                for number, model in enumerate(("m", "bad", "m")):
-                    tensor = triton_grpc.InferInput("IN", [1], "FP32")
-                    tensor.set_data_from_numpy(np.array([number], np.float32))
-                    client.async_stream_infer(model, [tensor], request_id=str(number))
-                results = [found.get(timeout=10) for _ in range(3)]
-                client.stop_stream()
-            return results
-
-        first, second, third = await asyncio.to_thread(talk)
-    assert [first.as_numpy("OUT").tolist(), third.as_numpy("OUT").tolist()] == [[0.0], [2.0]]
-    assert "busy, sorry" in str(second)

@@ -10,7 +10,6 @@ from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
     INFER,
-    binary_header,
     binary_response,
     binary_response_header,
     infer_binary,
@@ -224,15 +223,6 @@ async def test_json_of_any_depth_is_refused_without_a_crash(depth: int) -> None:
             assert reply.status in (400, 413)
             assert reply.error
         assert server.requests == []
-
-
-async def test_empty_binary_header_is_checked_like_any_other() -> None:
-    async with (
-        ScriptedServer() as server,
-        gateway_client(server.url, max_request_bytes=KIB) as client,
-    ):
-        assert (await client.ask(infer_binary(binary_header(0), b""))).status == 200
-        assert len(server.requests) == 1
 
 
 async def test_max_tensors_are_refused_in_every_form() -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ import pytest
 
 from gateway.observe.failure_log import FailureLog
 from gateway.proxy import errors
-from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
-from tests.support.gateway import RunningGateway, checked_gateway, split_limits, until
+from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.grpc.client import grpc_client
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import INFER, binary_response, infer_json
@@ -25,25 +24,12 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer, ne
 WARM = "/v2/warm"
 CLOSED = "the client closed the connection"
 CHUNKED = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"})
-Send = Callable[[RawClient, bytes], Awaitable[None]]
 
 
-async def _on_the_fast_path(client: RawClient, data: bytes) -> None:
-    """Send a request in one write, once there is an idle connection to the server."""
+async def _send(client: RawClient, data: bytes) -> None:
+    """Send a request, once there is an idle connection to the server."""
     await client.call("GET", WARM)
     await client.send(data)
-
-
-async def _on_the_streaming_path(client: RawClient, data: bytes) -> None:
-    """Send a request that waits for 100 Continue, as the fast path takes none."""
-    head, end, body = data.partition(b"\r\n\r\n")
-    await client.send(head + b"\r\nExpect: 100-continue" + end + body)
-
-
-@pytest.fixture(params=[_on_the_fast_path, _on_the_streaming_path], ids=["fast", "streaming"])
-def send(request: pytest.FixtureRequest) -> Send:
-    way: Send = request.param
-    return way
 
 
 class _Log:
@@ -61,28 +47,9 @@ class _Log:
         return [line for line in lines if WARM not in line]
 
 
-@asynccontextmanager
-async def _gateway(
-    log: Path,
-    *urls: str,
-    upstreams: dict[str, Any] | None = None,
-    route: dict[str, Any] | None = None,
-    unchecked: str = "",
-    **limits: object,
-) -> AsyncIterator[RunningGateway]:
-    servers = {"endpoints": list(urls), "dialect": "triton"}
-    settings = Settings.model_validate(
-        {
-            "listen": "127.0.0.1:0",
-            "offload": 0,
-            "upstreams": {"servers": servers, **(upstreams or {})},
-            "routes": [{"upstream": "servers", **(route or {})}],
-            "log": {"access": {"path": str(log)}},
-            **split_limits(limits),
-        }
-    )
-    async with checked_gateway(settings, unchecked) as gateway:
-        yield gateway
+def _gateway(log: Path, *urls: str, **settings: Any) -> AbstractAsyncContextManager[RunningGateway]:
+    general = {"log": {"access": {"path": str(log)}}}
+    return running_gateway(*urls, general=general, **settings)
 
 
 @pytest.fixture
@@ -143,27 +110,29 @@ RESPONSES: dict[str, tuple[bytes, tuple[bytes, ...], str]] = {
 
 @pytest.mark.parametrize(("data", "parts", "line"), RESPONSES.values(), ids=RESPONSES)
 async def test_line_of_a_response(
-    data: bytes, parts: tuple[bytes, ...], line: str, send: Send, log: _Log
+    data: bytes, parts: tuple[bytes, ...], line: str, path: Callable[[bytes], bytes], log: _Log
 ) -> None:
     async with (
         ScriptedServer(_responding(*parts)) as server,
         _gateway(log.path, server.url) as gateway,
         gateway.client() as client,
     ):
-        await send(client, data)
+        await _send(client, path(data))
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             await client.read_response()
     (logged,) = log.lines
     assert logged.startswith(line.format(url=server.url))
 
 
-async def test_line_of_a_request_that_no_server_gets(send: Send, log: _Log) -> None:
+async def test_line_of_a_request_that_no_server_gets(
+    path: Callable[[bytes], bytes], log: _Log
+) -> None:
     async with ScriptedServer(_responding()) as server:
         route = {"match": {"model": "[!n]*"}}
         async with _gateway(log.path, server.url, route=route) as gateway:
             for data in (request("GET", "/v2/models/none"), infer_json(b'{"inputs": 1}')):
                 async with gateway.client() as client:
-                    await send(client, data)
+                    await _send(client, path(data))
                     await client.head()
     not_found, invalid = log.lines
     assert not_found.startswith('"GET /v2/models/none" 404 - - "no route for GET /v2/models/none; ')
@@ -182,7 +151,7 @@ async def test_line_of_a_call_that_gets_no_slot(log: _Log) -> None:
         gateway.client() as first,
         gateway.client() as second,
     ):
-        await _on_the_fast_path(first, request("GET", "/v2/first"))
+        await _send(first, request("GET", "/v2/first"))
         await until(lambda: gateway.outstanding)
         await second.send(request("POST", "/v2/x", b"x"))
         assert (await second.read_response()).status == 503
@@ -207,7 +176,7 @@ async def test_failure_log_has_the_status_of_the_line_of_a_grpc_call(
         gateway.client() as first,
         grpc_client(gateway.url) as second,
     ):
-        await _on_the_fast_path(first, request("GET", "/v2/first"))
+        await _send(first, request("GET", "/v2/first"))
         await until(lambda: gateway.outstanding)
         response = await second.call("ModelInfer", b"\n\1m")  # the model is m
         assert response.code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -217,7 +186,7 @@ async def test_failure_log_has_the_status_of_the_line_of_a_grpc_call(
     assert "failed with 429: " in failure
 
 
-async def test_failure_log_has_the_status_of_the_line_of_a_grpc_call_on_the_fast_path(
+async def test_failure_log_has_the_status_of_the_line_of_a_grpc_call_send(
     log: _Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """UNAVAILABLE is 503 there, although the same error is a 502 over HTTP."""
@@ -242,16 +211,18 @@ async def test_failure_log_has_the_status_of_the_line_of_a_grpc_call_on_the_fast
     assert "failed with 503: " in failure
 
 
-async def test_line_of_an_unreachable_server(send: Send, log: _Log) -> None:
+async def test_line_of_an_unreachable_server(path: Callable[[bytes], bytes], log: _Log) -> None:
     address = free_address()
     async with _gateway(log.path, f"http://{address}") as gateway, gateway.client() as client:
-        await send(client, infer_json())
+        await _send(client, path(infer_json()))
         await client.head()
     (line,) = log.lines
     assert line.startswith(f'"POST {INFER}" 503 servers http://{address} "')
 
 
-async def test_line_of_a_retried_call_has_the_last_endpoint(send: Send, log: _Log) -> None:
+async def test_line_of_a_retried_call_has_the_last_endpoint(
+    path: Callable[[bytes], bytes], log: _Log
+) -> None:
     async with (
         ScriptedServer(_responding()) as bad,
         ScriptedServer() as good,
@@ -259,12 +230,12 @@ async def test_line_of_a_retried_call_has_the_last_endpoint(send: Send, log: _Lo
         gateway.client() as client,
     ):
         for _ in range(2):
-            await send(client, request("GET", "/v2/x"))
+            await _send(client, path(request("GET", "/v2/x")))
             await client.head()
     assert log.lines == [f'"GET /v2/x" 200 servers {good.url} -'] * 2
 
 
-async def test_line_of_a_late_server(send: Send, log: _Log) -> None:
+async def test_line_of_a_late_server(path: Callable[[bytes], bytes], log: _Log) -> None:
     async def script(connection: Connection) -> None:
         if (await connection.request()).head.target == WARM:
             await connection.send(http_response())
@@ -275,14 +246,16 @@ async def test_line_of_a_late_server(send: Send, log: _Log) -> None:
         _gateway(log.path, server.url, idle_timeout="100ms") as gateway,
         gateway.client() as client,
     ):
-        await send(client, request("POST", "/v2/x", b"x"))
+        await _send(client, path(request("POST", "/v2/x", b"x")))
         await client.read_response()
     (line,) = log.lines
     assert line.startswith(f'"POST /v2/x" 504 servers {server.url} "waiting for {server.url}: ')
 
 
 @pytest.mark.parametrize("has_begun", [False, True], ids=["before", "within"])
-async def test_line_of_a_client_that_leaves(has_begun: bool, send: Send, log: _Log) -> None:
+async def test_line_of_a_client_that_leaves(
+    has_begun: bool, path: Callable[[bytes], bytes], log: _Log
+) -> None:
     async def script(connection: Connection) -> None:
         while (await connection.request()).head.target == WARM:
             await connection.send(http_response())
@@ -292,7 +265,7 @@ async def test_line_of_a_client_that_leaves(has_begun: bool, send: Send, log: _L
 
     async with ScriptedServer(script) as server, _gateway(log.path, server.url) as gateway:
         async with gateway.client() as client:
-            await send(client, request("POST", "/v2/x", b"x"))
+            await _send(client, path(request("POST", "/v2/x", b"x")))
             await until(lambda: any(each.head.target == "/v2/x" for each in server.requests))
             if has_begun:
                 await client.head()
@@ -301,7 +274,7 @@ async def test_line_of_a_client_that_leaves(has_begun: bool, send: Send, log: _L
     assert log.lines == [f'"POST /v2/x" {status} servers {server.url} "{CLOSED}"']
 
 
-async def test_line_of_a_call_that_a_drain_cuts(send: Send, log: _Log) -> None:
+async def test_line_of_a_call_that_a_drain_cuts(path: Callable[[bytes], bytes], log: _Log) -> None:
     async def script(connection: Connection) -> None:
         while (await connection.request()).head.target == WARM:
             await connection.send(http_response())
@@ -312,7 +285,7 @@ async def test_line_of_a_call_that_a_drain_cuts(send: Send, log: _Log) -> None:
         _gateway(log.path, server.url, unchecked="it stops", drain_timeout="50ms") as gateway,
         gateway.client() as client,
     ):
-        await send(client, request("POST", "/v2/x", b"x"))
+        await _send(client, path(request("POST", "/v2/x", b"x")))
         await until(lambda: any(each.head.target == "/v2/x" for each in server.requests))
         await gateway.gateway.__aexit__(None, None, None)
         assert gateway.gateway.dropped == 1
@@ -326,14 +299,14 @@ async def test_lines_of_calls_to_several_servers(log: _Log) -> None:
     async with ScriptedServer() as one, ScriptedServer(_responding()) as two:
         others = {"more": {"endpoints": [two.url], "dialect": "triton"}}
         async with (
-            _gateway(log.path, one.url, upstreams=others) as gateway,
+            _gateway(log.path, one.url, others=others) as gateway,
             gateway.client() as client,
         ):
             await client.call("POST", load, b"{}")
             await client.call("GET", "/v2/health/live")
         route = {"upstream": [{"name": name, "weight": 1} for name in ("servers", "more")]}
         async with (
-            _gateway(log.path, one.url, upstreams=others, route=route) as gateway,
+            _gateway(log.path, one.url, others=others, route=route) as gateway,
             gateway.client() as client,
         ):
             await client.call("POST", load, b"{}")

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,8 @@ from gateway.observe.call_metrics import (
     SERVER_DURATION,
 )
 from gateway.observe.metric_store import CounterFamily
-from gateway.settings.schema import Settings
-from tests.end_to_end.observe.conftest import Way
 from tests.support.addresses import free_port
-from tests.support.gateway import RunningGateway, checked_gateway
+from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -89,24 +87,21 @@ class _Seen:
 
 
 @asynccontextmanager
-async def _gateway(log: Path, *urls: str, **settings: Any) -> AsyncIterator[_Seen]:
-    validated = Settings.model_validate(
-        {
-            "listen": "127.0.0.1:0",
-            "offload": 0,
-            "upstreams": {
-                "u": {
-                    "endpoints": list(urls),
-                    "dialect": "triton",
-                    "load_balancing": {"policy": "round_robin"},
-                }
-            },
-            "routes": [{"upstream": "u", "retry_on": [502, 503, "no_response"]}],
-            "log": {"access": {"path": str(log), "format": "json"}},
-            **settings,
-        }
-    )
-    async with checked_gateway(validated) as running:
+async def _gateway(
+    log: Path, *urls: str, dialect: str = "triton", **limits: Any
+) -> AsyncIterator[_Seen]:
+    general = {
+        "upstreams": {
+            "u": {
+                "endpoints": list(urls),
+                "dialect": dialect,
+                "load_balancing": {"policy": "round_robin"},
+            }
+        },
+        "routes": [{"upstream": "u", "retry_on": [502, 503, "no_response"]}],
+        "log": {"access": {"path": str(log), "format": "json"}},
+    }
+    async with running_gateway(general=general, **limits) as running:
         yield _Seen(running, log)
 
 
@@ -142,7 +137,9 @@ async def test_times_of_a_pipelined_call_are_its_own(tmp_path: Path) -> None:
         assert AT_LEAST * 0.15 < seen.seconds(server.url) < 10
 
 
-async def test_retried_attempt_is_counted_at_its_endpoint(way: Way, tmp_path: Path) -> None:
+async def test_retried_attempt_is_counted_at_its_endpoint(
+    path: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     busy = http_response(b"12345", status="503 Busy")
     async with (
         ScriptedServer(_late(busy, 0.2)) as slow,
@@ -151,7 +148,7 @@ async def test_retried_attempt_is_counted_at_its_endpoint(way: Way, tmp_path: Pa
     ):
         async with seen.running.client() as client:
             for _ in range(2):
-                assert (await client.ask(way(UPLOAD))).status == 200
+                assert (await client.ask(path(UPLOAD))).status == 200
         await seen.running.until_idle()
         failed = len(slow.requests)
         assert failed >= 1
@@ -165,26 +162,28 @@ async def test_retried_attempt_is_counted_at_its_endpoint(way: Way, tmp_path: Pa
     assert (line["sent_bytes"], line["received_bytes"]) == (2000, 3)
 
 
-async def test_endpoint_that_does_not_respond_has_no_first_byte(way: Way, tmp_path: Path) -> None:
+async def test_endpoint_that_does_not_respond_has_no_first_byte(
+    path: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     """The head of an earlier attempt is not its own."""
     busy = http_response(b"", status="503 Busy")
     async with (
         ScriptedServer(always_respond(busy)) as first,
         ScriptedServer(never_respond) as frozen,
-        _gateway(
-            tmp_path / "log", first.url, frozen.url, limits={"request_timeout": "300ms"}
-        ) as seen,
+        _gateway(tmp_path / "log", first.url, frozen.url, request_timeout="300ms") as seen,
     ):
         async with seen.running.client() as client:
             for _ in range(2):
-                await client.ask(way(UPLOAD))
+                await client.ask(path(UPLOAD))
         await seen.running.until_idle()
         assert seen.heads(first.url) == seen.calls(first.url) >= 1
         assert (seen.heads(frozen.url), seen.calls(frozen.url)) == (0, 2)
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.15], ids=["waited for", "not waited for"])
-async def test_first_byte_is_that_of_the_head(delay: float, way: Way, tmp_path: Path) -> None:
+async def test_first_byte_is_that_of_the_head(
+    delay: float, path: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     """The gateway waits a moment for the rest of a small body, to send it at once."""
 
     async def script(connection: Connection) -> None:
@@ -196,7 +195,7 @@ async def test_first_byte_is_that_of_the_head(delay: float, way: Way, tmp_path: 
 
     async with ScriptedServer(script) as server, _gateway(tmp_path / "log", server.url) as seen:
         async with seen.running.client() as client:
-            assert (await client.ask(way(UPLOAD))).body == b"ab"
+            assert (await client.ask(path(UPLOAD))).body == b"ab"
         await seen.running.until_idle()
     (line,) = seen.lines()
     assert line["server_ms"] >= AT_LEAST * 1000 * delay
@@ -217,7 +216,9 @@ async def test_second_question_to_a_server_is_no_retry(tmp_path: Path) -> None:
         assert seen.retries() == 0
 
 
-async def test_nothing_is_sent_to_an_unreachable_endpoint(way: Way, tmp_path: Path) -> None:
+async def test_nothing_is_sent_to_an_unreachable_endpoint(
+    path: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     async with (
         ScriptedServer(always_respond(http_response(b"123"))) as good,
@@ -225,7 +226,7 @@ async def test_nothing_is_sent_to_an_unreachable_endpoint(way: Way, tmp_path: Pa
     ):
         async with seen.running.client() as client:
             for _ in range(2):
-                assert (await client.ask(way(UPLOAD))).status == 200
+                assert (await client.ask(path(UPLOAD))).status == 200
         await seen.running.until_idle()
         assert (seen.calls(url), seen.sizes(url)) == (0, (0, 0))
         assert (seen.calls(good.url), seen.sizes(good.url)) == (2, (2000, 6))
@@ -329,7 +330,7 @@ async def test_converted_elements_are_counted(
     dialect: str,
     response: bytes,
     expected: tuple[int, int],
-    way: Way,
+    path: Callable[[bytes], bytes],
     tmp_path: Path,
 ) -> None:
     async def script(connection: Connection) -> None:
@@ -338,18 +339,19 @@ async def test_converted_elements_are_counted(
             is_infer = target.endswith("/infer")
             await connection.send(response if is_infer else http_response(metadata(-1)))
 
-    async with ScriptedServer(script) as server:
-        upstream = {"u": {"endpoints": [server.url], "dialect": dialect}}
-        async with _gateway(tmp_path / "log", server.url, upstreams=upstream) as seen:
-            async with seen.running.client() as client:
-                await client.ask(way(data))
-            await seen.running.until_idle()
-            assert seen.elements() == expected
+    async with (
+        ScriptedServer(script) as server,
+        _gateway(tmp_path / "log", server.url, dialect=dialect) as seen,
+    ):
+        async with seen.running.client() as client:
+            await client.ask(path(data))
+        await seen.running.until_idle()
+        assert seen.elements() == expected
 
 
 async def test_refused_head_has_its_kind_time_and_size(tmp_path: Path) -> None:
     async with _gateway(
-        tmp_path / "log", "http://127.0.0.1:1", limits={"request_header_timeout": "100ms"}
+        tmp_path / "log", "http://127.0.0.1:1", request_header_timeout="100ms"
     ) as seen:
         async with seen.running.client() as client:
             await client.send(b"GET / HTTP/1.1\r\nHost")
@@ -365,10 +367,12 @@ async def test_refused_head_has_its_kind_time_and_size(tmp_path: Path) -> None:
     assert first["duration_ms"] >= 90
 
 
-async def test_client_that_leaves_within_its_body_has_labels(way: Way, tmp_path: Path) -> None:
+async def test_client_that_leaves_within_its_body_has_labels(
+    path: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     async with _gateway(tmp_path / "log", "http://127.0.0.1:1") as seen:
         async with seen.running.client() as client:
-            await client.send(way(UPLOAD)[:-500])
+            await client.send(path(UPLOAD)[:-500])
             await asyncio.sleep(0.05)
         await seen.running.until_idle()
     (line,) = seen.lines()

@@ -1,14 +1,13 @@
 """A line of JSON tells where a call went, in which forms, how large it was, how long it took."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.settings.schema import Settings
-from tests.end_to_end.observe.conftest import Way
-from tests.support.gateway import checked_gateway
+from tests.support.gateway import running_gateway
 from tests.support.http_messages import chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -47,17 +46,11 @@ async def _line(
 ) -> tuple[dict[str, Any], ReceivedResponse, str]:
     """Return the line of a call, its response, and the URL of the server."""
     async with ScriptedServer(script) as server:
-        validated = Settings.model_validate(
-            {
-                "listen": "127.0.0.1:0",
-                "offload": 0,
-                "upstreams": {"servers": {"endpoints": [server.url], "dialect": "triton"}},
-                "routes": [{"upstream": "servers", **(route or {})}],
-                "log": {"access": {"path": str(log), "format": "json"}},
-                **settings,
-            }
-        )
-        async with checked_gateway(validated) as running, running.client() as client:
+        general = {"log": {"access": {"path": str(log), "format": "json"}}, **settings}
+        async with (
+            running_gateway(server.url, route=route, general=general) as running,
+            running.client() as client,
+        ):
             response = await client.ask(data)
         url = server.url
     return json.loads(_last_line(log)), response, url
@@ -82,9 +75,9 @@ INFERENCES: dict[str, tuple[bytes, str, str]] = {
     ("data", "client_form", "server_form"), INFERENCES.values(), ids=INFERENCES
 )
 async def test_line_of_an_inference(
-    data: bytes, client_form: str, server_form: str, way: Way, tmp_path: Path
+    data: bytes, client_form: str, server_form: str, path: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    line, response, url = await _line(way(data), tmp_path / "log", {"name": "all"})
+    line, response, url = await _line(path(data), tmp_path / "log", {"name": "all"})
     assert response.status == 200
     times = [line.pop(name) for name in ("first_byte_ms", "server_ms", "duration_ms")]
     assert 0 < times[0] <= times[1] <= times[2] < 5000
@@ -113,8 +106,8 @@ async def test_line_of_an_inference(
     }
 
 
-async def test_line_of_a_server_that_fails(way: Way, tmp_path: Path) -> None:
-    line, response, url = await _line(way(request("POST", "/v2/x", b"abc")), tmp_path / "log")
+async def test_line_of_a_server_that_fails(path: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    line, response, url = await _line(path(request("POST", "/v2/x", b"abc")), tmp_path / "log")
     assert response.status == 503
     assert (line["status"], line["answered_by"]) == (503, "server")
     assert line["reason"] == "the server returned 503: 12345"
@@ -123,9 +116,11 @@ async def test_line_of_a_server_that_fails(way: Way, tmp_path: Path) -> None:
     assert not line.keys() & {"error_kind", "model", "version", "client_form", "server_form"}
 
 
-async def test_line_of_an_error_of_the_gateway(way: Way, tmp_path: Path) -> None:
+async def test_line_of_an_error_of_the_gateway(
+    path: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     data = infer_json(b'{"inputs": 1}')
-    line, response, _ = await _line(way(data), tmp_path / "log")
+    line, response, _ = await _line(path(data), tmp_path / "log")
     assert (line["status"], line["answered_by"]) == (400, "gateway")
     assert line["error_kind"] == "bad_request"
     assert line["reason"] == response.error
@@ -134,20 +129,22 @@ async def test_line_of_an_error_of_the_gateway(way: Way, tmp_path: Path) -> None
     assert "endpoint" not in line
 
 
-async def test_line_of_a_request_without_a_route(way: Way, tmp_path: Path) -> None:
+async def test_line_of_a_request_without_a_route(
+    path: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     data = request("GET", "/v2/models/a%20b/versions/2")
-    line, response, _ = await _line(way(data), tmp_path / "log", {"match": {"model": "x"}})
+    line, response, _ = await _line(path(data), tmp_path / "log", {"match": {"model": "x"}})
     assert response.status == 404
     assert (line["error_kind"], line["reason"]) == ("not_found", response.error)
     assert not line.keys() & {"route", "operation", "upstream", "endpoint"}
 
 
 async def test_line_has_the_decoded_model_that_the_server_is_asked_for(
-    way: Way, tmp_path: Path
+    path: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     rewrite = {"rewrite": {"model": "n%20o"}}
     data = request("GET", "/v2/models/m/versions/2/ready")
-    line, *_ = await _line(way(data), tmp_path / "log", rewrite)
+    line, *_ = await _line(path(data), tmp_path / "log", rewrite)
     assert (line["model"], line["version"], line["operation"]) == ("n o", "2", "health")
 
 
@@ -164,7 +161,9 @@ async def test_line_of_an_invalid_head(tmp_path: Path) -> None:
     assert (line["client"], line["answered_by"]) == ("127.0.0.1", "gateway")
 
 
-async def test_every_response_has_the_request_id(way: Way, tmp_path: Path) -> None:
+async def test_every_response_has_the_request_id(
+    path: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     for data in (
         infer_json(headers=HEADERS),
         request("GET", "/v2/x", headers=HEADERS),
@@ -172,21 +171,25 @@ async def test_every_response_has_the_request_id(way: Way, tmp_path: Path) -> No
         infer_json(b"{", headers=HEADERS),
         V1,
     ):
-        _, response, _ = await _line(way(data), tmp_path / "log")
+        _, response, _ = await _line(path(data), tmp_path / "log")
         assert response.head.all("X-Request-Id") == ["r-1"]
 
 
-async def test_request_id_replaces_that_of_the_server(way: Way, tmp_path: Path) -> None:
+async def test_request_id_replaces_that_of_the_server(
+    path: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     script = always_respond(http_response(b"x", {"X-REQUEST-ID": "server", "X-Other": "1"}))
-    data = way(request("GET", "/v2/x", headers=HEADERS))
+    data = path(request("GET", "/v2/x", headers=HEADERS))
     _, response, _ = await _line(data, tmp_path / "log", script=script)
     assert response.head.all("X-Request-Id") == ["r-1"]
     assert response.head.get("X-Other") == "1"
 
 
-async def test_request_id_of_the_server_passes_if_ids_are_off(way: Way, tmp_path: Path) -> None:
+async def test_request_id_of_the_server_passes_if_ids_are_off(
+    path: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     script = always_respond(http_response(b"x", {"X-Request-Id": "server"}))
-    data = way(request("GET", "/v2/x"))
+    data = path(request("GET", "/v2/x"))
     line, response, _ = await _line(data, tmp_path / "log", script=script, request_id=False)
     assert response.head.all("X-Request-Id") == ["server"]
     assert "request_id" not in line

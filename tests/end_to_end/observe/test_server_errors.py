@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from gateway.settings.schema import Settings
-from tests.support.gateway import RunningGateway, checked_gateway, split_limits, until
+from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.grpc.client import grpc_client
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import FLOATS, infer_binary, infer_json, metadata
 from tests.support.inference_messages import binary_header as header
-from tests.support.raw_client import RawClient
 from tests.support.servers.grpc_server import fail, grpc_server
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
 
@@ -38,23 +36,6 @@ BODIES = {
     "OpenAI": json.dumps({"error": {"message": OOM, "code": 500}}).encode(),
     "text": OOM.encode(),
 }
-Send = Callable[[RawClient, bytes], Awaitable[None]]
-
-
-async def _at_once(client: RawClient, data: bytes) -> None:
-    await client.send(data)
-
-
-async def _after_continue(client: RawClient, data: bytes) -> None:
-    """Send a request that waits for 100 Continue, as the fast path takes none."""
-    head, end, body = data.partition(b"\r\n\r\n")
-    await client.send(head + b"\r\nExpect: 100-continue" + end + body)
-
-
-@pytest.fixture(params=[_at_once, _after_continue], ids=["fast", "streaming"])
-def send(request: pytest.FixtureRequest) -> Send:
-    way: Send = request.param
-    return way
 
 
 def _failing(*parts: bytes) -> Script:
@@ -73,22 +54,9 @@ def _failing(*parts: bytes) -> Script:
     return script
 
 
-@asynccontextmanager
-async def _gateway(
-    log: Path, *urls: str, route: dict[str, Any] | None = None, **upstream: Any
-) -> AsyncIterator[RunningGateway]:
-    settings = Settings.model_validate(
-        {
-            "listen": "127.0.0.1:0",
-            "offload": 0,
-            "upstreams": {"servers": {"endpoints": list(urls), "dialect": "triton", **upstream}},
-            "routes": [{"upstream": "servers", **(route or {})}],
-            "log": {"access": {"path": str(log), "format": "json"}},
-            **split_limits({}),
-        }
-    )
-    async with checked_gateway(settings) as gateway:
-        yield gateway
+def _gateway(log: Path, *urls: str, **settings: Any) -> AbstractAsyncContextManager[RunningGateway]:
+    general = {"log": {"access": {"path": str(log), "format": "json"}}}
+    return running_gateway(*urls, general=general, **settings)
 
 
 def _reasons(log: Path) -> list[str]:
@@ -98,14 +66,14 @@ def _reasons(log: Path) -> list[str]:
 
 @pytest.mark.parametrize("data", REQUESTS.values(), ids=REQUESTS)
 async def test_words_stand_wherever_an_operator_looks(
-    tmp_path: Path, send: Send, data: bytes
+    tmp_path: Path, path: Callable[[bytes], bytes], data: bytes
 ) -> None:
     log = tmp_path / "log"
     script = _failing(http_response(ERROR, status="500 Internal Server Error"))
     async with ScriptedServer(script) as server, _gateway(log, server.url) as gateway:
         async with gateway.client() as client:
             await client.call("GET", "/warm")
-            await send(client, data)
+            await client.send(path(data))
             reply = await client.read_response()
             assert (reply.status, reply.json) == (500, {"error": OOM})
         await gateway.until_idle()
@@ -114,10 +82,13 @@ async def test_words_stand_wherever_an_operator_looks(
     assert _reasons(log) == [f"the server returned 500: {OOM}"]
 
 
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-@pytest.mark.parametrize("coding", ["identity", "gzip"])
+@pytest.mark.parametrize(
+    ("body", "coding"),
+    [*((body, "identity") for body in BODIES.values()), (ERROR, "gzip")],
+    ids=[*BODIES, "gzip"],
+)
 async def test_words_are_found_in_each_form(
-    tmp_path: Path, send: Send, body: bytes, coding: str
+    tmp_path: Path, path: Callable[[bytes], bytes], body: bytes, coding: str
 ) -> None:
     log = tmp_path / "log"
     sent = gzip.compress(body) if coding == "gzip" else body
@@ -125,7 +96,7 @@ async def test_words_are_found_in_each_form(
     async with ScriptedServer(_failing(response)) as server, _gateway(log, server.url) as gateway:
         async with gateway.client() as client:
             await client.call("GET", "/warm")
-            await send(client, infer_json())
+            await client.send(path(infer_json()))
             assert (await client.read_response()).body == sent
         await gateway.until_idle()
         (state,) = gateway.pool.snapshot()
@@ -133,7 +104,9 @@ async def test_words_are_found_in_each_form(
     assert _reasons(log) == [f"the server returned 503: {OOM}"]
 
 
-async def test_words_of_a_large_error_come_from_its_start(tmp_path: Path, send: Send) -> None:
+async def test_words_of_a_large_error_come_from_its_start(
+    tmp_path: Path, path: Callable[[bytes], bytes]
+) -> None:
     log = tmp_path / "log"
     body = b'{"error": "' + OOM.encode() + b'", "trace": "' + 500_000 * b"x" + b'"}'
     chunked = message("HTTP/1.1 500 Failed", {"Transfer-Encoding": "chunked"})
@@ -141,7 +114,7 @@ async def test_words_of_a_large_error_come_from_its_start(tmp_path: Path, send: 
     async with ScriptedServer(_failing(*parts)) as server, _gateway(log, server.url) as gateway:
         async with gateway.client() as client:
             await client.call("GET", "/warm")
-            await send(client, infer_json())
+            await client.send(path(infer_json()))
             assert (await client.read_response()).body == body
         await gateway.until_idle()
     assert _reasons(log) == [f"the server returned 500: {OOM}"]
@@ -183,7 +156,7 @@ async def test_words_of_a_refusal_stand_in_the_line_alone(
 
 
 async def test_words_of_a_response_that_is_retried_stand_in_the_row_alone(
-    tmp_path: Path, send: Send
+    tmp_path: Path, path: Callable[[bytes], bytes]
 ) -> None:
     log = tmp_path / "log"
     bad = _failing(http_response(ERROR, status="503 Busy"))
@@ -197,7 +170,7 @@ async def test_words_of_a_response_that_is_retried_stand_in_the_row_alone(
             for _ in range(2):
                 await client.call("GET", "/warm")
             for _ in range(4):
-                await send(client, request("POST", "/v2/x", b"x"))
+                await client.send(path(request("POST", "/v2/x", b"x")))
                 assert (await client.read_response()).status == 200
         await gateway.until_idle()
         (state, _) = gateway.pool.snapshot()
@@ -230,7 +203,7 @@ async def test_words_of_a_server_that_is_asked_for_metadata_stand_in_the_line(
 async def test_words_of_a_grpc_server_stand_there_too(tmp_path: Path, client_form: str) -> None:
     log = tmp_path / "log"
     with grpc_server(unary={"ModelInfer": fail(grpc.StatusCode.INTERNAL, OOM)}) as server:
-        async with _gateway(log, server.url, grpc_cancellation="forward") as gateway:
+        async with _gateway(log, server.url) as gateway:
             if client_form == "gRPC":
                 async with grpc_client(gateway.url) as client:
                     response = await client.call("ModelInfer", b"\n\1m")

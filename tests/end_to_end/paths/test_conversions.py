@@ -265,8 +265,15 @@ async def compare(
     return fast
 
 
-@pytest.mark.parametrize("dialect", ["triton", "kserve", "torchserve"])
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize(
+    ("name", "dialect"),
+    [
+        *((name, "triton") for name in CLIENTS),
+        *((name, "torchserve") for name in ("JSON", "binary", "raw binary", "V1")),
+        ("JSON", "kserve"),
+        ("a header of Triton", "kserve"),
+    ],
+)
 async def test_request_to_a_server_over_grpc_is_the_same_on_both_paths(
     name: str, dialect: str, call_records: list[CallRecord]
 ) -> None:
@@ -274,8 +281,15 @@ async def test_request_to_a_server_over_grpc_is_the_same_on_both_paths(
         await compare(server, CLIENTS[name], dialect, call_records)
 
 
-@pytest.mark.parametrize("response", OVER_GRPC)
-@pytest.mark.parametrize("name", ["JSON", "JSON with outputs", "binary", "V1"])
+@pytest.mark.parametrize(
+    ("name", "response"),
+    [
+        *(("JSON", response) for response in OVER_GRPC),
+        *(("V1", response) for response in ("raw", "of a large size", "an error", "no message")),
+        *(("binary", response) for response in ("typed", "of a large size", "no status")),
+        ("JSON with outputs", "raw"),
+    ],
+)
 async def test_response_of_a_server_over_grpc_is_the_same_on_both_paths(
     name: str, response: str, call_records: list[CallRecord]
 ) -> None:
@@ -283,8 +297,10 @@ async def test_response_of_a_server_over_grpc_is_the_same_on_both_paths(
         await compare(server, CLIENTS[name], "triton", call_records)
 
 
-@pytest.mark.parametrize("dialect", ["triton", "json"])
-@pytest.mark.parametrize("name", GRPC_CLIENTS)
+@pytest.mark.parametrize(
+    ("name", "dialect"),
+    [*((name, "triton") for name in GRPC_CLIENTS), ("raw", "json"), ("typed", "json")],
+)
 async def test_grpc_request_to_a_server_over_http_is_the_same_on_both_paths(
     name: str, dialect: str, call_records: list[CallRecord]
 ) -> None:
@@ -292,9 +308,14 @@ async def test_grpc_request_to_a_server_over_http_is_the_same_on_both_paths(
         await compare(server, GRPC_CLIENTS[name], dialect, call_records)
 
 
-@pytest.mark.parametrize("response", OVER_HTTP)
-@pytest.mark.parametrize("name", ["raw", "typed"])
-@pytest.mark.parametrize("dialect", ["triton", "json"])
+@pytest.mark.parametrize(
+    ("name", "response", "dialect"),
+    [
+        *(("raw", response, "triton") for response in OVER_HTTP),
+        *(("typed", response, "json") for response in OVER_HTTP),
+        ("typed", "binary", "triton"),
+    ],
+)
 async def test_grpc_response_of_a_server_over_http_is_the_same_on_both_paths(
     name: str, response: str, dialect: str, call_records: list[CallRecord]
 ) -> None:
@@ -302,8 +323,10 @@ async def test_grpc_response_of_a_server_over_http_is_the_same_on_both_paths(
         await compare(server, GRPC_CLIENTS[name], dialect, call_records)
 
 
-@pytest.mark.parametrize("response", OVER_GRPC)
-@pytest.mark.parametrize("name", ["raw", "typed"])
+@pytest.mark.parametrize(
+    ("name", "response"),
+    [*(("raw", response) for response in OVER_GRPC), ("typed", "raw"), ("typed", "typed")],
+)
 async def test_grpc_call_of_a_server_of_other_messages_is_the_same_on_both_paths(
     name: str, response: str, call_records: list[CallRecord]
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from gateway.proxy.router import Router
-from gateway.settings.schema import Settings
-from tests.support.gateway import LIMITS, RunningGateway, checked_gateway, gateway_client
-from tests.support.http_messages import http_response, request, with_long_head
+from tests.support.gateway import RunningGateway, gateway_client, running_gateway
+from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
@@ -22,27 +21,11 @@ from tests.support.inference_messages import (
     json_request,
     metadata,
 )
-from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.raw_client import ReceivedResponse
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 JSON = json_request()
 WARM = "/v2/warm"
-
-Send = Callable[[RawClient, bytes], Awaitable[ReceivedResponse]]
-
-
-async def _with_short_head(client: RawClient, data: bytes) -> ReceivedResponse:
-    return await client.ask(data)
-
-
-async def _with_long_head(client: RawClient, data: bytes) -> ReceivedResponse:
-    return await client.ask(with_long_head(data))
-
-
-@pytest.fixture(params=[_with_short_head, _with_long_head], ids=["fast path", "streaming path"])
-def send(request: pytest.FixtureRequest) -> Send:
-    way: Send = request.param
-    return way
 
 
 async def _model(connection: Connection) -> None:
@@ -71,22 +54,12 @@ async def _gateway(
     routes: Sequence[dict[str, Any]], **servers: ScriptedServer
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway with an idle connection to each server."""
-    settings = Settings.model_validate(
-        {
-            "listen": "127.0.0.1:0",
-            "offload": 0,
-            "upstreams": {
-                name: {"endpoints": [server.url], "dialect": "triton"}
-                for name, server in servers.items()
-            },
-            "routes": [
-                *({"match": {"headers": {"x-warm": n}}, "upstream": n} for n in servers),
-                *routes,
-            ],
-            "limits": LIMITS,
-        }
-    )
-    async with checked_gateway(settings) as running:
+    upstreams = {
+        name: {"endpoints": [server.url], "dialect": "triton"} for name, server in servers.items()
+    }
+    warm = [{"match": {"headers": {"x-warm": name}}, "upstream": name} for name in servers]
+    general = {"upstreams": upstreams, "routes": [*warm, *routes]}
+    async with running_gateway(general=general) as running:
         async with running.client() as client:
             for name in servers:
                 assert (await client.call("GET", WARM, headers={"x-warm": name})).status == 200
@@ -107,7 +80,9 @@ def _values(reply: ReceivedResponse) -> object:
     return reply.json["outputs"][0]["data"]
 
 
-async def test_model_has_its_own_server(send: Send, fast_path_requests: list[str]) -> None:
+async def test_model_has_its_own_server(
+    path: Callable[[bytes], bytes], fast_path_requests: list[str]
+) -> None:
     async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
         routes = [
             {"match": {"model": "resnet*"}, "upstream": "one"},
@@ -116,17 +91,19 @@ async def test_model_has_its_own_server(send: Send, fast_path_requests: list[str
         ]
         async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
             for target in ("/v2/models/resnet50/infer", "/v2/models/bert-7/versions/2/infer"):
-                assert _values(await send(client, _post(target))) == [1.5, -2, 3e30]
+                assert _values(await client.ask(path(_post(target)))) == [1.5, -2, 3e30]
             await client.call("GET", "/v2/models/resnet50")
             await client.call("GET", "/v2/models/vgg")
         assert _received(one) == ["/v2/models/resnet50/infer", "/v2/models/resnet50"]
         assert _received(two) == ["/v2/models/bert-7/versions/2/infer", "/v2/models/vgg"]
-        fast_path = send is _with_short_head
+        fast_path = path is bytes
         assert ("/v2/models/resnet50/infer" in fast_path_requests) is fast_path
         assert ("/v2/models/bert-7/versions/2/infer" in fast_path_requests) is fast_path
 
 
-async def test_request_without_a_route_is_a_404(send: Send, fast_path_requests: list[str]) -> None:
+async def test_request_without_a_route_is_a_404(
+    path: Callable[[bytes], bytes], fast_path_requests: list[str]
+) -> None:
     async with ScriptedServer(_model) as server:
         routes = [
             {"match": {"model": model}, "upstream": "one"} for model in ("resnet*", "re:bert-[0-9]")
@@ -134,16 +111,16 @@ async def test_request_without_a_route_is_a_404(send: Send, fast_path_requests: 
         async with _gateway(routes, one=server) as gateway, gateway.client() as client:
             for target in ("/v2/models/vgg/infer?x", "/v2/models/bert/infer?x"):
                 for _ in range(2):
-                    reply = await send(client, _post(target))
+                    reply = await client.ask(path(_post(target)))
                     assert reply.status == 404
-                    path = target.partition("?")[0]
+                    asked = target.partition("?")[0]
                     served = "models that are served: resnet*, re:bert-[0-9]"
-                    assert reply.error == f"no route for POST {path}; {served}"
+                    assert reply.error == f"no route for POST {asked}; {served}"
         assert _received(server) == []
         assert fast_path_requests == []
 
 
-async def test_denied_operation_is_a_403(send: Send) -> None:
+async def test_denied_operation_is_a_403(path: Callable[[bytes], bytes]) -> None:
     denied = {
         "/v2/repository/models/m/load": "repository",
         "/v2/repository/index": "repository",
@@ -157,16 +134,16 @@ async def test_denied_operation_is_a_403(send: Send) -> None:
         routes = [{"upstream": "one", "deny_operations": deny}]
         async with _gateway(routes, one=server) as gateway, gateway.client() as client:
             for target, word in denied.items():
-                reply = await send(client, _post(target))
+                reply = await client.ask(path(_post(target)))
                 assert reply.status == 403
                 assert reply.error == f"operation '{word}' is denied on this route"
                 assert server.url not in str(reply)
-            assert _values(await send(client, _post(INFER))) == [1.5, -2, 3e30]
+            assert _values(await client.ask(path(_post(INFER)))) == [1.5, -2, 3e30]
         assert _received(server) == [INFER]
 
 
 async def test_canary_gets_its_share(
-    send: Send, fast_path_requests: list[str], monkeypatch: pytest.MonkeyPatch
+    path: Callable[[bytes], bytes], fast_path_requests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two more are for the gateway's own calls, and for that which ends each test.
     numbers = np.random.default_rng(7).random(62).tolist()
@@ -186,14 +163,12 @@ async def test_canary_gets_its_share(
             for number in range(60):
                 # The same head many times, with others in between.
                 target = INFER if number % 3 else "/v2/models/m/versions/1/infer"
-                assert _values(await send(client, _post(target))) == [1.5, -2, 3e30]
+                assert _values(await client.ask(path(_post(target)))) == [1.5, -2, 3e30]
         assert (len(_received(one)), len(_received(two))) == (60 - expected, expected)
-        assert len([each for each in fast_path_requests if each != WARM]) == 60 * (
-            send is _with_short_head
-        )
+        assert len([each for each in fast_path_requests if each != WARM]) == 60 * (path is bytes)
 
 
-async def test_sticky_client_stays_with_one_server(send: Send) -> None:
+async def test_sticky_client_stays_with_one_server(path: Callable[[bytes], bytes]) -> None:
     async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
         upstream = [{"name": "one", "weight": 1}, {"name": "two", "weight": 1}]
         routes = [{"upstream": upstream, "sticky_header": "X-User"}]
@@ -201,9 +176,9 @@ async def test_sticky_client_stays_with_one_server(send: Send) -> None:
         async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
             for _ in range(3):
                 for user in users:
-                    await send(client, _post(INFER, x_user=user))
-                    await send(
-                        client, request("GET", f"/v2/models/m?{user}", b"x", {"x-user": user})
+                    await client.ask(path(_post(INFER, x_user=user)))
+                    await client.ask(
+                        path(request("GET", f"/v2/models/m?{user}", b"x", {"x-user": user}))
                     )
     seen = [
         [each.head.get("x-user") for each in server.requests if each.head.get("x-user")]
@@ -215,7 +190,9 @@ async def test_sticky_client_stays_with_one_server(send: Send) -> None:
     assert len(seen[0]) + len(seen[1]) == 3 * 2 * len(users)
 
 
-async def test_rewrite_gives_a_model_an_alias(send: Send, fast_path_requests: list[str]) -> None:
+async def test_rewrite_gives_a_model_an_alias(
+    path: Callable[[bytes], bytes], fast_path_requests: list[str]
+) -> None:
     async with ScriptedServer(_model) as server:
         routes = [
             {
@@ -225,15 +202,15 @@ async def test_rewrite_gives_a_model_an_alias(send: Send, fast_path_requests: li
             }
         ]
         async with _gateway(routes, one=server) as gateway, gateway.client() as client:
-            reply = await send(client, _post("/v2/models/classifier/infer?a=classifier"))
+            reply = await client.ask(path(_post("/v2/models/classifier/infer?a=classifier")))
             assert _values(reply) == [1.5, -2, 3e30]
             assert reply.json["model_name"] == "m"
-            await send(client, _post("/v2/models/classifier/versions/9/generate"))
-            await send(client, _post("/v2/models/classifier/trace"))
+            await client.ask(path(_post("/v2/models/classifier/versions/9/generate")))
+            await client.ask(path(_post("/v2/models/classifier/trace")))
             raw = infer_raw(FLOATS.tobytes()).replace(
                 INFER.encode(), b"/v2/models/classifier/infer"
             )
-            assert (await send(client, raw)).status == 200
+            assert (await client.ask(path(raw))).status == 200
         infer = "/v2/models/m/versions/3/infer"
         assert _received(server) == [
             f"{infer}?a=classifier",
@@ -244,10 +221,10 @@ async def test_rewrite_gives_a_model_an_alias(send: Send, fast_path_requests: li
             infer,
         ]
         assert server.requests[-1].body.endswith(FLOATS.tobytes())
-        assert (f"{infer}?a=classifier" in fast_path_requests) is (send is _with_short_head)
+        assert (f"{infer}?a=classifier" in fast_path_requests) is (path is bytes)
 
 
-async def test_route_has_its_own_limits(send: Send) -> None:
+async def test_route_has_its_own_limits(path: Callable[[bytes], bytes]) -> None:
     async with ScriptedServer(_model) as server, ScriptedServer(_stalling) as slow:
         routes: list[dict[str, Any]] = [
             {"match": {"model": "small"}, "upstream": "one", "limits": {"max_request_bytes": 1024}},
@@ -265,13 +242,13 @@ async def test_route_has_its_own_limits(send: Send) -> None:
             ]:
                 # The gateway refuses a large body before its end.
                 async with gateway.client() as other:
-                    reply = await send(other, request("POST", target, body))
+                    reply = await other.ask(path(request("POST", target, body)))
                 assert reply.status == status
-            reply = await send(client, _post("/v2/models/hasty/infer"))
+            reply = await client.ask(path(_post("/v2/models/hasty/infer")))
             assert reply.status == 504
             assert "limits.idle_timeout" in reply.error
 
 
-async def test_single_upstream_needs_no_route(send: Send) -> None:
+async def test_single_upstream_needs_no_route(path: Callable[[bytes], bytes]) -> None:
     async with ScriptedServer(_model) as server, gateway_client(server.url) as client:
-        assert _values(await send(client, _post(INFER))) == [1.5, -2, 3e30]
+        assert _values(await client.ask(path(_post(INFER)))) == [1.5, -2, 3e30]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
 import pytest
 
-from tests.end_to_end.observe.conftest import Way
-from tests.end_to_end.observe.conftest import way as way
 from tests.end_to_end.traces.conftest import PARENT, SAMPLED, TRACE, Traced, parent_of
 from tests.support.addresses import free_address
 from tests.support.gateway import RunningGateway, until
@@ -38,7 +37,7 @@ async def _hang(connection: Connection) -> None:
 
 
 async def test_endpoint_that_refuses_connections_is_a_failed_attempt(
-    way: Way, traced: Traced, receiver: TraceReceiver
+    path: Callable[[bytes], bytes], traced: Traced, receiver: TraceReceiver
 ) -> None:
     gone = f"http://{free_address()}"
     async with ScriptedServer(always_respond(RESPONSE)) as server:
@@ -47,7 +46,7 @@ async def test_endpoint_that_refuses_connections_is_a_failed_attempt(
             gateway.client() as client,
         ):
             for _ in range(2):
-                assert (await client.ask(way(INFER))).status == 200
+                assert (await client.ask(path(INFER))).status == 200
         sent = [parent_of(each.head)[1] for each in server.requests]
     failed = [each for each in receiver.attempts() if each.error]
     served = [each for each in receiver.attempts() if not each.error]
@@ -71,7 +70,11 @@ async def test_endpoint_that_refuses_connections_is_a_failed_attempt(
     [(always_respond(http_response(b"{}", status="503 Busy")), "503"), (_close, "no_response")],
 )
 async def test_retried_attempt_has_a_span_of_its_own(
-    failure: Script, error_type: str, way: Way, traced: Traced, receiver: TraceReceiver
+    failure: Script,
+    error_type: str,
+    path: Callable[[bytes], bytes],
+    traced: Traced,
+    receiver: TraceReceiver,
 ) -> None:
     route = {"retry_on": [503, "no_response"]}
     async with ScriptedServer(failure) as bad, ScriptedServer(always_respond(RESPONSE)) as good:
@@ -80,7 +83,7 @@ async def test_retried_attempt_has_a_span_of_its_own(
             gateway.client() as client,
         ):
             for _ in range(2):
-                assert (await client.ask(way(INFER))).status == 200
+                assert (await client.ask(path(INFER))).status == 200
         heads = [each.head for server in (bad, good) for each in server.requests]
     attempts = {each.span_id: each for each in receiver.attempts()}
     assert {parent_of(head)[1] for head in heads} == set(attempts)
@@ -103,7 +106,7 @@ def _mirroring(
 
 
 async def test_mirrored_copy_is_below_its_call(
-    way: Way, traced: Traced, receiver: TraceReceiver
+    path: Callable[[bytes], bytes], traced: Traced, receiver: TraceReceiver
 ) -> None:
     async with (
         ScriptedServer(always_respond(RESPONSE)) as server,
@@ -111,7 +114,7 @@ async def test_mirrored_copy_is_below_its_call(
     ):
         async with _mirroring(traced, server, shadow) as gateway:
             async with gateway.client() as client:
-                assert (await client.ask(way(INFER))).status == 200
+                assert (await client.ask(path(INFER))).status == 200
             await until(lambda: shadow.requests)
             mirror_of_route = gateway.gateway.active_config.router.routes[0].mirror
             assert mirror_of_route is not None
@@ -128,7 +131,7 @@ async def test_mirrored_copy_is_below_its_call(
 
 
 async def test_mirrored_copy_of_a_call_that_is_not_traced_passes_its_headers(
-    way: Way, traced: Traced, receiver: TraceReceiver
+    path: Callable[[bytes], bytes], traced: Traced, receiver: TraceReceiver
 ) -> None:
     unsampled = SAMPLED["traceparent"][:-2] + "00"
     async with (
@@ -138,14 +141,14 @@ async def test_mirrored_copy_of_a_call_that_is_not_traced_passes_its_headers(
         async with _mirroring(traced, server, shadow) as gateway:
             async with gateway.client() as client:
                 data = infer_json(headers={"traceparent": unsampled})
-                assert (await client.ask(way(data))).status == 200
+                assert (await client.ask(path(data))).status == 200
             await until(lambda: shadow.requests)
         assert shadow.requests[0].head.get("traceparent") == unsampled
     assert receiver.spans == []
 
 
 async def test_spans_name_the_upstream_of_a_canary(
-    way: Way, traced: Traced, receiver: TraceReceiver
+    path: Callable[[bytes], bytes], traced: Traced, receiver: TraceReceiver
 ) -> None:
     async with (
         ScriptedServer(always_respond(RESPONSE)) as one,
@@ -161,7 +164,7 @@ async def test_spans_name_the_upstream_of_a_canary(
             gateway.client() as client,
         ):
             for _ in range(20):
-                assert (await client.ask(way(INFER))).status == 200
+                assert (await client.ask(path(INFER))).status == 200
         sent = {
             "servers": {parent_of(each.head)[1] for each in one.requests},
             "canary": {parent_of(each.head)[1] for each in two.requests},
@@ -230,11 +233,11 @@ def _seconds(span: ReceivedSpan) -> float:
 
 
 async def test_client_that_cuts_a_call_off_leaves_its_spans(
-    way: Way, traced: Traced, receiver: TraceReceiver
+    path: Callable[[bytes], bytes], traced: Traced, receiver: TraceReceiver
 ) -> None:
     async with ScriptedServer(_hang) as server, traced(server.url) as gateway:
         async with gateway.client() as client:
-            await client.send(way(GET))
+            await client.send(path(GET))
             await until(lambda: server.requests)
         await gateway.until_idle()
     call, (attempt,) = receiver.call(), receiver.attempts()
@@ -247,14 +250,14 @@ async def test_client_that_cuts_a_call_off_leaves_its_spans(
 
 
 async def test_server_that_is_too_late_is_told(
-    way: Way, traced: Traced, receiver: TraceReceiver
+    path: Callable[[bytes], bytes], traced: Traced, receiver: TraceReceiver
 ) -> None:
     async with (
         ScriptedServer(_hang) as server,
         traced(server.url, idle_timeout=0.1) as gateway,
         gateway.client() as client,
     ):
-        assert (await client.ask(way(GET))).status == 504
+        assert (await client.ask(path(GET))).status == 504
     call, (attempt,) = receiver.call(), receiver.attempts()
     assert call.attributes["http.response.status_code"] == 504
     assert call.attributes["error.type"] == attempt.attributes["error.type"] == "server_timeout"
@@ -281,14 +284,14 @@ async def test_response_that_breaks_off_is_an_error(
 
 
 async def test_call_that_reaches_no_server_has_its_span_alone(
-    way: Way, traced: Traced, receiver: TraceReceiver
+    path: Callable[[bytes], bytes], traced: Traced, receiver: TraceReceiver
 ) -> None:
     route = {"match": {"model": "n"}}
     async with (
         traced(f"http://{free_address()}", route=route) as gateway,
         gateway.client() as client,
     ):
-        assert (await client.ask(way(GET))).status == 404
+        assert (await client.ask(path(GET))).status == 404
     (call,) = receiver.spans
     assert call.attributes["http.response.status_code"] == 404
     assert (call.error, call.trace_id) == (False, TRACE)

@@ -8,7 +8,7 @@ import pytest
 from tests.end_to_end.traces.conftest import PARENT, SAMPLED, TRACE, Traced, parent_of
 from tests.support.gateway import until
 from tests.support.grpc.client import SERVICE, grpc_client
-from tests.support.grpc.proto_file import message_class
+from tests.support.grpc.infer_messages import infer_request
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import FLOATS, binary_response, infer_json, json_request
@@ -20,13 +20,6 @@ METADATA = (*SAMPLED.items(), ("tracestate", "a=1"))
 RPC = f"{SERVICE}/ModelInfer"
 LONG = ("x-long", "l" * 3000)
 """Has a call take the streaming path."""
-
-
-def _infer() -> bytes:
-    request = message_class("ModelInferRequest")(model_name="m")
-    request.inputs.add(name="IN", datatype="FP32", shape=[FLOATS.size])
-    request.raw_input_contents.append(FLOATS.tobytes())
-    return bytes(request.SerializeToString())
 
 
 def _sent(server: GrpcServer) -> list[dict[str, str]]:
@@ -52,7 +45,9 @@ async def test_grpc_call_to_a_grpc_server(
     with grpc_server() as server:
         async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
             for _ in range(2):  # the second one finds a connection
-                response = await client.call("ModelInfer", _infer(), metadata=(*METADATA, *more))
+                response = await client.call(
+                    "ModelInfer", infer_request(), metadata=(*METADATA, *more)
+                )
                 assert response.code is grpc.StatusCode.OK
     sent = _sent(server)
     assert len({each["traceparent"] for each in sent}) == len(receiver.attempts()) == 2
@@ -75,7 +70,9 @@ async def test_status_of_a_grpc_call(
     with grpc_server(unary={"ModelInfer": fail(grpc.StatusCode.INTERNAL, "boom")}) as server:
         async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
             for _ in range(2):
-                response = await client.call("ModelInfer", _infer(), metadata=(*METADATA, *more))
+                response = await client.call(
+                    "ModelInfer", infer_request(), metadata=(*METADATA, *more)
+                )
                 assert response.code is grpc.StatusCode.INTERNAL
     for each in receiver.spans:
         assert each.attributes["rpc.response.status_code"] == "INTERNAL"
@@ -97,7 +94,7 @@ async def test_http_call_to_a_grpc_server(traced: Traced, receiver: TraceReceive
 async def test_grpc_call_to_an_http_server(traced: Traced, receiver: TraceReceiver) -> None:
     async with ScriptedServer(always_respond(binary_response(FLOATS.tobytes()))) as server:
         async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
-            response = await client.call("ModelInfer", _infer(), metadata=METADATA)
+            response = await client.call("ModelInfer", infer_request(), metadata=METADATA)
             assert response.code is grpc.StatusCode.OK
         heads = [each.head for each in server.requests if each.head.target.endswith("/infer")]
     (attempt,) = receiver.attempts()
@@ -111,7 +108,9 @@ async def test_grpc_call_to_an_http_server(traced: Traced, receiver: TraceReceiv
 async def test_messages_of_a_stream_are_attempts(traced: Traced, receiver: TraceReceiver) -> None:
     async with ScriptedServer(always_respond(binary_response(FLOATS.tobytes()))) as server:
         async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
-            response = await client.call("ModelStreamInfer", *[_infer()] * 40, metadata=METADATA)
+            response = await client.call(
+                "ModelStreamInfer", *[infer_request()] * 40, metadata=METADATA
+            )
             assert len(response.messages) == 40
         heads = [each.head for each in server.requests if each.head.target.endswith("/infer")]
     parents = [parent_of(head)[1] for head in heads]
@@ -125,7 +124,7 @@ async def test_stream_to_a_grpc_server_is_one_attempt(
 ) -> None:
     with grpc_server() as server:
         async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
-            await client.call("ModelStreamInfer", *[_infer()] * 3, metadata=METADATA)
+            await client.call("ModelStreamInfer", *[infer_request()] * 3, metadata=METADATA)
     _check(receiver, _sent(server))
     assert len(receiver.attempts()) == 1
 

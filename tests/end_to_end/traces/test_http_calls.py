@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from tests.end_to_end.observe.conftest import Way
-from tests.end_to_end.observe.conftest import way as way
 from tests.end_to_end.traces.conftest import PARENT, SAMPLED, TRACE, Traced, parent_of
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import (
@@ -36,7 +36,11 @@ STATE = {"tracestate": "vendor=a1,other=b"}
 
 @pytest.mark.parametrize("data", FORMS.values(), ids=FORMS)
 async def test_traced_call_differs_in_its_trace_alone(
-    data: bytes, way: Way, traced: Traced, receiver: TraceReceiver, one_identity: None
+    data: bytes,
+    path: Callable[[bytes], bytes],
+    traced: Traced,
+    receiver: TraceReceiver,
+    one_identity: None,
 ) -> None:
     seen = []
     for sample in ("0%", "100%"):
@@ -45,7 +49,7 @@ async def test_traced_call_differs_in_its_trace_alone(
                 traced(server.url, sample=sample) as gateway,
                 gateway.client() as client,
             ):
-                response = await client.ask(way(data))
+                response = await client.ask(path(data))
             heads = [each.head for each in server.requests]
             bodies = [each.body for each in server.requests]
         varying = ("x-request-id", "traceparent", "date", "host")
@@ -69,11 +73,11 @@ async def _model(connection: Connection) -> None:
 
 
 async def test_spans_of_a_conversion_nest_and_join(
-    way: Way, traced: Traced, receiver: TraceReceiver
+    path: Callable[[bytes], bytes], traced: Traced, receiver: TraceReceiver
 ) -> None:
     async with ScriptedServer(always_respond(binary_response(FLOATS.tobytes()))) as server:
         async with traced(server.url) as gateway, gateway.client() as client:
-            await client.send(way(infer_json(headers={**SAMPLED, **STATE})))
+            await client.send(path(infer_json(headers={**SAMPLED, **STATE})))
             assert (await client.read_response()).status == 200
         (received,) = server.requests
     call, (attempt,) = receiver.call(), receiver.attempts()

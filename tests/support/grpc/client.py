@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -66,6 +68,26 @@ class GrpcClient:
             )
 
         return await asyncio.to_thread(run)
+
+
+async def take_turns(client: GrpcClient, *requests: bytes, pause: float = 0.0) -> list[bytes]:
+    """Send a stream for inference, each request ``pause`` seconds after the previous response."""
+
+    def talk() -> list[bytes]:
+        sent: queue.Queue[bytes | None] = queue.Queue()
+        call = client.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(
+            iter(sent.get, None), timeout=PATIENCE
+        )
+        received = []
+        for request in requests:
+            sent.put(request)
+            received.append(next(call))
+            time.sleep(pause)
+        sent.put(None)
+        assert list(call) == []
+        return received
+
+    return await asyncio.to_thread(talk)
 
 
 @asynccontextmanager

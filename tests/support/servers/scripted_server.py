@@ -48,8 +48,10 @@ class Connection(Peer):
         return received
 
     async def send(self, *parts: bytes) -> None:
-        """Send bytes, each part on its own."""
+        """Send bytes, each part on its own; raises ConnectionError if the other side has left."""
         for part in parts:
+            if self._writer.is_closing():  # else uvloop raises RuntimeError if the close came first
+                raise ConnectionResetError
             self._writer.write(part)
             await self._writer.drain()
             await asyncio.sleep(0)
