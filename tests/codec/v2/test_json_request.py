@@ -210,15 +210,6 @@ def test_binary_parameters_are_removed_and_others_stay() -> None:
     }
 
 
-def test_empty_parameters_are_removed() -> None:
-    body, header_size = message(
-        (entry("INT8", [0], b""), b""), parameters={"binary_data_output": True}
-    )
-    assert fields_of(written([body], header_size)) == {
-        "inputs": [{"name": "x", "datatype": "INT8", "shape": [0], "data": []}]
-    }
-
-
 # ---------------------------------------------------------------------------------- BYTES
 
 NOT_UTF8 = pack_bytes([b"a", b"\xff"])
