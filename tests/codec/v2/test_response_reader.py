@@ -385,33 +385,11 @@ def test_content_type_applies_to_bytes_only() -> None:
     [
         (b"", "the server's response is not valid JSON"),
         (b"<html>", "the server's response is not valid JSON"),
-        (b"[]", "the server's response must be a JSON object with outputs, got an array"),
         (b"{}", "the server's response has no outputs"),
-        (b'{"login":"please"}', "the server's response has no outputs"),
         (b'{"outputs":[{"name":"y"', "the server's response is not valid JSON"),
-        (
-            b'{"outputs":{}}',
-            "outputs of the server's response must be an array of tensors, got an object",
-        ),
-        (response({"name": "y", "data": [1]}), "outputs[0] of the server's response lacks"),
-        (
-            response(output("X", [1])),
-            "output 'y' of the server's response has the unknown datatype",
-        ),
-        (response(output("INT8", [300])), "output 'y': element 0 (300) does not fit INT8"),
-        (response(output("BYTES", [None])), "output 'y': element 0 (null) is not a string"),
-        (response(output("FP32", [1.5]) | {"shape": [2, 3]}), "output 'y': shape [2, 3] takes 6"),
-        (
-            response(output("FP32", [{"a": 1}])),
-            "output 'y': element 0 is an object, FP32 needs a number",
-        ),
         (
             response({**output("FP32", []), "data": "x"}),
             "output 'y': data must be an array, got a string",
-        ),
-        (
-            response({**output("FP32", []), "data": None}),
-            "output 'y': data must be an array, got null",
         ),
         (response(output("FP32", [1]))[:-5], "the server's response ends at byte"),
         (
