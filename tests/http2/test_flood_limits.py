@@ -20,24 +20,14 @@ def count(limit: RateLimit) -> int:
     return found
 
 
-def test_so_many_events_may_come_at_once() -> None:
-    assert count(RateLimit(5, 2, Clock())) == 5
-
-
-def test_further_events_are_allowed_in_time() -> None:
+def test_events_are_allowed_at_once_and_in_time_but_never_more_than_the_most() -> None:
     clock = Clock()
+    assert count(RateLimit(5, 2, clock)) == 5
     limit = RateLimit(5, 2, clock)
     for _ in range(5):
         assert limit.spend()
     clock.now += 1.5
     assert count(limit) == 3
-
-
-def test_quiet_time_allows_no_more_than_the_most() -> None:
-    clock = Clock()
-    limit = RateLimit(5, 2, clock)
-    for _ in range(5):
-        assert limit.spend()
     clock.now += 1000
     assert count(limit) == 5
 
