@@ -35,7 +35,7 @@ from gateway.http2.session import Http2Session, StreamHandler
 from gateway.system.buffers import BufferAccount
 from tests.http1.fake_transport import FakeTransport
 from tests.http2.raw_peer import POST, data
-from tests.http2.test_flood_limits import Clock
+from tests.support.doubles.clock import Clock
 from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
 
@@ -166,7 +166,7 @@ async def test_ended_connection_reads_on_to_notice_its_end() -> None:
 
 async def test_stream_that_sends_tiny_frames_too_fast_waits_and_is_not_closed() -> None:
     clock = Clock()
-    session = Session(clock=clock)
+    session = Session(clock=clock.time)
     session.data_received(session.request() + data(1) * (MAX_TINY_DATA + 500))
     calls = session.fake.calls
     await until(lambda: session.log.count(" data") == MAX_TINY_DATA + 500)

@@ -23,7 +23,7 @@ from tests.codec.exact_rounding import nearest
 from tests.codec.near_ties import near_ties
 from tests.codec.reference_v1 import Declared
 from tests.codec.v1.predict_requests import convert as convert_v1
-from tests.codec.v2.test_response_reader import Converted, convert_response
+from tests.codec.v2.infer_responses import Converted, convert_response
 from tests.support.scale import scaled
 
 

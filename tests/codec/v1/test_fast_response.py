@@ -17,7 +17,7 @@ from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec import strategies
 from tests.codec.strategies import Output, output, response_body
-from tests.codec.v1.test_response import convert, floats, some_output, texts
+from tests.codec.v1.predict_responses import convert, floats, some_output, texts
 
 ONLY_PURE = pytest.mark.skipif(NATIVE, reason="the C module encodes all datatypes")
 

@@ -16,26 +16,13 @@ from gateway.codec.v1.response import predict_converter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec import strategies
-from tests.codec.reference import DATATYPES, DTYPES, pack_bytes
+from tests.codec.reference import pack_bytes
 from tests.codec.reference_v1 import predictions
 from tests.codec.strategies import Output, output, response_body
+from tests.codec.v1.predict_responses import convert, floats, some_output, texts
 
 NAN_AT_END = np.array([1, math.nan], "<f4").tobytes()
 ROWS, COLUMNS = V1ResponseLayout(V1Format.ROWS), V1ResponseLayout(V1Format.COLUMNS)
-
-
-def convert(
-    pieces: list[bytes],
-    header_size: int,
-    predicted: V1ResponseLayout,
-    *,
-    body_cap: int = 10**9,
-    bytes_encoding: BytesEncoding = BytesEncoding.UTF8,
-    nonfinite: Nonfinite = Nonfinite.LITERAL,
-) -> bytes:
-    policies = JsonPolicies(nonfinite=nonfinite, bytes_encoding=bytes_encoding)
-    codec = predict_converter(header_size, predicted, policies, 1 << 24, body_cap)
-    return b"".join([*map(codec.text, pieces), *codec.finish()])
 
 
 def response_to(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> Any:
@@ -47,27 +34,6 @@ def error(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> Gate
     with pytest.raises(GatewayError) as caught:
         response_to(predicted, *outputs, **options)
     return caught.value
-
-
-def floats(name: str, *shape: int) -> Output:
-    values = np.arange(math.prod(shape), dtype="<f4")
-    return output(name, "FP32", list(shape), values.tobytes())
-
-
-def texts(name: str, *elements: bytes, shape: list[int] | None = None) -> Output:
-    return output(name, "BYTES", shape or [len(elements)], pack_bytes(list(elements)))
-
-
-def some_output(rng: random.Random, name: str, shape: list[int]) -> Output:
-    datatype = rng.choice(DATATYPES)
-    count = math.prod(shape)
-    if datatype == "BYTES":
-        data = pack_bytes([("é\\" * rng.randrange(4)).encode() for _ in range(count)])
-    elif datatype == "BOOL":
-        data = bytes(rng.choices([0, 1], k=count))
-    else:
-        data = np.array(rng.choices(range(9), k=count)).astype(DTYPES[datatype]).tobytes()
-    return output(name, datatype, shape, data)
 
 
 @given(strategies.SEEDS)

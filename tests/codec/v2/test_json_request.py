@@ -17,7 +17,8 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import InferRequest
 from tests.codec import strategies
 from tests.codec.reference import DTYPES, RefusedError, convert_request, pack_bytes, request_as_json
-from tests.codec.v2.test_response import POLICIES, Failed, rewritten
+from tests.codec.v2.infer_requests import Failed
+from tests.codec.v2.infer_responses import POLICIES, rewritten
 
 BASE64 = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
 

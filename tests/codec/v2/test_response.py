@@ -5,7 +5,7 @@ import json
 import math
 import random
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,50 +15,23 @@ from hypothesis import strategies as st
 
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v2.fast_response import fast_convert_response
-from gateway.codec.v2.response import encoded_converter, json_converter
+from gateway.codec.v2.response import json_converter
 from gateway.codec.v2.response_reader import InferResponseReader
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind
 from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import DTYPES, RefusedError, convert_response, pack_bytes
 from tests.codec.strategies import output, response_body
-
-HEADER_CAP = BODY_CAP = 1 << 20
-
-
-@dataclass(frozen=True)
-class Failed:
-    kind: ErrorKind
-    message: str
-
-
-def as_json(
-    pieces: list[bytes], header_size: int, policies: JsonPolicies | None = None
-) -> bytes | Failed:
-    codec = json_converter(header_size, policies or JsonPolicies(), 1 << 24, 1 << 24)
-    try:
-        text = b"".join(codec.text(piece) for piece in pieces)
-        codec.finish()
-    except GatewayError as error:
-        return Failed(error.kind, error.message)
-    return text
-
-
-def as_mixed(
-    pieces: list[bytes],
-    header_size: int,
-    form: OutputEncoding,
-    policies: JsonPolicies | None = None,
-    body_cap: int = BODY_CAP,
-) -> tuple[bytes, bytes] | Failed:
-    codec = encoded_converter(header_size, form, policies or JsonPolicies(), HEADER_CAP, body_cap)
-    try:
-        for piece in pieces:
-            codec.feed(piece)
-        header, tensors = codec.finish()
-    except GatewayError as error:
-        return Failed(error.kind, error.message)
-    return header, b"".join(tensors)
+from tests.codec.v2.infer_requests import Failed
+from tests.codec.v2.infer_responses import (
+    BODY_CAP,
+    HEADER_CAP,
+    NAMES,
+    POLICIES,
+    as_json,
+    as_mixed,
+    rewritten,
+)
 
 
 def plainly(
@@ -75,28 +48,11 @@ def plainly(
     return rewritten(json.dumps(fields)), tail
 
 
-def rewritten(text: str | bytes) -> str:
-    """Return JSON in a normal form, with integers as a 64-bit library parses them."""
-
-    def to_int(digits: str) -> int | float:
-        value = int(digits)
-        return value if -(2**63) <= value < 2**64 else float(value)
-
-    return json.dumps(json.loads(text, parse_int=to_int), sort_keys=True)
-
-
 def status(failed: Any) -> Any:
     return failed.kind.value.status if isinstance(failed, Failed) else failed
 
 
 IN_BASE64 = {"parameters": {"content_type": "base64"}}
-NAMES = st.sampled_from(["y", "z", 'q"', "é"])
-POLICIES = st.builds(
-    JsonPolicies,
-    st.sampled_from(Nonfinite),
-    st.sampled_from(BytesEncoding),
-    st.frozensets(NAMES, max_size=2),
-)
 
 
 # ----------------------------------------------------------------------- independence of splits
