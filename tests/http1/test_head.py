@@ -294,19 +294,6 @@ def test_encoded_messages_round_trip(pairs: list[tuple[str, str]]) -> None:
     assert list(HeadParser().parse_response(response, "POST").headers.items()) == pairs
 
 
-@pytest.mark.parametrize(
-    ("pairs", "text"),
-    [
-        ([], b"GET / HTTP/1.1\r\n\r\n"),
-        ([("A", "b")], b"GET / HTTP/1.1\r\nA: b\r\n\r\n"),
-        ([("A", ""), ("a", "c")], b"GET / HTTP/1.1\r\nA: \r\na: c\r\n\r\n"),
-        ([("A", "\x80\xff")], b"GET / HTTP/1.1\r\nA: \x80\xff\r\n\r\n"),
-    ],
-)
-def test_encode_head_writes_all_lines(pairs: list[tuple[str, str]], text: bytes) -> None:
-    assert encode_head("GET / HTTP/1.1", pairs) == text
-
-
 # ---------------------------------------------------------------------------------- classes
 
 

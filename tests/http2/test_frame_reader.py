@@ -314,6 +314,7 @@ def test_header_block_of_the_maximum_size_is_read() -> None:
 
 
 def test_continuation_flood_ends_the_connection() -> None:
+    """CVE-2024-27316 and others."""
     more = frame(CONTINUATION, 0, 1)
     last = frame(CONTINUATION, END_HEADERS, 1)
     start = frame(HEADERS, END_STREAM, 1, b"x")

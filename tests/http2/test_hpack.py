@@ -276,6 +276,7 @@ def test_repeated_lists_are_encoded_by_indexes_only() -> None:
 
 
 def test_list_of_the_maximum_size_is_decoded() -> None:
+    """What is beyond it is not expanded: one byte of a block can mean 4 KB."""
     fields = ((b"x", b"y" * 467),) * 2
     block = b"".join(b"\x00\x01x\x7f\xd4\x02" + value for _, value in fields)
     for size, fits in ((1000, 2), (999, 1), (500, 1), (499, 0)):

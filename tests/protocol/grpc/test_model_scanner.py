@@ -304,15 +304,7 @@ def test_error_does_not_depend_on_cuts_and_is_that_of_the_reader(
         (b"\x1d\0\0", "a field that is cut short at byte 3"),
         (b"\x19\0\0\0\0\0\0\0", "a field that is cut short at byte 8"),
         (b"\x1b\x08\x01", "group 3 never ends at byte 3"),
-        (b"\x1c", "group 3 ends but never began at byte 0"),
-        (b"\x1b\x24", "group 4 ends within another at byte 1"),
         (b"\x08\x01\x00", "field number 0 at byte 2"),
-        (b"\x08\x01\x0f", "field 1 has the unknown wire type 7 at byte 2"),
-        (b"\xff\xff\xff\xff\x7f", "a field number above 536870911 at byte 0"),
-        (b"\x88\x80\x80\x80\x80\x00", "a varint of more than 5 bytes at byte 0"),
-        (b"\x08" + b"\xff" * 10, "a varint of more than 10 bytes at byte 1"),
-        (b"\x1a\x80\x80\x80\x80\x08", "a length of 2147483648 bytes exceeds protobuf's limit"),
-        (b"\x1b" * 33, "groups nested deeper than 32 at byte 32"),
     ],
 )
 def test_invalid_protobuf_is_refused(message: bytes, error: str) -> None:
