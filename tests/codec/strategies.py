@@ -29,10 +29,6 @@ SEEDS = st.integers(0, 2**32 - 1)
 # ---------------------------------------------------------------------------------- arrival
 
 
-def whole(body: bytes) -> list[bytes]:
-    return [body]
-
-
 def bytewise(body: bytes) -> list[bytes]:
     return [body[i : i + 1] for i in range(len(body))]
 

@@ -29,7 +29,7 @@ from gateway.protocol.tensors import MAX_TENSORS
 from tests.codec.strategies_v1 import model
 from tests.support.scale import fuzz_seconds
 
-SECONDS = fuzz_seconds(12)
+SECONDS = fuzz_seconds(8)
 SIZE = 256 * 1024
 PIECE = 128 * 1024
 HEADER_CAP = 1 << 20

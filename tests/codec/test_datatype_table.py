@@ -24,11 +24,9 @@ from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec.reference_v1 import Declared
 from tests.codec.strategies import output, response_body
 from tests.codec.strategies_v1 import model
-from tests.codec.v1 import predict_requests
-from tests.codec.v1 import test_response as test_v1_response
-from tests.codec.v2 import test_response
-from tests.codec.v2.test_response import Failed
-from tests.codec.v2.test_response_reader import Converted, convert_response
+from tests.codec.v1 import predict_requests, predict_responses
+from tests.codec.v2.infer_requests import Failed
+from tests.codec.v2.infer_responses import Converted, as_json, convert_response
 
 NEW = [
     float_datatype("FLOAT8", ml_dtypes.float8_e5m2),
@@ -125,11 +123,11 @@ def test_v1_accepts_a_new_datatype(new: Datatype) -> None:
 
 def test_responses_of_a_new_datatype_are_converted(new: Datatype) -> None:
     body, size = response_body([output("y", new.name, [3], packed(new))])
-    text = test_response.as_json([body], size)
+    text = as_json([body], size)
     assert isinstance(text, bytes)
     assert json.loads(text)["outputs"][0]["data"] == VALUES
     assert fast_convert_response(body, size) in (None, (text, len(VALUES)))
-    predicted = test_v1_response.convert([body], size, V1ResponseLayout(V1Format.ROWS))
+    predicted = predict_responses.convert([body], size, V1ResponseLayout(V1Format.ROWS))
     assert json.loads(predicted) == {"predictions": VALUES}
     in_json = {"outputs": [{"name": "y", "datatype": new.name, "shape": [3], "data": VALUES}]}
     found = convert_response([json.dumps(in_json).encode()])

@@ -180,8 +180,15 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("form", [OutputEncoding(True, {}), OutputEncoding(False, {})])
-@pytest.mark.parametrize("kind", ANSWERS)
+BINARY_FORM, JSON_FORM = OutputEncoding(True, {}), OutputEncoding(False, {})
+# What stays JSON is buffered as text, whatever it is.
+STAYING = ("floats", "strings", "a long string", "many strings", "base64", "junk")
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [*((kind, BINARY_FORM) for kind in ANSWERS), *((kind, JSON_FORM) for kind in STAYING)],
+)
 def test_binary_response_converter_reports_its_memory(kind: str, form: OutputEncoding) -> None:
     policies = JsonPolicies(as_base64=frozenset("x"))
     check_report(lambda: encoded_converter(None, form, policies, CAP, CAP), ANSWERS[kind])
@@ -189,13 +196,12 @@ def test_binary_response_converter_reports_its_memory(kind: str, form: OutputEnc
 
 @pytest.mark.parametrize("kind", ["floats", "strings", "many floats", "junk"])
 def test_mixed_response_reports_its_memory(kind: str) -> None:
-    form = OutputEncoding(True, {})
     header = ANSWERS[kind]
     behind = entry("b", "INT8", [75_000], None, parameters={"binary_data_size": 75_000})
     header = header.replace(b'"outputs":[', b'"outputs":[' + behind + b",", 1)
     if kind == "junk":
         header = header.replace(b",]", b"]", 1)
-    for form in (OutputEncoding(True, {}), OutputEncoding(False, {})):
+    for form in (BINARY_FORM, JSON_FORM):
         policies = JsonPolicies()
         check_report(
             lambda: encoded_converter(len(header), form, policies, CAP, CAP),  # noqa: B023

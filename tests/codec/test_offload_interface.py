@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.codec.elements.encode import OffloadedText, TextChunk
 from gateway.codec.elements.run_job import run_job
@@ -124,34 +125,20 @@ def check_request(body: bytes, seed: int, window: int) -> None:
     with strategies.windows_of(window):
         expected = convert_request([body], None)
         assert convert_request([body], _RandomOffloader(seed)) == expected
-        assert (
-            convert_request(
-                strategies.cut(body, seed), _RandomOffloader(seed, accept_rate=1, failure_rate=0)
-            )
-            == expected
-        )
-        assert (
-            convert_request(
-                strategies.cut(body, seed + 1),
-                _RandomOffloader(seed, accept_rate=0.9, failure_rate=1),
-            )
-            == expected
-        )
+        for accept_rate, failure_rate in ((1, 0), (0.9, 1)):
+            offloader = _RandomOffloader(seed, accept_rate, failure_rate)
+            pieces = strategies.cut(body, seed + failure_rate)
+            assert convert_request(pieces, offloader) == expected
 
 
 @strategies.LAW
-@given(body=strategies.request_bodies(), seed=strategies.SEEDS)
-def test_offloading_does_not_change_a_request(body: bytes, seed: int) -> None:
+@given(
+    st.booleans().flatmap(lambda faulty: strategies.request_bodies(faulty=faulty)), strategies.SEEDS
+)
+def test_offloading_does_not_change_a_request_or_its_error(body: bytes, seed: int) -> None:
     for window in WINDOWS:
         check_request(body, seed, window)
         check_request(strategies.mutated(body, seed), seed, window)
-
-
-@strategies.LAW
-@given(body=strategies.request_bodies(faulty=True), seed=strategies.SEEDS)
-def test_offloading_does_not_change_an_error(body: bytes, seed: int) -> None:
-    for window in WINDOWS:
-        check_request(body, seed, window)
 
 
 @strategies.LAW
@@ -164,12 +151,8 @@ def test_offloading_does_not_change_a_response(response: tuple[bytes, int], seed
     for failure_rate in (0, 0.3, 1):
         pieces = strategies.cut(body, seed)
         assert write_response(pieces, size, policies, None) == expected
-        assert (
-            write_response(
-                pieces, size, policies, _RandomOffloader(seed, failure_rate=failure_rate)
-            )
-            == expected
-        )
+        offloader = _RandomOffloader(seed, failure_rate=failure_rate)
+        assert write_response(pieces, size, policies, offloader) == expected
 
 
 def test_first_error_is_reported_even_if_found_last() -> None:

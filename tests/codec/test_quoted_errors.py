@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v2.fast_request import read_buffered_request
 from gateway.codec.v2.request import InferRequestReader, read_without_data
 from gateway.codec.v2.response import encoded_converter
@@ -20,7 +19,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import parse_response_header
 from tests.codec import strategies
-from tests.codec.strategies_v1 import model
+from tests.codec.v1 import predict_requests
 from tests.support.scale import scaled
 
 CAP, DEPTH = 10_000, 64
@@ -50,22 +49,11 @@ def convert_response(pieces: list[bytes]) -> None:
 
 
 def convert_v1(pieces: list[bytes]) -> None:
-    declared = {"x": ("FP32", [-1]), "t": ("BYTES", [-1])}
-    codec = PredictRequestReader(model(declared, False), CAP, DEPTH)
-    for piece in [*pieces, None]:
-        codec.feed(piece or b"", last=piece is None)
-        while codec.step():
-            pass
-    codec.finish("")
+    predict_requests.convert(pieces, {"x": ("FP32", [-1]), "t": ("BYTES", [-1])})
 
 
 def convert_v1_of_one(pieces: list[bytes]) -> None:
-    codec = PredictRequestReader(model({"t": ("BYTES", [-1])}, False), CAP, DEPTH)
-    for piece in [*pieces, None]:
-        codec.feed(piece or b"", last=piece is None)
-        while codec.step():
-            pass
-    codec.finish("")
+    predict_requests.convert(pieces, predict_requests.TEXT)
 
 
 def refusal(convert: Convert, body: bytes) -> GatewayError | None:

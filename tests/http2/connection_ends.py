@@ -16,7 +16,6 @@ from gateway.http2.errors import ErrorCode
 from gateway.http2.events import (
     DataReceived,
     Event,
-    GoAwayReceived,
     HeadersReceived,
     InterimReceived,
     PingAcknowledged,
@@ -55,7 +54,6 @@ class End(ABC):
         self.received: dict[int, Received] = {}
         self.sent_resets: set[int] = set()
         self.pings: list[bytes] = []
-        self.goaways: list[int] = []
 
     def is_alive(self, stream_id: int) -> bool:
         """Whether the end may still send on a stream."""
@@ -104,9 +102,6 @@ class End(ABC):
     def ping(self, data: bytes) -> None: ...
 
     @abstractmethod
-    def shut_down(self) -> None: ...
-
-    @abstractmethod
     def take_output(self) -> bytes: ...
 
     @abstractmethod
@@ -151,9 +146,6 @@ class OurEnd(End):
     def ping(self, data: bytes) -> None:
         self.http2.ping(data)
 
-    def shut_down(self) -> None:
-        self.http2.shut_down()
-
     def take_output(self) -> bytes:
         return b"".join(self.http2.take_output())
 
@@ -165,8 +157,6 @@ class OurEnd(End):
     def _note(self, event: Event) -> None:
         if isinstance(event, PingAcknowledged):
             self.pings.append(event.data)
-        elif isinstance(event, GoAwayReceived):
-            self.goaways.append(event.last_stream_id)
         elif isinstance(event, HeadersReceived):
             assert not event.headers.too_large
             stream_id = event.stream.id
@@ -214,7 +204,6 @@ class PeerEnd(End):
         super().__init__(is_client)
         config = h2.config.H2Configuration(client_side=is_client, header_encoding=None)
         self.h2 = h2.connection.H2Connection(config)
-        self.going_away = False
         self.acknowledged = False
         """Whether our end has acknowledged its settings; h2 may have only one change pending."""
         self.h2.initiate_connection()
@@ -222,7 +211,7 @@ class PeerEnd(End):
     @property
     def can_open(self) -> bool:
         most = self.h2.remote_settings.max_concurrent_streams
-        return not self.going_away and self.h2.open_outbound_streams < most
+        return self.h2.open_outbound_streams < most
 
     def open(self, fields: Fields, end: bool) -> int:
         stream_id = self.h2.get_next_available_stream_id()
@@ -264,9 +253,6 @@ class PeerEnd(End):
     def ping(self, data: bytes) -> None:
         self.h2.ping(data)
 
-    def shut_down(self) -> None:
-        """h2 would take its own GOAWAY for the end of the connection."""
-
     def change_settings(self, settings: dict[int, int]) -> None:
         codes = h2.settings.SettingCodes
         self.acknowledged = False
@@ -287,9 +273,6 @@ class PeerEnd(End):
             self.pings.append(event.ping_data)
         elif isinstance(event, h2.events.SettingsAcknowledged):
             self.acknowledged = True
-        elif isinstance(event, h2.events.ConnectionTerminated):
-            self.goaways.append(event.last_stream_id or 0)
-            self.going_away = True
         elif isinstance(event, h2.events.RequestReceived):
             self.received[event.stream_id] = Received()
             self.received[event.stream_id].headers = _fields(event.headers)

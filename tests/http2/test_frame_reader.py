@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import product
 
 import hyperframe.frame as oracle
 import pytest
@@ -251,11 +252,11 @@ def test_invalid_frame_ends_the_connection(reason: str) -> None:
         frame(WINDOW_UPDATE, 0, 1, bytes(4)),
     ],
 )
-@pytest.mark.parametrize("start", [frame(HEADERS, 0, 1), frame(PUSH_PROMISE, 0, 1, b"\0\0\0\2")])
-def test_other_frame_within_a_header_block_ends_the_connection(start: bytes, other: bytes) -> None:
+def test_other_frame_within_a_header_block_ends_the_connection(other: bytes) -> None:
     error = ("error", "PROTOCOL_ERROR", "another frame within a header block", 0)
-    for before in (b"", frame(CONTINUATION, 0, 1)):
-        assert read([start + before + other]) == [error]
+    for start in (frame(HEADERS, 0, 1), frame(PUSH_PROMISE, 0, 1, b"\0\0\0\2")):
+        for before in (b"", frame(CONTINUATION, 0, 1)):
+            assert read([start + before + other]) == [error]
 
 
 @pytest.mark.parametrize(
@@ -277,10 +278,9 @@ def test_frames_after_a_stream_error_are_read(text: bytes, code: str) -> None:
         assert after == ("PingFrame", 0, True, b"12345678")
 
 
-@pytest.mark.parametrize("kind", range(11))
-def test_frame_larger_than_announced_is_rejected_by_its_header(kind: int) -> None:
-    stream = 0 if kind in (SETTINGS, PING, GOAWAY) else 1
-    for limit in (2**14, 2**20):
+def test_frame_larger_than_announced_is_rejected_by_its_header() -> None:
+    for kind, limit in product(range(11), (2**14, 2**20)):
+        stream = 0 if kind in (SETTINGS, PING, GOAWAY) else 1
         reader = FrameReader(limit)
         reader.feed(frame(kind, 0, stream, bytes(limit + 1))[:9])
         with pytest.raises(Http2Error, match=f"{limit + 1} bytes, where {limit} are") as caught:
@@ -314,6 +314,7 @@ def test_header_block_of_the_maximum_size_is_read() -> None:
 
 
 def test_continuation_flood_ends_the_connection() -> None:
+    """CVE-2024-27316 and others."""
     more = frame(CONTINUATION, 0, 1)
     last = frame(CONTINUATION, END_HEADERS, 1)
     start = frame(HEADERS, END_STREAM, 1, b"x")

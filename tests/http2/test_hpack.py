@@ -177,13 +177,11 @@ def test_any_bytes_are_decoded_as_by_hpack(blocks: list[bytes]) -> None:
         ("be", "index 62 is beyond the table"),
         ("ff80808001", "index 2097279 is beyond the table"),
         ("ff8080808080", "integer of too many bytes"),
-        ("ff8080808000", "integer of too many bytes"),
         ("ffffffffff0f", "integer of too many bytes"),
         ("7f", "ends within an integer"),
         ("ff80", "ends within an integer"),
         ("40", "ends before a string"),
         ("4001", "ends within a string"),
-        ("400161", "ends before a string"),
         ("40016105", "ends within a string"),
         ("007fffffff7f", "ends within a string"),
         ("82" + "20", "change of the table size after a field"),
@@ -278,6 +276,7 @@ def test_repeated_lists_are_encoded_by_indexes_only() -> None:
 
 
 def test_list_of_the_maximum_size_is_decoded() -> None:
+    """What is beyond it is not expanded: one byte of a block can mean 4 KB."""
     fields = ((b"x", b"y" * 467),) * 2
     block = b"".join(b"\x00\x01x\x7f\xd4\x02" + value for _, value in fields)
     for size, fits in ((1000, 2), (999, 1), (500, 1), (499, 0)):

@@ -14,17 +14,13 @@ from tests.http1.splits import LAW
 _ORACLE = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 
 
-@pytest.mark.parametrize("symbol", range(256))
-def test_each_symbol_has_the_code_of_the_rfc(symbol: int) -> None:
-    for text in (bytes([symbol]), bytes([symbol]) * 30, b"a%c0" % symbol):
-        encoded = huffman_encode(text)
-        assert encoded == _ORACLE.encode(text)
-        assert huffman_decode(encoded) == text
-
-
-def test_empty_string_has_no_bytes() -> None:
-    assert huffman_encode(b"") == b""
-    assert huffman_decode(b"") == b""
+def test_each_symbol_has_the_code_of_the_rfc() -> None:
+    assert huffman_encode(b"") == huffman_decode(b"") == b""
+    for symbol in range(256):
+        for text in (bytes([symbol]), bytes([symbol]) * 30, b"a%c0" % symbol):
+            encoded = huffman_encode(text)
+            assert encoded == _ORACLE.encode(text)
+            assert huffman_decode(encoded) == text
 
 
 @LAW
@@ -58,11 +54,11 @@ def test_any_bytes_are_decoded_as_by_hpack(encoded: bytes) -> None:
     assert _decode(encoded) == _oracle_decode(encoded)
 
 
-@pytest.mark.parametrize("byte", range(256))
-def test_each_last_byte_is_decoded_as_by_hpack(byte: int) -> None:
+def test_each_last_byte_is_decoded_as_by_hpack() -> None:
     for start in (b"", b"\x00", b"\x1c\x64", b"\xff\xff\xfe", b"\xfe\x01"):
-        encoded = start + bytes([byte])
-        assert _decode(encoded) == _oracle_decode(encoded)
+        for byte in range(256):
+            encoded = start + bytes([byte])
+            assert _decode(encoded) == _oracle_decode(encoded)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""What a session reads in a time slice of the event loop, and what waits for the next one."""
+"""Sessions and their streams: time slices, bodies in both directions, and the end of each."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
+from itertools import groupby
 
 import pytest
 
@@ -12,14 +13,29 @@ from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.events import DataReceived, HeadersReceived, StreamReset
 from gateway.http2.flood_limits import MAX_TINY_DATA, TIME_SLICE_WORK, TINY_FRAME
-from gateway.http2.frame_writer import SETTINGS_ACK, encode_headers, encode_ping, encode_settings
-from gateway.http2.frames import PREFACE
+from gateway.http2.frame_reader import FrameReader
+from gateway.http2.frame_writer import (
+    SETTINGS_ACK,
+    encode_headers,
+    encode_ping,
+    encode_rst_stream,
+    encode_settings,
+    encode_window_update,
+)
+from gateway.http2.frames import (
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
+    PREFACE,
+    DataFrame,
+    Frame,
+    RstStreamFrame,
+)
 from gateway.http2.hpack import Encoder
 from gateway.http2.session import Http2Session, StreamHandler
 from gateway.system.buffers import BufferAccount
 from tests.http1.fake_transport import FakeTransport
 from tests.http2.raw_peer import POST, data
-from tests.http2.test_flood_limits import Clock
+from tests.support.doubles.clock import Clock
 from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
 
@@ -48,6 +64,8 @@ class Session(Http2Session):
         self.connection_made(self.fake)
         self.data_received(OPENING)
         self.encoder = Encoder()
+        self.reader = FrameReader(2**24 - 1)
+        self.frames()
 
     def request(self, stream_id: int = 1) -> bytes:
         return encode_headers(stream_id, self.encoder.encode(POST), False)
@@ -60,10 +78,17 @@ class Session(Http2Session):
         self.log.append(f"{self.name} data")
 
     def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
-        raise AssertionError
+        handler.fail(event.error)
 
     def on_failure(self, error: Http2Error) -> None:
         self.errors.append(error)
+
+    def frames(self) -> list[Frame]:
+        """Return the frames that were written since the last call."""
+        self.flush_output()
+        self.reader.feed(b"".join(self.fake.writes))
+        self.fake.writes.clear()
+        return list(iter(self.reader.next_frame, None))
 
     def lose(self) -> None:
         """End the connection."""
@@ -141,7 +166,7 @@ async def test_ended_connection_reads_on_to_notice_its_end() -> None:
 
 async def test_stream_that_sends_tiny_frames_too_fast_waits_and_is_not_closed() -> None:
     clock = Clock()
-    session = Session(clock=clock)
+    session = Session(clock=clock.time)
     session.data_received(session.request() + data(1) * (MAX_TINY_DATA + 500))
     calls = session.fake.calls
     await until(lambda: session.log.count(" data") == MAX_TINY_DATA + 500)
@@ -185,3 +210,138 @@ async def test_joined_pieces_have_a_bounded_size() -> None:
         left -= sizes[-1]
     assert 16_384 <= max(sizes) < 16_384 + TINY_FRAME
     assert len(sizes) == 7
+
+
+# ---------------------------------------------------------------------------------- streams
+
+
+def open_streams(count: int, buffers: BufferAccount | None = None) -> Session:
+    """Make a session with so many streams, whose requests are not complete."""
+    session = Session(buffers=buffers)
+    for number in range(count):
+        session.data_received(session.request(2 * number + 1))
+    return session
+
+
+async def test_streams_that_send_much_take_turns() -> None:
+    session = open_streams(2)
+    session.data_received(
+        encode_settings([(INITIAL_WINDOW_SIZE, 2**20), (MAX_FRAME_SIZE, 2**16)])
+        + encode_window_update(0, 2**22)
+    )
+    await asyncio.gather(*(stream.send(bytes(600_000), True) for stream in session.streams))
+    frames = [each for each in session.frames() if isinstance(each, DataFrame)]
+    turns = [sum(each.size for each in turn) for _, turn in groupby(frames, lambda f: f.stream_id)]
+    assert turns == [2**18] * 4 + [600_000 - 2**19] * 2
+    assert [each.end_stream for each in frames[-4:]].count(True) == 2
+
+
+async def test_data_that_wait_for_a_window_count_as_buffered() -> None:
+    buffers = BufferAccount()
+    session = open_streams(2, buffers)
+    stream, other = session.streams
+    sending = asyncio.create_task(stream.send(bytes(100_000), True))
+    await iterations(2)
+    counted = asyncio.create_task(other.send(bytes(100_000), is_counted=True))
+    await iterations(2)
+    assert not sending.done()
+    assert buffers.buffered == 100_000
+    session.data_received(encode_window_update(1, 50_000) + encode_window_update(0, 50_000))
+    await sending
+    assert buffers.buffered == 0
+    assert stream.stream.sent_end
+    assert [*session.waiting] == [other]
+    counted.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await counted
+    assert session.waiting == {}
+
+
+@pytest.mark.parametrize("end", ["reset", "error"])
+async def test_sender_of_an_ended_stream_gets_an_error(end: str) -> None:
+    session = open_streams(1)
+    (stream,) = session.streams
+    sending = asyncio.create_task(stream.send(bytes(100_000)))
+    await iterations(3)
+    if end == "reset":
+        session.data_received(encode_rst_stream(1, ErrorCode.CANCEL))
+    else:
+        stream.fail(OSError("gone"))
+    for attempt in (sending, stream.send(b"more")):
+        with pytest.raises(ConnectionResetError, match="the stream is closed"):
+            await attempt
+    assert session.waiting == {}
+
+
+async def test_errors_of_a_body_come_after_its_data_and_leave_the_response() -> None:
+    session = open_streams(1)
+    (stream,) = session.streams
+    session.data_received(data(1, b"abc"))
+    stream.fail_body(OSError("too slow"))
+    assert await stream.read() == b"abc"
+    with pytest.raises(OSError, match="too slow"):
+        await stream.read()
+    await stream.send(b"408", True)
+    stream.fail(OSError("first"))
+    stream.fail(OSError("second"))
+    with pytest.raises(OSError, match="first"):
+        await stream.read()
+
+
+async def test_trailers_end_a_body_that_is_waited_for() -> None:
+    session = open_streams(1)
+    (stream,) = session.streams
+    reading = asyncio.create_task(stream.read())
+    await iterations(2)
+    trailers = ((b"grpc-status", b"0"),)
+    session.data_received(encode_headers(1, session.encoder.encode(trailers), True))
+    assert await reading == b""
+    assert stream.trailers is not None
+    assert stream.trailers.fields == trailers
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+async def test_closed_stream_gives_back_what_it_holds(is_complete: bool) -> None:
+    buffers = BufferAccount()
+    session = open_streams(1, buffers)
+    (stream,) = session.streams
+    session.data_received(data(1, bytes(16_000)) * 3 + data(1, b"x", end=is_complete))
+    if is_complete:
+        await stream.send(b"all", True)
+    stream.close()
+    resets = [each for each in session.frames() if isinstance(each, RstStreamFrame)]
+    assert [each.error_code for each in resets] == [ErrorCode.CANCEL] * (not is_complete)
+    assert (buffers.buffered, buffers.streams, session.handlers) == (0, 0, {})
+    assert stream.stream.receive_window.unused == 0
+
+
+async def test_discarded_body_opens_windows_again() -> None:
+    buffers = BufferAccount()
+    session = open_streams(1, buffers)
+    (stream,) = session.streams
+    session.data_received(data(1, bytes(16_000)))
+    stream.discard()
+    session.data_received(data(1, bytes(16_000)))
+    assert (buffers.buffered, stream.stream.receive_window.unused) == (0, 0)
+
+
+async def test_peer_that_does_not_read_is_closed() -> None:
+    session = Session()
+    session.fake.close = lambda: None  # type: ignore[method-assign]
+    session.fake.unsent = 4 * 1024 * 1024
+    session.data_received(encode_ping(b"12345678"))
+    assert session.errors == []
+    session.fake.unsent += 1
+    session.data_received(encode_ping(b"12345678"))
+    assert [error.code for error in session.errors] == [ErrorCode.ENHANCE_YOUR_CALM]
+    assert session.fake.calls == ["abort"]
+
+
+async def test_unexpected_error_aborts_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise KeyError("a mistake")
+
+    session = Session()
+    session.run_guarded(fail)
+    assert session.fake.calls == ["abort"]
+    assert "aborted because of an unexpected error" in caplog.text

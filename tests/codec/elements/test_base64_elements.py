@@ -64,12 +64,12 @@ def test_many_elements_are_decoded_in_pieces_of_any_size(longest: int) -> None:
 @pytest.mark.parametrize(
     "fault", [b"Q", b"Q===", b"QR==", b"QQ\0=", b"QQ==QQ==", b"=QQQ", b"QQQ\n"]
 )
-@pytest.mark.parametrize("index", [0, 200, 399])
-def test_invalid_element_among_many_is_named(fault: bytes, index: int) -> None:
-    elements = [b"QQ==", b"QUJD", b"", b"QUI="] * 100
-    elements[index] = fault
-    for pieces in ways(pack_bytes(elements)):
-        assert refusal(pieces).startswith(f"input 'x': element {index} is not base64")
+def test_invalid_element_among_many_is_named(fault: bytes) -> None:
+    for index in (0, 200, 399):
+        elements = [b"QQ==", b"QUJD", b"", b"QUI="] * 100
+        elements[index] = fault
+        for pieces in ways(pack_bytes(elements))[:4]:
+            assert refusal(pieces).startswith(f"input 'x': element {index} is not base64")
 
 
 def test_tensor_without_elements_is_decoded() -> None:
@@ -123,15 +123,15 @@ FAULTS: list[tuple[str, Fault]] = [
 
 
 @pytest.mark.parametrize(("text", "fault"), FAULTS)
-@pytest.mark.parametrize("before", [0, 4, 400])
-def test_invalid_base64_is_described(text: str, fault: Fault, before: int) -> None:
-    element = "YWJj" * (before // 4) + text
-    texts = pack_bytes([b"YQ==", b"", element.encode(), b"-"])
-    message = f"input 'x': element 2 is not base64, as its content_type says: {fault(before)}"
-    assert refusal([texts]) == message
-    # Split between characters, as the scanner does.
-    half = len(texts) - len(text.encode()) - 5
-    assert refusal([texts[:half], texts[half:]]) == message
+def test_invalid_base64_is_described(text: str, fault: Fault) -> None:
+    for before in (0, 4, 400):
+        element = "YWJj" * (before // 4) + text
+        texts = pack_bytes([b"YQ==", b"", element.encode(), b"-"])
+        message = f"input 'x': element 2 is not base64, as its content_type says: {fault(before)}"
+        assert refusal([texts]) == message
+        # Split between characters, as the scanner does.
+        half = len(texts) - len(text.encode()) - 5
+        assert refusal([texts[:half], texts[half:]]) == message
 
 
 @strategies.LAW

@@ -13,6 +13,8 @@ from gateway.protocol.datatypes import DATATYPES
 from gateway.sizes import QUOTED_NAME
 from tests.codec.reference import FLOATS, INTEGERS, LARGEST
 
+LONG = "7" * 60_000
+
 
 def error_message(datatype: str, text: str | bytes, first_index: int = 0, depth: int = 0) -> str:
     data = text.encode() if isinstance(text, str) else text
@@ -41,6 +43,8 @@ def error_message(datatype: str, text: str | bytes, first_index: int = 0, depth:
         ("FP32", "[1e40]", "element 0 (1e40) does not fit FP32"),
         ("FP64", "[1e400]", "element 0 (1e400) does not fit FP64"),
         ("FP64", "[-1e400]", "element 0 (-1e400) does not fit FP64"),
+        ("INT8", f"[1,{LONG}]", f"element 1 ({LONG[:QUOTED_NAME]}...) does not fit INT8"),
+        ("BF16", f"[1,{LONG}]", f"element 1 ({LONG[:QUOTED_NAME]}...) does not fit BF16"),
         ("BYTES", '["a",5]', "element 1 (5) is not a string, as BYTES needs"),
         ("BYTES", '["a,b",["]"],null]', "element 2 (null) is not a string, as BYTES needs"),
         ("BYTES", r'["\ud83d"]', r'element 0 ("\ud83d") holds half of a surrogate pair'),
@@ -95,13 +99,6 @@ def test_index_counts_elements_of_earlier_runs() -> None:
     assert (
         error_message("INT8", "1,[2,x]", 500, 1) == "input 'x': element 502 (x) is not a JSON value"
     )
-
-
-@pytest.mark.parametrize("datatype", [*INTEGERS, *FLOATS])
-@pytest.mark.parametrize("digits", [400, 5000, 60_000])
-def test_thousands_of_digits_are_quoted_in_short(datatype: str, digits: int) -> None:
-    message = error_message(datatype, "[1," + "7" * digits + "]")
-    assert message == f"input 'x': element 1 ({'7' * QUOTED_NAME}...) does not fit {datatype}"
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)

@@ -149,8 +149,7 @@ def test_base64_objects_equal_what_the_standard_library_decodes(
         *(r'{"b64":"\/\/\/\/"}', '{"xb64":"QQ=="}', '{"":"b64"}'),
     ],
 )
-@pytest.mark.parametrize("last", [False, True])
-def test_unusual_base64_is_left_to_the_slow_path(element: str, last: bool) -> None:
+def test_unusual_base64_is_left_to_the_slow_path(element: str) -> None:
     others = ['"a"', '{"b64":"QQ=="}'] * MANY
-    items = [*others, element] if last else [element, *others]
-    assert fast_decode_elements(",".join(items).encode()) is None
+    for items in ([*others, element], [element, *others]):
+        assert fast_decode_elements(",".join(items).encode()) is None

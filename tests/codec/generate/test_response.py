@@ -21,7 +21,8 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.messages import InferResponse, InferResponseHead, OutputTensor
 from gateway.sizes import ENCODE_CHUNK
-from tests.codec.grpc.infer_messages import DTYPES, raw_data
+from tests.codec.grpc.infer_messages import raw_data
+from tests.codec.reference import DTYPES
 
 Outputs = dict[str, tuple[str, list[int], Any]]
 

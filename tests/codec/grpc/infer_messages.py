@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-import struct
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import strategies as st
 
 from gateway.codec.grpc.request import ReadRequest, read_infer_request
 from gateway.codec.grpc.response import ReadResponse, read_infer_response
+from gateway.errors import ErrorKind, GatewayError
+from tests.codec.reference import DATATYPES, DTYPES, pack_bytes
 from tests.support.grpc import wire_bytes
 from tests.support.grpc.proto_file import ModelInferRequest, ModelInferResponse
 
@@ -33,28 +33,12 @@ FIELDS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-DTYPES: dict[str, Any] = {
-    "BOOL": "?",
-    "UINT8": "<u1",
-    "UINT16": "<u2",
-    "UINT32": "<u4",
-    "UINT64": "<u8",
-    "INT8": "<i1",
-    "INT16": "<i2",
-    "INT32": "<i4",
-    "INT64": "<i8",
-    "FP16": "<f2",
-    "FP32": "<f4",
-    "FP64": "<f8",
-    "BF16": ml_dtypes.bfloat16,
-}
-ALL = [*DTYPES, "BYTES"]
 
 
 def raw_data(datatype: str, values: Any) -> bytes:
     """Pack elements in the plainest way."""
     if datatype == "BYTES":
-        return b"".join(struct.pack("<I", len(value)) + value for value in values)
+        return pack_bytes(values)
     return np.array(values, DTYPES[datatype]).tobytes()
 
 
@@ -111,7 +95,7 @@ def _messages(draw: st.DrawFn, make: Any, tensors: str) -> Drawn:
     for name in draw(st.lists(_TEXT, max_size=3)):
         shape = draw(st.lists(st.integers(0, 3), max_size=3))
         tensor = getattr(raw, tensors).add(
-            name=name, datatype=draw(st.sampled_from(ALL)), shape=shape
+            name=name, datatype=draw(st.sampled_from(DATATYPES)), shape=shape
         )
         draw(_fill_parameters(tensor.parameters))
         if draw(st.integers(0, 9)) == 0:
@@ -270,3 +254,23 @@ def read_request(data: bytes, header_cap: int = HEADER_CAP, tensor_cap: int = 10
 
 def read_response(data: bytes, header_cap: int = HEADER_CAP) -> ReadResponse:
     return read_infer_response(data, header_cap)
+
+
+def check_broken_request(data: bytes) -> None:
+    """Check that a request is refused, or read as the runtime reads it."""
+    try:
+        found = read_request(data)
+    except GatewayError as error:
+        assert error.kind in (ErrorKind.BAD_REQUEST, ErrorKind.TOO_LARGE)  # noqa: PT017
+        return
+    check_request(found, ModelInferRequest.FromString(data))
+
+
+def check_broken_response(data: bytes) -> None:
+    """Check that a response is refused, or read as the runtime reads it."""
+    try:
+        found = read_response(data)
+    except GatewayError as error:
+        assert error.kind is ErrorKind.BAD_RESPONSE  # noqa: PT017
+        return
+    check_response(found, ModelInferResponse.FromString(data))

@@ -15,7 +15,8 @@ from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.wire import WireError
-from tests.codec.grpc.infer_messages import DTYPES, FIELDS, canonical, raw_data
+from tests.codec.grpc.infer_messages import FIELDS, canonical, raw_data
+from tests.codec.reference import DTYPES
 from tests.support.grpc import wire_bytes
 from tests.support.grpc.proto_file import InferTensorContents
 from tests.support.grpc.wire_bytes import field

@@ -195,9 +195,7 @@ SLOTS = ".config.sequence_batching.direct.minimum_slot_utilization"
         ("LogSettings", {"log_info": []}, ".settings.log_info", f"{LOG}, got an array"),
         ("LogSettings", {"log_info": -1}, ".settings.log_info", f"{LOG}, got -1"),
         ("LogSettings", {"log_info": 2**32}, ".settings.log_info", f"{LOG}, got 4294967296"),
-        ("LogSettings", {"log_info": 1.5}, ".settings.log_info", f"{LOG}, got 1.5"),
         ("TraceSetting", {"trace_rate": 5}, ".settings.trace_rate", f"{TRACE}, got 5"),
-        ("TraceSetting", {"trace_rate": 0}, ".settings.trace_rate", f"{TRACE}, got 0"),
         ("TraceSetting", {"trace_rate": False}, ".settings.trace_rate", f"{TRACE}, got false"),
         ("TraceSetting", {"trace_rate": {}}, ".settings.trace_rate", f"{TRACE}, got an object"),
         (
@@ -272,12 +270,12 @@ def test_number_of_bytes_is_limited() -> None:
     )
 
 
-VALUES = MAX_RESPONSE_VALUES // 16
+VALUES = MAX_RESPONSE_VALUES // 64
 """A limit on values, for messages whose size is that share of the largest one."""
 
 
 def grown(part: bytes, around: Callable[[bytes], bytes] = bytes) -> bytes:
-    return around(part * (MAX_SERVER_DOCUMENT // 16 // len(part)))
+    return around(part * (MAX_SERVER_DOCUMENT // 64 // len(part)))
 
 
 @pytest.mark.parametrize(

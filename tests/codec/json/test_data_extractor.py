@@ -81,11 +81,13 @@ LOOKALIKES = [
 
 
 @pytest.mark.parametrize("lookalike", LOOKALIKES)
-@pytest.mark.parametrize("spaces", [None, 1])
-@pytest.mark.parametrize("place", ["before", "after", "in parameters", "only"])
-def test_text_that_only_looks_like_data_stays_in_the_header(
-    lookalike: Any, spaces: int | None, place: str
-) -> None:
+def test_text_that_only_looks_like_data_stays_in_the_header(lookalike: Any) -> None:
+    for place in ("before", "after", "in parameters", "only"):
+        for spaces in (None, 1):
+            check_lookalike(lookalike, spaces, place)
+
+
+def check_lookalike(lookalike: Any, spaces: int | None, place: str) -> None:
     entry: dict[str, Any] = {"name": "a", "data": [7]}
     fields: dict[str, Any] = {"inputs": [entry]}
     if place == "before":
@@ -255,24 +257,7 @@ def _outcome(pieces: list[bytes]) -> object:
 @example(opening='{"inputs":[{"a":', parts='"data"data":[1]', at=[24])
 @given(
     parts=st.lists(
-        st.sampled_from(
-            [
-                '"data"',
-                "data",
-                '"',
-                "\\",
-                ":",
-                " ",
-                "\n",
-                "[",
-                "1",
-                "]",
-                ",",
-                "{",
-                "}",
-                '{"inputs":[',
-            ]
-        ),
+        st.sampled_from(['"data"', "data", '{"inputs":[', *'"\\: \n[1],{}']),
         max_size=16,
     ).map("".join),
     opening=st.sampled_from(["", '{"inputs":[{"a":', '{"inputs":[{"data":[1],"b":']),

@@ -1,6 +1,5 @@
 """The C reader of numbers agrees with Python, or leaves the text to it."""
 
-import json
 import math
 import os
 import re
@@ -98,17 +97,16 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize("datatype", FLOATS)
 @pytest.mark.parametrize(("text", "values"), READ)
-def test_c_reader_reads_floats(text: bytes, values: list[float], datatype: str) -> None:
-    expected = binary(np.array(values, np.float64), datatype)
-    assert read(text, datatype) == expected
-    view = memoryview(b"1" + text + b"1")[1:-1]
-    assert native.decode_numbers(view, native.DATATYPE_CODES[datatype]) == expected
-    assert without_c(text, datatype) == expected
+def test_c_reader_reads_floats(text: bytes, values: list[float]) -> None:
+    for datatype in FLOATS:
+        expected = binary(np.array(values, np.float64), datatype)
+        assert read(text, datatype) == expected
+        view = memoryview(b"1" + text + b"1")[1:-1]
+        assert native.decode_numbers(view, native.DATATYPE_CODES[datatype]) == expected
+        assert without_c(text, datatype) == expected
 
 
-@pytest.mark.parametrize("datatype", ["FP32", "FP64", "BF16"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -124,8 +122,9 @@ def test_c_reader_reads_floats(text: bytes, values: list[float], datatype: str) 
         "0.000000000000000000000000000000000000000123456789012345678901234567890",
     ],
 )
-def test_c_reader_reads_long_floats(text: str, datatype: str) -> None:
-    assert read_one(text, datatype) == nearest(text, datatype)
+def test_c_reader_reads_long_floats(text: str) -> None:
+    for datatype in ("FP32", "FP64", "BF16"):
+        assert read_one(text, datatype) == nearest(text, datatype)
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)
@@ -157,20 +156,17 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("datatype", ALL)
 @pytest.mark.parametrize(
     "text", [*BROKEN, b"[1e400]", b"[" * 65 + b"7" + b"]" * 65, b"[" * 65 + b"true" + b"]" * 65]
 )
-def test_c_reader_leaves_unusual_text_to_python(text: bytes, datatype: str) -> None:
-    assert read(text, datatype) is None
+def test_c_reader_leaves_unusual_text_to_python(text: bytes) -> None:
     spaced = b"[" + b" [0.5]," * 20 + text[1:]
-    assert read(spaced, datatype) is None
+    assert {read(each, datatype) for datatype in ALL for each in (text, spaced)} == {None}
 
 
 @pytest.mark.parametrize("element", ["1.0", "1e2", "0.5", "true", "NaN", "1E0", "-0.0"])
-@pytest.mark.parametrize("datatype", INTEGERS)
-def test_c_reader_leaves_other_numbers_than_integers_to_python(datatype: str, element: str) -> None:
-    assert read_one(element, datatype) is None
+def test_c_reader_leaves_other_numbers_than_integers_to_python(element: str) -> None:
+    assert {read_one(element, datatype) for datatype in INTEGERS} == {None}
 
 
 @pytest.mark.parametrize(
@@ -199,16 +195,16 @@ NULLS = [
 ]
 
 
-@pytest.mark.parametrize("datatype", FLOATS)
 @pytest.mark.parametrize(("text", "values"), NULLS)
-def test_c_reader_reads_null_as_nan_if_wanted(
-    text: bytes, values: list[float], datatype: str
-) -> None:
-    expected = binary(np.array(values, np.float64), datatype)
-    assert read(text, datatype, null_is_nan=True) == expected
-    assert without_c(text, datatype, null_is_nan=True) == expected
-    assert read(text[1:-1], datatype, 1, 1, null_is_nan=True) == expected
-    assert read(text, datatype) is None
+def test_c_reader_reads_null_as_nan_if_wanted(text: bytes, values: list[float]) -> None:
+    for datatype in FLOATS:
+        expected = binary(np.array(values, np.float64), datatype)
+        assert read(text, datatype, null_is_nan=True) == expected
+        assert without_c(text, datatype, null_is_nan=True) == expected
+        assert read(text[1:-1], datatype, 1, 1, null_is_nan=True) == expected
+        assert read(text, datatype) is None
+    for datatype in (*INTEGERS, "BOOL"):
+        assert read(text, datatype, null_is_nan=True) is None
 
 
 def test_decoder_of_a_response_reads_null_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +239,6 @@ def test_pool_reads_null_as_nan_if_wanted() -> None:
     os.close(writer)
 
 
-@pytest.mark.parametrize("datatype", ALL)
 @pytest.mark.parametrize(
     "text",
     [
@@ -251,15 +246,11 @@ def test_pool_reads_null_as_nan_if_wanted() -> None:
         *(b"[null", b"[null]]", b"[Null]", b"[null,]", b"[,null]", b"[null null]"),
     ],
 )
-def test_c_reader_leaves_what_only_resembles_null_to_python(text: bytes, datatype: str) -> None:
-    assert read(text, datatype, null_is_nan=True) is None
-    assert read(b"[" + b" [0.5]," * 20 + text[1:], datatype, null_is_nan=True) is None
-    assert without_c(text, datatype, null_is_nan=True) is None
-
-
-@pytest.mark.parametrize("datatype", [*INTEGERS, "BOOL"])
-def test_null_is_no_integer_and_no_boolean(datatype: str) -> None:
-    assert read(b"[null]", datatype, null_is_nan=True) is None
+def test_c_reader_leaves_what_only_resembles_null_to_python(text: bytes) -> None:
+    for datatype in ALL:
+        assert read(text, datatype, null_is_nan=True) is None
+        assert read(b"[" + b" [0.5]," * 20 + text[1:], datatype, null_is_nan=True) is None
+        assert without_c(text, datatype, null_is_nan=True) is None
 
 
 @pytest.mark.parametrize("code", [-1, 13, 2**31 - 1])
@@ -286,15 +277,15 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("datatype", ALL)
 @pytest.mark.parametrize(("text", "before", "after", "values"), PARTS)
 def test_c_reader_reads_parts_of_arrays(
-    text: bytes, before: int, after: int, values: list[int] | None, datatype: str
+    text: bytes, before: int, after: int, values: list[int] | None
 ) -> None:
-    if datatype == "BOOL":
-        text = text.replace(b"1", b"true").replace(b"0", b"false")
-    expected = None if values is None else binary(values, datatype)
-    assert read(text, datatype, before, after) == expected
+    words = text.replace(b"1", b"true").replace(b"0", b"false")
+    for datatype in ALL:
+        expected = None if values is None else binary(values, datatype)
+        part = words if datatype == "BOOL" else text
+        assert read(part, datatype, before, after) == expected
 
 
 DIGITS = st.text("0123456789", min_size=1, max_size=24)
@@ -458,7 +449,6 @@ def test_c_reader_rounds_numbers_of_any_length_once(case: tuple[str, str]) -> No
     assert without_c(f"[{text}]".encode(), datatype) == expected
 
 
-@pytest.mark.parametrize("datatype", FLOATS)
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -473,12 +463,13 @@ def test_c_reader_rounds_numbers_of_any_length_once(case: tuple[str, str]) -> No
         (f"-15{'0' * 200_000}e-200001", -1.5),
     ],
 )
-def test_c_reader_reads_exponents_of_many_digits(text: str, value: float, datatype: str) -> None:
-    assert read_one(text, datatype) == binary([value], datatype)
-    assert without_c(f"[{text}]".encode(), datatype) == binary([value], datatype)
+def test_c_reader_reads_exponents_of_many_digits(text: str, value: float) -> None:
+    for datatype in FLOATS:
+        assert read_one(text, datatype) == binary([value], datatype)
+        assert without_c(f"[{text}]".encode(), datatype) == binary([value], datatype)
 
 
-@pytest.mark.parametrize("exponent", ["", "e-1", "E+1", "e-40", "e5", "e-4"])
+@pytest.mark.parametrize("exponent", ["", "E+1", "e-40"])
 @pytest.mark.parametrize("datatype", FLOATS)
 def test_last_digit_of_a_very_long_number_decides(datatype: str, exponent: str) -> None:
     """No window of text has more digits."""
@@ -551,18 +542,6 @@ def test_first_multiple_is_the_first(modulus: int, data: st.DataObject) -> None:
     most = data.draw(st.integers(least, modulus - 1))
     found = (n for n in range(modulus) if least <= n * step % modulus <= most)
     assert first_multiple(step, modulus, least, most) == next(found, None)
-
-
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1))
-def test_c_reader_reads_what_clients_send(values: list[float]) -> None:
-    text = json.dumps([float(np.float32(value)) for value in values]).encode()
-    assert read(text, "FP32") == np.array(values, "<f4").tobytes()
-
-
-@given(st.lists(FINITE, min_size=1), st.integers(17, 30))
-def test_c_reader_reads_doubles_of_many_digits(values: list[float], digits: int) -> None:
-    text = ",".join(f"{value:.{digits}e}" for value in values)
-    assert read(f"[{text}]".encode(), "FP64") == np.array(values, "<f8").tobytes()
 
 
 def finite_floats(datatype: str) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.float64]]:

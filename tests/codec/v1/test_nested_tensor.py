@@ -60,7 +60,7 @@ def make_ragged(rng: random.Random, value: Any) -> Any:
 @strategies.LAW
 def test_shape_equals_the_reference_however_split(way: str, seed: int) -> None:
     rng = random.Random(seed)
-    for _ in range(20):
+    for _ in range(6):
         value = [make_nested(rng, 3)]
         if way != "nested":
             value = make_even(rng, [rng.randint(0, 3) for _ in range(rng.randint(1, 4))])

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import struct
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,26 +16,13 @@ from gateway.codec.v1.response import predict_converter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec import strategies
-from tests.codec.reference import DATATYPES, DTYPES, pack_bytes
+from tests.codec.reference import pack_bytes
 from tests.codec.reference_v1 import predictions
 from tests.codec.strategies import Output, output, response_body
+from tests.codec.v1.predict_responses import convert, floats, some_output, texts
 
 NAN_AT_END = np.array([1, math.nan], "<f4").tobytes()
 ROWS, COLUMNS = V1ResponseLayout(V1Format.ROWS), V1ResponseLayout(V1Format.COLUMNS)
-
-
-def convert(
-    pieces: list[bytes],
-    header_size: int,
-    predicted: V1ResponseLayout,
-    *,
-    body_cap: int = 10**9,
-    bytes_encoding: BytesEncoding = BytesEncoding.UTF8,
-    nonfinite: Nonfinite = Nonfinite.LITERAL,
-) -> bytes:
-    policies = JsonPolicies(nonfinite=nonfinite, bytes_encoding=bytes_encoding)
-    codec = predict_converter(header_size, predicted, policies, 1 << 24, body_cap)
-    return b"".join([*map(codec.text, pieces), *codec.finish()])
 
 
 def response_to(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> Any:
@@ -46,27 +34,6 @@ def error(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> Gate
     with pytest.raises(GatewayError) as caught:
         response_to(predicted, *outputs, **options)
     return caught.value
-
-
-def floats(name: str, *shape: int) -> Output:
-    values = np.arange(math.prod(shape), dtype="<f4")
-    return output(name, "FP32", list(shape), values.tobytes())
-
-
-def texts(name: str, *elements: bytes, shape: list[int] | None = None) -> Output:
-    return output(name, "BYTES", shape or [len(elements)], pack_bytes(list(elements)))
-
-
-def some_output(rng: random.Random, name: str, shape: list[int]) -> Output:
-    datatype = rng.choice(DATATYPES)
-    count = math.prod(shape)
-    if datatype == "BYTES":
-        data = pack_bytes([("é\\" * rng.randrange(4)).encode() for _ in range(count)])
-    elif datatype == "BOOL":
-        data = bytes(rng.choices([0, 1], k=count))
-    else:
-        data = np.array(rng.choices(range(9), k=count)).astype(DTYPES[datatype]).tobytes()
-    return output(name, datatype, shape, data)
 
 
 @given(strategies.SEEDS)
@@ -185,19 +152,16 @@ NAN = output("y", "FP32", [10], np.array([0] * 9 + [math.nan], "<f4").tobytes())
 NAN_ADVICE = "is nan, which JSON does not have (policy nonfinite: error); set another policy"
 
 
-@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
-@pytest.mark.parametrize("others", [[], [floats("z", 10)]], ids=["alone", "among others"])
 @pytest.mark.parametrize(
     ("refused", "message"),
     [(NO_TEXT, NO_TEXT_ADVICE), (NAN, f"output 'y': element 9 {NAN_ADVICE}")],
     ids=["no text", "nan"],
 )
-def test_error_tells_v1_clients_how_to_get_refused_values(
-    predicted: V1ResponseLayout, others: list[Output], refused: Output, message: str
-) -> None:
-    caught = error(predicted, refused, *others, nonfinite=Nonfinite.ERROR)
-    assert caught.kind is ErrorKind.NOT_ACCEPTABLE
-    assert caught.message == message
+def test_error_tells_v1_clients_how_to_get_refused_values(refused: Output, message: str) -> None:
+    for predicted, others in product((ROWS, COLUMNS), ([], [floats("z", 10)])):
+        caught = error(predicted, refused, *others, nonfinite=Nonfinite.ERROR)
+        assert caught.kind is ErrorKind.NOT_ACCEPTABLE
+        assert caught.message == message
 
 
 @pytest.mark.parametrize("rows", [3, 3000])
@@ -218,51 +182,46 @@ def test_outputs_that_the_server_wrote_as_json_are_written(predicted: V1Response
     assert str(found) == str(expected)
 
 
-BROKEN: dict[str, tuple[list[Output], str]] = {
+BAD, UNFIT = ErrorKind.BAD_RESPONSE, ErrorKind.NOT_ACCEPTABLE
+REFUSED: dict[str, tuple[list[Output], ErrorKind, str]] = {
     "a name twice": (
         [floats("y", 1), floats("z", 1), floats("y", 1)],
+        BAD,
         "two outputs named 'y'",
     ),
-    "no outputs": ([], "has no outputs"),
+    "no outputs": ([], BAD, "has no outputs"),
     "shared memory": (
         [Output("y", floats("y", 1).shown | {"parameters": {"shared_memory_region": "r"}}, b"")],
+        BAD,
         "output 'y' of the server's response is not in binary form",
     ),
-    "too short": ([output("y", "BYTES", [2], pack_bytes([b"a"]))], "output 'y'"),
-    "cut short": ([texts("y", b"a"), Output("z", floats("z", 1).shown, b"")], "ends before all"),
-}
-
-
-@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
-@pytest.mark.parametrize(("outputs", "message"), BROKEN.values(), ids=BROKEN)
-def test_broken_responses_are_refused(
-    predicted: V1ResponseLayout, outputs: list[Output], message: str
-) -> None:
-    refused = error(predicted, *outputs)
-    assert refused.kind is ErrorKind.BAD_RESPONSE
-    assert message in refused.message
-
-
-UNFIT: dict[str, tuple[list[Output], str]] = {
+    "too short": ([output("y", "BYTES", [2], pack_bytes([b"a"]))], BAD, "output 'y'"),
+    "cut short": (
+        [texts("y", b"a"), Output("z", floats("z", 1).shown, b"")],
+        BAD,
+        "ends before all",
+    ),
     "empty rows": (
         [floats("y", 99_999, 0), output("z", "BYTES", [99_999, 0], b"")],
+        UNFIT,
         "output 'y' holds more than 65536 empty arrays; request it with the V2 protocol",
     ),
     "dimensions": (
         [floats("y", *[1] * 33)],
+        UNFIT,
         "output 'y' has 33 dimensions; at most 32 are nested; request it with the V2 protocol",
     ),
 }
 
 
-@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
-@pytest.mark.parametrize(("outputs", "message"), UNFIT.values(), ids=UNFIT)
-def test_responses_that_v1_cannot_express_are_refused(
-    predicted: V1ResponseLayout, outputs: list[Output], message: str
+@pytest.mark.parametrize(("outputs", "kind", "message"), REFUSED.values(), ids=REFUSED)
+def test_broken_responses_and_those_that_v1_cannot_express_are_refused(
+    outputs: list[Output], kind: ErrorKind, message: str
 ) -> None:
-    refused = error(predicted, *outputs)
-    assert refused.kind is ErrorKind.NOT_ACCEPTABLE
-    assert refused.message == message
+    for predicted in (ROWS, COLUMNS):
+        refused = error(predicted, *outputs)
+        assert refused.kind is kind
+        assert message in refused.message
 
 
 def test_elements_of_rows_without_any_are_refused() -> None:

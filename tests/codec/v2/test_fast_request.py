@@ -69,19 +69,7 @@ RANGES = {
     "INT32": (-(2**31), 2**31 - 1),
     "INT64": (-(2**63), 2**63 - 1),
 }
-FLOATS = {"FP16": 16, "FP32": 32, "FP64": 64}
-
-
-@pytest.mark.parametrize("datatype", RANGES)
-def test_fast_path_converts_integers(datatype: str) -> None:
-    body = request(entry(datatype, [*RANGES[datatype], 0, 1]))
-    assert fast_result(body) == streaming_result(body) is not None
-
-
-@pytest.mark.parametrize("datatype", FLOATS)
-def test_fast_path_converts_floats(datatype: str) -> None:
-    body = request(entry(datatype, [0, -1.5, 1e-3, 0.1, -0.0, 65504, 2.0]))
-    assert fast_result(body) == streaming_result(body) is not None
+FLOATS = ("FP16", "FP32", "FP64")
 
 
 @pytest.mark.parametrize(
@@ -150,10 +138,10 @@ def test_fast_path_leaves_unusual_requests(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [[float("nan")], [[1, [2]], 3], [], [[], 0.1], [2**70, -0.0]])
-@pytest.mark.parametrize("datatype", [*RANGES, *FLOATS])
-def test_c_reader_agrees_with_the_streaming_path(datatype: str, data: Any) -> None:
+def test_c_reader_agrees_with_the_streaming_path(data: Any) -> None:
     count = len(json.dumps(data).split(",")) - ([] in data)
-    assert fast_path_agrees(request(entry(datatype, data, [count if data else 0])))
+    for datatype in (*RANGES, *FLOATS):
+        assert fast_path_agrees(request(entry(datatype, data, [count if data else 0]))), datatype
 
 
 @pytest.mark.parametrize(
@@ -171,7 +159,10 @@ def test_fast_path_respects_the_depth_cap(depth: int) -> None:
 
 
 @pytest.mark.parametrize("datatype", [*RANGES, *FLOATS])
-def test_fast_path_converts_many_numbers(datatype: str) -> None:
+def test_fast_path_converts_numbers(datatype: str) -> None:
+    numbers = [*RANGES.get(datatype, (-1.5, 1e-3, 0.1, -0.0, 65504, 2.0)), 0, 1]
+    body = request(entry(datatype, numbers))
+    assert fast_result(body) == streaming_result(body) is not None
     body = request(entry(datatype, [*range(100)] * 20))
     assert fast_result(body) == streaming_result(body) is not None
     for fault in ("1e400", "true", '"1"', "null", "[1]", "", "99999999999999999999999"):

@@ -233,15 +233,11 @@ def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
     ("header", "message"),
     [
         (broken("[, 1.0]"), "output 'SUM': data is not a valid JSON array, near element 0"),
-        (broken("[1.0, ]"), "output 'SUM': data is not a valid JSON array, near element 0"),
-        (broken("[1.0, , 2]", 3), "output 'SUM': data is not a valid JSON array, near element 1"),
         (broken("[1]"), "output 'SUM': shape [2] takes 2 elements, data has 1"),
-        (broken("[300, 1]", 2, "UINT8"), "output 'SUM': element 0 (300) does not fit UINT8"),
         (
             broken("[1, 2]", 2, "FP7"),
             "output 'SUM' of the server's response has the unknown datatype",
         ),
-        (broken("7"), "output 'SUM': data must be an array, got a number"),
         (broken("[1, 2]")[:-3], "the server's response is not valid JSON"),
     ],
 )

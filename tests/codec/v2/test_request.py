@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 import random
 
-import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.request import InferRequestReader, read_without_data
@@ -35,32 +35,23 @@ WINDOWS = (24, 32, 64, WINDOW)
 # ----------------------------------------------------------------------- independence of splits
 
 
-@strategies.LAW
-@given(body=strategies.request_bodies(), seed=strategies.SEEDS)
-def test_request_is_the_same_however_split(body: bytes, seed: int) -> None:
+@settings(strategies.LAW, max_examples=scaled(250))
+@given(
+    st.booleans().flatmap(lambda faulty: strategies.request_bodies(faulty=faulty)),
+    st.booleans(),
+    strategies.SEEDS,
+)
+def test_request_or_its_error_is_the_same_however_split(
+    body: bytes, is_broken: bool, seed: int
+) -> None:
     for window in WINDOWS:
-        check_law(body, seed, window)
-
-
-@strategies.LAW
-@given(body=strategies.request_bodies(faulty=True), seed=strategies.SEEDS)
-def test_faulty_elements_are_refused_however_split(body: bytes, seed: int) -> None:
-    for window in WINDOWS:
-        check_law(body, seed, window)
-
-
-@strategies.LAW
-@given(body=strategies.request_bodies(), seed=strategies.SEEDS)
-def test_broken_text_is_refused_however_split(body: bytes, seed: int) -> None:
-    for window in WINDOWS:
-        check_law(strategies.mutated(body, seed), seed, window)
+        check_law(strategies.mutated(body, seed) if is_broken else body, seed, window)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("seeds", range(4))
-def test_broken_arrays_are_refused_however_split(window: int, seeds: int) -> None:
+def test_broken_arrays_are_refused_however_split(window: int) -> None:
     # No strategy here: many small bodies in which only the array is broken.
-    for seed in range(seeds * 500, seeds * 500 + scaled(500)):
+    for seed in range(scaled(1000)):
         body = strategies.array_body(random.Random(seed))
         check_law(body, seed, window)
 
@@ -140,62 +131,22 @@ TOO_DEEP = X + f"data is nested deeper than {DEPTH_CAP}"
 
 # The same table: what is refused, each with 400.
 REFUSED = [
+    # tests/codec/elements/test_diagnose.py has the other errors of elements.
     (request_body("UINT8", "[2]", "[0,300]"), X + "element 1 (300) does not fit UINT8"),
-    (
-        request_body("INT32", "[1]", "[-2147483649]"),
-        X + "element 0 (-2147483649) does not fit INT32",
-    ),
-    (request_body("FP32", "[3]", "[1,2,1e40]"), X + "element 2 (1e40) does not fit FP32"),
-    (request_body("FP64", "[1]", "[1e400]"), X + "element 0 (1e400) does not fit FP64"),
-    (request_body("FP32", "[1]", "[-1e400]"), X + "element 0 (-1e400) does not fit FP32"),
-    (
-        request_body("INT64", "[1]", "[9223372036854775808]"),
-        X + "element 0 (9223372036854775808) does not fit INT64",
-    ),
-    (request_body("UINT64", "[1]", "[-1]"), X + "element 0 (-1) does not fit UINT64"),
-    (
-        request_body("INT32", "[2]", "[1,1.0]"),
-        X + "element 1 (1.0) is not an integer, as INT32 needs",
-    ),
-    (request_body("BOOL", "[1]", "[1]"), X + "element 0 (1) is not true or false, as BOOL needs"),
-    (request_body("FP32", "[1]", "[true]"), X + "element 0 (true) is not a number, as FP32 needs"),
-    (request_body("FP32", "[1]", '["1"]'), X + 'element 0 ("1") is not a number, as FP32 needs'),
-    (
-        request_body("FP32", "[1]", '["1.5"]'),
-        X + 'element 0 ("1.5") is not a number, as FP32 needs',
-    ),
     (
         request_body("INT64", "[2]", '[1,"2"]'),
         X + 'element 1 ("2") is not an integer, as INT64 needs',
     ),
-    (
-        request_body("FP64", "[1]", '["NaN"]'),
-        X + 'element 0 ("NaN") is not a number, as FP64 needs',
-    ),
-    (
-        request_body("BOOL", "[1]", '["true"]'),
-        X + 'element 0 ("true") is not true or false, as BOOL needs',
-    ),
     (request_body("FP32", "[1]", "[null]"), X + "element 0 (null) is not a number, as FP32 needs"),
-    (request_body("BYTES", "[1]", "[7]"), X + "element 0 (7) is not a string, as BYTES needs"),
     (
-        request_body("BYTES", "[2]", '["a",7]'),
-        X + "element 1 (7) is not a string, as BYTES needs",
+        request_body("BYTES", "[2]", r'["a","\ud83d"]'),
+        X + r'element 1 ("\ud83d") holds half of a surrogate pair',
     ),
     (
         request_body("INT32", "[2,2]", "[1,2,3]"),
         X + "shape [2, 2] takes 4 elements, data has 3",
     ),
-    (request_body("INT32", "[0]", "[1]"), X + "shape [0] takes 0 elements, data has 1"),
     (request_body("INT32", "[]", "[]"), X + "shape [] takes 1 elements, data has 0"),
-    (
-        request_body("INT32", "[-1]", "[1]"),
-        X + "shape [-1] must hold integers of 0 or more only",
-    ),
-    (request_body("INT32", "[1]", "1"), NOT_AN_ARRAY + "a number"),
-    (request_body("INT32", "[1]", '"1"'), NOT_AN_ARRAY + "a string"),
-    (request_body("INT32", "[1]", '{"0":[1]}'), NOT_AN_ARRAY + "an object"),
-    (request_body("INT32", "[1]", "null"), NOT_AN_ARRAY + "null"),
     (
         b'{"note":"'
         + b"long " * 40
@@ -203,23 +154,8 @@ REFUSED = [
         + request_body("INT32", "[1]", "null")[1:],
         NOT_AN_ARRAY + "null",
     ),
-    (
-        request_body("FP8", "[1]", "[1]"),
-        X + 'unknown datatype "FP8"; known are BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, '
-        "INT32, INT64, FP16, FP32, FP64, BF16, BYTES",
-    ),
-    (
-        request_body("INT32", "[1]", "[" * DEEP + "]" * DEEP),
-        TOO_DEEP,
-    ),
-    (
-        request_body("BYTES", "[1]", "[" * DEEP + '"a"' + "]" * DEEP),
-        TOO_DEEP,
-    ),
-    (
-        request_body("BYTES", "[1]", '["a",' + "[" * DEEP + "]" * DEEP + "]"),
-        TOO_DEEP,
-    ),
+    (request_body("INT32", "[1]", "[" * DEEP + "]" * DEEP), TOO_DEEP),
+    (request_body("BYTES", "[1]", '["a",' + "[" * DEEP + "]" * DEEP + "]"), TOO_DEEP),
     (
         request_body("INT32", "[1]", "[1]", '"y":' + "[" * DEEP + "]" * DEEP),
         "the request is JSON nested deeper than 1024",
@@ -228,23 +164,11 @@ REFUSED = [
         request_body("INT32", "[1]", "[1]", '"y":' + "[" * 100 + "]" * 100),
         f"the request's JSON is nested deeper than {DEPTH_CAP}",
     ),
-    (
-        request_body("BYTES", "[2]", r'["a","\ud83d"]'),
-        X + r'element 1 ("\ud83d") holds half of a surrogate pair',
-    ),
-    (
-        request_body("BYTES", "[1]", r'["\udc00"]'),
-        X + r'element 0 ("\udc00") holds half of a surrogate pair',
-    ),
-    (request_body("INT32", "[1]", "[1]", '"data":[1]'), "input 'x' has more than one data"),
     (request_body("INT32", "[1]", "[1]", '"data":1'), NOT_AN_ARRAY + "a number"),
-    (b'{"id":7,' + request_body("INT32", "[1]", "[1]")[1:], "id must be a string, got 7"),
     (b'{"id":null,' + request_body("INT32", "[1]", "[1]")[1:], "id must be a string, got null"),
     (b"", NOT_JSON + " ("),
     (b" \n", NOT_JSON + " ("),
     (b"\xff" * 99, NOT_JSON + " ("),
-    (b"[" * DEEP, "the request is JSON nested deeper than 1024"),
-    (b'{"a":' * DEEP, "the request is JSON nested deeper than 1024"),
     (b'{"x":[' * DEEP, "the request is JSON nested deeper than 1024"),
 ]
 
@@ -471,12 +395,3 @@ def test_json_and_binary_inputs_keep_their_order() -> None:
     sizes = [entry["parameters"]["binary_data_size"] for entry in found.fields["inputs"]]
     assert sizes == [2, 12, 5, 9]
     assert found.fields["inputs"][2]["parameters"] == {"p": 1, "binary_data_size": 5}
-
-
-def test_chunks_form_the_tensor() -> None:
-    codec = InferRequestReader(HEADER_CAP, DEPTH_CAP)
-    codec.feed(request_body("INT32", "[50000]", json.dumps(list(range(50_000)))), last=True)
-    (tensor,) = codec.finish().tensors
-    assert not isinstance(tensor, int)
-    assert len(tensor) > 1
-    assert b"".join(tensor) == np.arange(50_000, dtype="<i4").tobytes()

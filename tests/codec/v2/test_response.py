@@ -5,7 +5,7 @@ import json
 import math
 import random
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,50 +15,23 @@ from hypothesis import strategies as st
 
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v2.fast_response import fast_convert_response
-from gateway.codec.v2.response import encoded_converter, json_converter
+from gateway.codec.v2.response import json_converter
 from gateway.codec.v2.response_reader import InferResponseReader
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind
 from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
-from tests.codec.reference import DATATYPES, DTYPES, RefusedError, convert_response, pack_bytes
+from tests.codec.reference import DTYPES, RefusedError, convert_response, pack_bytes
 from tests.codec.strategies import output, response_body
-
-HEADER_CAP = BODY_CAP = 1 << 20
-
-
-@dataclass(frozen=True)
-class Failed:
-    kind: ErrorKind
-    message: str
-
-
-def as_json(
-    pieces: list[bytes], header_size: int, policies: JsonPolicies | None = None
-) -> bytes | Failed:
-    codec = json_converter(header_size, policies or JsonPolicies(), 1 << 24, 1 << 24)
-    try:
-        text = b"".join(codec.text(piece) for piece in pieces)
-        codec.finish()
-    except GatewayError as error:
-        return Failed(error.kind, error.message)
-    return text
-
-
-def as_mixed(
-    pieces: list[bytes],
-    header_size: int,
-    form: OutputEncoding,
-    policies: JsonPolicies | None = None,
-    body_cap: int = BODY_CAP,
-) -> tuple[bytes, bytes] | Failed:
-    codec = encoded_converter(header_size, form, policies or JsonPolicies(), HEADER_CAP, body_cap)
-    try:
-        for piece in pieces:
-            codec.feed(piece)
-        header, tensors = codec.finish()
-    except GatewayError as error:
-        return Failed(error.kind, error.message)
-    return header, b"".join(tensors)
+from tests.codec.v2.infer_requests import Failed
+from tests.codec.v2.infer_responses import (
+    BODY_CAP,
+    HEADER_CAP,
+    NAMES,
+    POLICIES,
+    as_json,
+    as_mixed,
+    rewritten,
+)
 
 
 def plainly(
@@ -75,28 +48,11 @@ def plainly(
     return rewritten(json.dumps(fields)), tail
 
 
-def rewritten(text: str | bytes) -> str:
-    """Return JSON in a normal form, with integers as a 64-bit library parses them."""
-
-    def to_int(digits: str) -> int | float:
-        value = int(digits)
-        return value if -(2**63) <= value < 2**64 else float(value)
-
-    return json.dumps(json.loads(text, parse_int=to_int), sort_keys=True)
-
-
 def status(failed: Any) -> Any:
     return failed.kind.value.status if isinstance(failed, Failed) else failed
 
 
 IN_BASE64 = {"parameters": {"content_type": "base64"}}
-NAMES = st.sampled_from(["y", "z", 'q"', "é"])
-POLICIES = st.builds(
-    JsonPolicies,
-    st.sampled_from(Nonfinite),
-    st.sampled_from(BytesEncoding),
-    st.frozensets(NAMES, max_size=2),
-)
 
 
 # ----------------------------------------------------------------------- independence of splits
@@ -220,7 +176,7 @@ OTHERS = {"content_type": "x", "a": 1}
 
 @pytest.mark.parametrize("bytes_encoding", BytesEncoding)
 def test_output_requested_as_base64_is_encoded(bytes_encoding: BytesEncoding) -> None:
-    jpeg = b"\xff\xd8\xff\xe0" + bytes(range(256)) * 300
+    jpeg = b"\xff\xd8\xff\xe0" + bytes(range(256)) * 30
     outputs = [
         output("y", "BYTES", [2], pack_bytes([jpeg, b""]), parameters=OTHERS),
         output("e", "BYTES", [0], b""),
@@ -280,8 +236,8 @@ def test_nonfinite_values_follow_the_policy() -> None:
     assert failed.message.startswith("output 'y': element 0 is nan, which JSON does not have")
 
 
-@pytest.mark.parametrize("datatype", DATATYPES)
-@pytest.mark.parametrize("order", ["ey", "ye", "eye", "ee", "e", ""])
+@pytest.mark.parametrize("datatype", ["BYTES", "BOOL", "INT8", "FP32", "BF16"])
+@pytest.mark.parametrize("order", ["eye", "ee", "e", ""])
 def test_outputs_without_elements_are_written(datatype: str, order: str) -> None:
     data = pack_bytes([b"a"])
     if datatype != "BYTES":
@@ -323,9 +279,9 @@ def test_text_is_written_while_bytes_arrive() -> None:
     assert json.loads(text)["outputs"][0]["data"] == list(range(count))
 
 
-def test_million_floats_are_written() -> None:
-    values = np.random.default_rng(0).standard_normal(1_000_000).astype("<f4")
-    body, size = response_body([output("y", "FP32", [1000, 1000], values.tobytes())])
+def test_many_floats_are_written() -> None:
+    values = np.random.default_rng(0).standard_normal(90_000).astype("<f4")
+    body, size = response_body([output("y", "FP32", [300, 300], values.tobytes())])
     text = as_json([body[i : i + 65536] for i in range(0, len(body), 65536)], size)
     assert text == as_json([body], size)
     assert isinstance(text, bytes)
@@ -359,13 +315,12 @@ FULL = [
 ]
 
 
-@pytest.mark.parametrize("missing", range(1, 16))
-def test_truncated_response_is_refused(missing: int) -> None:
+def test_truncated_response_is_refused() -> None:
     body, size = response_body(FULL)
-    for pieces in ([body[:-missing]], strategies.bytewise(body[:-missing])):
-        assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
-        form = OutputEncoding(False, {"z": True})
-        assert as_mixed(pieces, size, form) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
+    short, form = Failed(ErrorKind.BAD_RESPONSE, SHORT), OutputEncoding(False, {"z": True})
+    for missing in range(1, 16):
+        for pieces in ([body[:-missing]], strategies.bytewise(body[:-missing])):
+            assert as_json(pieces, size) == as_mixed(pieces, size, form) == short
 
 
 @pytest.mark.parametrize("body", [b"", b'{"outputs":', b'{"outputs":[]'])
@@ -393,7 +348,7 @@ def test_size_that_does_not_match_the_shape_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("shape", [[1], [3], [], [2, 2], [0]])
+@pytest.mark.parametrize("shape", [[1], [3], [], [0]])
 def test_count_of_bytes_elements_that_does_not_match_the_shape_is_refused(shape: list[int]) -> None:
     body, size = response_body([output("y", "BYTES", shape, pack_bytes([b"a", b""]))])
     for pieces in ([body], strategies.bytewise(body)):
@@ -404,13 +359,6 @@ def test_count_of_bytes_elements_that_does_not_match_the_shape_is_refused(shape:
         )
 
 
-def test_missing_bytes_elements_are_refused() -> None:
-    body, size = response_body([output("y", "BYTES", [1], b"")])
-    failed = as_json([body], size)
-    assert isinstance(failed, Failed)
-    assert failed.message.endswith("holds 0 elements, its shape [1] takes 1")
-
-
 @pytest.mark.parametrize("data", [b"\5\0\0\0a", b"\0\0", b"\xff\xff\xff\xff" + b"a" * 9])
 def test_truncated_bytes_element_is_refused(data: bytes) -> None:
     more = output("z", "INT8", [1], b"\1")
@@ -418,13 +366,6 @@ def test_truncated_bytes_element_is_refused(data: bytes) -> None:
     for pieces in ([body], strategies.bytewise(body)):
         message = "output 'y' ends inside an element"
         assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, message)
-
-
-@pytest.mark.parametrize("header", [b"", b"{", b"[]", b"nonsense", b'{"outputs":5}', b"\xff"])
-def test_invalid_header_is_refused(header: bytes) -> None:
-    failed = as_json([header + b"abcd"], len(header))
-    assert isinstance(failed, Failed)
-    assert status(failed) == 502
 
 
 # ---------------------------------------------------------------------------------- mixed responses

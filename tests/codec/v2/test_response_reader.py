@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import json
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,43 +17,11 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import DTYPES, RefusedError, pack_bytes, response_in_binary
-from tests.codec.v2.test_response import Failed, rewritten
+from tests.codec.v2.infer_requests import Failed
+from tests.codec.v2.infer_responses import ALL, Converted, convert_response, rewritten
 
-ALL = OutputEncoding(True, {})
 NAMES = ("a", "in put", 'q"', "é")
 WINDOWS = (24, 64, array_scanner.WINDOW)
-
-
-@dataclass(frozen=True)
-class Converted:
-    header: bytes
-    tensors: bytes
-
-    @property
-    def outputs(self) -> Any:
-        return json.loads(self.header)["outputs"]
-
-
-def convert_response(
-    pieces: list[bytes],
-    form: OutputEncoding = ALL,
-    *,
-    work: bool = True,
-    header_cap: int = 1 << 20,
-    body_cap: int = 1 << 24,
-) -> Converted | Failed:
-    """Convert a response; `work` says whether to convert between the pieces."""
-    codec = encoded_converter(None, form, JsonPolicies(), header_cap, body_cap)
-    try:
-        for piece in pieces:
-            codec.feed(piece)
-            while work and codec.step():
-                pass
-        codec.feed(b"", last=True)
-        header, tensors = codec.finish()
-    except GatewayError as error:
-        return Failed(error.kind, error.message)
-    return Converted(header, b"".join(tensors))
 
 
 def response(*outputs: dict[str, Any], **fields: Any) -> bytes:
@@ -131,17 +98,8 @@ def check_response(body: bytes, binary: set[str], seed: int, window: int) -> Non
         assert window < array_scanner.WINDOW
         return
     shown, expected = rewritten(found.header), rewritten(json.dumps(fields))
-    assert normal(json.loads(shown)) == normal(json.loads(expected))
+    assert shown == expected
     assert found.tensors == tail
-
-
-def normal(value: Any) -> Any:
-    """Return fields whose NaN equals itself."""
-    if isinstance(value, dict):
-        return {key: normal(below) for key, below in value.items()}
-    if isinstance(value, list):
-        return [normal(below) for below in value]
-    return "NaN" if value != value else value
 
 
 @strategies.LAW
@@ -385,33 +343,11 @@ def test_content_type_applies_to_bytes_only() -> None:
     [
         (b"", "the server's response is not valid JSON"),
         (b"<html>", "the server's response is not valid JSON"),
-        (b"[]", "the server's response must be a JSON object with outputs, got an array"),
         (b"{}", "the server's response has no outputs"),
-        (b'{"login":"please"}', "the server's response has no outputs"),
         (b'{"outputs":[{"name":"y"', "the server's response is not valid JSON"),
-        (
-            b'{"outputs":{}}',
-            "outputs of the server's response must be an array of tensors, got an object",
-        ),
-        (response({"name": "y", "data": [1]}), "outputs[0] of the server's response lacks"),
-        (
-            response(output("X", [1])),
-            "output 'y' of the server's response has the unknown datatype",
-        ),
-        (response(output("INT8", [300])), "output 'y': element 0 (300) does not fit INT8"),
-        (response(output("BYTES", [None])), "output 'y': element 0 (null) is not a string"),
-        (response(output("FP32", [1.5]) | {"shape": [2, 3]}), "output 'y': shape [2, 3] takes 6"),
-        (
-            response(output("FP32", [{"a": 1}])),
-            "output 'y': element 0 is an object, FP32 needs a number",
-        ),
         (
             response({**output("FP32", []), "data": "x"}),
             "output 'y': data must be an array, got a string",
-        ),
-        (
-            response({**output("FP32", []), "data": None}),
-            "output 'y': data must be an array, got null",
         ),
         (response(output("FP32", [1]))[:-5], "the server's response ends at byte"),
         (

@@ -15,7 +15,7 @@ from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.framing import MessageReader, frame
 from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.rpcs import RPCS, Rpc
-from tests.codec.grpc import test_request, test_response
+from tests.codec.grpc.infer_messages import check_broken_request, check_broken_response
 from tests.fuzz.broken_bytes import broken, pieces, rounds
 from tests.protocol.grpc.test_model_scanner import Named, reader_error, scan
 from tests.support.grpc.proto_file import ModelInferRequest, ModelInferResponse, message_class
@@ -100,16 +100,16 @@ def test_broken_infer_requests() -> None:
     for chance in rounds(3):
         message = ModelInferRequest(model_name="m", id=chance.choice(TEXTS))
         data = infer_message(chance, message, "inputs", message.raw_input_contents)
-        test_request.check_broken(data)
-        test_request.check_broken(broken(chance, data))
+        check_broken_request(data)
+        check_broken_request(broken(chance, data))
 
 
 def test_broken_infer_responses() -> None:
     for chance in rounds(3):
         message = ModelInferResponse(model_name="m", model_version="1")
         data = infer_message(chance, message, "outputs", message.raw_output_contents)
-        test_response.check_broken(data)
-        test_response.check_broken(broken(chance, data))
+        check_broken_response(data)
+        check_broken_response(broken(chance, data))
 
 
 def read_body(rpc: Rpc, data: bytes) -> Any:

@@ -147,13 +147,6 @@ def test_body_may_have_no_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "kind", "name"),
-    [
-        (REQUEST, ErrorKind.BAD_REQUEST, "the request"),
-        (RESPONSE, ErrorKind.BAD_RESPONSE, "the server's response"),
-    ],
-)
-@pytest.mark.parametrize(
     ("body", "error"),
     [
         (
@@ -170,13 +163,14 @@ def test_body_may_have_no_message() -> None:
         (b"\0\0\0\0\3ab", "ends after 2 of 3 bytes of a gRPC message"),
     ],
 )
-def test_malformed_body_is_refused(
-    body: bytes, error: str, message: ErrorVocabulary, kind: ErrorKind, name: str
-) -> None:
-    reader = make_reader(message)
-    with pytest.raises(GatewayError) as caught:
-        read_whole(reader, body)
-    assert (caught.value.kind, caught.value.message) == (kind, f"{name} {error}")
+def test_malformed_body_is_refused(body: bytes, error: str) -> None:
+    for message, kind, name in (
+        (REQUEST, ErrorKind.BAD_REQUEST, "the request"),
+        (RESPONSE, ErrorKind.BAD_RESPONSE, "the server's response"),
+    ):
+        with pytest.raises(GatewayError) as caught:
+            read_whole(make_reader(message), body)
+        assert (caught.value.kind, caught.value.message) == (kind, f"{name} {error}")
 
 
 @pytest.mark.parametrize(

@@ -77,30 +77,23 @@ def test_table_has_the_inference_service_of_both_packages_health_and_reflection(
     assert TORCHSERVE_SERVICE == "org.pytorch.serve.grpc.openinference.GRPCInferenceService"
 
 
-@pytest.mark.parametrize("service", [INFERENCE_SERVICE, TORCHSERVE_SERVICE])
 @pytest.mark.parametrize(("name", "http_method", "http_path", "numbers"), INFERENCE)
 def test_inference_method_is_the_operation_that_it_is_over_http(
-    service: str,
-    name: str,
-    http_method: str,
-    http_path: str,
-    numbers: tuple[tuple[int, ...], int | None],
+    name: str, http_method: str, http_path: str, numbers: tuple[tuple[int, ...], int | None]
 ) -> None:
-    method = find_method(f"/{service}/{name}")
-    assert (method.service, method.name) == (service, name)
-    assert (method.name_fields, method.version_field) == numbers
-    is_stream = name == "ModelStreamInfer"
-    assert (method.request_streams, method.response_streams) == (is_stream, is_stream)
-    model = "m" if numbers[0] else ""
-    assert operation_of(method, model) == parse_operation(http_method, http_path)
+    for service in (INFERENCE_SERVICE, TORCHSERVE_SERVICE):
+        method = find_method(f"/{service}/{name}")
+        assert (method.service, method.name) == (service, name)
+        assert (method.name_fields, method.version_field) == numbers
+        is_stream = name == "ModelStreamInfer"
+        assert (method.request_streams, method.response_streams) == (is_stream, is_stream)
+        model = "m" if numbers[0] else ""
+        assert operation_of(method, model) == parse_operation(http_method, http_path)
 
 
-@pytest.mark.parametrize(("service", "name", "kind", "streams"), OTHERS)
-def test_method_of_another_service_has_its_kind(
-    service: str, name: str, kind: OperationKind, streams: tuple[bool, bool]
-) -> None:
-    method = find_method(f"/{service}/{name}")
-    assert method == GrpcMethod(service, name, kind, *streams)
+def test_method_of_another_service_has_its_kind() -> None:
+    for service, name, kind, streams in OTHERS:
+        assert find_method(f"/{service}/{name}") == GrpcMethod(service, name, kind, *streams)
 
 
 def test_fields_of_an_infer_request_are_those_of_the_proto_file() -> None:

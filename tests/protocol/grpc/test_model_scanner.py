@@ -121,20 +121,13 @@ def test_name_and_version_are_those_of_the_runtime_wherever_they_stand(
     data: st.DataObject, message: bytes
 ) -> None:
     expected = Named.FromString(message)
+    pieces = data.draw(cuts(message))
     scanner = ModelScanner((1,), 2)
-    assert scan(scanner, data.draw(cuts(message))) == ""
+    assert scan(scanner, pieces) == ""
     assert scanner.model == (expected.first, expected.second)
     assert scanner.names == ((expected.first,) if expected.first else ())
-
-
-@LAW
-@given(st.data(), named_messages())
-def test_first_of_several_fields_that_is_not_empty_is_the_name(
-    data: st.DataObject, message: bytes
-) -> None:
-    expected = Named.FromString(message)
-    scanner = ModelScanner((2, 1), None)
-    assert scan(scanner, data.draw(cuts(message))) == ""
+    scanner = ModelScanner((2, 1), None)  # the first of both that is not empty is the name
+    assert scan(scanner, pieces) == ""
     assert scanner.model == (expected.second or expected.first, "")
     assert scanner.names == tuple(filter(None, (expected.second, expected.first)))
 
@@ -311,15 +304,7 @@ def test_error_does_not_depend_on_cuts_and_is_that_of_the_reader(
         (b"\x1d\0\0", "a field that is cut short at byte 3"),
         (b"\x19\0\0\0\0\0\0\0", "a field that is cut short at byte 8"),
         (b"\x1b\x08\x01", "group 3 never ends at byte 3"),
-        (b"\x1c", "group 3 ends but never began at byte 0"),
-        (b"\x1b\x24", "group 4 ends within another at byte 1"),
         (b"\x08\x01\x00", "field number 0 at byte 2"),
-        (b"\x08\x01\x0f", "field 1 has the unknown wire type 7 at byte 2"),
-        (b"\xff\xff\xff\xff\x7f", "a field number above 536870911 at byte 0"),
-        (b"\x88\x80\x80\x80\x80\x00", "a varint of more than 5 bytes at byte 0"),
-        (b"\x08" + b"\xff" * 10, "a varint of more than 10 bytes at byte 1"),
-        (b"\x1a\x80\x80\x80\x80\x08", "a length of 2147483648 bytes exceeds protobuf's limit"),
-        (b"\x1b" * 33, "groups nested deeper than 32 at byte 32"),
     ],
 )
 def test_invalid_protobuf_is_refused(message: bytes, error: str) -> None:
@@ -350,11 +335,11 @@ def test_name_above_the_limit_is_refused_before_it_arrives(number: int, what: st
 
 
 @pytest.mark.parametrize(("number", "what"), [(1, "name"), (2, "version")])
-@pytest.mark.parametrize("text", [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80"])
-def test_name_that_is_not_utf8_is_refused(number: int, what: str, text: bytes) -> None:
-    assert scan_error(field(number, text)) == f"the model's {what} is not UTF-8"
-    with pytest.raises(DecodeError):
-        Named.FromString(field(number, text))
+def test_name_that_is_not_utf8_is_refused(number: int, what: str) -> None:
+    for text in (b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80"):
+        assert scan_error(field(number, text)) == f"the model's {what} is not UTF-8"
+        with pytest.raises(DecodeError):
+            Named.FromString(field(number, text))
 
 
 def test_long_names_are_quoted_in_part() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS
@@ -62,10 +61,14 @@ def check_kind(field: Field, descriptor: Any) -> None:
         assert descriptor.message_type.full_name == f"inference.{field.kind.name}"
 
 
-@pytest.mark.parametrize("name", MESSAGES)
-def test_message_is_that_of_the_proto_file(name: str) -> None:
-    descriptors = message_class(name).DESCRIPTOR.fields_by_name
-    message = MESSAGES[name]
+def test_messages_are_those_of_the_proto_file() -> None:
+    for name, message in MESSAGES.items():
+        check_message(message, message_class(name).DESCRIPTOR.fields_by_name)
+        members = [field.member for field in message.fields]
+        assert len(set(members)) == len(members)
+
+
+def check_message(message: Message, descriptors: Any) -> None:
     assert {each.name: each.number for each in message.fields} == {
         name: each.number for name, each in descriptors.items()
     }
@@ -89,15 +92,8 @@ def test_exceptions_of_the_json_are_of_messages_and_fields_that_exist() -> None:
     assert EXCEPTIONS.keys() <= fields
 
 
-@pytest.mark.parametrize("name", MESSAGES)
-def test_members_in_json_differ(name: str) -> None:
-    members = [field.member for field in MESSAGES[name].fields]
-    assert len(set(members)) == len(members)
-
-
-@pytest.mark.parametrize("name", RPCS)
-def test_messages_are_named_after_their_rpc(name: str) -> None:
-    for rpc in (RPCS[name], KSERVE_RPCS[name]):
+def test_messages_are_named_after_their_rpc() -> None:
+    for name, rpc in (*RPCS.items(), *KSERVE_RPCS.items()):
         assert rpc.name == name
         assert rpc.request.name == f"{name}Request"
         assert rpc.response.name == f"{name}Response"
