@@ -12,7 +12,8 @@ COMPILED := $(if $(CAN_COMPILE),.cache/compiled/.ready)
 # Compiled modules come before this checkout on Python's path; `python -m` would put the checkout first.
 AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/compiled/site)
 # What can differ from the sources, where numbers are read and written without the C module, and tests that only the sources can run.
-TESTS_OF_SOURCES = tests/codec tests/http1 tests/http2 tests/proxy $(sort $(shell grep -rl 'needs_source$$\|^@needs_source' tests --include 'test_*.py'))
+ROOMS_OF_SOURCES := tests/codec tests/http1 tests/http2 tests/proxy
+TESTS_OF_SOURCES = $(ROOMS_OF_SOURCES) $(filter-out $(ROOMS_OF_SOURCES:=/%),$(sort $(shell grep -rl needs_source tests --include 'test_*.py')))
 # Those of an installed wheel: what is compiled, and the whole gateway from outside.
 TESTS_OF_WHEELS := tests/codec tests/http1 tests/http2 tests/listener tests/upstream tests/proxy tests/observe tests/offload tests/cli \
   tests/end_to_end/connections tests/end_to_end/routing tests/end_to_end/limits

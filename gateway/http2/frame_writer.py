@@ -17,8 +17,6 @@ from gateway.http2.frames import (
     HEADERS,
     MIN_MAX_FRAME_SIZE,
     PING,
-    PRIORITY,
-    PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
@@ -27,7 +25,6 @@ from gateway.http2.frames import (
 _WORD: Final = Struct(">L")
 _TWO_WORDS: Final = Struct(">LL")
 _SETTING: Final = Struct(">HL")
-_DEPENDENCY: Final = Struct(">LB")
 
 
 def encode_frame_header(kind: int, flags: int, stream_id: int, length: int) -> bytes:
@@ -47,39 +44,18 @@ def encode_headers(
 
     No other frame may be sent between them: section 4.3.
     """
-    flags = END_STREAM if end_stream else 0
-    return _encode_block(HEADERS, flags, stream_id, block, max_frame_size)
-
-
-def encode_push_promise(
-    stream_id: int, promised_stream_id: int, block: bytes, max_frame_size: int = MIN_MAX_FRAME_SIZE
-) -> bytes:
-    """Encode PUSH_PROMISE, and CONTINUATION frames: section 6.6."""
-    payload = _WORD.pack(promised_stream_id) + block
-    return _encode_block(PUSH_PROMISE, 0, stream_id, payload, max_frame_size)
-
-
-def _encode_block(
-    kind: int, flags: int, stream_id: int, payload: bytes, max_frame_size: int
-) -> bytes:
-    size = len(payload)
+    kind, flags, size = HEADERS, END_STREAM if end_stream else 0, len(block)
     if size <= max_frame_size:
-        return encode_frame_header(kind, flags | END_HEADERS, stream_id, size) + payload
+        return encode_frame_header(kind, flags | END_HEADERS, stream_id, size) + block
     parts: list[bytes] = []
     for start in range(0, size, max_frame_size):
-        part = payload[start : start + max_frame_size]
+        part = block[start : start + max_frame_size]
         if start + max_frame_size >= size:
             flags |= END_HEADERS
         parts.append(encode_frame_header(kind, flags, stream_id, len(part)))
         parts.append(part)
         kind, flags = CONTINUATION, 0
     return b"".join(parts)
-
-
-def encode_priority(stream_id: int, depends_on: int, weight: int, exclusive: bool) -> bytes:
-    """Encode PRIORITY, with a weight of 1 to 256: section 6.3."""
-    word = depends_on | (0x80000000 if exclusive else 0)
-    return encode_frame_header(PRIORITY, 0, stream_id, 5) + _DEPENDENCY.pack(word, weight - 1)
 
 
 def encode_rst_stream(stream_id: int, error_code: int) -> bytes:

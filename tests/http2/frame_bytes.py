@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from gateway.http2.errors import Http2Error
 from gateway.http2.frame_reader import MAX_HEADER_BLOCK, FrameReader
 from gateway.http2.frames import (
+    END_HEADERS,
     FRAME_HEADER_SIZE,
+    PRIORITY,
+    PUSH_PROMISE,
     DataFrame,
     Frame,
     GoAwayFrame,
@@ -33,6 +36,16 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
         + stream_id.to_bytes(4, "big")
         + payload
     )
+
+
+def push_promise(stream_id: int, promised: int, block: bytes) -> bytes:
+    """Return PUSH_PROMISE with a whole block: section 6.6."""
+    return frame(PUSH_PROMISE, END_HEADERS, stream_id, promised.to_bytes(4, "big") + block)
+
+
+def priority(stream_id: int, depends_on: int) -> bytes:
+    """Return PRIORITY with the least weight: section 6.3."""
+    return frame(PRIORITY, 0, stream_id, depends_on.to_bytes(4, "big") + b"\0")
 
 
 def read(pieces: Iterable[bytes | memoryview], max_frame_size: int = 2**14) -> list[Told]:

@@ -27,8 +27,6 @@ from gateway.http2.frame_writer import (
     SETTINGS_ACK,
     encode_goaway,
     encode_ping,
-    encode_priority,
-    encode_push_promise,
     encode_rst_stream,
     encode_settings,
     encode_window_update,
@@ -51,7 +49,7 @@ from gateway.http2.frames import (
 from gateway.http2.header_table import Header
 from gateway.http2.stream import Stream
 from tests.http1.splits import all_splits
-from tests.http2.frame_bytes import frame
+from tests.http2.frame_bytes import frame, priority, push_promise
 from tests.http2.raw_peer import GET, OK, POST, Peer, data, open_request
 
 CODE = ErrorCode
@@ -188,9 +186,9 @@ TRAILERS = frame(1, 5, 1, b"\x00\x01a\x01b")
 RESET = encode_rst_stream(1, CODE.CANCEL)
 WINDOW = encode_window_update(1, 10)
 ZERO = encode_window_update(1, 0)
-PRIORITY = encode_priority(1, 0, 1, False)
+PRIORITY = priority(1, 0)
 SHORT = frame(2, 0, 1, b"1234")
-ITSELF = encode_priority(1, 1, 1, False)
+ITSELF = priority(1, 1)
 
 States = list[tuple[Callable[[Peer], None], bytes, str]]
 
@@ -293,7 +291,7 @@ def test_push_promise_ends_the_connection(is_client: bool) -> None:
     else:
         peer.request()
     with pytest.raises(Http2Error, match="PUSH_PROMISE"):
-        peer.send(encode_push_promise(1, 2, b""))
+        peer.send(push_promise(1, 2, b""))
 
 
 # ------------------------------------------------------------------------------- section 5.1.1

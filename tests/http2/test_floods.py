@@ -29,14 +29,13 @@ from gateway.http2.frame_writer import (
     encode_goaway,
     encode_headers,
     encode_ping,
-    encode_priority,
     encode_rst_stream,
     encode_settings,
     encode_window_update,
 )
 from gateway.http2.frames import INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE
 from gateway.http2.hpack import MAX_FIELDS
-from tests.http2.frame_bytes import frame
+from tests.http2.frame_bytes import frame, priority
 from tests.http2.raw_peer import OK, POST, Peer, data, open_request
 from tests.support.doubles.clock import Clock
 
@@ -102,7 +101,7 @@ def reset_by_bad_headers(peer: Peer, stream_id: int) -> bytes:
 
 
 def reset_by_self_dependency(peer: Peer, stream_id: int) -> bytes:
-    return peer.headers(stream_id) + encode_priority(stream_id, stream_id, 1, False)
+    return peer.headers(stream_id) + priority(stream_id, stream_id)
 
 
 RESETS = [
@@ -157,7 +156,7 @@ CONTROL: dict[str, bytes] = {
     "SETTINGS": encode_settings([(INITIAL_WINDOW_SIZE, 1), (MAX_FRAME_SIZE, 20_000)]),
     "empty SETTINGS": encode_settings([]),
     "SETTINGS with ACK": SETTINGS_ACK,
-    "PRIORITY": encode_priority(99, 0, 1, False),
+    "PRIORITY": priority(99, 0),
     "WINDOW_UPDATE": encode_window_update(0, 1),
     "WINDOW_UPDATE of a stream": encode_window_update(1, 1),
     "WINDOW_UPDATE of a closed stream": encode_window_update(3, 1),

@@ -14,8 +14,6 @@ from gateway.http2.frame_writer import (
     encode_goaway,
     encode_headers,
     encode_ping,
-    encode_priority,
-    encode_push_promise,
     encode_rst_stream,
     encode_settings,
     encode_window_update,
@@ -69,28 +67,11 @@ def test_header_block_of_exactly_one_frame_has_no_continuation() -> None:
 
 
 @LAW
-@given(_STREAMS, _STREAMS, st.binary(max_size=200))
-def test_push_promise_is_read_by_our_reader(stream: int, promised: int, block: bytes) -> None:
-    text = encode_push_promise(stream, promised, block, 50)
-    assert len(text) == 4 + len(block) + 9 * -(-(4 + len(block)) // 50)
-    assert read([text]) == [("PushPromiseFrame", stream, block, promised)]
-
-
-@LAW
-@given(_STREAMS, _WORDS, st.integers(1, 256), st.booleans(), st.binary(min_size=8, max_size=8))
-def test_hyperframe_reads_each_frame(
-    stream: int, word: int, weight: int, flag: bool, data: bytes
-) -> None:
+@given(_STREAMS, _WORDS, st.booleans(), st.binary(min_size=8, max_size=8))
+def test_hyperframe_reads_each_frame(stream: int, word: int, flag: bool, data: bytes) -> None:
     text = encode_data_header(stream, len(data), flag) + data
     assert _parse(text)[0].data == data
     assert read([text]) == [("DATA", stream, data, 8, flag)]
-
-    (priority,) = _parse(encode_priority(stream, word >> 1, weight, flag))
-    assert (priority.depends_on, priority.stream_weight, priority.exclusive) == (
-        word >> 1,
-        weight - 1,
-        flag,
-    )
 
     (reset,) = _parse(encode_rst_stream(stream, word))
     assert (reset.stream_id, reset.error_code) == (stream, word)
