@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled test-system wheels test-wheels fuzz soak lint format schema descriptors docs bench triton clean
+.PHONY: help demo test test-compiled test-system wheels test-wheels fuzz mutants soak lint format schema descriptors docs bench triton clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ test-wheels: .venv/.test-ready $(if $(FULL),$(SERVERS) .cache/perf_analyzer/.rea
 SECONDS ?= 120
 fuzz: .venv/.test-ready ## Feed generated input to parsers, each test for SECONDS=120 (ARGS= for pytest)
 	@TENSORGATE_FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest $(or $(ARGS),tests/fuzz)
+
+# Not for each change: two hours of processor time for 300 mutants, after the 20 minutes of the first run's recording.
+mutants: .venv/.test-ready ## Measure how strong the tests are: change single places of the gateway (ARGS="--seed 35 --count 300")
+	@$(BIN)/python -m tests.support.mutants $(ARGS)
 
 lint: .venv/.test-ready ## Check style and types
 	@$(BIN)/ruff check .
