@@ -27,12 +27,13 @@ from dataclasses import asdict, dataclass, fields
 from multiprocessing import Pool
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 from tests.support.file_coverage import FileCoverage, environment, record
 
 ROOT = Path(__file__).parents[2]
-_HANGS = " (does not end)"
+_MAX_SILENCE = 120
+"""Seconds after which a test hangs; those of the gateway wait for at most half as long."""
 _MAX_MEMORY = 4 << 30
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__")
 
@@ -248,9 +249,7 @@ def _run_files(files: list[str], seconds: float) -> str | None:
     while len(fitting) < len(files) and expected < seconds:
         fitting.append(files[len(fitting)])
         expected += _coverage.seconds.get(fitting[-1], 1)
-    by = _pytest(fitting, 60 + 5 * min(expected, seconds), {"PYTHONDONTWRITEBYTECODE": "1"})
-    # A test that hangs fails. But a file may just have more tests than there is time.
-    return None if by is not None and by.endswith(_HANGS) and expected > seconds else by
+    return _pytest(fitting, 10 * seconds, {"PYTHONDONTWRITEBYTECODE": "1"})
 
 
 def _processor_time() -> float:
@@ -265,7 +264,7 @@ def _write(file: Path, text: bytes) -> None:
 
 
 def _pytest(arguments: list[str], limit: float, more: dict[str, str]) -> str | None:
-    """Run tests in the copy; return the first that fails, or does not end within the seconds."""
+    """Run tests in the copy, for ``limit`` seconds; return the first that fails or hangs."""
     failing = [f"--deselect={each}" for each in _coverage.failing]
     command = [sys.executable, "-m", "pytest", "-x", "-v", "--tb=no", "-p", "no:cacheprovider"]
     process = subprocess.Popen(
@@ -277,20 +276,30 @@ def _pytest(arguments: list[str], limit: float, more: dict[str, str]) -> str | N
         start_new_session=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY)),
     )
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(limit)
-    ended = process.returncode
+    hangs = not _wait(process, output, limit)
+    ended = process.poll()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    if ended in (0, 5):
+    if ended in (0, 5) or (ended is None and not hangs):
         return None
     output.seek(0)
     printed = output.read()
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - |$)", printed, re.MULTILINE)
     begun = re.findall(r"^(tests/\S+?\.py::\S+)", printed, re.MULTILINE)
-    name = failed[1] if failed else begun[-1] if begun else "collection of the tests"
-    return name if ended is not None else name + _HANGS
+    return failed[1] if failed else begun[-1] if begun else "collection of the tests"
+
+
+def _wait(process: subprocess.Popen[bytes], output: IO[str], limit: float) -> bool:
+    """Wait for the end of tests, or of the time; return False if one of them hangs."""
+    end, size, since = time.monotonic() + limit, 0, time.monotonic()
+    while process.poll() is None and (now := time.monotonic()) < end:
+        if size != (size := os.fstat(output.fileno()).st_size):
+            since = now
+        if now - since > _MAX_SILENCE:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def main() -> None:
