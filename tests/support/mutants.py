@@ -29,7 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from tests.support.file_coverage import FileCoverage, environment, record
+from tests.support.checks.file_coverage import FileCoverage, environment, record
 
 ROOT = Path(__file__).parents[2]
 _MAX_SILENCE = 120
