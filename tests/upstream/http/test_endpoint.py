@@ -250,6 +250,7 @@ async def test_cancelled_connect_leaves_nothing(endpoint_at: EndpointAt, turns: 
             await asyncio.wait((sending,))
             del sending
             await asyncio.sleep(0.02)
+        assert endpoint._open_connections.count == 0
 
 
 async def _kind(endpoint: HttpEndpoint) -> tuple[ErrorKind, str]:
