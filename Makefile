@@ -63,7 +63,7 @@ SECONDS ?= 120
 fuzz: .venv/.test-ready ## Feed generated input to parsers, each test for SECONDS=120 (ARGS= for pytest)
 	@TENSORGATE_FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest $(or $(ARGS),tests/fuzz)
 
-# Not for each change: two hours of processor time for 300 mutants, after the 20 minutes of the first run's recording.
+# Not for each change: it takes hours, of which the first run spends one on recording what the tests execute.
 mutants: .venv/.test-ready ## Measure how strong the tests are: change single places of the gateway (ARGS="--seed 35 --count 300")
 	@$(BIN)/python -m tests.support.mutants $(ARGS)
 
