@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-compiled test-sources test-system wheels test-wheels fuzz soak lint format schema descriptors docs bench triton clean
+.PHONY: help demo test test-all test-compiled test-sources test-system wheels test-wheels fuzz mutants soak lint format schema descriptors docs bench triton clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ test-wheels: .venv/.test-ready $(if $(FULL),$(SERVERS) .cache/perf_analyzer/.rea
 SECONDS ?= 120
 fuzz: .venv/.test-ready ## Feed generated input to parsers, each test for SECONDS=120 (ARGS= for pytest)
 	@TENSORGATE_FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest $(or $(ARGS),tests/fuzz)
+
+# Not for each change: it takes hours, of which the first run spends one on recording what the tests execute.
+mutants: .venv/.test-ready ## Measure how strong the tests are: change single places of the gateway (ARGS="--seed 35 --count 300")
+	@$(BIN)/python -m tests.support.mutants $(ARGS)
 
 lint: .venv/.test-ready ## Check style and types
 	@$(BIN)/ruff check .

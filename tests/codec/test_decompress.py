@@ -115,6 +115,12 @@ def test_large_bodies_are_decompressed_in_pieces(size: int, coding: str) -> None
         assert len(found) >= len(plain) / CONVERT_CHUNK
 
 
+def test_output_that_zlib_holds_after_all_input_is_not_lost() -> None:
+    """Raw deflate has nothing behind its last match, whose end does not fit the first piece."""
+    for size in range(CONVERT_CHUNK + 1, CONVERT_CHUNK + 260):
+        assert b"".join(pieces("deflate", bare(bytes(size)))) == bytes(size)
+
+
 @given(st.data())
 def test_any_body_is_decompressed_however_split(data: st.DataObject) -> None:
     runs = st.tuples(st.binary(max_size=40), st.integers(1, 3000))

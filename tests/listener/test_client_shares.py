@@ -1,10 +1,13 @@
 """Clients share what is bounded: whoever holds most gives way."""
 
+import resource
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.listener.client_shares import ClientShares, client_of
+from gateway.listener.open_connections import OpenConnections
 
 
 def test_client_with_most_gives_way_to_another() -> None:
@@ -97,3 +100,16 @@ def test_total_is_bounded_and_nothing_stays(steps: list[tuple[str, int]]) -> Non
 )
 def test_client_is_an_address_or_a_network(peername: object, client: str) -> None:
     assert client_of(peername) == client
+
+
+def test_admitted_connection_counts_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client with an eighth of all descriptors gets no more where they are crowded."""
+    limit, connections = 800, OpenConnections()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    for descriptor in range(103):
+        assert connections.admit(descriptor, "A")
+    connections.forget(0)
+    connections.forget(1)
+    assert not connections.admit(limit - 1, "A")
+    connections.forget(2)
+    assert connections.admit(limit - 1, "A")

@@ -23,10 +23,11 @@ from tests.listener.fast_path_listener import echo_target, listening, serving
 from tests.support.compiled import needs_source
 from tests.support.doubles.streaming import LIMITS
 from tests.support.gateway import until
+from tests.support.http2_client import connect_http2
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import FLOATS, INFER, binary_response, infer_json
 from tests.support.raw_client import RawClient, connect
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 GET = request("GET", "/v2/x")
 POST = request("POST", "/v2/x", b"hello")
@@ -313,6 +314,22 @@ async def _silent(connection: Connection) -> None:
 async def _left(server: ScriptedServer) -> None:
     async with asyncio.timeout(5):
         await (await server.connection()).left.wait()
+
+
+async def test_response_above_the_window_of_an_http2_client_is_complete() -> None:
+    """The rest of it waits for the client, in several pieces."""
+    body = bytes(range(256)) * 800
+    records: list[CallRecord] = []
+    async with (
+        ScriptedServer(always_respond(http_response(body))) as server,
+        listening(server, (records.append,)) as here,
+        connect_http2(here.url, initial_window_size=1000) as client,
+    ):
+        for _ in range(2):  # the first call connects to the server
+            reply = await client.call("GET", "/v2/x")
+            assert (reply.status, reply.body, reply.ended) == (200, body, True)
+        await here.until_idle()
+        assert [record.response_bytes for record in records] == [len(body)] * 2
 
 
 @pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)

@@ -19,6 +19,7 @@ from tests.listener.running_listener import echo, respond, running_listener
 from tests.listener.running_listener import scheme as scheme
 from tests.support.addresses import HOST
 from tests.support.certificates import client_context
+from tests.support.doubles.iterations import iterations
 from tests.support.gateway import http1_connections, no_leaks, until
 from tests.support.http_messages import request
 from tests.support.raw_client import RawClient, connect
@@ -329,6 +330,23 @@ async def test_drain_drops_calls_that_take_too_long() -> None:
         for client in (one, two):
             with pytest.raises(ConnectionResetError):
                 await client.rest()
+
+
+async def test_drain_lets_dropped_calls_clean_up() -> None:
+    ended: list[str] = []
+
+    async def handle(client: ClientRequest, _: ClientResponse) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await iterations(9)
+            ended.append(client.target)
+
+    async with running_listener(handle) as running, connect(running.url) as client:
+        await client.send(request("GET", "/"))
+        await until(lambda: running.listener._active_calls)
+        assert await running.listener.drain(0.02, 0.02) == 1
+        assert ended == ["/"]
 
 
 async def test_response_after_one_that_began_before_drain_closes_the_connection() -> None:

@@ -170,6 +170,14 @@ def test_second_half_of_the_labels_goes_to_models_that_are_used() -> None:
     assert used == 150 - 49
 
 
+@pytest.mark.parametrize(("others", "is_labelled"), [(999, True), (1000, False)])
+def test_calls_of_so_many_models_are_remembered(others: int, is_labelled: bool) -> None:
+    metrics = _Metrics(max_models=2)
+    metrics.observe(_record("labelled"), *[_record("used")] * 49)
+    metrics.observe(*(_record(f"rare {number}") for number in range(others)), _record("used"))
+    assert ("used" in metrics.labels("requests_total", "model")) == is_labelled
+
+
 def test_workers_agree_on_the_models_with_numbers() -> None:
     store = MetricStore(CALL_FAMILIES, 2)
     workers = [CallMetrics(store, store.writer(segment), max_models=6) for segment in range(2)]

@@ -227,6 +227,7 @@ def test_worker_that_ran_for_long_is_replaced_at_once(counter: memoryview) -> No
 
 
 def test_exit_codes_are_described() -> None:
+    assert exit_text(0) == "ended with status 0"
     assert exit_text(3) == "ended with status 3"
     assert exit_text(-SIGKILL) == "was killed by SIGKILL"
     assert exit_text(-40) == "was killed by signal 40"

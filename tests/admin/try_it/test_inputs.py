@@ -186,6 +186,15 @@ def test_tensors_may_have_all_that_is_allowed() -> None:
     assert [len(each) for each in _data(_tensor(fill="ones", shape=shape))] == [MAX_DATA]
 
 
+def test_request_may_end_with_a_window_of_its_reader() -> None:
+    window = 128 * 1024
+    name = "x" * (
+        window - len('{"inputs":[{"name":"","datatype":"FP32","shape":[2],"data":[1,2]}]}')
+    )
+    request = make_request([_tensor(name=name, values=[1, 2])], [])
+    assert request.head.inputs[0].name == name
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()

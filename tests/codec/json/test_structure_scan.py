@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.json.structure_scan import scan_strings, scan_values
+from gateway.codec.json.structure_scan import scan_array_values, scan_strings, scan_values
 from tests.codec import strategies
 
 
@@ -101,3 +101,19 @@ def test_scan_values_finds_ends_and_depth(text: bytes, ends: list[int], max_dept
     found, depth = scan_values(text)
     assert found.tolist() == ends
     assert depth == max_depth
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "ends", "max_depth"),
+    [
+        (b"1,2,3", 3, False, 0),
+        (b"[1,2],[[3],", 5, False, 1),
+        (b'[[1],{"a":[2]}],3],4', 17, True, 2),
+        (b'"[[,",{"]":1},', 13, False, 0),
+        (b"1", 0, False, 0),
+    ],
+)
+def test_scan_of_an_array_finds_its_end_or_last_comma(
+    text: bytes, end: int, ends: bool, max_depth: int
+) -> None:
+    assert scan_array_values(text) == (end, ends, max_depth)

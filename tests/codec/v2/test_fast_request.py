@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.build_info import NATIVE
 from gateway.codec.v2.binary_request import write_binary_header
+from gateway.codec.v2.buffered_request import read_buffered_binary
 from gateway.codec.v2.fast_request import read_buffered_request
 from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import GatewayError
@@ -389,3 +390,12 @@ def test_each_request_of_strings_tells_their_size() -> None:
     for text in ("a", "abc", "a"):
         body = request(entry("BYTES", [text]))
         assert fast_result(body) == (streaming_result(body) if NATIVE else None)
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(8, True), (7, False), (9, False)])
+def test_binary_request_is_read_if_its_data_are_there(size: int, is_read: bool) -> None:
+    sized = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}
+    header, data = request(sized), bytes(range(size))
+    found = read_buffered_binary(header + data, len(header), 1 << 20, DEPTH_CAP, 100)
+    assert (found is not None) == is_read
+    assert found is None or b"".join(found.chunks) == data

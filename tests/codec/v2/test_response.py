@@ -450,3 +450,11 @@ def test_reader_yields_pieces_of_each_output() -> None:
     assert [o.binary_size for o in reader.response.head.outputs] == [4, 0, 11]
     assert pieces_of(body[size + 6 :]) == [(2, body[size + 6 :], True)]
     reader.finish()
+
+
+def test_elements_are_known_once_the_header_is_read() -> None:
+    body, header_size = response_body([output("x", "FP32", [2], bytes(8))])
+    codec = json_converter(header_size, JsonPolicies(), HEADER_CAP, BODY_CAP)
+    assert codec.element_count == 0
+    codec.text(body)
+    assert codec.element_count == 2

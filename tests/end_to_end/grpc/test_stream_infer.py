@@ -25,6 +25,9 @@ class _Identity:
 
     def __init__(self, errors: dict[str, bytes] | None = None) -> None:
         self.targets: list[str] = []
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        """Of all bodies."""
         self._errors = errors or {}
 
     async def __call__(self, connection: Connection) -> None:
@@ -33,7 +36,10 @@ class _Identity:
             target = request.head.target
             self.targets.append(target)
             model = target.split("/")[3]
-            await connection.send(self._errors.get(model) or _response(request.head, request.body))
+            response = self._errors.get(model) or _response(request.head, request.body)
+            self.received_bytes += len(request.body)
+            self.sent_bytes += len(response.partition(b"\r\n\r\n")[2])
+            await connection.send(response)
 
 
 def _response(head: Any, body: bytes) -> bytes:
@@ -211,11 +217,15 @@ async def test_client_that_leaves_lets_the_server_go() -> None:
 async def test_line_of_the_log_counts_all_messages(tmp_path: Path) -> None:
     log = tmp_path / "log"
     general = {"log": {"access": {"path": str(log), "format": "json"}}}
-    async with _clients(_Identity(), general=general) as (gateway, client):
+    script = _Identity()
+    async with _clients(script, general=general) as (gateway, client):
         await client.call("ModelStreamInfer", *map(numbered, range(3)))
         await gateway.until_idle()
     line = json.loads(log.read_text().splitlines()[-1])
     assert (line["attempts"], line["status"], line["grpc_status"]) == (3, 200, 0)
     assert (line["client_form"], line["server_form"]) == ("grpc", "binary")
-    assert line["sent_bytes"] > 12
+    assert (line["sent_bytes"], line["received_bytes"]) == (
+        script.received_bytes,
+        script.sent_bytes,
+    )
     assert 0 < line["first_byte_ms"] <= line["server_ms"]

@@ -121,8 +121,12 @@ MORE = RetryPolicy(no_response=True, statuses=frozenset((503,)))
 
 @pytest.mark.parametrize(
     "turn",
-    [_fault(ErrorKind.NO_RESPONSE), ScriptedUpstreamResponse(503, {}, [b"no"])],
-    ids=["unanswered", "unavailable"],
+    [
+        _fault(ErrorKind.NO_RESPONSE),
+        ScriptedUpstreamResponse(503, {}, [b"no"]),
+        ScriptedUpstreamResponse(503, {}, [_fault(ErrorKind.BAD_RESPONSE)]),
+    ],
+    ids=["unanswered", "unavailable", "broken off"],
 )
 async def test_retry_policy_allows_more_retries(turn: ServerStep) -> None:
     upstream, endpoints = _servers(EventLog(), turn, OK)

@@ -9,6 +9,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -74,7 +75,8 @@ class Scene:
     ) -> None:
         self.log = EventLog()
         self.server = ScriptedEndpoint(self.log, *server)
-        self.shadow = ScriptedEndpoint(EventLog(), *shadow, url=URL)
+        self.shadow_log = EventLog()
+        self.shadow = ScriptedEndpoint(self.shadow_log, *shadow, url=URL)
         self.budget = budget or MemoryBudget(10**9)
         shadowed = self._shadowed(self.shadow, limits)
         self.mirror = Mirror(shadowed, share, proxy_call, lambda: 0.0, most)
@@ -304,6 +306,23 @@ async def test_slow_client_does_not_delay_the_mirror() -> None:
     await scene.over()
     ready.set()
     await asking
+
+
+async def test_mirrored_body_of_many_pieces_yields_to_other_calls() -> None:
+    async def log_turns() -> None:
+        while True:
+            scene.shadow_log.append("others")
+            await asyncio.sleep(0)
+
+    scene = Scene(limits=LARGE)
+    task = asyncio.create_task(log_turns())
+    await scene.ask(GENERATE, *[bytes(70_000)] * 8)
+    await scene.over()
+    task.cancel()
+    log = scene.shadow_log
+    sent = [number for number, line in enumerate(log) if line == "server gets 70000"]
+    assert len(sent) >= 7
+    assert all("others" in log[one:two] for one, two in pairwise(sent))
 
 
 # ---------------------------------------------------------------------------------------- the share

@@ -173,6 +173,17 @@ async def test_compressed_message_names_its_model(encoding: str, compress: type[
     assert await _rest(request) == body
 
 
+async def test_uncompressed_message_behind_a_compressed_one_is_checked() -> None:
+    seen: list[str | None] = []
+    compressed = gzip.compress(_message("one")[5:])
+    body = frame(len(compressed), is_compressed=True) + compressed + _message("two")
+    request = _grpc(body, method="ModelStreamInfer", encoding="gzip")
+    assert (await _find(request))[0].name == "one"
+    await request.route(2**30, lambda model, _: seen.append(model.name))
+    assert await _rest(request) == body
+    assert seen == ["two"]
+
+
 @pytest.mark.parametrize("cut", range(6, 20))
 async def test_version_in_the_piece_after_the_name_is_found(cut: int) -> None:
     body = _message("model", "3", LARGE)

@@ -10,6 +10,7 @@ from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFut
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.messages import OutputEncoding
+from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
 from gateway.upstream.transport import UpstreamResponse
@@ -54,12 +55,17 @@ class _Relay:
         self.destination = make_destination(ScriptedEndpoint(self.log), policies=policies)
 
     async def run(
-        self, response: ScriptedUpstreamResponse, form: OutputEncoding
+        self,
+        response: ScriptedUpstreamResponse,
+        form: OutputEncoding,
+        layout: V1ResponseLayout | None = None,
     ) -> ScriptedClientResponse:
         there: UpstreamResponse = response.with_log(self.log)
         with Deadline(9, 9) as deadline:
             await convert_response(
-                ResponseRelay(there, SERVER, self.client_response, form, self.destination, deadline)
+                ResponseRelay(
+                    there, SERVER, self.client_response, form, self.destination, deadline, layout
+                )
             )
         return self.client_response
 
@@ -240,3 +246,23 @@ async def test_conversion_yields_to_other_calls() -> None:
     with others() as waiting:
         await _Relay().run(_response(binary_response_header(len(values)), values), ALL_JSON)
     assert waiting.turns > len(values) / 65536
+
+
+async def test_rows_yield_to_other_calls_while_they_are_sent() -> None:
+    relay = _Relay()
+    limits = replace(relay.destination.limits, max_buffered_body_bytes=1_000_000)
+    relay.destination = replace(relay.destination, limits=limits)
+    response = _response(binary_response_header(200_000, 200_000), bytes(400_000))
+    turns: list[int] = []
+
+    class Client(ScriptedClientResponse):
+        async def write(self, data: bytes | memoryview) -> None:
+            turns.append(waiting.turns)
+            await super().write(data)
+
+    relay.client_response = Client(relay.log)
+    with others() as waiting:
+        got = await relay.run(response, ALL_BINARY, V1ResponseLayout(V1Format.ROWS))
+    assert len(got.body) > 1_000_000
+    # All text of rows is made when the last of the data is there.
+    assert turns[-1] - turns[0] >= len(got.body) // 65_536 - 1

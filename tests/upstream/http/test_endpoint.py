@@ -20,6 +20,7 @@ from gateway.upstream.transport import (
 )
 from tests.support.checks.descriptors import no_descriptors
 from tests.support.checks.garbage import no_garbage
+from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
 from tests.support.http_messages import chunk, http_response, message
 from tests.support.servers.scripted_server import (
@@ -172,6 +173,7 @@ async def test_cancelled_connect_leaves_nothing(endpoint_at: EndpointAt, turns: 
             await asyncio.wait((sending,))
             del sending
             await asyncio.sleep(0.02)
+        assert endpoint._open_connections.count == 0
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -425,6 +427,33 @@ async def test_close_of_an_endpoint_leaves_responses_that_wait_for_their_bodies(
         assert [response.status for response in receiver.responses] == [200]
         assert endpoint._deferrals.size == 0
         sent.close()
+
+
+async def test_close_of_an_endpoint_waits_for_the_bodies_of_cancelled_calls(
+    endpoint_at: EndpointAt,
+) -> None:
+    begun, cancelled, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        try:
+            yield b"begun"
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+            await may_end.wait()
+
+    async with ScriptedServer(never_respond) as server:
+        endpoint = endpoint_at(server.url)
+        sending = asyncio.create_task(endpoint.send(_request(body())))
+        await begun.wait()
+        sending.cancel()
+        await cancelled.wait()
+        closing = asyncio.create_task(endpoint.close())
+        await iterations(9)
+        assert not closing.done()
+        may_end.set()
+        await closing
 
 
 @contextmanager

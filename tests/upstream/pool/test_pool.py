@@ -207,6 +207,16 @@ def test_drained_endpoint_is_never_tried() -> None:
     assert not pool.has_alternative([pool.endpoints[0]])
 
 
+def test_pool_says_that_all_its_endpoints_are_drained() -> None:
+    pool = _probed("++")
+    pool.set_drained([pool.endpoints[0].url])
+    assert not pool.is_drained
+    pool.set_drained([endpoint.url for endpoint in pool.endpoints])
+    assert pool.is_drained
+    with pytest.raises(GatewayError, match="an operator has drained all endpoints"):
+        pool.lease()
+
+
 @pytest.mark.parametrize(
     ("models", "has_other"),
     [(["m", "m"], True), (["m", "?"], True), (["m", "*"], True), (["m", "n"], False)],

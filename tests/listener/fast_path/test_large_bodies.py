@@ -14,7 +14,7 @@ import pytest
 from gateway.listener.connection_host import DeferredCall
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
-from tests.listener.fast_path_listener import FastPathListener, listening, serving
+from tests.listener.fast_path.fast_path_listener import FastPathListener, listening, serving
 from tests.support.doubles.streaming import LIMITS
 from tests.support.gateway import until
 from tests.support.http_messages import http_response

@@ -12,7 +12,12 @@ from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
-from tests.listener.fast_path_listener import FastPathListener, echo_target, listening, serving
+from tests.listener.fast_path.fast_path_listener import (
+    FastPathListener,
+    echo_target,
+    listening,
+    serving,
+)
 from tests.support.gateway import until
 from tests.support.http_messages import request
 from tests.support.inference_messages import binary_response, infer_json
