@@ -19,7 +19,7 @@ from gateway.proxy.calls import kinds
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.infer import handler as infer_handler
 from gateway.proxy.interfaces import Call
-from tests.listener.fast_path_listener import echo_target, listening, serving
+from tests.listener.fast_path.fast_path_listener import echo_target, listening, serving
 from tests.support.compiled import needs_source
 from tests.support.doubles.streaming import LIMITS
 from tests.support.gateway import until
