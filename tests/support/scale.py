@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-SCALE = float(os.environ.get("TENSORGATE_TEST_SCALE", "0.25"))
+SCALE = float(os.environ.get("TENSORGATE_TEST_SCALE", "0.1"))
 FAILING_RUN = int(os.environ.get("TENSORGATE_FAILING_RUN", "1"))
 
 

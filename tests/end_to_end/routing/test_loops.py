@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
@@ -158,6 +159,6 @@ async def test_workers_share_one_name_in_via(tmp_path: Path) -> None:
             async with connect(url) as client:
                 await client.send(request("GET", "/v2/x"))
                 assert (await client.read_response()).status == 508
-        process.process.terminate()
+        process.signal(signal.SIGTERM)
         _, _, said = await process.end()
     assert said.count('"GET /v2/x" 508') == 16, said
