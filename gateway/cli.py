@@ -227,7 +227,7 @@ async def _demo(once: bool, port: int) -> None:
 
     stop = asyncio.Event()
     handle_signals(stop.set, *STOP_SIGNALS)
-    admin_port = _free_port(_DEMO_ADMIN_PORT)
+    admin_port = _free_port(0 if once else _DEMO_ADMIN_PORT)
     async with (
         DemoServer() as server,
         Gateway(_demo_settings(server.url, port, admin_port)) as gateway,
