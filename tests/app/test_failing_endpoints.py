@@ -21,6 +21,15 @@ from tests.support.inference_messages import HEADER_LENGTH, binary_response_head
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import ScriptedServer, always_respond, respond_in_turn
 
+
+@pytest.fixture(autouse=True)
+def failure_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin with a log of failures that has said nothing: it is one for the process."""
+    log = FailureLog()
+    for module in (errors, gateway_module):
+        monkeypatch.setattr(module, "FAILURE_LOG", log)
+
+
 BROKEN = http_response(b'{"error": "out of memory"}', status="500 Internal Server Error")
 
 
