@@ -113,4 +113,6 @@ async def _read(response: UpstreamResponse, request: UpstreamRequest, max_size: 
         if len(body) > max_size:
             raise OwnCallError(f"the response has more than {max_size} bytes")
     captured.trailers = list(response.trailers)
-    return Reply(response.outcome, response.headers, bytes(body), response.grpc_message, captured)
+    return Reply(
+        response.final_status, response.headers, bytes(body), response.grpc_message, captured
+    )

@@ -46,14 +46,14 @@ class Decompressor:
     input so far.
 
     The input is read in windows counted from its start. So errors do not depend on how the body was
-    split. They are those of ``message``, and name it by ``body``.
+    split. They are those of ``words``, and name it by ``body``.
     """
 
     def __init__(
         self,
         coding: str,
         max_ratio: int,
-        message: ErrorVocabulary = REQUEST,
+        words: ErrorVocabulary = REQUEST,
         body: str = "the request's body",
     ) -> None:
         self.consumed = 0
@@ -64,7 +64,7 @@ class Decompressor:
         """Whether the whole body was fed."""
         self._coding = coding
         self._max_ratio = max_ratio
-        self._message = message
+        self._words = words
         self._body = body
         self._input = bytearray()
         self._window = b""
@@ -158,10 +158,10 @@ class Decompressor:
     def _check_growth(self) -> None:
         if self.produced > max(FREE_OUTPUT_BYTES, self._max_ratio * self.consumed):
             raise GatewayError(
-                self._message.too_large,
+                self._words.too_large,
                 f"{self._body} is {self._coding}, and grows to more than {self._max_ratio} times "
                 "its size (limits.max_decompression_ratio)",
             )
 
     def _malformed(self, what: str) -> GatewayError:
-        return self._message.malformed(f"{self._body} {what}")
+        return self._words.malformed(f"{self._body} {what}")

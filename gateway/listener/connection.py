@@ -22,7 +22,7 @@ from gateway.http2.frames import PREFACE
 from gateway.listener.client_shares import client_of
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
-    NO_CALL,
+    NO_RECORD,
     Call,
     ConnectionHost,
     Continuation,
@@ -76,7 +76,7 @@ class ClientConnection(Connection):
         self.added_headers: HeaderLines = ()
         self.added_lines = b""
         self.carries_trailers = False
-        self.record = NO_CALL
+        self.record = NO_RECORD
         self._body: BodyStream | None = None
         self._decoder: BodyDecoder = LengthDecoder(0)
         self._call: Call | None = None
@@ -201,14 +201,14 @@ class ClientConnection(Connection):
         else:
             self._await_next_request()
 
-    def continue_in_task(self, rest: Continuation, over: Callable[[], None]) -> None:
+    def continue_in_task(self, rest: Continuation, on_done: Callable[[], None]) -> None:
         """Run the rest of the current call in a task; see FastPathClient."""
         assert self._head is not None
         assert isinstance(self._call, BufferedCall)
         fast_path_call = self._call
         body = self._body = BodyStream(self.read_flow, self.buffers, self.record.reserved)
         body.end()
-        self._start_task(self._head, body, rest).add_done_callback(lambda _: over())
+        self._start_task(self._head, body, rest).add_done_callback(lambda _: on_done())
         # Only now, so that the host always counts one of the two.
         self._host.remove_call(fast_path_call)
 
@@ -469,7 +469,7 @@ class ClientConnection(Connection):
         record.seconds = time.perf_counter() - record.started
         if self._head_size:
             # The next request may not come for a long time.
-            self._head, self.added_headers, self.record = None, (), NO_CALL
+            self._head, self.added_headers, self.record = None, (), NO_RECORD
             self._count_head(0)
         self._unread.reset()
         self._host.observe_call(record)

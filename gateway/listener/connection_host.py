@@ -21,7 +21,7 @@ from gateway.system.buffers import NO_ROOM, Body, BufferAccount
 from gateway.system.hangups import HangupWatch
 
 CLIENT_CLOSED = "the client closed the connection"
-NO_CALL = CallRecord("", "")
+NO_RECORD = CallRecord("", "")
 
 Continuation = Callable[[ClientResponse], Awaitable[None]]
 """The rest of a call that started on the fast path."""

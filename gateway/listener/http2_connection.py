@@ -31,7 +31,7 @@ from gateway.http2.session import (
 from gateway.http2.stream import Stream
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
-    NO_CALL,
+    NO_RECORD,
     Call,
     ConnectionHost,
     Continuation,
@@ -135,7 +135,7 @@ class Http2Call(StreamHandler):
         self.added_headers: HeaderLines = ()
         self.added_lines = b""
         self.carries_trailers = True
-        self.record = NO_CALL
+        self.record = NO_RECORD
         self._connection = connection
         self._host = host
         self._started = time.perf_counter()
@@ -212,7 +212,7 @@ class Http2Call(StreamHandler):
         if not self._request_bytes and len(data) >= _PREFIX_SIZE:
             self._first_message_size = _PREFIX_SIZE + int.from_bytes(data[1:_PREFIX_SIZE], "big")
         self._request_bytes += len(data)
-        if self.record is not NO_CALL:
+        if self.record is not NO_RECORD:
             self.record.request_bytes = self._request_bytes
         if self.received_end and isinstance(self._call, DeferredCall):
             assert self._head is not None
@@ -258,12 +258,12 @@ class Http2Call(StreamHandler):
             self.send_headers(trailers, end_stream=True)
         self._end_call()
 
-    def continue_in_task(self, rest: Continuation, over: Callable[[], None]) -> None:
+    def continue_in_task(self, rest: Continuation, on_done: Callable[[], None]) -> None:
         """Run the rest of the current call in a task; see FastPathClient."""
         assert self._head is not None
         fast_path_call = self._call
         assert isinstance(fast_path_call, BufferedCall)
-        self._start_task(self._head, rest).add_done_callback(lambda _: over())
+        self._start_task(self._head, rest).add_done_callback(lambda _: on_done())
         # Only now, so that the host always counts one of the two.
         self._host.remove_call(fast_path_call)
 

@@ -65,7 +65,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def invalid_json_error(
-    message: ErrorVocabulary,
+    words: ErrorVocabulary,
     text: bytes,
     error: orjson.JSONDecodeError,
     cuts: Sequence[ExtractedArray] = (),
@@ -76,13 +76,13 @@ def invalid_json_error(
     The error quotes the text as sent and names the byte; ``before`` bytes precede the text.
     """
     if error.msg == "depth limit exceeded":
-        return message.malformed(f"{message.name} is JSON nested deeper than {_DEEPEST}")
+        return words.malformed(f"{words.name} is JSON nested deeper than {_DEEPEST}")
     if not text.strip():
-        return message.malformed(f"{message.name} is not valid JSON (it is empty)")
+        return words.malformed(f"{words.name} is not valid JSON (it is empty)")
     offset = min(_byte_of(text, error), len(text))
     near = quote_around(text, offset, cuts)
-    return message.malformed(
-        f"{message.name} is not valid JSON "
+    return words.malformed(
+        f"{words.name} is not valid JSON "
         f"({_reason(error)} at byte {before + original_offset(offset, cuts)}), near: {near}"
     )
 

@@ -267,32 +267,29 @@ def _check_binary_size(tensor: InputTensor, label: str) -> None:
         )
 
 
-def check_object(fields: object, message: ErrorVocabulary) -> Fields:
+def check_object(fields: object, words: ErrorVocabulary) -> Fields:
     """Return a message that is a JSON object; raises GatewayError (400, 502) for anything else."""
     if not isinstance(fields, dict):
-        raise message.malformed(
-            f"{message.name} must be a JSON object with {message.tensors}, "
-            f"got {describe_value(fields)}"
+        raise words.malformed(
+            f"{words.name} must be a JSON object with {words.tensors}, got {describe_value(fields)}"
         )
     return fields
 
 
-def check_entries(fields: Fields, message: ErrorVocabulary) -> list[Fields]:
+def check_entries(fields: Fields, words: ErrorVocabulary) -> list[Fields]:
     """Return the tensors of a message, each an object; raises GatewayError (400, 502)."""
-    return _entries(fields, message.tensors, message)
+    return _entries(fields, words.tensors, words)
 
 
-def _entries(fields: Fields, key: str, message: ErrorVocabulary = REQUEST) -> list[Fields]:
+def _entries(fields: Fields, key: str, words: ErrorVocabulary = REQUEST) -> list[Fields]:
     entries = fields[key]
     if not isinstance(entries, list):
-        what = f"{key}{message.part_suffix}"
-        raise message.malformed(
-            f"{what} must be an array of tensors, got {describe_value(entries)}"
-        )
+        what = f"{key}{words.part_suffix}"
+        raise words.malformed(f"{what} must be an array of tensors, got {describe_value(entries)}")
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise message.malformed(
-                f"{key}[{i}]{message.part_suffix} must be an object, got {describe_value(entry)}"
+            raise words.malformed(
+                f"{key}[{i}]{words.part_suffix} must be an object, got {describe_value(entry)}"
             )
     return entries
 

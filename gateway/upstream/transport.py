@@ -99,7 +99,7 @@ class UpstreamResponse(ABC):
         return int(length) if length.isascii() and length.isdigit() else None
 
     @property
-    def outcome(self) -> int:
+    def final_status(self) -> int:
         """Return the HTTP status that says how the call went, as far as is known.
 
         For gRPC that is the one that stands for the status of the call. A deadline that has passed

@@ -12,8 +12,8 @@ from gateway.protocol.error_vocabulary import REQUEST, RESPONSE, ErrorVocabulary
     ],
 )
 def test_malformed_message_is_its_authors_error(
-    message: ErrorVocabulary, label: str, kind: ErrorKind
+    words: ErrorVocabulary, label: str, kind: ErrorKind
 ) -> None:
-    assert message.label("x") == label
-    fault = message.malformed("all wrong")
+    assert words.label("x") == label
+    fault = words.malformed("all wrong")
     assert (fault.kind, fault.message) == (kind, "all wrong")

@@ -55,9 +55,9 @@ class Base64ElementDecoder:
     white space (RFC 4648, section 4). ``label`` names the tensor in errors.
     """
 
-    def __init__(self, label: str, tensor: BytesTensor, message: ErrorVocabulary = REQUEST) -> None:
+    def __init__(self, label: str, tensor: BytesTensor, words: ErrorVocabulary = REQUEST) -> None:
         self._label = label
-        self._message = message
+        self._words = words
         self.tensor = tensor
         self._next = 0
         self._count = 0
@@ -169,7 +169,7 @@ class Base64ElementDecoder:
     def _error(self, index: int, text: bytes, start: int, length: int) -> GatewayError:
         """Make the error for text at offset ``start`` of an element of ``length`` characters."""
         reason = _describe_error(text, start, length)
-        return self._message.malformed(
+        return self._words.malformed(
             f"{self._label}: element {index} is not base64, as its content_type says: {reason}"
         )
 

@@ -61,12 +61,12 @@ class TensorDecoder:
     index and value of an element that is invalid for the datatype.
     """
 
-    def __init__(self, label: str, datatype: Datatype, message: ErrorVocabulary = REQUEST) -> None:
+    def __init__(self, label: str, datatype: Datatype, words: ErrorVocabulary = REQUEST) -> None:
         self.chunks: list[bytes] = []
         self.size = 0
         self.count = 0
         self._label = label
-        self._message = message
+        self._words = words
         self.datatype = datatype
         self.job = _job(datatype)
         # Not a bound method: a reference cycle would keep the chunks until the garbage collector
@@ -115,7 +115,7 @@ class TensorDecoder:
     def try_decode(self, run: ElementRun) -> tuple[int, bytes] | None:
         """Return the number of a run's elements, and their bytes; None if one is invalid."""
         data = native_decode(
-            run.view, self.datatype, run.depth_before, run.depth_after, self._message.null_is_nan
+            run.view, self.datatype, run.depth_before, run.depth_after, self._words.null_is_nan
         )
         if data is not None:
             return self._with_count(data)
@@ -131,11 +131,11 @@ class TensorDecoder:
         for part in split_run(run):
             decoded = self.try_decode(part)
             if decoded is None:
-                return diagnose_run(self._label, self.datatype, part, index, self._message)
+                return diagnose_run(self._label, self.datatype, part, index, self._words)
             index += decoded[0]
             if part.depth_after < 1:
                 break
-        return invalid_array_error(self._label, max(self.count, index - 1), self._message)
+        return invalid_array_error(self._label, max(self.count, index - 1), self._words)
 
     @classmethod
     def _method_for(
@@ -189,7 +189,7 @@ class TensorDecoder:
         return len(data) // self.datatype.size, data
 
     def _may_be_nonfinite(self, text: bytes) -> bool:
-        return b"N" in text or b"I" in text or (self._message.null_is_nan and b"u" in text)
+        return b"N" in text or b"I" in text or (self._words.null_is_nan and b"u" in text)
 
     def _parse_doubles(self, text: bytes) -> Values | None:
         """Parse numbers that JSON or simdjson does not have; None if anything else is invalid.
@@ -202,7 +202,7 @@ class TensorDecoder:
         if has_words:
             self._expects_nonfinite = True  # probably in the next runs too
             numbers = numbers.replace(b"NaN", b" 0 ")
-            if self._message.null_is_nan:
+            if self._words.null_is_nan:
                 numbers = numbers.replace(b"null", b" 0 ")
             if b"I" in numbers:
                 numbers = numbers.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
@@ -246,7 +246,7 @@ class TensorDecoder:
         try:
             text: str = orjson.loads(b'"' + part.text + b'"')
         except orjson.JSONDecodeError as error:
-            raise self._message.malformed(
+            raise self._words.malformed(
                 f"{self._label}: element {self.count} is not a valid JSON string ({error.msg})"
             ) from None
         return text.encode()
@@ -265,7 +265,7 @@ class TensorDecoder:
         try:
             self._partial_element.end()
         except ValueError:
-            raise self._message.malformed(
+            raise self._words.malformed(
                 f"{self._label}: element {self.count} is longer than 4 GiB"
             ) from None
         self._partial_element = None

@@ -38,7 +38,7 @@ def diagnose_run(
     datatype: Datatype,
     run: ElementRun,
     first_index: int,
-    message: ErrorVocabulary = REQUEST,
+    words: ErrorVocabulary = REQUEST,
 ) -> GatewayError:
     """Make the error for a run that could not be decoded.
 
@@ -53,17 +53,17 @@ def diagnose_run(
             continue
         if reason := _describe_bracket_error(token, depth):
             last = index - (depth <= 0 or token.startswith("}"))
-            return message.malformed(f"{label}: data {reason}, behind element {max(0, last)}")
+            return words.malformed(f"{label}: data {reason}, behind element {max(0, last)}")
         if token.startswith("{"):
             needed = f"{datatype.name} needs {datatype.family.value}"
-            return message.wrong_datatype(f"{label}: element {index} is an object, {needed}")
-        if error := _describe_token_error(token, datatype, message.null_is_nan):
-            make_error = message.malformed if error in _MALFORMED else message.wrong_datatype
+            return words.wrong_datatype(f"{label}: element {index} is an object, {needed}")
+        if error := _describe_token_error(token, datatype, words.null_is_nan):
+            make_error = words.malformed if error in _MALFORMED else words.wrong_datatype
             return make_error(f"{label}: element {index} ({_quote(token)}) {error}")
         if index > first_index and not between.strip("]" + _SPACE):
             break  # a comma is missing
         index += 1
-    return invalid_array_error(label, max(first_index, index - 1), message)
+    return invalid_array_error(label, max(first_index, index - 1), words)
 
 
 def _describe_bracket_error(token: str, depth: int) -> str:
@@ -79,9 +79,9 @@ def _describe_bracket_error(token: str, depth: int) -> str:
     return "lacks a closing bracket" if "}" in token and "{" not in token and not is_string else ""
 
 
-def invalid_array_error(label: str, near: int, message: ErrorVocabulary) -> GatewayError:
+def invalid_array_error(label: str, near: int, words: ErrorVocabulary) -> GatewayError:
     """Make the error for invalid brackets or commas near element number ``near``."""
-    return message.malformed(f"{label}: data is not a valid JSON array, near element {near}")
+    return words.malformed(f"{label}: data is not a valid JSON array, near element {near}")
 
 
 def split_run(run: ElementRun) -> Iterator[ElementRun]:

@@ -75,12 +75,12 @@ def join_text(parts: Iterable[TextChunk | OffloadedText]) -> bytes:
 
 
 def make_tensor_encoder(
-    label: str, datatype: Datatype, policies: JsonPolicies, message: ErrorVocabulary = RESPONSE
+    label: str, datatype: Datatype, policies: JsonPolicies, words: ErrorVocabulary = RESPONSE
 ) -> TensorEncoder:
     """Make the encoder of a datatype; ``label`` names the tensor in errors."""
     if datatype.family is Family.TEXT:
-        return _BytesEncoder(label, policies.bytes_encoding, message)
-    return NumberEncoder(label, datatype, policies.nonfinite, message)
+        return _BytesEncoder(label, policies.bytes_encoding, words)
+    return NumberEncoder(label, datatype, policies.nonfinite, words)
 
 
 _ORJSON_DTYPES = frozenset(
@@ -133,12 +133,12 @@ class NumberEncoder:
         label: str,
         datatype: Datatype,
         nonfinite: Nonfinite,
-        message: ErrorVocabulary = RESPONSE,
+        words: ErrorVocabulary = RESPONSE,
     ) -> None:
         assert datatype.dtype is not None
         self.count = 0
         self._label = label
-        self._message = message
+        self._words = words
         self._datatype = datatype
         self._code = native_code(datatype)
         self._dtype = datatype.dtype
@@ -185,7 +185,7 @@ class NumberEncoder:
     def finish(self) -> None:
         """Raise GatewayError (502, 400) if the bytes ended inside an element."""
         if self._partial:
-            raise self._message.malformed(f"{self._label} ends inside an element")
+            raise self._words.malformed(f"{self._label} ends inside an element")
 
     def encode(
         self,
@@ -212,7 +212,7 @@ class NumberEncoder:
     ) -> memoryview:
         values = np.frombuffer(data, self._dtype)
         if self._dtype.kind == "b" and values.view(np.uint8).max() > 1:
-            raise self._message.malformed(
+            raise self._words.malformed(
                 f"{self._label} is BOOL, but holds bytes other than 0 and 1"
             )
         values = values.astype(json_dtype(self._datatype), copy=False)
@@ -231,10 +231,10 @@ class NumberEncoder:
     ) -> memoryview:
         if self._nonfinite is Nonfinite.ERROR:
             raise GatewayError(
-                self._message.policy_violation,
+                self._words.policy_violation,
                 f"{self._label}: element {first + int(offsets[0])} is {values[offsets[0]]}, "
                 f"which JSON does not have (policy nonfinite: error); "
-                f"{self._message.instead_of_number}set another policy",
+                f"{self._words.instead_of_number}set another policy",
             )
         text = _dump(values, shape)  # orjson writes null for each
         if self._nonfinite is Nonfinite.NULL:
@@ -269,10 +269,10 @@ class _BytesEncoder:
     An incomplete element is written as its bytes arrive, so that large ones are not buffered.
     """
 
-    def __init__(self, label: str, bytes_encoding: BytesEncoding, message: ErrorVocabulary) -> None:
+    def __init__(self, label: str, bytes_encoding: BytesEncoding, words: ErrorVocabulary) -> None:
         self.count = 0
         self._label = label
-        self._message = message
+        self._words = words
         self._encoding = bytes_encoding
         self._partial = b""
         self._element: ElementWriter | None = None
@@ -300,7 +300,7 @@ class _BytesEncoder:
 
     def finish(self) -> None:
         if self._element is not None or self._partial:
-            raise self._message.malformed(f"{self._label} ends inside an element")
+            raise self._words.malformed(f"{self._label} ends inside an element")
 
     def _separator(self) -> bytes:
         return b"," if self.count else b""
@@ -328,7 +328,7 @@ class _BytesEncoder:
             texts = list(map(bytes.decode, elements))
         except UnicodeDecodeError as error:
             index = self.count + elements.index(error.object)
-            raise _not_utf8_error(self._label, index, self._message) from None
+            raise _not_utf8_error(self._label, index, self._words) from None
         return orjson.dumps(texts)[1:-1]
 
     def _begin_element(self, data: bytes) -> bytes:
@@ -337,7 +337,7 @@ class _BytesEncoder:
         self._element = (
             Base64ElementWriter()
             if base64
-            else Utf8ElementWriter(self._label, self.count, self._message)
+            else Utf8ElementWriter(self._label, self.count, self._words)
         )
         opening = self._separator() + b'"'
         self.count += 1
@@ -351,12 +351,12 @@ class _BytesEncoder:
         return element.feed(data, last=True) + b'"'
 
 
-def _not_utf8_error(label: str, index: int, message: ErrorVocabulary) -> GatewayError:
+def _not_utf8_error(label: str, index: int, words: ErrorVocabulary) -> GatewayError:
     """Make the error for an element that is not text and so cannot be a JSON string."""
     return GatewayError(
-        message.policy_violation,
+        words.policy_violation,
         f"{label}: element {index} is not UTF-8 text, which JSON needs; "
-        f"{message.instead_of_text}set the policy bytes: base64",
+        f"{words.instead_of_text}set the policy bytes: base64",
     )
 
 
@@ -370,9 +370,9 @@ class ElementWriter(Protocol):
 class Utf8ElementWriter:
     """Writes an element as text; raises GatewayError (406) if it is not UTF-8."""
 
-    def __init__(self, label: str, index: int, message: ErrorVocabulary = RESPONSE) -> None:
+    def __init__(self, label: str, index: int, words: ErrorVocabulary = RESPONSE) -> None:
         self._label = label
-        self._message = message
+        self._words = words
         self._index = index
         self._partial = b""
 
@@ -385,7 +385,7 @@ class Utf8ElementWriter:
             # Mostly nothing is left, or a character that is incomplete.
             rest, decoded = utf_8_decode(data[used:], "strict", last)
         except UnicodeDecodeError:
-            raise _not_utf8_error(self._label, self._index, self._message) from None
+            raise _not_utf8_error(self._label, self._index, self._words) from None
         self._partial = data[used + decoded :]
         return text + orjson.dumps(rest)[1:-1] if rest else text
 

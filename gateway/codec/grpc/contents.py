@@ -45,11 +45,11 @@ class TensorLabel:
     label: str
     datatype: Datatype
     shape: Sequence[int]
-    message: ErrorVocabulary
+    words: ErrorVocabulary
 
     def error(self, text: str) -> GatewayError:
         """Make the error of a malformed message (400, 502)."""
-        return self.message.malformed(f"{self.label}{text}")
+        return self.words.malformed(f"{self.label}{text}")
 
     def check_count(self, count: int, where: str) -> None:
         """Raise GatewayError unless there are as many elements as the shape takes."""
@@ -154,7 +154,7 @@ def _check_other_field(
     is_packed = tag & 7 == LENGTH and other.wire_type != LENGTH
     if is_packed and reader.position == start + 1:
         return  # of length 0
-    raw = f"raw_{tensor.message.tensor}_contents"
+    raw = f"raw_{tensor.words.tensor}_contents"
     needed = f"{raw} only" if field is None else f"{field.name} or {raw}"
     raise tensor.error(
         f" has elements in {other.name}; those of {tensor.datatype.name} belong into {needed}"
@@ -245,7 +245,7 @@ def write_contents(tensor: TensorLabel, chunks: Sequence[Buffer]) -> Chunks:
         raise GatewayError(
             ErrorKind.UNSUPPORTED,
             f"{tensor.label} is {tensor.datatype.name}, which gRPC carries in "
-            f"raw_{tensor.message.tensor}_contents only, and typed contents are needed",
+            f"raw_{tensor.words.tensor}_contents only, and typed contents are needed",
         )
     if field.wire_type == LENGTH:
         return _write_elements(tensor, field, _join(chunks))

@@ -19,18 +19,18 @@ class HeaderBudget:
     Unknown fields and empty ones count too, wherever they are.
     """
 
-    def __init__(self, cap: int, message: ErrorVocabulary) -> None:
+    def __init__(self, cap: int, words: ErrorVocabulary) -> None:
         self.used = 0
         self._cap: Final = cap
-        self._message: Final = message
+        self._words: Final = words
 
     def spend(self, size: int) -> None:
         """Count bytes, before they are parsed; raises GatewayError (413, 502) above the cap."""
         self.used += size
         if self.used > self._cap:
             raise GatewayError(
-                self._message.too_large,
-                f"{self._message.name} has more than {self._cap} bytes beside the data of tensors "
+                self._words.too_large,
+                f"{self._words.name} has more than {self._cap} bytes beside the data of tensors "
                 "(limits.max_inference_header_bytes)",
             )
 

@@ -22,15 +22,15 @@ class MessageParts:
     """
 
     def __init__(
-        self, data: Buffer, ranges: Sequence[int], header_cap: int, message: ErrorVocabulary
+        self, data: Buffer, ranges: Sequence[int], header_cap: int, words: ErrorVocabulary
     ) -> None:
         self.tensors: Final[list[ParsedTensor]] = []
         self.model = ""
         self.version = ""
         self.parameters: Final[Fields] = {}
         self.unknown: Final = bytearray()
-        self.budget: Final = HeaderBudget(header_cap, message)
-        self._message: Final = message
+        self.budget: Final = HeaderBudget(header_cap, words)
+        self._words: Final = words
         for start, end in pairs(ranges):
             reader = WireReader(data, start, end)
             while tag := reader.next_tag():
@@ -54,4 +54,4 @@ class MessageParts:
     def _read_tensor(self, reader: WireReader) -> None:
         tensor = reader.enter()
         self.budget.spend(tensor.position - reader.field_start)
-        self.tensors.append(read_tensor(tensor, len(self.tensors), self.budget, self._message))
+        self.tensors.append(read_tensor(tensor, len(self.tensors), self.budget, self._words))

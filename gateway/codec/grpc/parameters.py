@@ -56,9 +56,7 @@ def _read_value(reader: WireReader, value: ParameterValue) -> ParameterValue:
     return value
 
 
-def write_parameters(
-    number: int, parameters: Fields, label: str, message: ErrorVocabulary
-) -> bytes:
+def write_parameters(number: int, parameters: Fields, label: str, words: ErrorVocabulary) -> bytes:
     """Write a map of parameters as field ``number``; ``label`` names whose parameters they are.
 
     Raises GatewayError (400, 502) that names a parameter whose value protobuf cannot carry: an
@@ -68,7 +66,7 @@ def write_parameters(
     for key, value in parameters.items():
         code = _write_value(value)
         if code is None:
-            raise message.malformed(
+            raise words.malformed(
                 f"{label}: parameter '{shorten(key, QUOTED_NAME)}' must be true, false, a string "
                 f"or a number to be sent over gRPC, got {describe_value(value)}"
             )

@@ -47,7 +47,7 @@ class SplitMessage:
         raw_number: int,
         header_cap: int,
         tensor_cap: int,
-        message: ErrorVocabulary,
+        words: ErrorVocabulary,
     ) -> None:
         self.data = data
         self.id: str | None = None
@@ -56,7 +56,7 @@ class SplitMessage:
         self.rest = array("q")
         raw_tag = raw_number << 3 | LENGTH
         rest_from = tensors = 0
-        budget = HeaderBudget(header_cap, message)
+        budget = HeaderBudget(header_cap, words)
         reader = WireReader(data)
         while tag := reader.next_tag():
             if tag != raw_tag and tag != fields.ID_TAG:
@@ -66,13 +66,13 @@ class SplitMessage:
                     continue
                 tensors += 1
                 if tensors > tensor_cap:
-                    raise message.too_many_tensors(tensor_cap)
+                    raise words.too_many_tensors(tensor_cap)
                 continue
             if reader.field_start > rest_from:
                 self.rest.extend((rest_from, reader.field_start))
             if tag == raw_tag:
                 if len(self.raw) >= tensor_cap:
-                    raise message.too_many_tensors(tensor_cap)
+                    raise words.too_many_tensors(tensor_cap)
                 self.raw.append(reader.read_view())
             else:
                 budget.spend(reader.size_ahead(tag))
@@ -136,7 +136,7 @@ class _TensorFields:
 
 
 def read_tensor(
-    reader: WireReader, index: int, budget: HeaderBudget, message: ErrorVocabulary
+    reader: WireReader, index: int, budget: HeaderBudget, words: ErrorVocabulary
 ) -> ParsedTensor:
     """Read an input or an output, number ``index`` of its message, without its data.
 
@@ -157,14 +157,14 @@ def read_tensor(
         _read_tensor_field(reader, tag, found)
         if not size:
             budget.spend(reader.position - reader.field_start)
-    label = message.label(found.name) if found.name else f"{message.tensors}[{index}]"
-    label += message.part_suffix
+    label = words.label(found.name) if found.name else f"{words.tensors}[{index}]"
+    label += words.part_suffix
     found.parameters.pop("binary_data_size", None)  # describes the binary form over HTTP
     return ParsedTensor(
         label,
         found.name,
-        _find_datatype(found.datatype, label, message),
-        _check_shape(found, label, message),
+        _find_datatype(found.datatype, label, words),
+        _check_shape(found, label, words),
         found.parameters,
         found.contents,
         bytes(found.unknown),
@@ -188,23 +188,23 @@ def _read_tensor_field(reader: WireReader, tag: int, found: _TensorFields) -> No
         found.unknown += reader.skip_raw(tag)
 
 
-def _find_datatype(name: str, label: str, message: ErrorVocabulary) -> Datatype:
+def _find_datatype(name: str, label: str, words: ErrorVocabulary) -> Datatype:
     if name in DATATYPES:
         return DATATYPES[name]
     if not name:
-        raise message.malformed(f"{label}: datatype is missing")
-    raise message.malformed(
+        raise words.malformed(f"{label}: datatype is missing")
+    raise words.malformed(
         f"{label}: unknown datatype {quote_value(name)}; known are {', '.join(DATATYPES)}"
     )
 
 
-def _check_shape(found: _TensorFields, label: str, message: ErrorVocabulary) -> tuple[int, ...]:
+def _check_shape(found: _TensorFields, label: str, words: ErrorVocabulary) -> tuple[int, ...]:
     if found.rank > MAX_RANK:
-        raise message.malformed(
+        raise words.malformed(
             f"{label}: shape has {found.rank} dimensions; at most {MAX_RANK} are allowed"
         )
     if found.shape and min(found.shape) < 0:
-        raise message.malformed(
+        raise words.malformed(
             f"{label}: shape {quote_value(found.shape)} must hold integers of 0 or more only"
         )
     return tuple(found.shape)
@@ -214,49 +214,49 @@ def _check_shape(found: _TensorFields, label: str, message: ErrorVocabulary) -> 
 
 
 def check_raw(
-    tensors: Sequence[ParsedTensor], sizes: Sequence[int], message: ErrorVocabulary
+    tensors: Sequence[ParsedTensor], sizes: Sequence[int], words: ErrorVocabulary
 ) -> list[int | None]:
     """Check the sizes of raw contents; return the size of each tensor's data.
 
     It is None for tensors in shared memory: they have no raw contents. Raises GatewayError (400,
     502) that names the tensor.
     """
-    raw = f"raw_{message.tensor}_contents"
+    raw = f"raw_{words.tensor}_contents"
     with_data = [tensor for tensor in tensors if not tensor.in_shared_memory]
     for tensor in tensors:
         if tensor.has_contents:
-            raise message.malformed(f"{tensor.label} has contents beside {raw}; send one of them")
+            raise words.malformed(f"{tensor.label} has contents beside {raw}; send one of them")
     if len(sizes) < len(with_data):
-        raise message.malformed(
+        raise words.malformed(
             f"{with_data[len(sizes)].label} has no {raw}: there are {len(sizes)} of them for "
-            f"{len(with_data)} {message.tensors}"
+            f"{len(with_data)} {words.tensors}"
         )
     if len(sizes) > len(with_data):
         last = f"; the last is {with_data[-1].label}" if with_data else ""
-        raise message.malformed(
-            f"{message.name} has {len(sizes)} {raw} for {len(with_data)} {message.tensors}{last}"
+        raise words.malformed(
+            f"{words.name} has {len(sizes)} {raw} for {len(with_data)} {words.tensors}{last}"
         )
     for tensor, size in zip(with_data, sizes, strict=True):
-        _check_raw_size(tensor, size, message)
+        _check_raw_size(tensor, size, words)
     remaining = iter(sizes)
     return [None if tensor.in_shared_memory else next(remaining) for tensor in tensors]
 
 
-def _check_raw_size(tensor: ParsedTensor, size: int, message: ErrorVocabulary) -> None:
+def _check_raw_size(tensor: ParsedTensor, size: int, words: ErrorVocabulary) -> None:
     count = element_count(tensor.shape)
     element = tensor.datatype.size
     # An element of BYTES takes at least its length; whoever converts them checks the rest.
     fits = size == count * element if element else size >= count * 4 and bool(count) == bool(size)
     if not fits:
         takes = f"{count * element} bytes" if element else f"{count} elements of 4 bytes or more"
-        raise message.malformed(
-            f"{tensor.label}: raw_{message.tensor}_contents has {size} bytes, but shape "
+        raise words.malformed(
+            f"{tensor.label}: raw_{words.tensor}_contents has {size} bytes, but shape "
             f"{list(tensor.shape)} of {tensor.datatype.name} takes {takes}"
         )
 
 
 def read_typed(
-    tensors: Sequence[ParsedTensor], data: Buffer, budget: HeaderBudget, message: ErrorVocabulary
+    tensors: Sequence[ParsedTensor], data: Buffer, budget: HeaderBudget, words: ErrorVocabulary
 ) -> list[Chunks | None]:
     """Return each tensor's data as raw bytes from its typed contents.
 
@@ -265,11 +265,11 @@ def read_typed(
     found: list[Chunks | None] = []
     for tensor in tensors:
         if not tensor.in_shared_memory:
-            label = TensorLabel(tensor.label, tensor.datatype, tensor.shape, message)
+            label = TensorLabel(tensor.label, tensor.datatype, tensor.shape, words)
             found.append(read_contents(label, data, tensor.contents, budget))
             continue
         if tensor.has_contents:
-            raise message.malformed(
+            raise words.malformed(
                 f"{tensor.label} has contents and {SHARED_MEMORY}; send one of them"
             )
         found.append(None)
@@ -284,26 +284,26 @@ def write_tensor(
     tensor: Tensor,
     parameters: Fields,
     unknown_fields: bytes,
-    message: ErrorVocabulary,
+    words: ErrorVocabulary,
     data: Sequence[Buffer] | None = None,
 ) -> Chunks:
     """Write a tensor as field ``number``, with ``data`` as typed contents if there are any.
 
     Raises GatewayError for data or parameters that protobuf cannot carry.
     """
-    label = message.label(tensor.name)
+    label = words.label(tensor.name)
     shape = b"".join(map(varint, tensor.shape))
     head = b"".join(
         (
             bytes_field(fields.TENSOR_NAME, tensor.name.encode()),
             bytes_field(fields.DATATYPE, tensor.datatype.name.encode()),
             bytes_field(fields.SHAPE, shape) if shape else b"",
-            write_parameters(fields.TENSOR_PARAMETERS, parameters, label, message),
+            write_parameters(fields.TENSOR_PARAMETERS, parameters, label, words),
         )
     )
     contents: Chunks = []
     if data is not None and any(map(len, data)):
-        typed = TensorLabel(label, tensor.datatype, tensor.shape, message)
+        typed = TensorLabel(label, tensor.datatype, tensor.shape, words)
         contents = write_contents(typed, data)
         contents.insert(0, length_prefix(fields.CONTENTS, sum(map(len, contents))))
     size = len(head) + sum(map(len, contents)) + len(unknown_fields)
@@ -316,10 +316,10 @@ def write_raw(number: int, data: Sequence[Buffer]) -> Chunks:
     return [length_prefix(number, sum(map(len, data))), *data]
 
 
-def check_size(chunks: Chunks, message: ErrorVocabulary) -> Chunks:
+def check_size(chunks: Chunks, words: ErrorVocabulary) -> Chunks:
     """Return a message; raises GatewayError (413, 502) if it exceeds protobuf's limit."""
     if sum(map(len, chunks)) > MAX_MESSAGE:
         raise GatewayError(
-            message.too_large, f"{message.name} is larger than protobuf allows: {MAX_MESSAGE} bytes"
+            words.too_large, f"{words.name} is larger than protobuf allows: {MAX_MESSAGE} bytes"
         )
     return chunks

@@ -133,9 +133,9 @@ class ArrayScanner:
     and for a window without a comma.
     """
 
-    def __init__(self, label: str, depth_cap: int, message: ErrorVocabulary = REQUEST) -> None:
+    def __init__(self, label: str, depth_cap: int, words: ErrorVocabulary = REQUEST) -> None:
         self._label = label
-        self._message = message
+        self._words = words
         self._depth_cap = depth_cap
         self._depth = 0
         self._first = True
@@ -327,11 +327,11 @@ class ArrayScanner:
 
     def _no_comma_error(self) -> GatewayError:
         size = self._window
-        return self._message.malformed(f"{self._label}: data holds {size} bytes without a comma")
+        return self._words.malformed(f"{self._label}: data holds {size} bytes without a comma")
 
     def _check_depth(self, depth: int) -> None:
         if depth > self._depth_cap:
-            raise self._message.malformed(
+            raise self._words.malformed(
                 f"{self._label}: data is nested deeper than {self._depth_cap}"
             )
 

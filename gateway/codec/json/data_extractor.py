@@ -82,10 +82,10 @@ class DataExtractor:
         self,
         header_cap: int,
         depth_cap: int,
-        message: ErrorVocabulary = REQUEST,
+        words: ErrorVocabulary = REQUEST,
         tensor_cap: int = MAX_TENSORS,
     ) -> None:
-        self._message = message
+        self._words = words
         self._header_cap = header_cap
         self._depth_cap = depth_cap
         self._tensor_cap = tensor_cap
@@ -182,11 +182,11 @@ class DataExtractor:
 
     def _truncated_error(self, array: ArrayScanner) -> GatewayError:
         if array.invalid_text is None:
-            return self._message.malformed(
-                f"{self._message.name} ends at byte {self._received}, "
+            return self._words.malformed(
+                f"{self._words.name} ends at byte {self._received}, "
                 f"inside the data of {self._label}"
             )
-        return self._message.malformed(
+        return self._words.malformed(
             f"{self._label}: data is not an array of plain values, at byte "
             f"{self._array_start + array.invalid_at}, near: {quote_bytes(array.invalid_text)}"
         )
@@ -260,16 +260,16 @@ class DataExtractor:
         if tensors:
             index = max(0, self._tensor) + len(tensors) - 1
             is_same = index == self._tensor
-            label = self._label if is_same else self._message.label_of(tensors[-1], index)
+            label = self._label if is_same else self._words.label_of(tensors[-1], index)
             kind = describe_json_kind(self._buffer[self._position : self._position + 1])
-            raise self._message.malformed(f"{label}: data must be an array, got {kind}")
+            raise self._words.malformed(f"{label}: data must be an array, got {kind}")
 
     def _enter_array(self) -> ArrayStart:
         tensors = self._tensors_so_far()
         if tensors is None:
             self._check_value_count(self._header)
             raise _misplaced_array_error(
-                self._message, bytes(self._header), self._key_at, self.extracted
+                self._words, bytes(self._header), self._key_at, self.extracted
             )
         first = not self.arrays
         if not first:
@@ -278,16 +278,16 @@ class DataExtractor:
                 raise self._duplicate_data_error(self._label)
         self._tensor = len(tensors) - 1 + max(0, self._tensor)
         if self._tensor >= self._tensor_cap:
-            raise self._message.too_many_tensors(self._tensor_cap)
+            raise self._words.too_many_tensors(self._tensor_cap)
         self._array_start = self._offset
         self._placeholder_at = len(self._header)
         self._append_to_header(orjson.dumps(placeholder(len(self.arrays))))
         self._fragment_start = len(self._header)
         self.arrays.append(self._tensor)
-        self._label = self._message.label_of(tensors[-1], self._tensor)
+        self._label = self._words.label_of(tensors[-1], self._tensor)
         if "data" in tensors[-1]:
             raise self._duplicate_data_error(self._label)
-        self._array = ArrayScanner(self._label, self._depth_cap, self._message)
+        self._array = ArrayScanner(self._label, self._depth_cap, self._words)
         return ArrayStart(self._tensor, tensors[-1], {} if first else tensors[0])
 
     def _check_no_second_data(self, tensors: list[dict[str, Any]] | None) -> None:
@@ -296,7 +296,7 @@ class DataExtractor:
             raise self._duplicate_data_error(self._label)
 
     def _duplicate_data_error(self, label: str) -> GatewayError:
-        return self._message.malformed(f"{label} has more than one data")
+        return self._words.malformed(f"{label} has more than one data")
 
     def _tensors_so_far(self) -> list[dict[str, Any]] | None:
         """Parse the text since the last array up to a key ``data``; None if it is no tensor's key.
@@ -315,7 +315,7 @@ class DataExtractor:
     def _parse_tensors(self, fragment: bytearray) -> list[dict[str, Any]] | None:
         """Parse the text behind the last array; None if it contains no tensors."""
         self._check_value_count(fragment)
-        key = self._message.tensors
+        key = self._words.tensors
         opening = b'{"%s":[{"%s":0' % (key.encode(), _PROBE_KEY.encode()) if self.arrays else b""
         try:
             fields = parse_json(opening + fragment)
@@ -328,7 +328,7 @@ class DataExtractor:
 
     def _check_value_count(self, text: bytearray) -> None:
         """Refuse a request with too many values, before it is parsed; servers are trusted."""
-        if self._message is REQUEST:
+        if self._words is REQUEST:
             try:
                 check_value_count(text, self._tensor_cap)
             except GatewayError:
@@ -348,14 +348,14 @@ class DataExtractor:
             raise self._too_large_error()
 
     def _too_large_error(self) -> GatewayError:
-        if self._message is REQUEST:
+        if self._words is REQUEST:
             # Look no further: that would depend on how the text arrived.
             start = bytes(self._header[: self._header_cap + 1])
             if _V1_START.match(start):
                 return bad_request(V1_REQUEST_HINT)
             check_header_end(start, self.extracted)
         return GatewayError(
-            self._message.too_large,
+            self._words.too_large,
             f"the JSON around the data is larger than {self._header_cap} bytes "
             "(limits.max_inference_header_bytes)",
         )
@@ -365,7 +365,7 @@ _OPENING_BRACKETS, _CLOSING_BRACKETS = b"[{", b"]}"
 
 
 def _misplaced_array_error(
-    message: ErrorVocabulary, header: bytes, key_at: int, cuts: Sequence[ExtractedArray]
+    words: ErrorVocabulary, header: bytes, key_at: int, cuts: Sequence[ExtractedArray]
 ) -> GatewayError:
     """Make the error for an array that is the value of the last key of a header, at ``key_at``.
 
@@ -374,14 +374,14 @@ def _misplaced_array_error(
     try:
         fields = parse_json(header + b"1" + _missing_brackets(header))
     except orjson.JSONDecodeError as error:
-        return invalid_json_error(message, header, error, cuts)
+        return invalid_json_error(words, header, error, cuts)
     try:
-        if message.tensors in check_object(fields, message):
-            check_entries(fields, message)
+        if words.tensors in check_object(fields, words):
+            check_entries(fields, words)
     except GatewayError as error:
         return error
-    return message.malformed(
-        f'there is an array "data" outside the tensors of {message.tensors}, '
+    return words.malformed(
+        f'there is an array "data" outside the tensors of {words.tensors}, '
         f"at byte {original_offset(key_at, cuts)}, near: {quote_around(header, key_at, cuts)}"
     )
 

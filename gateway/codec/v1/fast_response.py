@@ -37,22 +37,22 @@ def write_buffered_prediction(
         return None
     written = response.head.written
     if _KEY not in written:
-        written[_KEY] = _make_plan(response.head)
-    plan: _Plan | None = written[_KEY]
-    if plan is None or header_size + plan.size != len(body):
+        written[_KEY] = _make_layout(response.head)
+    rows: _RowLayout | None = written[_KEY]
+    if rows is None or header_size + rows.size != len(body):
         return None
-    shape = plan.single_shape if layout.single else plan.shape
+    shape = rows.single_shape if layout.single else rows.shape
     if not shape:
         return None
-    text = fast_encode_numbers(memoryview(body)[header_size:], plan.datatype, shape)
+    text = fast_encode_numbers(memoryview(body)[header_size:], rows.datatype, shape)
     if text is None:
         return None
     key = layout.form.response_key.encode()
-    return b"".join((b'{"', key, b'":[', text, b"]}")), plan.count
+    return b"".join((b'{"', key, b'":[', text, b"]}")), rows.count
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _RowLayout:
     """How responses with the same head are written; ``size`` counts the bytes of data.
 
     ``single_shape`` is that of a single instance. Shapes of too many dimensions are empty.
@@ -65,7 +65,7 @@ class _Plan:
     single_shape: tuple[int, ...]
 
 
-def _make_plan(head: InferResponseHead) -> _Plan | None:
+def _make_layout(head: InferResponseHead) -> _RowLayout | None:
     if len(head.outputs) != 1:
         return None
     (output,) = head.outputs
@@ -73,7 +73,7 @@ def _make_plan(head: InferResponseHead) -> _Plan | None:
     if not size or not can_encode_fast(datatype) or datatype.size is None:
         return None
     count = size // datatype.size
-    return _Plan(datatype, size, count, _nested(output.shape), _nested((1, *output.shape)))
+    return _RowLayout(datatype, size, count, _nested(output.shape), _nested((1, *output.shape)))
 
 
 def _nested(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Reads small, fully buffered JSON requests in a few calls.
 
 Requests for a model look alike but for their data and their id. The JSON around those is parsed
-once, and the plan made of it is cached. Unusual and invalid requests are left to
+once, and what is parsed of it is cached. Unusual and invalid requests are left to
 InferRequestReader, and so are strings where the C module is not compiled; for all others both give
 the same result.
 """
@@ -74,23 +74,23 @@ def read_buffered_request(
     if len(surroundings) > MAX_CACHED_DOCUMENT or contains(surroundings, b"\\"):
         return None  # escapes could hide a key, and with it data that would be cached
     common, request_id = split_id(surroundings)
-    plan = _cached_plan(common, len(arrays), depth_cap, tensor_cap)
-    if request_id is not None and (not plan or plan.id is None):
+    parsed = _cached_parse(common, len(arrays), depth_cap, tensor_cap)
+    if request_id is not None and (not parsed or parsed.id is None):
         # The id is not that of the request.
-        plan, request_id = _cached_plan(surroundings, len(arrays), depth_cap, tensor_cap), None
-    if not plan:
+        parsed, request_id = _cached_parse(surroundings, len(arrays), depth_cap, tensor_cap), None
+    if not parsed:
         return None
     tensors: list[TensorData] = []
     try:
-        for tensor, array in zip(plan.tensors, arrays, strict=True):
+        for tensor, array in zip(parsed.tensors, arrays, strict=True):
             if isinstance(tensor, _StringTensor):
                 tensors.append((_pack_strings(tensor, array, depth_cap),))
             else:
                 tensors.append((_pack(tensor, array, depth_cap),))
     except (ValueError, TypeError, OverflowError, struct.error):
         return None  # an invalid element, or a number of elements that does not match the shape
-    head = plan.head if plan.size_is_known else _with_sizes(plan, tensors)
-    return InferRequest(head, plan.id if request_id is None else request_id, tuple(tensors))
+    head = parsed.head if parsed.size_is_known else _with_sizes(parsed, tensors)
+    return InferRequest(head, parsed.id if request_id is None else request_id, tuple(tensors))
 
 
 def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]] | None:
@@ -133,15 +133,15 @@ def _pack_strings(tensor: _StringTensor, array: bytes, depth_cap: int) -> bytes:
     return decoded[1]
 
 
-def _with_sizes(plan: _Plan, tensors: list[TensorData]) -> InferRequestHead:
-    """Return the head of a plan with the sizes of its strings."""
-    inputs = list(plan.head.inputs)
-    for tensor, data in zip(plan.tensors, tensors, strict=True):
+def _with_sizes(parsed: _ParsedRequest, tensors: list[TensorData]) -> InferRequestHead:
+    """Return the head of a request with the sizes of its strings."""
+    inputs = list(parsed.head.inputs)
+    for tensor, data in zip(parsed.tensors, tensors, strict=True):
         if isinstance(tensor, _StringTensor):
             assert not isinstance(data, int)
             size = sum(map(len, data))
             inputs[tensor.index] = inputs[tensor.index].with_size(size)
-    return replace(plan.head, inputs=tuple(inputs), written={})
+    return replace(parsed.head, inputs=tuple(inputs), written={})
 
 
 def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
@@ -202,7 +202,7 @@ class _StringTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _ParsedRequest:
     """What a request becomes, apart from its data; strings lack their size in the head."""
 
     head: InferRequestHead
@@ -212,13 +212,15 @@ class _Plan:
 
 
 @cached(CACHED_DOCUMENTS)
-def _cached_plan(
+def _cached_parse(
     surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
-) -> _Plan | Literal[False]:
-    return _make_plan(surroundings, arrays, depth_cap, tensor_cap) or False
+) -> _ParsedRequest | Literal[False]:
+    return _parse_surroundings(surroundings, arrays, depth_cap, tensor_cap) or False
 
 
-def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
+def _parse_surroundings(
+    surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
+) -> _ParsedRequest | None:
     try:
         fields = parse_request_header(surroundings, depth_cap)
         inputs = read_inputs(fields, tensor_cap)
@@ -248,7 +250,7 @@ def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
     size_is_known = all(tensor.size is not None for tensor in tensors)
     in_sequence = may_name_sequence(surroundings)
     head = replace(head, inputs=tuple(sized), names_sequence=in_sequence)
-    return _Plan(head, fields.get("id"), tuple(tensors), size_is_known)
+    return _ParsedRequest(head, fields.get("id"), tuple(tensors), size_is_known)
 
 
 def _count(value: object, name: str) -> int:

@@ -47,20 +47,20 @@ def write_buffered(response: InferResponse, data: bytes, start: int) -> tuple[by
     """
     written = response.head.written
     if _KEY not in written:
-        written[_KEY] = _make_plan(response.head)
-    plan: _Plan | None = written[_KEY]
-    if plan is None or start + plan.size != len(data):
+        written[_KEY] = _make_text(response.head)
+    around: _TextAroundData | None = written[_KEY]
+    if around is None or start + around.size != len(data):
         return None
-    text: list[TextChunk] = [plan.split_around_data[0]]
+    text: list[TextChunk] = [around.split_around_data[0]]
     count = 0
     if response.id is not None:
-        text = [b'{"id":', orjson.dumps(response.id), b",", plan.split_around_data[0][1:]]
+        text = [b'{"id":', orjson.dumps(response.id), b",", around.split_around_data[0][1:]]
     tensors = memoryview(data)[start:]
-    for number, tensor in enumerate(plan.tensors, 1):
+    for number, tensor in enumerate(around.tensors, 1):
         elements = fast_encode_numbers(tensors[tensor.start : tensor.end], tensor.datatype)
         if elements is None:
             return None
-        text += elements, plan.split_around_data[number]
+        text += elements, around.split_around_data[number]
         count += tensor.count
     return b"".join(text), count
 
@@ -76,7 +76,7 @@ class _Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _TextAroundData:
     """What a response becomes, apart from its id and numbers; ``size`` counts the bytes of data."""
 
     split_around_data: tuple[bytes, ...]
@@ -84,7 +84,7 @@ class _Plan:
     size: int
 
 
-def _make_plan(head: InferResponseHead) -> _Plan | None:
+def _make_text(head: InferResponseHead) -> _TextAroundData | None:
     if not head.outputs:
         return None
     tensors: list[_Tensor] = []
@@ -99,4 +99,6 @@ def _make_plan(head: InferResponseHead) -> _Plan | None:
         tensors.append(_Tensor(start, size, output.binary_size // datatype.size, datatype))
     follows = [output.binary_size is not None for output in head.outputs]
     fields = response_fields(InferResponse(head), _POLICIES)
-    return _Plan(tuple(split_around_data(fields, RESPONSE.tensors, follows)), tuple(tensors), size)
+    return _TextAroundData(
+        tuple(split_around_data(fields, RESPONSE.tensors, follows)), tuple(tensors), size
+    )

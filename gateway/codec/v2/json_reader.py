@@ -79,14 +79,14 @@ class JsonMessageReader(ABC):
 
     def __init__(
         self,
-        message: ErrorVocabulary,
+        words: ErrorVocabulary,
         header_cap: int,
         depth_cap: int,
         offloader: Offloader | None = None,
         tensor_cap: int = MAX_TENSORS,
     ) -> None:
-        self._message = message
-        self._extractor = DataExtractor(header_cap, depth_cap, message, tensor_cap)
+        self._words = words
+        self._extractor = DataExtractor(header_cap, depth_cap, words, tensor_cap)
         self._offloader = offloader
         self._offloaded: deque[_OffloadedRun] = deque()
         self._arrays: list[DataArray] = []
@@ -162,7 +162,7 @@ class JsonMessageReader(ABC):
         if isinstance(event, ArrayStart):
             if self._arrays:
                 self._update_array(self._arrays[-1], event.previous)
-            label = f"{self._message.tensors}[{event.index}]"
+            label = f"{self._words.tensors}[{event.index}]"
             self._arrays.append(DataArray(event.index, label))
             self._update_array(self._arrays[-1], event.fields)
         else:
@@ -173,7 +173,7 @@ class JsonMessageReader(ABC):
         """Update what is known of a tensor: its name and its sink."""
         name = fields.get("name")
         if isinstance(name, str):
-            array.label = self._message.label(name)
+            array.label = self._words.label(name)
         if array.sink is None:
             array.sink = self._make_sink(array.label, fields)
 
@@ -307,7 +307,7 @@ class JsonMessageReader(ABC):
         """Parse the JSON around the data; only now may the last sink be known."""
         text = self._extractor.finish()
         fields, tensors = self._parse_header(text, self._extractor.extracted)
-        entries = fields.get(self._message.tensors, [])
+        entries = fields.get(self._words.tensors, [])
         self._check_placeholders(entries)
         self._header = ParsedHeader(text, fields, tensors)
         self.header_size = len(text) + estimate_parsed_size(text) + _TENSOR_OVERHEAD * len(tensors)
@@ -318,27 +318,27 @@ class JsonMessageReader(ABC):
             if not isinstance(tensor, TensorDecoder) or not has_base64_content(entry):
                 continue
             if tensor.datatype is declared.datatype and tensor.datatype.family is Family.TEXT:
-                label = self._message.label(declared.name)
-                self._base64_decoders.append(Base64ElementDecoder(label, tensor, self._message))
+                label = self._words.label(declared.name)
+                self._base64_decoders.append(Base64ElementDecoder(label, tensor, self._words))
 
     def _check_placeholders(self, entries: list[Fields]) -> None:
         """Check that every ``data`` is the placeholder of an array of its own tensor."""
         places = {array.index: placeholder(number) for number, array in enumerate(self._arrays)}
-        key = self._message.tensors
+        key = self._words.tensors
         for index, entry in enumerate(entries):
             if "data" in entry and (index not in places or entry["data"] != places.pop(index)):
                 raise self._not_extracted_error(entry, index)
         if places:
-            raise self._message.malformed(f"{self._message.name} has the key {key} more than once")
+            raise self._words.malformed(f"{self._words.name} has the key {key} more than once")
 
     def _not_extracted_error(self, entry: Fields, index: int) -> GatewayError:
         """Make the error for data that was not extracted as an array."""
-        label = self._message.label_of(entry, index)
+        label = self._words.label_of(entry, index)
         if isinstance(entry["data"], list):
-            return self._message.malformed(
+            return self._words.malformed(
                 f'{label}: data must be given once, under the key "data" written without escapes'
             )
-        return self._message.malformed(
+        return self._words.malformed(
             f"{label}: data must be an array, got {describe_value(entry['data'])}"
         )
 
@@ -346,12 +346,12 @@ class JsonMessageReader(ABC):
         """Return a converted tensor; it must agree with the header."""
         tensor = array.sink
         assert isinstance(tensor, TensorDecoder)
-        label = self._message.label(declared.name)
+        label = self._words.label(declared.name)
         if tensor.datatype is not declared.datatype:
-            raise self._message.malformed(f"{label} has more than one datatype")
+            raise self._words.malformed(f"{label} has more than one datatype")
         expected = element_count(declared.shape)
         if tensor.count != expected:
-            raise self._message.malformed(
+            raise self._words.malformed(
                 f"{label}: shape {list(declared.shape)} takes {expected} elements, "
                 f"data has {tensor.count}"
             )

@@ -38,11 +38,11 @@ class TensorSplitter:
     def __init__(
         self,
         tensors: Sequence[Tensor],
-        message: ErrorVocabulary,
+        words: ErrorVocabulary,
         buffered: Mapping[int, Sequence[bytes]] | None = None,
     ) -> None:
         self._tensors = tensors
-        self._message = message
+        self._words = words
         self._buffered = dict(buffered or {})
         self._current = 0
         self._missing = 0
@@ -53,8 +53,8 @@ class TensorSplitter:
         yield from self._advance()
         while data:
             if self._current == len(self._tensors):
-                raise self._message.malformed(
-                    f"{self._message.name} holds more bytes than its header says"
+                raise self._words.malformed(
+                    f"{self._words.name} holds more bytes than its header says"
                 )
             piece, data = data[: self._missing], data[self._missing :]
             self._missing -= len(piece)
@@ -66,8 +66,8 @@ class TensorSplitter:
     def finish(self) -> None:
         """Check that the data are complete."""
         if self._missing or any(each.binary_size for each in self._tensors[self._current :]):
-            raise self._message.malformed(
-                f"{self._message.name} ends before all that its header says has come"
+            raise self._words.malformed(
+                f"{self._words.name} ends before all that its header says has come"
             )
 
     def _advance(self) -> Iterator[TensorPiece]:
@@ -95,11 +95,11 @@ class JsonMessageWriter(ABC):
     def __init__(
         self,
         tensors: Sequence[Tensor],
-        message: ErrorVocabulary,
+        words: ErrorVocabulary,
         texts: Mapping[int, Sequence[bytes]] | None = None,
     ) -> None:
         self._tensors = tensors
-        self._message = message
+        self._words = words
         self._texts = texts or {}
         self._skeleton: deque[bytes] = deque()
         self._skeleton_size = 0
@@ -124,7 +124,7 @@ class JsonMessageWriter(ABC):
             tensor.binary_size is not None or index in self._texts
             for index, tensor in enumerate(self._tensors)
         ]
-        parts = split_around_data(self._write_fields(), self._message.tensors, has_data)
+        parts = split_around_data(self._write_fields(), self._words.tensors, has_data)
         self._skeleton.append(parts.popleft())
         for index in (index for index, has in enumerate(has_data) if has):
             after = parts.popleft()
@@ -151,7 +151,7 @@ class JsonMessageWriter(ABC):
         else:
             yield from self._encoder.parts(piece.data, offloader)
         if piece.last:
-            check_element_count(self._tensors[piece.index], self._encoder, self._message)
+            check_element_count(self._tensors[piece.index], self._encoder, self._words)
             self._encoder = None
             yield self._next_skeleton_part()
 
@@ -162,13 +162,13 @@ class JsonMessageWriter(ABC):
         return text
 
 
-def check_element_count(tensor: Tensor, converter: TensorEncoder, message: ErrorVocabulary) -> None:
+def check_element_count(tensor: Tensor, converter: TensorEncoder, words: ErrorVocabulary) -> None:
     """Raise GatewayError (502, 400) unless a tensor has as many elements as its shape."""
     converter.finish()
     expected = element_count(tensor.shape)
     if converter.count != expected:
-        raise message.malformed(
-            f"{message.label(tensor.name)} of {message.name} holds {converter.count} elements, "
+        raise words.malformed(
+            f"{words.label(tensor.name)} of {words.name} holds {converter.count} elements, "
             f"its shape {list(tensor.shape)} takes {expected}"
         )
 

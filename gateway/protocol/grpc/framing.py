@@ -37,16 +37,16 @@ class MessagePiece:
 class MessageReader:
     """Finds the messages in a body that arrives in pieces; it buffers no data.
 
-    ``cap`` limits the bytes of a message, ``cap_name`` is the setting that says so, ``message``
+    ``cap`` limits the bytes of a message, ``cap_name`` is the setting that says so, ``words``
     tells whose body it is.
     """
 
-    def __init__(self, cap: int, cap_name: str, message: ErrorVocabulary) -> None:
+    def __init__(self, cap: int, cap_name: str, words: ErrorVocabulary) -> None:
         self.messages = 0
         """Messages that have begun."""
         self._cap: Final = cap
         self._cap_name: Final = cap_name
-        self._message: Final = message
+        self._words: Final = words
         self._prefix = b""
         self._size = 0
         self._is_compressed = False
@@ -91,8 +91,8 @@ class MessageReader:
             )
         if size > self._cap:
             raise GatewayError(
-                self._message.too_large,
-                f"{self._message.name} has a gRPC message of {size} bytes, which is larger than "
+                self._words.too_large,
+                f"{self._words.name} has a gRPC message of {size} bytes, which is larger than "
                 f"{self._cap} bytes ({self._cap_name})",
             )
         self.messages += 1
@@ -100,7 +100,7 @@ class MessageReader:
         self._is_compressed = bool(flag)
 
     def _error(self, text: str) -> GatewayError:
-        return self._message.malformed(f"{self._message.name} {text}")
+        return self._words.malformed(f"{self._words.name} {text}")
 
 
 def is_one_message(start: bytes | memoryview, size: int) -> bool:

@@ -119,10 +119,10 @@ class UpstreamCall:
             if error is not None:
                 outcome, why = attempt.fail(self._deadline.translate(error))
             elif is_retried:
-                outcome, why = attempt.lease.classify_retried(response.outcome, response.error)
+                outcome, why = attempt.lease.classify_retried(response.final_status, response.error)
                 attempt.repeat(outcome, why)
             else:
-                outcome, why = attempt.lease.classify_status(response.outcome, response.error)
+                outcome, why = attempt.lease.classify_status(response.final_status, response.error)
         finally:
             attempt.end(outcome, why)
 
@@ -132,7 +132,7 @@ class UpstreamCall:
         while True:
             self._attempt, self.response = await reach()
             try:
-                status, endpoint = self.response.outcome, self._attempt.endpoint
+                status, endpoint = self.response.final_status, self._attempt.endpoint
                 is_retried = self._retry.should_retry_status(status, endpoint)
                 if is_retried:
                     await read_start(self.response)  # it says why it is retried

@@ -227,7 +227,7 @@ class BufferedCall:
             self._attempt.respond(head.status, connection.head_delay)
             handler, request = self._plan.handler, self._request
             response = ServerResponse(request, head, body, trailers)
-            status = response.outcome
+            status = response.final_status
             said = response.error if status >= FIRST_ERROR_STATUS else ""
             if self._retry_status(status, said):
                 return True
@@ -257,10 +257,10 @@ class BufferedCall:
         """Continue in a task that passes a partial response on as it arrives."""
         try:
             self._attempt.respond(response.status, response.head_delay)
-            if self._retry_status(response.outcome, response.error):
+            if self._retry_status(response.final_status, response.error):
                 return
             lease = self._attempt.lease
-            on_done = partial(self._end, *lease.classify_status(response.outcome))
+            on_done = partial(self._end, *lease.classify_status(response.final_status))
             response = quoted_response(response)
             self._continue(partial(self._relay, response, self._stop_timers()), on_done)
         except Exception as error:
@@ -422,7 +422,7 @@ class BufferedCall:
             try:
                 await self._pass_on(upstream_response, server, response, deadline)
                 # The status of a gRPC call came in its trailers.
-                status, said = upstream_response.outcome, upstream_response.error
+                status, said = upstream_response.final_status, upstream_response.error
                 self._end(*self._attempt.lease.classify_status(status, said))
             except BaseException as error:
                 self._end(*self._attempt.fail(deadline.translate(error)))

@@ -100,7 +100,7 @@ class ServerResponse:
         self.trailers: Final = trailers
 
     @property
-    def outcome(self) -> int:
+    def final_status(self) -> int:
         """Return the HTTP status that says how the call went; see UpstreamResponse."""
         if not self.request.is_grpc:
             return self.head.status

@@ -107,9 +107,9 @@ def _has_no_list(
     sub_response: SubResponse, upstream: Upstream, index_request: UpstreamRequest
 ) -> bool:
     """Tell whether a server says that it has no list, and never will."""
-    if not isinstance(sub_response.outcome, BufferedResponse):
+    if not isinstance(sub_response.result, BufferedResponse):
         return False
-    dialect, status = upstream.dialect_state.dialect, sub_response.outcome.status
+    dialect, status = upstream.dialect_state.dialect, sub_response.result.status
     if dialect is not None and not dialect.has_model_list:
         return status == 400 or status in _NO_LIST_STATUSES
     # Servers with an index refuse GET as well: the specification has POST.

@@ -57,30 +57,30 @@ class BufferedResponse:
 
 @dataclass(frozen=True, slots=True)
 class SubResponse:
-    """The outcome of a request at one server.
+    """The result of a request at one server.
 
     ``server`` is an endpoint, or the upstream if any of its endpoints could respond.
     """
 
     upstream: str
     server: ServerName
-    outcome: BufferedResponse | GatewayError
+    result: BufferedResponse | GatewayError
 
     @property
     def success(self) -> BufferedResponse | None:
         """Return the response if it is no error."""
-        if isinstance(self.outcome, BufferedResponse) and 200 <= self.outcome.status < 300:
-            return self.outcome
+        if isinstance(self.result, BufferedResponse) and 200 <= self.result.status < 300:
+            return self.result
         return None
 
     def failure(self, audience: Audience) -> str:
         """Describe an error, with the name of the server."""
         name = self.server.name_for(audience)
-        if isinstance(self.outcome, GatewayError):
-            message = self.outcome.message_for(audience)
+        if isinstance(self.result, GatewayError):
+            message = self.result.message_for(audience)
             return message if name in message else f"{name}: {message}"
-        text = read_server_error(self.outcome.body)
-        return f"{name} returned {describe_error(self.outcome.status, text, QUOTED_TEXT)}"
+        text = read_server_error(self.result.body)
+        return f"{name} returned {describe_error(self.result.status, text, QUOTED_TEXT)}"
 
     def parse(self, read: Callable[[Any], _T], what: str) -> _T:
         """Return what ``read`` makes of the JSON document of a success.
@@ -165,14 +165,14 @@ def merge_responses(
     Else raises GatewayError (502) that names the servers that succeeded, those that failed and why.
     If no server responded and all failed alike, the error is of that kind (503, 504).
     """
-    outcomes = [each.outcome for each in sub_responses]
-    responses = [each for each in outcomes if isinstance(each, BufferedResponse)]
+    results = [each.result for each in sub_responses]
+    responses = [each for each in results if isinstance(each, BufferedResponse)]
     all_succeeded = all(each.success for each in sub_responses)
     if len(responses) == len(sub_responses):
         is_same_status = len({response.status for response in responses}) == 1
         if is_same_status or all_succeeded:
             return responses[0]
-    errors = [each for each in outcomes if isinstance(each, GatewayError)]
+    errors = [each for each in results if isinstance(each, GatewayError)]
     kind, retry_after = ErrorKind.BAD_RESPONSE, None
     if not responses and len({error.kind for error in errors}) == 1:
         kind, retry_after = errors[0].kind, errors[0].retry_after
@@ -275,19 +275,19 @@ class _Query:
         upstream, lease = self.destination.upstream.name, self.lease
         any_endpoint = ServerName(upstream_name(upstream), upstream_name(upstream))
         server = any_endpoint if lease is None else lease.endpoint.name
-        outcome: BufferedResponse | GatewayError | None
+        result: BufferedResponse | GatewayError | None
         try:
             if lease is None:
                 request, reservation = self.request, self.reservation
                 with deadline:
-                    outcome = await query_upstream(
+                    result = await query_upstream(
                         self.destination, request, reservation, deadline, record
                     )
             else:
-                outcome = await self._query_endpoint(lease, deadline, record)
+                result = await self._query_endpoint(lease, deadline, record)
         except GatewayError as error:
-            outcome = strip_tracebacks(error)
-        return None if outcome is None else SubResponse(upstream, server, outcome)
+            result = strip_tracebacks(error)
+        return None if result is None else SubResponse(upstream, server, result)
 
     async def _query_endpoint(
         self, lease: Lease, deadline: Deadline, record: CallRecord

@@ -85,8 +85,8 @@ async def _model_list(call: Call) -> None:
 
 
 def _has_no_index(sub_response: SubResponse) -> bool:
-    outcome = sub_response.outcome
-    return isinstance(outcome, BufferedResponse) and outcome.status in _NO_INDEX_STATUSES
+    result = sub_response.result
+    return isinstance(result, BufferedResponse) and result.status in _NO_INDEX_STATUSES
 
 
 async def _send_merged_list(call: Call, result: ModelLists) -> None:

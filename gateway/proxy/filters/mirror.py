@@ -105,7 +105,7 @@ class Mirror:
         try:
             await self._serve_copy(copy, response)
         finally:
-            record.status = response.outcome
+            record.status = response.final_status
             self.stats.observe(record)
             _report_trace(copy, response)
 
@@ -127,7 +127,7 @@ class Mirror:
             # An error in the gateway itself must never be silent.
             _log.exception("mirroring %s %s failed", copy.method, copy.target)
             failure = "the gateway failed"
-        self.stats.count_sent(failure, 0 if response.record.error else response.outcome)
+        self.stats.count_sent(failure, 0 if response.record.error else response.final_status)
 
     def _on_done(self, copy: MirroredRequest, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -281,7 +281,7 @@ class DiscardResponse(ClientResponse):
         return _describe_response(self.status, self._quoted) if self.status >= 400 else ""
 
     @property
-    def outcome(self) -> int:
+    def final_status(self) -> int:
         """Return the HTTP status, or that which stands for the status of gRPC."""
         return self.record.status or self.status
 

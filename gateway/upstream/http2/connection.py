@@ -48,7 +48,7 @@ _CONNECTION_WINDOW: Final = MAX_STREAMS * MAX_WINDOW
 limited by the windows of the streams."""
 
 # The kernel finds a dead host, or a dead way to it. A server that hangs acknowledges TCP's segments
-# as ever: see ``ServerSession.give_up``.
+# as ever: see ``Http2ServerConnection.give_up``.
 _UNACKNOWLEDGED_TIMEOUT = 20
 """Seconds until a connection is dead on which sent bytes are not acknowledged: as in gRPC."""
 _KEEPALIVE_IDLE = 30
@@ -92,10 +92,10 @@ class SessionOwner(Protocol):
     def on_capacity(self) -> None:
         """Handle that a stream may be free on a connection."""
 
-    def on_idle(self, session: ServerSession) -> None:
+    def on_idle(self, session: Http2ServerConnection) -> None:
         """Handle that a connection has no streams any more."""
 
-    def on_leaving(self, session: ServerSession) -> None:
+    def on_leaving(self, session: Http2ServerConnection) -> None:
         """Handle that a connection takes no more streams."""
 
 
@@ -128,7 +128,9 @@ class StreamDrain(Protocol):
 class ServerStream(StreamHandler):
     """One request on a connection, and its response, which a ``receiver`` gets."""
 
-    def __init__(self, session: ServerSession, stream: Stream, receiver: StreamReceiver) -> None:
+    def __init__(
+        self, session: Http2ServerConnection, stream: Stream, receiver: StreamReceiver
+    ) -> None:
         self._server_session = session
         self._has_head = False
         self._is_given_up = False
@@ -170,7 +172,7 @@ class ServerStream(StreamHandler):
         self.session.flush_soon()
 
     def give_up(self) -> None:
-        """Note that its user waits no longer for its response; see ``ServerSession.give_up``."""
+        """Note that its user waits no longer for its response; see that of the connection."""
         stream = self.stream
         if not self._is_given_up and not (stream.closed or stream.received_end):
             self._is_given_up = True
@@ -204,7 +206,7 @@ class ServerStream(StreamHandler):
         return not is_over and drain is not None and drain.take_over(self, session.max_streams)
 
 
-class ServerSession(Http2Session):
+class Http2ServerConnection(Http2Session):
     """Sends requests to a ``server`` on streams, and gives them their responses.
 
     A connection may live on while its server is silent. So it takes no new call after a call on it

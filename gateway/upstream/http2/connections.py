@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from gateway.errors import GatewayError
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.http2.connection import MAX_STREAMS, ServerSession
+from gateway.upstream.http2.connection import MAX_STREAMS, Http2ServerConnection
 
 MAX_CONNECTIONS: Final = 32
 """Connections to one endpoint. Only servers that allow few streams need many; over HTTP/1.1 there
@@ -19,7 +19,7 @@ would be one for each call."""
 class WaitingRequest(Protocol):
     """A request that waits for a stream; it gets one of these calls."""
 
-    def send_over(self, session: ServerSession) -> None:
+    def send_over(self, session: Http2ServerConnection) -> None:
         """Send the request over a connection that has capacity."""
 
     def on_error(self, error: Exception) -> None:
@@ -37,13 +37,13 @@ class ServerConnections:
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[ServerSession]],
+        connect: Callable[[], Awaitable[Http2ServerConnection]],
         idle_timeout: float,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._connect = connect
         self._max_connections = max_connections
-        self._sessions: dict[ServerSession, None] = {}
+        self._sessions: dict[Http2ServerConnection, None] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._waiting: dict[WaitingRequest, float] = {}
         self._idle = TimeoutQueue(idle_timeout)
@@ -56,7 +56,7 @@ class ServerConnections:
         return len(self._sessions)
 
     @property
-    def sessions(self) -> Collection[ServerSession]:
+    def sessions(self) -> Collection[Http2ServerConnection]:
         """The connections that take requests."""
         return self._sessions.keys()
 
@@ -65,7 +65,7 @@ class ServerConnections:
         """The number of requests that wait for a stream."""
         return len(self._waiting)
 
-    def take(self) -> ServerSession | None:
+    def take(self) -> Http2ServerConnection | None:
         """Return a connection for a request that is sent at once, None if it must wait."""
         return None if self._waiting else self._choose()
 
@@ -87,14 +87,14 @@ class ServerConnections:
         if self._waiting:
             self._grow()
 
-    def on_idle(self, session: ServerSession) -> None:
+    def on_idle(self, session: Http2ServerConnection) -> None:
         """Close a connection after a while, unless it is used again; see SessionOwner."""
         if self._closed:
             session.shut_down()
         elif session in self._sessions:
             self._idle.add(session)
 
-    def on_leaving(self, session: ServerSession) -> None:
+    def on_leaving(self, session: Http2ServerConnection) -> None:
         """Use a connection no more; see SessionOwner."""
         was_used = session in self._sessions
         self._sessions.pop(session, None)
@@ -120,9 +120,9 @@ class ServerConnections:
         if self._connecting:
             await asyncio.wait(self._connecting)
 
-    def _choose(self) -> ServerSession | None:
+    def _choose(self) -> Http2ServerConnection | None:
         """Return the connection with the fewest open streams, None if all are full."""
-        chosen: ServerSession | None = None
+        chosen: Http2ServerConnection | None = None
         for session in self._sessions:
             if session.has_capacity and (
                 chosen is None or session.stream_count < chosen.stream_count
@@ -152,7 +152,7 @@ class ServerConnections:
         task = asyncio.current_task()
         assert task is not None
         began = time.monotonic()
-        session: ServerSession | None = None
+        session: Http2ServerConnection | None = None
         try:
             session = await self._connect()
             self._connecting.discard(task)
@@ -168,7 +168,7 @@ class ServerConnections:
                 self._sessions.pop(session, None)
             self._fail_waiting(error, began)
 
-    def _add(self, session: ServerSession) -> None:
+    def _add(self, session: Http2ServerConnection) -> None:
         """Use a new connection."""
         self._expected_streams = max(1, session.max_streams)
         self._sessions[session] = None

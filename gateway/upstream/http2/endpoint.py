@@ -16,7 +16,12 @@ from gateway.system.buffers import BufferAccount
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.address import ServerAddress
 from gateway.upstream.connect_errors import connect_error
-from gateway.upstream.http2.connection import ServerSession, ServerStream, SilenceLimits, forget
+from gateway.upstream.http2.connection import (
+    Http2ServerConnection,
+    ServerStream,
+    SilenceLimits,
+    forget,
+)
 from gateway.upstream.http2.connections import MAX_CONNECTIONS, ServerConnections
 from gateway.upstream.http2.drained_streams import DrainedStreams
 from gateway.upstream.http2.reserved_stream import MAX_SENDS, ReservedStream
@@ -150,8 +155,8 @@ class Http2Endpoint(UpstreamEndpoint):
         self._senders.add(task)
         return task
 
-    async def _connect(self) -> ServerSession:
-        session = ServerSession(
+    async def _connect(self) -> Http2ServerConnection:
+        session = Http2ServerConnection(
             self.name, self.connections, self._buffers, self._silence, self._drained
         )
         try:
@@ -199,7 +204,7 @@ class _Call:
             self.close()
             raise
 
-    def send_over(self, session: ServerSession) -> None:
+    def send_over(self, session: Http2ServerConnection) -> None:
         """Send the request; see WaitingRequest."""
         assert self._sent is not None
         try:
@@ -240,7 +245,7 @@ class _Call:
             stream.close()
         forget(self._head)
 
-    def _send(self, session: ServerSession) -> None:
+    def _send(self, session: Http2ServerConnection) -> None:
         """Send the headers, and a small body; start a task for another one."""
         endpoint, fields, body = self._endpoint, self._fields, self._body
         stream = self._stream = session.open_stream(self)

@@ -14,7 +14,7 @@ from gateway.http2.hpack import HeaderList
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.http2.connection import ServerSession, ServerStream
+from gateway.upstream.http2.connection import Http2ServerConnection, ServerStream
 from gateway.upstream.http2.connections import ServerConnections
 from gateway.upstream.http2.response import Http2Response
 from gateway.upstream.transport import (
@@ -56,7 +56,7 @@ class ReservedStream(ReservedConnection):
     again, perhaps over another connection.
     """
 
-    def __init__(self, session: ServerSession, endpoint: StreamEndpoint) -> None:
+    def __init__(self, session: Http2ServerConnection, endpoint: StreamEndpoint) -> None:
         self._session = session
         self._endpoint = endpoint
         self._fields: tuple[Header, ...] = ()
@@ -88,7 +88,7 @@ class ReservedStream(ReservedConnection):
         self._body = body
         self._send(self._session)
 
-    def send_over(self, session: ServerSession) -> None:
+    def send_over(self, session: Http2ServerConnection) -> None:
         """Send the request again; see WaitingRequest."""
         try:
             self._send(session)
@@ -146,7 +146,7 @@ class ReservedStream(ReservedConnection):
         else:
             self._fail(error)
 
-    def _send(self, session: ServerSession) -> None:
+    def _send(self, session: Http2ServerConnection) -> None:
         self._sends += 1
         stream = self._stream = session.open_stream(self)
         body = self._body

@@ -18,8 +18,8 @@ CAP_NAME = "limits.max_request_bytes"
 MESSAGES = st.lists(st.tuples(st.booleans(), st.binary(max_size=30)), max_size=5)
 
 
-def make_reader(message: ErrorVocabulary = REQUEST, cap: int = CAP) -> MessageReader:
-    return MessageReader(cap, CAP_NAME, message)
+def make_reader(words: ErrorVocabulary = REQUEST, cap: int = CAP) -> MessageReader:
+    return MessageReader(cap, CAP_NAME, words)
 
 
 def feed(reader: MessageReader, body: bytes) -> list[tuple[bytes, int, bool, bool, bool]]:
@@ -181,11 +181,11 @@ def test_malformed_body_is_refused(body: bytes, error: str) -> None:
     ],
 )
 def test_message_above_the_cap_is_refused_by_its_length(
-    message: ErrorVocabulary, kind: ErrorKind, name: str
+    words: ErrorVocabulary, kind: ErrorKind, name: str
 ) -> None:
-    assert feed(make_reader(message), frame(CAP)) == [(b"", CAP, False, True, False)]
+    assert feed(make_reader(words), frame(CAP)) == [(b"", CAP, False, True, False)]
     with pytest.raises(GatewayError) as caught:
-        feed(make_reader(message), frame(CAP + 1))
+        feed(make_reader(words), frame(CAP + 1))
     assert (caught.value.kind, caught.value.message) == (
         kind,
         f"{name} has a gRPC message of 101 bytes, which is larger than 100 bytes "

@@ -182,7 +182,11 @@ async def test_response_is_passed_through_with_its_trailers() -> None:
     response, capture = await _send(_GrpcEndpoint(EventLog(), OK), PIECES, is_grpc=True)
     assert (response.status, response.reason, response.content_length) == (200, "Scripted", 3)
     assert (response.received_bytes, response.head_delay) == (7, 0.5)
-    assert (response.grpc_status, response.grpc_message, response.outcome) == (5, "no such", 404)
+    assert (response.grpc_status, response.grpc_message, response.final_status) == (
+        5,
+        "no such",
+        404,
+    )
     assert _described(capture)["response"]["trailers"] == []
     while await response.read():
         pass

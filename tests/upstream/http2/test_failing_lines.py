@@ -15,7 +15,7 @@ from h2.exceptions import ProtocolError, StreamClosedError
 
 from gateway.http2.session import Http2Session, StreamHandler
 from gateway.protocol.grpc.framing import frame
-from gateway.upstream.http2.connection import ServerSession, ServerStream
+from gateway.upstream.http2.connection import Http2ServerConnection, ServerStream
 from gateway.upstream.http2.connections import ServerConnections
 from gateway.upstream.http2.drained_streams import DrainedStreams
 from gateway.upstream.http2.endpoint import Http2Endpoint
@@ -51,10 +51,10 @@ _GIVING_BACK = code_of(
     Http2Session._count_unread,
     ServerStream.close,
     ServerStream.release,
-    ServerSession.give_back,
-    ServerSession.connection_lost,
-    ServerSession.drop,
-    ServerSession.shut_down,
+    Http2ServerConnection.give_back,
+    Http2ServerConnection.connection_lost,
+    Http2ServerConnection.drop,
+    Http2ServerConnection.shut_down,
     ServerConnections.on_leaving,
     ServerConnections.stop_waiting,
     DrainedStreams._add,
