@@ -18,8 +18,8 @@ TESTS_OF_SOURCES = $(ROOMS_OF_SOURCES) $(filter-out $(ROOMS_OF_SOURCES:=/%),$(so
 TESTS_OF_WHEELS := tests/codec tests/http1 tests/http2 tests/listener tests/upstream tests/proxy tests/observe tests/offload tests/cli \
   tests/end_to_end/connections tests/end_to_end/routing tests/end_to_end/limits
 
-# Processes that run tests: one more than cores, as tests wait as long as they compute.
-PROCESSES ?= $(shell expr $$(nproc) + 1)
+# Processes that run tests: two for each core, as tests wait longer than they compute.
+PROCESSES ?= $(shell expr $$(nproc) \* 2)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 
 # Without bytecode, each of the hundreds of processes that tests start would compile the gateway again.
