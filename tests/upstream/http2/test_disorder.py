@@ -109,7 +109,7 @@ async def test_nothing_is_left_of_calls_that_end_anyhow(
         ends = Counter[str]()
 
         async def load() -> None:
-            for _ in range(scaled(25)):
+            for _ in range(max(6, scaled(25))):
                 ends[await _call(endpoint, dice)] += 1
 
         async with asyncio.timeout(60):
