@@ -43,7 +43,7 @@ def new(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield datatype
     # Compiled functions do not tell their globals.
     for function, cached in (
-        (read_buffered_request, "_cached_plan"),
+        (read_buffered_request, "_cached_parse"),
         (read_without_data, "_read_without_data"),
     ):
         getattr(sys.modules[function.__module__], cached).cache_clear()

@@ -5,7 +5,7 @@ from gateway.protocol.error_vocabulary import REQUEST, RESPONSE, ErrorVocabulary
 
 
 @pytest.mark.parametrize(
-    ("message", "label", "kind"),
+    ("words", "label", "kind"),
     [
         (REQUEST, "input 'x'", ErrorKind.BAD_REQUEST),
         (RESPONSE, "output 'x'", ErrorKind.BAD_RESPONSE),

@@ -174,7 +174,7 @@ def test_malformed_body_is_refused(body: bytes, error: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "kind", "name"),
+    ("words", "kind", "name"),
     [
         (REQUEST, ErrorKind.TOO_LARGE, "the request"),
         (RESPONSE, ErrorKind.BAD_RESPONSE, "the server's response"),
