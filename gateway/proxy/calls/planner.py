@@ -117,15 +117,19 @@ class FastPath:
         make_handler = kind_of(route_match).make_handler
         if make_handler is None or route_match.operation.kind in OPERATORS:
             return None
-        return self._plan_match(head, route_match, make_handler)
+        return self._plan_match(head, keyed, route_match, make_handler)
 
     def _plan_match(
-        self, head: ClientHead, route_match: RouteMatch, make_handler: MakeHandler
+        self,
+        head: ClientHead,
+        keyed: CIMultiDictProxy[str],
+        route_match: RouteMatch,
+        make_handler: MakeHandler,
     ) -> CallPlan | None:
         """Return the plan for calls with this key and this route; None without a handler."""
         operation, limits = route_match.operation, route_match.choice.next.limits
         dropped, policy = route_match.dropped_headers, route_match.header_policy
-        passed = to_server(CIMultiDictProxy(CIMultiDict(head.keyed_headers)), dropped)
+        passed = to_server(keyed, dropped)
         # Noted headers come with the lines of each request: see CallPlan.passed_lines.
         sent = to_server(passed, NOTED_HEADERS)
         handler = make_handler(
@@ -180,7 +184,8 @@ class FastPath:
             return None  # the others are rare
         if route_match.rewrite is not None or route_match.mirror is not None:
             return None
-        return self._plan_match(head, route_match, GrpcHandler)
+        keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
+        return self._plan_match(head, keyed, route_match, GrpcHandler)
 
     def prepare(
         self, plan: Plan, head: ClientHead, body: bytes, client: FastPathClient

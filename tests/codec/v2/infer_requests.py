@@ -10,6 +10,7 @@ from typing import Any
 from gateway.codec.json import array_scanner
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.response import ResponseConverter
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 from tests.codec.reference import PlainRequest, RefusedError, convert_request
@@ -44,6 +45,17 @@ class Failed:
 Outcome = Accepted | Failed
 
 
+def feed_all(
+    codec: InferRequestReader | ResponseConverter[Any], pieces: list[bytes], work: bool
+) -> None:
+    """Feed a whole message; ``work`` says whether to convert between the pieces."""
+    for piece in pieces:
+        codec.feed(piece)
+        while work and codec.step():
+            pass
+    codec.feed(b"", last=True)
+
+
 def outcome(
     pieces: list[bytes],
     *,
@@ -54,11 +66,7 @@ def outcome(
     """Convert a body; `work` says whether to convert between the pieces."""
     codec = InferRequestReader(header_cap, depth_cap)
     try:
-        for piece in pieces:
-            codec.feed(piece)
-            while work and codec.step():
-                pass
-        codec.feed(b"", last=True)
+        feed_all(codec, pieces, work)
         request = codec.finish()
     except GatewayError as error:
         return Failed(error.kind, error.message)

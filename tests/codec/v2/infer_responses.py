@@ -12,7 +12,7 @@ from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v2.response import encoded_converter, json_converter
 from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
-from tests.codec.v2.infer_requests import Failed
+from tests.codec.v2.infer_requests import Failed, feed_all
 
 HEADER_CAP = BODY_CAP = 1 << 20
 
@@ -91,11 +91,7 @@ def convert_response(
     """Convert a response; `work` says whether to convert between the pieces."""
     codec = encoded_converter(None, form, JsonPolicies(), header_cap, body_cap)
     try:
-        for piece in pieces:
-            codec.feed(piece)
-            while work and codec.step():
-                pass
-        codec.feed(b"", last=True)
+        feed_all(codec, pieces, work)
         header, tensors = codec.finish()
     except GatewayError as error:
         return Failed(error.kind, error.message)
