@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import select
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from email.message import Message
@@ -63,13 +62,6 @@ class Client:
         """The port at this end, None where there is no connection: it tells connections apart."""
         sock = self._connection.sock
         return None if sock is None else int(sock.getsockname()[1])
-
-    def is_closed_by_server(self, within: float = 10) -> bool:
-        """Wait until the server closes the connection, and tell whether it has."""
-        sock = self._connection.sock
-        assert sock is not None
-        readable, _, _ = select.select([sock], [], [], within)
-        return bool(readable) and sock.recv(1) == b""
 
     def send(
         self,
