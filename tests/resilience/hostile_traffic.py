@@ -28,24 +28,25 @@ _NO_PROGRESS = 2.0
 _LENGTH = {"Content-Length": "60000000"}
 
 
-def _json(datatype: str, element: bytes, size: int) -> bytes:
-    count = size // (len(element) + 1)
-    head = f'{{"inputs":[{{"name":"IN","shape":[{count}],"datatype":"{datatype}","data":['
-    return head.encode() + b",".join([element] * count) + b"]}]}"
+def uploads(size: int, model: str = "m", name: str = "IN") -> dict[str, bytes]:
+    """Write a request of some ``size`` bytes in each form, with the name of the model's input."""
+    infer = f"/v2/models/{model}/infer"
 
+    def write_json(datatype: str, element: bytes) -> bytes:
+        count = size // (len(element) + 1)
+        head = f'{{"inputs":[{{"name":"{name}","shape":[{count}],"datatype":"{datatype}","data":['
+        return head.encode() + b",".join([element] * count) + b"]}]}"
 
-def _uploads(size: int) -> dict[str, bytes]:
-    """Write a request of some ``size`` bytes in each form."""
-    floats, strings = _json("FP32", b"0.12345", size), _json("BYTES", b'"abcdefghij"', size)
+    floats, strings = write_json("FP32", b"0.12345"), write_json("BYTES", b'"abcdefghij"')
     chunks = chunk(bytes(MIB)) * (size // MIB) + b"0\r\n\r\n"
     chunked = {"Host": "x", "Transfer-Encoding": "chunked", HEADER_LENGTH: "0"}
     instances = b'{"instances":[' + b",".join([b"0.12345"] * (size // 8)) + b"]}"
     return {
-        "floats": request("POST", INFER, floats),
-        "strings": request("POST", INFER, strings),
-        "V1": request("POST", "/v1/models/m:predict", instances),
-        "gzip": request("POST", INFER, gzip.compress(strings, 0), {"Content-Encoding": "gzip"}),
-        "chunked raw": message(f"POST {INFER} HTTP/1.1", chunked, chunks),
+        "floats": request("POST", infer, floats),
+        "strings": request("POST", infer, strings),
+        "V1": request("POST", f"/v1/models/{model}:predict", instances),
+        "gzip": request("POST", infer, gzip.compress(strings, 0), {"Content-Encoding": "gzip"}),
+        "chunked raw": message(f"POST {infer} HTTP/1.1", chunked, chunks),
         "passed": request("POST", "/v2/x", bytes(size)),
     }
 
@@ -144,24 +145,12 @@ async def _send_all(client: RawClient, data: bytes, patience: float = _NO_PROGRE
 
 async def abort_uploads(gateway: ProbedGateway, count: int = 12, size: int = 20_000_000) -> None:
     """Send most of a body, or all, and leave before the response: one client after the other."""
-    forms = list(_uploads(size).values())
+    forms = list(uploads(size).values())
     for number in range(count):
         round_, form = divmod(number, len(forms))
         data = forms[form]
         async with clients(gateway.url, 1) as (client,):
             await _send_all(client, data if round_ % 2 else data[:-MIB], _NO_PROGRESS / 4)
-        await gateway.until_idle()
-
-
-async def abort_responses(gateway: ProbedGateway, count: int = 6, size: int = 20_000_000) -> None:
-    """Send a body, read some of the response and leave: one client after the other."""
-    forms = list(_uploads(size).values())
-    for number in range(count):
-        async with clients(gateway.url, 1) as (client,):
-            await _send_all(client, forms[number % len(forms)])
-            with suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError):
-                async with asyncio.timeout(5):
-                    await client.reader.readexactly(MIB)
         await gateway.until_idle()
 
 
@@ -189,18 +178,10 @@ async def send_long_heads(gateway: ProbedGateway, count: int = 1500) -> None:
         await gateway.until_status(lambda status: status["buffered_bytes"] > BUFFERED // 10)
 
 
-async def never_read_bytes(gateway: ProbedGateway) -> None:
-    """Have many clients ask for large responses that pass as they are, and read nothing."""
-    await _never_read(gateway, request("GET", "/v2/x"))
-
-
-async def never_read_json(gateway: ProbedGateway) -> None:
+async def never_read_json(gateway: ProbedGateway, count: int = 150) -> None:
     """Have many clients ask for large responses that become JSON, and read nothing."""
     fields = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[1]}]}'
-    await _never_read(gateway, request("POST", INFER, fields))
-
-
-async def _never_read(gateway: ProbedGateway, data: bytes, count: int = 150) -> None:
+    data = request("POST", INFER, fields)
     async with clients(gateway.url, count, receiving=4096) as opened:
         for client in opened:
             client.stop_reading()
@@ -213,6 +194,6 @@ Attack = Callable[[ProbedGateway], Awaitable[None]]
 
 ATTACKS: dict[Script, Sequence[Attack]] = {
     never_reads_inference: [abort_uploads, upload_at_once, send_long_ids, send_long_heads],
-    sends_large_responses: [abort_responses, never_read_bytes, never_read_json],
+    sends_large_responses: [never_read_json],
 }
 """What is sent to a gateway, by what the server behind it does."""

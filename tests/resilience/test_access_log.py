@@ -22,7 +22,7 @@ import pytest
 from tests.resilience.incident_page import is_shown
 from tests.support.addresses import free_address
 from tests.support.gateway import until
-from tests.support.gateway_process import TIMEOUT, run
+from tests.support.gateway_process import TIMEOUT
 from tests.support.raw_client import connect
 from tests.support.scale import SCALE
 from tests.support.servers.scripted_server import ScriptedServer
@@ -45,7 +45,6 @@ _COMMAND = (
 _LINE = re.compile(r"(call-\d+) 200 GET /v2/(x*) 127\.0\.0\.1 end")
 _FORMAT = "'{request_id} {status} {method} {target} {client} end'"
 _DROPPED = re.compile(r"access log \S+(?: \S+)* (\d+) lines were dropped")
-_DROPPED_SO_FAR = re.compile(r"(\d+) lines dropped so far")
 
 each_count_of_workers = pytest.mark.parametrize("workers", [1, 2] if SCALE >= 1 else [2])
 
@@ -170,17 +169,6 @@ def _assert_whole_and_unique(lines: list[str]) -> None:
 # ------------------------------------------------------------------------------------ full disks
 
 
-async def test_lines_for_a_full_device_are_counted_and_no_call_fails(tmp_path: Path) -> None:
-    async with _gateway(tmp_path, "/dev/full") as gateway:
-        await gateway.call(MANY, LONG)
-        await gateway.until_said("access log /dev/full: No space left on device; ")
-        assert 0 < await gateway.dropped() < MANY, "some wait"
-        await gateway.stop()
-        (*_, last) = _DROPPED_SO_FAR.findall(gateway.said)
-        assert int(last) == gateway.calls == MANY
-        assert any(map(is_shown, gateway.said.splitlines()))
-
-
 @each_count_of_workers
 async def test_lines_beyond_the_largest_size_of_a_file_are_counted(
     workers: int, tmp_path: Path
@@ -197,39 +185,6 @@ async def test_lines_beyond_the_largest_size_of_a_file_are_counted(
         await gateway.until_said("File too large")
         for pid in gateway.pids():
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        await _assert_recovers(gateway, log, workers)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a disk of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() or shutil.which("mount") is None:
-        pytest.skip("only root can mount a file system")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tensorgate-test", str(folder)]
-    done = subprocess.run(mount, capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip(f"this root cannot mount a file system: {done.stderr.decode()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@each_count_of_workers
-async def test_lines_for_a_full_disk_are_counted(
-    workers: int, small_disk: Path, tmp_path: Path
-) -> None:
-    log, others = small_disk / "access.log", small_disk / "others"
-    async with _gateway(tmp_path, str(log), workers) as gateway:
-        await gateway.call(FEW)
-        await until(lambda: len(_lines(log)) == FEW)
-        with suppress(OSError), others.open("wb", buffering=0) as file:
-            while file.write(bytes(4096)):
-                pass
-        await gateway.call(2 * MANY, LONG)
-        await gateway.until_said("No space left on device")
-        others.unlink()
-        await run("mount", "-o", "remount,size=64m", str(small_disk))
         await _assert_recovers(gateway, log, workers)
 
 
@@ -253,68 +208,6 @@ async def _assert_recovers(gateway: _Running, log: Path, workers: int) -> None:
 
 
 # ------------------------------------------------------------------------------------ pipes
-
-
-async def test_lines_for_a_closed_stdout_are_counted_and_no_call_fails(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    async with _gateway(tmp_path, "/dev/stdout", stdout=writer) as gateway:
-        os.close(writer)
-        await gateway.call(FEW)
-        received = b""
-        while received.count(b"\n") < FEW:
-            received += await asyncio.to_thread(os.read, reader, 65536)
-        os.close(reader)
-        await gateway.call(MANY, LONG)
-        await gateway.until_said("access log /dev/stdout: ")
-        await gateway.stop()
-        _assert_whole_and_unique(received.decode().splitlines())
-        (*_, last) = _DROPPED_SO_FAR.findall(gateway.said)
-        assert int(last) == MANY
-
-
-@each_count_of_workers
-async def test_lines_for_a_stdout_that_nobody_reads_are_counted_and_no_call_waits(
-    workers: int, tmp_path: Path
-) -> None:
-    reader, writer = os.pipe()
-    async with _gateway(tmp_path, "/dev/stdout", workers, stdout=writer) as gateway:
-        os.close(writer)
-        await gateway.call(2 * MANY, LONG)
-        await gateway.until_said("access log /dev/stdout: nobody reads it; ")
-        await gateway.stop()
-        with os.fdopen(reader) as pipe:
-            lines = pipe.read().splitlines()
-        _assert_whole_and_unique(lines)
-        last = _last_of_each(workers, gateway.said)
-        assert len(lines) + sum(last) == gateway.calls
-    assert lines, "the pipe holds some"
-
-
-def _last_of_each(workers: int, said: str) -> list[int]:
-    """Return how many lines each worker has dropped, by its last report."""
-    pattern = re.compile(r"access(\[\d+\])?: .* (\d+) lines (?:were dropped|dropped so far)")
-    last = {name: int(number) for name, number in pattern.findall(said)}
-    assert len(last) == workers
-    return list(last.values())
-
-
-async def test_lines_for_a_closed_stderr_are_counted_and_no_call_fails(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    async with _gateway(tmp_path, None, stderr=writer) as gateway:
-        os.close(writer)
-        os.close(reader)
-        await gateway.call(MANY, LONG)
-        assert 0 < await gateway.dropped() < MANY
-        await gateway.stop()
-
-
-async def test_gateway_stops_while_nobody_reads_stderr(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    async with _gateway(tmp_path, None, stderr=writer) as gateway:
-        os.close(writer)
-        await gateway.call(MANY, LONG)
-        await gateway.stop()
-    os.close(reader)
 
 
 async def test_lines_for_a_stderr_that_nobody_reads_are_counted_and_no_call_waits(
