@@ -94,24 +94,6 @@ async def test_admin_address_says_draining_until_the_last_worker_exits(
         assert word not in err
 
 
-async def test_worker_that_gets_sigterm_drains_while_others_serve_operators(
-    tmp_path: Path,
-) -> None:
-    admin = free_address()
-    more = f"admin: {admin}\nworkers: 2\nlimits: {{drain_grace: 50ms}}\n"
-    async with ScriptedServer() as server:
-        config = write_settings(tmp_path / "gateway.yaml", server.url, more=more)
-        async with gateway_process(config) as (process, _):
-            leaving = _children(process.pid)[0]
-            os.kill(leaving, signal.SIGTERM)
-            await process.wait_for_output(f"worker {leaving} ended with status 0")
-            for _ in range(4):
-                async with connect(f"http://{admin}") as client:
-                    assert (await client.call("GET", "/ready")).status == 200
-            process.signal(signal.SIGTERM)
-            assert (await process.end())[0] == 0
-
-
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 async def test_grpc_call_that_outlasts_the_drain_learns_why(tmp_path: Path, method: str) -> None:
     more = "limits: {drain_grace: 50ms, drain_timeout: 300ms}\n"

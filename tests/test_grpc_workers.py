@@ -123,28 +123,6 @@ def address_of(url: str) -> str:
     return url.removeprefix("http://")
 
 
-async def test_both_workers_serve_calls_and_metrics_are_summed(
-    tmp_path: Path, servers: list[GrpcServer]
-) -> None:
-    admin = free_address()
-    config = write(tmp_path / "gateway.yaml", servers[0], f"admin: {admin}\n")
-    async with gateway_process(config) as (process, url):
-        await process.wait_for_output(r"listening on http://\S+ \(admin\)")
-        operator = Operator(admin)
-        async with stubs(address_of(url), CLIENTS) as clients:
-            load = Load(clients)
-            async with load.running():
-                await load.until_more()
-            assert set(load.outcomes) == {"0"}
-            await operator.until_counted(load.outcomes.total())
-            await operator.until_status(
-                lambda status: (
-                    [each["connections"] for each in status["workers"]] == [CLIENTS // 2] * 2
-                )
-            )
-        await end(process)
-
-
 async def test_worker_that_gets_sigterm_loses_no_call(
     tmp_path: Path, servers: list[GrpcServer]
 ) -> None:
@@ -166,35 +144,6 @@ async def test_worker_that_gets_sigterm_loses_no_call(
                     await process.wait_for_output(r"worker \d+ is up")
                 await load.until_more()
             assert set(load.outcomes) == {"0"}
-        await end(process)
-
-
-async def test_drain_ends_no_call_that_runs(tmp_path: Path, servers: list[GrpcServer]) -> None:
-    """Calls and streams of both workers are completed, and new ones find nobody."""
-    config = write(tmp_path / "gateway.yaml", servers[0])
-    async with (
-        gateway_process(config) as (process, url),
-        stubs(address_of(url), CLIENTS) as clients,
-    ):
-        streams = []
-        for number, stub in enumerate(clients):
-            stream = stub.ModelStreamInfer(timeout=PATIENCE)
-            await stream.write(infer_request(number))
-            assert is_response_to((await stream.read()).infer_response, infer_request(number))
-            streams.append(stream)
-        process.signal(signal.SIGTERM)
-        await process.wait_for_output("stopping")
-        for number, stream in enumerate(streams):
-            request = infer_request(100 + number)
-            await stream.write(request)
-            assert is_response_to((await stream.read()).infer_response, request)
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await clients[0].ModelInfer(infer_request(1), timeout=PATIENCE)
-        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-        for stream in streams:
-            await stream.done_writing()
-            assert await stream.read() is grpc.aio.EOF
-            assert await stream.code() is grpc.StatusCode.OK
         await end(process)
 
 
