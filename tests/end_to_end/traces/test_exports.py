@@ -109,3 +109,23 @@ async def test_reload_changes_where_spans_go(traced: Traced, receiver: TraceRece
         assert len(receiver.spans) == 2
         assert len(other.spans) == 2
         assert _sums(gateway.gateway) == (4, {})
+
+
+async def test_reload_of_the_sample_keeps_the_exporter(
+    traced: Traced, receiver: TraceReceiver
+) -> None:
+    async with ScriptedServer(GOOD) as server, traced(server.url) as gateway:
+        before = gateway.gateway._tracing
+        assert before is not None
+        assert before.declared is not None
+        off = before.declared.model_copy(update={"sample": 0.0})
+        settings = gateway.gateway.settings.model_copy(update={"tracing": off})
+        changes = await gateway.gateway.reload(settings)
+        assert changes == "tracing changed"
+        async with gateway.client() as client:
+            assert (await client.ask(GET)).status == 200
+            assert (await client.ask(request("GET", "/v2/models/m", headers=SAMPLED))).status == 200
+        after = gateway.gateway._tracing
+        assert after is not None
+        assert after.exporter is before.exporter
+    assert {span.trace_id for span in receiver.spans} == {TRACE}
