@@ -474,6 +474,6 @@ class BufferedCall:
             request.output_encoding,
             self._destination,
             deadline,
-            request.layout,
+            request.response_form,
         )
         await self._plan.handler.relay(request, relay)
