@@ -9,8 +9,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.v1.buffered_request import read_prediction
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.errors import ModelMismatchError, bad_request
+from gateway.protocol.operations import infer_path
 from gateway.protocol.tensors import ModelMetadata
-from gateway.protocol.v1 import error_document, infer_path
+from gateway.protocol.v1 import error_document
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.calls.handler import HandlerScope, ServerRequest
