@@ -7,17 +7,12 @@ result.
 from __future__ import annotations
 
 import re
-import struct
 from itertools import chain
 from typing import Any
 
 import orjson
 
-from gateway.codec.elements.fast_decode import native_code
-from gateway.codec.elements.rounding import may_decide_ties, needs_rounding
-from gateway.codec.elements.run_job import run_job
-from gateway.codec.native import decode_numbers
-from gateway.codec.offload_interface import ConversionJob
+from gateway.codec.elements.decode import decode_numbers
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES, Datatype
 from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor
@@ -29,7 +24,6 @@ from gateway.system.bounded_cache import cached
 _START = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"(instances|inputs)"[ \t\r\n]*:[ \t\r\n]*\[')
 _END = re.compile(rb"\][ \t\r\n]*\}[ \t\r\n]*\Z")
 _FORMATS = {form.value.encode(): form for form in V1Format}
-_NUMERIC_BYTES = b"0123456789+-.eE, \t\r\n[]"
 
 
 def read_buffered_predict(
@@ -48,12 +42,12 @@ def read_buffered_predict(
         return None
     (declared,) = model.inputs
     datatype = declared.datatype
-    if datatype.struct_code is None:
+    if datatype.size is None:
         return None
     try:
-        shape, data = _read_array(array, datatype)
+        shape, data = _read_array(array, datatype, datatype.size)
         layout = check_shape(model, declared, shape, _FORMATS[start[1]])
-    except (ValueError, TypeError, OverflowError, struct.error, GatewayError):
+    except (ValueError, GatewayError):
         return None
     if len(shape) >= depth_cap:
         return None
@@ -61,42 +55,24 @@ def read_buffered_predict(
     return InferRequest(head, request_id, ((data,),)), layout
 
 
-def _read_array(array: bytes, datatype: Datatype) -> tuple[tuple[int, ...], bytes]:
-    """Return the shape and the bytes of an array of numbers; raises as ``_pack`` does."""
-    if array.translate(None, _NUMERIC_BYTES):
-        raise ValueError("other things than numbers")
-    code = native_code(datatype)
-    if decode_numbers is not None and code is not None and array.find(b"[", 1) < 0:
-        elements = decode_numbers(array, code)
-        if elements:
-            assert datatype.size is not None
-            return (len(elements) // datatype.size,), elements
-    shape, numbers = _flatten(orjson.loads(array))
-    return shape, _pack(datatype, array, numbers)
-
-
-def _pack(datatype: Datatype, array: bytes, numbers: list[Any]) -> bytes:
-    """Return the bytes of an array's elements; raises what struct raises, and ValueError."""
-    if not needs_rounding(datatype) or not may_decide_ties(array):
-        return struct.pack(f"<{len(numbers)}{datatype.struct_code}", *numbers)
-    data = run_job(ConversionJob(to_json=False, datatype=datatype), array)
-    if data is None:
+def _read_array(array: bytes, datatype: Datatype, size: int) -> tuple[tuple[int, ...], bytes]:
+    """Return the shape and the bytes of an array of elements of a size; raises ValueError."""
+    data = decode_numbers(array, datatype)
+    if not data:
         raise ValueError("something to be said about the numbers")
-    return bytes(data)
+    is_flat = array.find(b"[", 1) < 0
+    return (len(data) // size,) if is_flat else _find_shape(orjson.loads(array)), data
 
 
-def _flatten(numbers: list[Any]) -> tuple[tuple[int, ...], list[Any]]:
-    """Return the shape and the elements of an array; raises ValueError if it has no shape."""
-    shape = [len(numbers)]
-    while numbers and type(numbers[0]) is list:
-        size = len(numbers[0])
-        if any(type(each) is not list or len(each) != size for each in numbers):
+def _find_shape(items: list[Any]) -> tuple[int, ...]:
+    """Return the shape of nested arrays; raises ValueError if they have none."""
+    shape = [len(items)]
+    while list in (kinds := set(map(type, items))):
+        if len(kinds) > 1 or len(lengths := set(map(len, items))) > 1:
             raise ValueError("ragged")
-        shape.append(size)
-        numbers = list(chain.from_iterable(numbers))
-    if not numbers:
-        raise ValueError("empty")
-    return tuple(shape), numbers
+        shape += lengths
+        items = list(chain.from_iterable(items))
+    return tuple(shape)
 
 
 @cached(CACHED_DOCUMENTS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.codec.elements.encode import can_encode_fast, fast_encode_numbers
+from gateway.codec.elements.encode import fast_encode_numbers
 from gateway.codec.v1.nested_writer import MAX_NESTED_RANK
 from gateway.codec.v2.response_reader import read_without_data
 from gateway.errors import GatewayError
@@ -70,7 +70,7 @@ def _make_layout(head: InferResponseHead) -> _RowLayout | None:
         return None
     (output,) = head.outputs
     datatype, size = output.datatype, output.binary_size
-    if not size or not can_encode_fast(datatype) or datatype.size is None:
+    if not size or datatype.size is None:
         return None
     count = size // datatype.size
     return _RowLayout(datatype, size, count, _nested(output.shape), _nested((1, *output.shape)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from itertools import count
@@ -10,7 +11,6 @@ from typing import Any
 
 import orjson
 
-from gateway.codec.elements.decode import parse_finite_float
 from gateway.codec.elements.rounding import may_decide_ties
 from gateway.codec.json.structure_scan import count_objects_and_members, scan_values
 from gateway.codec.json.text_reader import JsonTextReader, PauseReason, Steps
@@ -317,4 +317,11 @@ def _parse(text: bytes) -> Any:
     if b"NaN" not in text and b"Infinity" not in text:
         return orjson.loads(text)
     # Only the slower standard library parses those.
-    return json.loads(text, parse_float=parse_finite_float)
+    return json.loads(text, parse_float=_parse_finite_float)
+
+
+def _parse_finite_float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(digits)
+    return value

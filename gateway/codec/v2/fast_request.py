@@ -2,31 +2,24 @@
 
 Requests for a model look alike but for their data and their id. The JSON around those is parsed
 once, and what is parsed of it is cached. Unusual and invalid requests are left to
-InferRequestReader, and so are strings where the C module is not compiled; for all others both give
-the same result.
+InferRequestReader; for all others both give the same result.
 """
 
 from __future__ import annotations
 
 import re
-import struct
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 
 from gateway.codec import native
-from gateway.codec.elements.fast_decode import native_code
-from gateway.codec.elements.rounding import may_decide_ties, needs_rounding
-from gateway.codec.elements.run_job import run_job
-from gateway.codec.json.array_scanner import max_depth
+from gateway.codec.elements.decode import decode_numbers, decode_strings
+from gateway.codec.json.array_scanner import ElementRun, max_depth
 from gateway.codec.json.data_extractor import placeholder
 from gateway.codec.json.text_search import contains, end_of_numbers, split_id
-from gateway.codec.native import decode_numbers
-from gateway.codec.offload_interface import ConversionJob
 from gateway.errors import GatewayError
-from gateway.protocol.datatypes import Datatype, Family
+from gateway.protocol.datatypes import Datatype
 from gateway.protocol.messages import (
     InferRequest,
     InferRequestHead,
@@ -42,10 +35,6 @@ from gateway.system.bounded_cache import cached
 MAX_FAST_REQUEST = 256 * 1024
 """The most bytes of a request on the fast path: its numbers take half a millisecond in C."""
 
-
-_STRUCT_MAX_BYTES = 2 * 1024
-"""Without C: from this size of an array on, simdjson and numpy are faster than struct."""
-
 _MAX_ARRAYS = 256
 
 _DATA_ARRAY = re.compile(rb'"data"[ \t\r\n]*+:[ \t\r\n]*+\[')
@@ -56,8 +45,6 @@ _PLACEHOLDERS = [b'"data":' + orjson.dumps(placeholder(number)) for number in ra
 
 _STRINGS = re.compile(rb'[\[ \t\r\n]++"')
 """How an array of strings begins."""
-
-_NUMERIC_BYTES = b"0123456789+-.eE, \t\r\n[]"
 
 
 def read_buffered_request(
@@ -83,11 +70,8 @@ def read_buffered_request(
     tensors: list[TensorData] = []
     try:
         for tensor, array in zip(parsed.tensors, arrays, strict=True):
-            if isinstance(tensor, _StringTensor):
-                tensors.append((_pack_strings(tensor, array, depth_cap),))
-            else:
-                tensors.append((_pack(tensor, array, depth_cap),))
-    except (ValueError, TypeError, OverflowError, struct.error):
+            tensors.append((_pack(tensor, array, depth_cap),))
+    except ValueError:
         return None  # an invalid element, or a number of elements that does not match the shape
     head = parsed.head if parsed.size_is_known else _with_sizes(parsed, tensors)
     return InferRequest(head, parsed.id if request_id is None else request_id, tuple(tensors))
@@ -115,29 +99,17 @@ def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]] | None:
 
 def _end_of_array(text: bytes, start: int) -> int:
     """Return where an array of numbers or strings ends; 0 if that is not clear."""
-    if native.scan_strings is not None and _STRINGS.match(text, start):
+    if _STRINGS.match(text, start):
         position, *_, has_ended = native.scan_strings(memoryview(text)[start:], 0)
         return start + position if has_ended else 0
     return text.rfind(b"]", start, end_of_numbers(text, start, len(text))) + 1
-
-
-def _pack_strings(tensor: _StringTensor, array: bytes, depth_cap: int) -> bytes:
-    """Return the bytes of an array of strings; raises ValueError for anything else."""
-    if native.decode_strings is None or native.scan_strings is None:
-        raise ValueError("the C module is not compiled")
-    if array.find(b"[", 1) > 0 and native.scan_strings(array, 0)[3] > depth_cap:
-        raise ValueError("nested too deep")
-    decoded = native.decode_strings(array)
-    if decoded is None or decoded[0] != tensor.count:
-        raise ValueError("something to be said about the strings")
-    return decoded[1]
 
 
 def _with_sizes(parsed: _ParsedRequest, tensors: list[TensorData]) -> InferRequestHead:
     """Return the head of a request with the sizes of its strings."""
     inputs = list(parsed.head.inputs)
     for tensor, data in zip(parsed.tensors, tensors, strict=True):
-        if isinstance(tensor, _StringTensor):
+        if tensor.datatype.size is None:
             assert not isinstance(data, int)
             size = sum(map(len, data))
             inputs[tensor.index] = inputs[tensor.index].with_size(size)
@@ -145,60 +117,30 @@ def _with_sizes(parsed: _ParsedRequest, tensors: list[TensorData]) -> InferReque
 
 
 def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
-    """Return the bytes of an array; raises what struct, orjson and ``_parse_numbers`` raise."""
-    is_small = tensor.native_code is None and len(array) < _STRUCT_MAX_BYTES
-    if is_small and not (tensor.needs_rounding and may_decide_ties(array)):
-        return tensor.layout.pack(*_parse_numbers(array, depth_cap))
-    if array.find(b"[", 1) > 0 and max_depth(array) > depth_cap:
+    """Return the bytes of an array; raises ValueError if there is anything to be said about it."""
+    is_nested, size = array.find(b"[", 1) > 0, tensor.datatype.size
+    if size is not None:
+        if is_nested and max_depth(array) > depth_cap:
+            raise ValueError("nested too deep")
+        data = decode_numbers(array, tensor.datatype)
+        if data is None or len(data) != tensor.count * size:
+            raise ValueError("an element is invalid, or there are not as many as the shape takes")
+        return data
+    if is_nested and native.scan_strings(array, 0)[3] > depth_cap:
         raise ValueError("nested too deep")
-    if decode_numbers is not None and tensor.native_code is not None:
-        elements = decode_numbers(array, tensor.native_code)
-        if elements is not None and len(elements) == tensor.size:
-            return elements
-    data = run_job(tensor.job, array)
-    if data is None or len(data) != tensor.size:
-        raise ValueError("something to be said about the numbers")
-    return bytes(data)
-
-
-def _parse_numbers(array: bytes, depth_cap: int) -> list[Any]:
-    """Parse an array, nested or flat; raises ValueError or TypeError unless all are numbers."""
-    if array.translate(None, _NUMERIC_BYTES):
-        raise ValueError("other things than numbers")
-    numbers: list[Any] = orjson.loads(array)
-    depth = 1
-    while numbers and type(numbers[0]) is list:
-        numbers = list(chain.from_iterable(numbers))
-        depth += 1
-    if depth > depth_cap:
-        raise ValueError("nested too deep")
-    return numbers
+    decoded = decode_strings(ElementRun(array, 0, 0, first=True))
+    if decoded is None or decoded[0] != tensor.count:
+        raise ValueError("an element is invalid, or there are not as many as the shape takes")
+    return decoded[1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """How an input is converted: by C, or, if that is not compiled, by struct or the job.
-
-    ``size`` is in bytes; ``native_code`` is the C module's code of the datatype, if compiled.
-    """
-
-    layout: struct.Struct
-    size: int
-    native_code: int | None
-    job: ConversionJob
-    needs_rounding: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _StringTensor:
-    """An input of BYTES: number ``index`` of all inputs, with so many elements.
-
-    Its size in bytes is another in each request.
-    """
+    """Input number ``index`` of all: it has ``count`` elements."""
 
     index: int
+    datatype: Datatype
     count: int
-    size: None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +149,7 @@ class _ParsedRequest:
 
     head: InferRequestHead
     id: str | None
-    tensors: tuple[_Tensor | _StringTensor, ...]
+    tensors: tuple[_Tensor, ...]
     size_is_known: bool
 
 
@@ -235,19 +177,19 @@ def _parse_surroundings(
     # Arrays hold numbers or strings, so no keys.
     if any(len(key.findall(surroundings)) != _count(fields, name) for name, key in _KEYS.items()):
         return None  # a key is a duplicate
-    tensors: list[_Tensor | _StringTensor] = []
+    tensors: list[_Tensor] = []
     sized: list[InputTensor] = []
     for index, tensor in enumerate(inputs):
         if tensor.base64 is not None:  # it has JSON data
-            planned = _plan_tensor(index, tensor)
-            if planned is None:
+            if tensor.base64:
                 return None
-            tensors.append(planned)
-            tensor = tensor.with_size(planned.size)
+            count, size = element_count(tensor.shape), tensor.datatype.size
+            tensors.append(_Tensor(index, tensor.datatype, count))
+            tensor = tensor.with_size(None if size is None else count * size)
         elif tensor.binary_size is not None:
             return None
         sized.append(tensor)
-    size_is_known = all(tensor.size is not None for tensor in tensors)
+    size_is_known = all(tensor.datatype.size is not None for tensor in tensors)
     in_sequence = may_name_sequence(surroundings)
     head = replace(head, inputs=tuple(sized), names_sequence=in_sequence)
     return _ParsedRequest(head, fields.get("id"), tuple(tensors), size_is_known)
@@ -260,22 +202,3 @@ def _count(value: object, name: str) -> int:
     if not isinstance(value, dict):
         return 0
     return (name in value) + sum(_count(each, name) for each in value.values())
-
-
-def _plan_tensor(index: int, declared: InputTensor) -> _Tensor | _StringTensor | None:
-    """Plan the conversion of input number ``index``; None if the streaming path is needed."""
-    if declared.datatype.family is Family.TEXT:
-        return None if declared.base64 else _StringTensor(index, element_count(declared.shape))
-    layout = _struct_layout(declared)
-    return None if layout is None else _make_tensor(declared.datatype, layout)
-
-
-def _make_tensor(datatype: Datatype, layout: struct.Struct) -> _Tensor:
-    job = ConversionJob(to_json=False, datatype=datatype)
-    return _Tensor(layout, layout.size, native_code(datatype), job, needs_rounding(datatype))
-
-
-def _struct_layout(declared: InputTensor) -> struct.Struct | None:
-    code = declared.datatype.struct_code
-    count = element_count(declared.shape)
-    return None if code is None or count > MAX_FAST_REQUEST else struct.Struct(f"<{count}{code}")

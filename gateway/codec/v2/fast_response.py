@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.codec.elements.encode import TextChunk, can_encode_fast, fast_encode_numbers
+from gateway.codec.elements.encode import TextChunk, fast_encode_numbers
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.json_writer import split_around_data
 from gateway.codec.v2.response import response_fields
@@ -93,7 +93,7 @@ def _make_text(head: InferResponseHead) -> _TextAroundData | None:
         if output.binary_size is None:
             continue  # it is in shared memory
         datatype, start = output.datatype, size
-        if not output.binary_size or not can_encode_fast(datatype) or datatype.size is None:
+        if not output.binary_size or datatype.size is None:
             return None
         size += output.binary_size
         tensors.append(_Tensor(start, size, output.binary_size // datatype.size, datatype))

@@ -23,7 +23,7 @@ from gateway.sizes import QUOTED_NAME
 from tests.codec import reference, strategies
 from tests.codec.exact_rounding import FORMATS, nearest
 from tests.codec.near_ties import near_ties
-from tests.codec.reference import FLOATS, INTEGERS
+from tests.codec.reference import DTYPES, FLOATS, INTEGERS
 from tests.support.scale import scaled
 
 
@@ -37,7 +37,7 @@ def convert(datatype: str, text: str | bytes) -> bytes:
 
 
 def values(datatype: str, text: str) -> list[Any]:
-    data = np.frombuffer(convert(datatype, text), DATATYPES[datatype].dtype)
+    data = np.frombuffer(convert(datatype, text), DTYPES[datatype])
     return list(data.astype(np.float64) if datatype in FLOATS else data)
 
 
@@ -61,7 +61,7 @@ def fits(datatype: str, text: str) -> bool:
 
 @pytest.mark.parametrize("datatype", INTEGERS)
 def test_integers_up_to_their_limits_are_decoded(datatype: str) -> None:
-    limits = np.iinfo(DATATYPES[datatype].dtype)
+    limits = np.iinfo(DTYPES[datatype])
     least, most = int(limits.min), int(limits.max)
     assert values(datatype, f"[{least},0,-0,1,{most}]") == [least, 0, 0, 1, most]
     for beyond in (least - 1, most + 1, 10**30, -(10**30)):
@@ -72,7 +72,7 @@ def test_integers_up_to_their_limits_are_decoded(datatype: str) -> None:
 @strategies.LAW
 @given(st.sampled_from(INTEGERS), st.lists(st.integers(-(2**65), 2**65)))
 def test_any_integers_are_decoded(datatype: str, numbers: list[int]) -> None:
-    limits = np.iinfo(DATATYPES[datatype].dtype)
+    limits = np.iinfo(DTYPES[datatype])
     fitting = [n for n in numbers if int(limits.min) <= n <= int(limits.max)]
     assert values(datatype, json.dumps(fitting)) == fitting
     assert fits(datatype, json.dumps(numbers)) is (numbers == fitting)
@@ -317,7 +317,6 @@ def calls(datatype: str, text: str) -> int:
     [
         ("FP32", f"[{'1,' * MANY}{10**30}]"),
         ("FP32", f"[{'1,' * MANY}{10**30},NaN]"),
-        ("FP32", f"[{'1,' * MANY}NaN,[]]"),
         ("BOOL", f"[{'true,' * MANY}false]"),
         ("BOOL", f"[{'[true],' * MANY}[false]]"),
     ],

@@ -6,7 +6,6 @@ import re
 import runpy
 from decimal import Decimal
 from fractions import Fraction
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.build_info import NATIVE
-from gateway.codec.elements import fast_decode
+from gateway.codec import native
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.array_scanner import ElementRun
 from gateway.errors import GatewayError
@@ -25,11 +24,12 @@ from gateway.protocol.datatypes import DATATYPES, Family
 from gateway.protocol.error_vocabulary import REQUEST, RESPONSE
 from tests.codec.exact_rounding import FORMATS, nearest
 from tests.codec.near_ties import near_ties
+from tests.codec.reference import DTYPES
+from tests.codec.without_c import without_c
 from tests.support.scale import scaled
 
 if not NATIVE:
     pytest.skip("the C module is not compiled", allow_module_level=True)
-native = import_module("gateway.codec.native")
 
 FLOATS = [name for name, each in DATATYPES.items() if each.family is Family.FLOAT]
 INTEGERS = [name for name, each in DATATYPES.items() if each.family is Family.INTEGER]
@@ -43,19 +43,15 @@ MIDDLE = 1 + 2**-24
 def read(
     text: bytes, datatype: str, before: int = 0, after: int = 0, null_is_nan: bool = False
 ) -> bytes | None:
-    result: bytes | None = native.decode_numbers(
-        text, native.DATATYPE_CODES[datatype], before, after, null_is_nan
-    )
-    return result
+    return native.decode_numbers(text, native.DATATYPE_CODES[datatype], before, after, null_is_nan)
 
 
-def without_c(
+def in_python(
     text: bytes, datatype: str, before: int = 0, after: int = 0, null_is_nan: bool = False
 ) -> bytes | None:
     """Convert text as a gateway does that is not compiled."""
     decoder = TensorDecoder("x", DATATYPES[datatype], RESPONSE if null_is_nan else REQUEST)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fast_decode, "decode_numbers", None)
+    with without_c():
         try:
             decoder.feed(ElementRun(text, before, after, first=not before))
         except GatewayError:
@@ -76,7 +72,7 @@ def read_one(element: str, datatype: str) -> bytes | None:
 
 def binary(values: Any, datatype: str) -> bytes:
     """Convert values with numpy."""
-    return np.array(values).astype(DATATYPES[datatype].dtype).tobytes()
+    return np.array(values).astype(DTYPES[datatype]).tobytes()
 
 
 READ = [
@@ -104,7 +100,7 @@ def test_c_reader_reads_floats(text: bytes, values: list[float]) -> None:
         assert read(text, datatype) == expected
         view = memoryview(b"1" + text + b"1")[1:-1]
         assert native.decode_numbers(view, native.DATATYPE_CODES[datatype]) == expected
-        assert without_c(text, datatype) == expected
+        assert in_python(text, datatype) == expected
 
 
 @pytest.mark.parametrize(
@@ -142,7 +138,7 @@ def test_c_reader_reads_integers_up_to_their_limits(datatype: str) -> None:
 
 def test_c_reader_reads_booleans() -> None:
     text = b"[true,[false, [true]],[],\n[ true ]]"
-    assert read(text, "BOOL") == without_c(text, "BOOL") == b"\1\0\1\1"
+    assert read(text, "BOOL") == in_python(text, "BOOL") == b"\1\0\1\1"
 
 
 BROKEN = [
@@ -200,31 +196,16 @@ def test_c_reader_reads_null_as_nan_if_wanted(text: bytes, values: list[float]) 
     for datatype in FLOATS:
         expected = binary(np.array(values, np.float64), datatype)
         assert read(text, datatype, null_is_nan=True) == expected
-        assert without_c(text, datatype, null_is_nan=True) == expected
+        assert in_python(text, datatype, null_is_nan=True) == expected
         assert read(text[1:-1], datatype, 1, 1, null_is_nan=True) == expected
         assert read(text, datatype) is None
     for datatype in (*INTEGERS, "BOOL"):
         assert read(text, datatype, null_is_nan=True) is None
 
 
-def test_decoder_of_a_response_reads_null_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[bytes | None] = []
-
-    def decode_numbers(*arguments: Any) -> bytes | None:
-        found.append(native.decode_numbers(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(fast_decode, "decode_numbers", decode_numbers)
-    run = ElementRun(b"1,null", 1, 1, first=False)
-    decoder = TensorDecoder("x", DATATYPES["FP32"], RESPONSE)
-    decoder.feed(run)
-    assert found == decoder.chunks == [binary([1, math.nan], "FP32")]
-    with pytest.raises(GatewayError, match=r"element 1 \(null\) is not a number"):
-        TensorDecoder("x", DATATYPES["FP32"], REQUEST).feed(run)
-
-
 def test_pool_reads_null_as_nan_if_wanted() -> None:
     reader, writer = os.pipe()
+    assert native.ThreadPool is not None
     pool = native.ThreadPool(1, writer)
     code = native.DATATYPE_CODES["FP16"]
     conversions = [pool.decode_numbers(b"1,null", code, 1, 1, wanted) for wanted in (True, False)]
@@ -250,7 +231,7 @@ def test_c_reader_leaves_what_only_resembles_null_to_python(text: bytes) -> None
     for datatype in ALL:
         assert read(text, datatype, null_is_nan=True) is None
         assert read(b"[" + b" [0.5]," * 20 + text[1:], datatype, null_is_nan=True) is None
-        assert without_c(text, datatype, null_is_nan=True) is None
+        assert in_python(text, datatype, null_is_nan=True) is None
 
 
 @pytest.mark.parametrize("code", [-1, 13, 2**31 - 1])
@@ -332,7 +313,7 @@ def test_c_reader_agrees_with_python(array: list[object], comma: str, data: st.D
     for datatype in ALL:
         for null_is_nan in (False, True):
             found = read(text, datatype, before, after, null_is_nan)
-            assert found in (None, without_c(text, datatype, before, after, null_is_nan))
+            assert found in (None, in_python(text, datatype, before, after, null_is_nan))
 
 
 @given(st.sampled_from(NUMBERS), st.data())
@@ -347,7 +328,7 @@ def test_c_reader_leaves_no_usual_number_to_python(datatype: str, data: st.DataO
         )
     elements = data.draw(st.lists(each, min_size=1, max_size=40))
     text = f"[{data.draw(st.sampled_from([',', ', ']), label='comma').join(elements)}]".encode()
-    assert read(text, datatype) == without_c(text, datatype) != b""
+    assert read(text, datatype) == in_python(text, datatype) != b""
 
 
 @settings(max_examples=scaled(1000))
@@ -446,7 +427,7 @@ def test_c_reader_rounds_numbers_of_any_length_once(case: tuple[str, str]) -> No
     datatype, text = case
     expected = by_fractions(text, datatype)
     assert read_one(text, datatype) == expected
-    assert without_c(f"[{text}]".encode(), datatype) == expected
+    assert in_python(f"[{text}]".encode(), datatype) == expected
 
 
 @pytest.mark.parametrize(
@@ -466,7 +447,7 @@ def test_c_reader_rounds_numbers_of_any_length_once(case: tuple[str, str]) -> No
 def test_c_reader_reads_exponents_of_many_digits(text: str, value: float) -> None:
     for datatype in FLOATS:
         assert read_one(text, datatype) == binary([value], datatype)
-        assert without_c(f"[{text}]".encode(), datatype) == binary([value], datatype)
+        assert in_python(f"[{text}]".encode(), datatype) == binary([value], datatype)
 
 
 @pytest.mark.parametrize("exponent", ["", "E+1", "e-40"])
@@ -546,12 +527,10 @@ def test_first_multiple_is_the_first(modulus: int, data: st.DataObject) -> None:
 
 def finite_floats(datatype: str) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.float64]]:
     """Return the bits and the values of all finite floats of two bytes."""
-    dtype = DATATYPES[datatype].dtype
-    assert dtype is not None
     infinity = int.from_bytes(binary([math.inf], datatype), "little")
     bits = np.arange(2**16, dtype=np.uint16)
     bits = bits[bits & infinity != infinity]
-    return bits, bits.view(dtype).astype(np.float64)
+    return bits, bits.view(DTYPES[datatype]).astype(np.float64)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
