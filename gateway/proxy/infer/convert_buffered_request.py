@@ -29,7 +29,8 @@ class ReceivedRequest:
     """A request that was read; ``body`` has the data of all its tensors, in order.
 
     ``uses_metadata`` tells whether it was read by the model's metadata. Raw binary is read by those
-    of the server, which precede the declared ones.
+    of the server, which precede the declared ones. ``layout`` is that of the response to a V1
+    client; a gRPC client gets a converted response with raw contents if it ``wants_raw``.
     """
 
     def __init__(
@@ -38,11 +39,26 @@ class ReceivedRequest:
         body: Sequence[bytes | memoryview] | Chunks,
         uses_metadata: bool = False,
         is_raw_binary: bool = False,
+        layout: V1ResponseLayout | None = None,
+        wants_raw: bool = True,
     ) -> None:
         self.request: Final = request
         self.body: Final = body
         self.uses_metadata: Final = uses_metadata
         self.is_raw_binary: Final = is_raw_binary
+        self.layout: Final = layout
+        self.wants_raw: Final = wants_raw
+
+    def with_data(self, request: InferRequest) -> ReceivedRequest:
+        """Return the same request with all of its data."""
+        return ReceivedRequest(
+            request,
+            request.chunks,
+            self.uses_metadata,
+            self.is_raw_binary,
+            self.layout,
+            self.wants_raw,
+        )
 
     @property
     def is_idempotent(self) -> bool:
@@ -81,8 +97,8 @@ def read_buffered(
 
 def read_buffered_prediction(
     operation: Operation, destination: Destination, body: bytes, request_id: str
-) -> tuple[ReceivedRequest, V1ResponseLayout] | None:
-    """Read a V1 prediction; return it with the layout of its response. None as above."""
+) -> ReceivedRequest | None:
+    """Read a V1 prediction; None as above."""
     model = cached_metadata(operation, destination)
     if model is None or not model.inputs or not body or len(body) > MAX_UNSCHEDULED:
         return None
@@ -90,7 +106,7 @@ def read_buffered_prediction(
         request, layout = read_prediction(body, model, *destination.limits.reader_caps, request_id)
     except GatewayError:
         return None
-    return ReceivedRequest(request, request.chunks, uses_metadata=True), layout
+    return ReceivedRequest(request, request.chunks, uses_metadata=True, layout=layout)
 
 
 def is_accepted(operation: Operation, destination: Destination, received: ReceivedRequest) -> bool:
