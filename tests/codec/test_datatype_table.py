@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gateway.codec.v2.fast_request import read_buffered_request
-from gateway.codec.v2.fast_response import fast_convert_response
+from gateway.codec.v2.buffered_request import read_json_fast
+from gateway.codec.v2.buffered_response import write_json_fast
 from gateway.codec.v2.request import InferRequestReader
 from gateway.codec.v2.response_reader import read_without_data
 from gateway.errors import ErrorKind, GatewayError
@@ -45,7 +45,7 @@ def new(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield datatype
     # Compiled functions do not tell their globals.
     for function, cached in (
-        (read_buffered_request, "_cached_parse"),
+        (read_json_fast, "_cached_parse"),
         (read_without_data, "_read_without_data"),
     ):
         getattr(sys.modules[function.__module__], cached).cache_clear()
@@ -71,14 +71,14 @@ def refusal(body: bytes) -> str:
     with pytest.raises(GatewayError) as caught:
         convert(body)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
-    assert read_buffered_request(body, 64) is None
+    assert read_json_fast(body, 64) is None
     return caught.value.message
 
 
 def test_json_of_a_new_datatype_is_converted(new: Datatype) -> None:
     body = json_request(new.name, "[1,[2,3]]")
     assert convert(body) == packed(new)
-    small = read_buffered_request(body, 64)
+    small = read_json_fast(body, 64)
     assert small is not None
     assert b"".join(small.chunks) == packed(new)
 
@@ -130,7 +130,7 @@ def test_responses_of_a_new_datatype_are_converted(new: Datatype) -> None:
     text = as_json([body], size)
     assert isinstance(text, bytes)
     assert json.loads(text)["outputs"][0]["data"] == VALUES
-    assert fast_convert_response(body, size) == (text, len(VALUES))
+    assert write_json_fast(body, size) == (text, len(VALUES))
     predicted = predict_responses.convert([body], size, V1ResponseLayout(V1Format.ROWS))
     assert json.loads(predicted) == {"predictions": VALUES}
     in_json = {"outputs": [{"name": "y", "datatype": new.name, "shape": [3], "data": VALUES}]}

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.codec.v1.buffered_response import convert_buffered_v1_response
+from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
 from gateway.codec.v2.buffered_response import (
     ConvertedResponse,
     ResponsePlan,
     convert_body,
     convert_large_body,
 )
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.codec.elements import rounding
 from gateway.codec.elements.decode import decode_plainly
 from gateway.codec.elements.rounding import MAX_EXACT_LENGTH, may_decide_ties
-from gateway.codec.v2.fast_request import read_buffered_request
+from gateway.codec.v2.buffered_request import read_json_fast
 from gateway.codec.v2.request import InferRequestReader
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import strategies
@@ -31,7 +31,7 @@ def of_request(texts: list[str], datatype: str) -> bytes:
     codec.feed(body)
     codec.feed(b"", last=True)
     tensors = b"".join(codec.finish().chunks)
-    small = read_buffered_request(body, 64)
+    small = read_json_fast(body, 64)
     assert small is None or b"".join(small.chunks) == tensors
     return tensors
 

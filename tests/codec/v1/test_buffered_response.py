@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gateway.codec.v1.fast_response import write_buffered_prediction
+from gateway.codec.v1.buffered_response import write_prediction_fast
 from gateway.errors import GatewayError
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec import strategies
@@ -24,7 +24,7 @@ LAYOUTS = [V1ResponseLayout(form, single) for form in V1Format for single in (Fa
 def agrees(layout: V1ResponseLayout, *outputs: Output) -> bool:
     """Check that both ways agree; tell whether the fast path wrote the response."""
     body, size = response_body(list(outputs))
-    found = write_buffered_prediction(body, size, layout)
+    found = write_prediction_fast(body, size, layout)
     if found is not None:
         count = sum(math.prod(each.shown["shape"]) for each in outputs)
         assert found == (convert([body], size, layout), count)
@@ -60,7 +60,7 @@ def test_every_response_is_written_alike_or_left(seed: int) -> None:
     shape = [rng.randint(1, 3) for _ in range(rng.randint(0, 3))]
     body, size = response_body([some_output(rng, "o", shape)])
     layout = rng.choice(LAYOUTS)
-    found = write_buffered_prediction(body, size, layout)
+    found = write_prediction_fast(body, size, layout)
     try:
         assert found in (None, (convert([body], size, layout), math.prod(shape)))
     except GatewayError:
@@ -70,4 +70,4 @@ def test_every_response_is_written_alike_or_left(seed: int) -> None:
 def test_body_of_another_size_is_left_to_the_streaming_path() -> None:
     body, size = response_body([floats("a", 2)])
     for wrong in (body[:-1], body + b"\0"):
-        assert write_buffered_prediction(wrong, size, LAYOUTS[0]) is None
+        assert write_prediction_fast(wrong, size, LAYOUTS[0]) is None

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.v2.binary_request import write_binary_header
-from gateway.codec.v2.buffered_request import read_buffered_binary
-from gateway.codec.v2.fast_request import read_buffered_request
+from gateway.codec.v2.buffered_request import read_buffered_binary, read_json_fast
 from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
@@ -22,7 +21,7 @@ DEPTH_CAP = 12
 
 
 def fast_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
-    request = read_buffered_request(body, DEPTH_CAP)
+    request = read_json_fast(body, DEPTH_CAP)
     if request is None:
         return None
     return (
@@ -278,7 +277,7 @@ def test_requests_with_other_numbers_and_ids_share_one_plan(name: str) -> None:
     tensor = {"name": name, "datatype": "FP32", "shape": [1]}
     heads = set()
     for number in range(100):
-        read = read_buffered_request(request(tensor | {"data": [number]}, id=f"{number}"), 12)
+        read = read_json_fast(request(tensor | {"data": [number]}, id=f"{number}"), 12)
         assert read is not None
         assert read.id == str(number)
         if number > 1:  # a full cache takes it at its second use
@@ -291,7 +290,7 @@ def test_requests_with_other_numbers_and_ids_share_one_plan(name: str) -> None:
 )
 def test_request_without_a_plan_displaces_no_other(member: bytes) -> None:
     def head() -> object:
-        read = read_buffered_request(request(entry("FP32", [1, 2, 3])), DEPTH_CAP)
+        read = read_json_fast(request(entry("FP32", [1, 2, 3])), DEPTH_CAP)
         assert read is not None
         return read.head
 
@@ -299,7 +298,7 @@ def test_request_without_a_plan_displaces_no_other(member: bytes) -> None:
     for number in range(5000):
         fields = member % number
         body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],%b}]}' % fields
-        assert read_buffered_request(body, DEPTH_CAP) is None
+        assert read_json_fast(body, DEPTH_CAP) is None
     assert head() is before
 
 
@@ -310,7 +309,7 @@ def test_request_without_a_plan_displaces_no_other(member: bytes) -> None:
 )
 def test_plan_is_still_found_after_a_flood_of_other_requests(place: dict[str, Any]) -> None:
     def head() -> object:
-        read = read_buffered_request(request(entry("FP32", [1, 2, 3])), DEPTH_CAP)
+        read = read_json_fast(request(entry("FP32", [1, 2, 3])), DEPTH_CAP)
         assert read is not None
         return read.head
 
@@ -318,7 +317,7 @@ def test_plan_is_still_found_after_a_flood_of_other_requests(place: dict[str, An
     text = request(entry("INT8", [1]) | place)
     for number in range(5000):
         other = text.replace(b"{}", b"%d" % number)
-        assert read_buffered_request(other, DEPTH_CAP) is not None
+        assert read_json_fast(other, DEPTH_CAP) is not None
     assert head() is before
 
 
@@ -331,7 +330,7 @@ def test_plan_cache_does_not_leak_numbers_into_the_next_request() -> None:
 def test_fast_path_leaves_very_many_inputs(count: int, is_taken: bool) -> None:
     entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
     body = b'{"inputs":[' + b",".join(entry % number for number in range(count)) + b"]}"
-    assert (read_buffered_request(body, DEPTH_CAP) is not None) is is_taken
+    assert (read_json_fast(body, DEPTH_CAP) is not None) is is_taken
 
 
 STRING_REQUESTS = [
