@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64
-from typing import Protocol
 
 from gateway.codec import native
 from gateway.codec.elements.bytes_elements import (
@@ -14,19 +13,13 @@ from gateway.codec.elements.bytes_elements import (
     read_length,
     split_elements,
 )
+from gateway.codec.elements.decode import TensorDecoder
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
 _ALPHABET = re.compile(rb"[A-Za-z0-9+/]*")
 _PADDING = (b"", b"===", b"==", b"=")
 """What a text lacks, by its length modulo 4."""
-
-
-class BytesTensor(Protocol):
-    """A tensor of BYTES in binary form; ``size`` counts the bytes of its chunks."""
-
-    chunks: list[bytes]
-    size: int
 
 
 class Base64ElementDecoder:
@@ -36,7 +29,7 @@ class Base64ElementDecoder:
     white space (RFC 4648, section 4). ``label`` names the tensor in errors.
     """
 
-    def __init__(self, label: str, tensor: BytesTensor, words: ErrorVocabulary = REQUEST) -> None:
+    def __init__(self, label: str, tensor: TensorDecoder, words: ErrorVocabulary = REQUEST) -> None:
         self._label = label
         self._words = words
         self.tensor = tensor

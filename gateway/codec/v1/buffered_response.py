@@ -6,23 +6,16 @@ PredictResponseWriter; for all others both give the same result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from multidict import CIMultiDictProxy
 
 from gateway.codec.elements.encode import fast_encode_numbers
 from gateway.codec.v1.nested_writer import MAX_NESTED_RANK
 from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.buffered_response import ConvertedResponse, ResponsePlan, convert_body
-from gateway.codec.v2.response_reader import read_without_data
-from gateway.errors import GatewayError, bad_response
-from gateway.protocol.datatypes import Datatype
-from gateway.protocol.messages import InferResponseHead
+from gateway.codec.v2.response_reader import read_header_fast
+from gateway.errors import bad_response
 from gateway.protocol.response_header import is_success, response_header_length
 from gateway.protocol.v1 import V1ResponseLayout, error_document
-from gateway.sizes import MAX_CACHED_DOCUMENT
-
-_KEY = "v1"
 
 
 def convert_buffered_v1_response(
@@ -67,55 +60,18 @@ def write_prediction_fast(
 
     Returns None if PredictResponseWriter is needed.
     """
-    if header_size > MAX_CACHED_DOCUMENT:
+    response = read_header_fast(body, header_size)
+    if response is None or len(response.head.outputs) != 1:
         return None
-    try:
-        response = read_without_data(body[:header_size])
-    except GatewayError:
+    (output,) = response.head.outputs
+    datatype, size = output.datatype, output.binary_size
+    if not size or datatype.size is None or header_size + size != len(body):
         return None
-    if response is None:
+    shape = (1, *output.shape) if layout.single else output.shape
+    if not 0 < len(shape) <= MAX_NESTED_RANK:
         return None
-    written = response.head.written
-    if _KEY not in written:
-        written[_KEY] = _make_layout(response.head)
-    rows: _RowLayout | None = written[_KEY]
-    if rows is None or header_size + rows.size != len(body):
-        return None
-    shape = rows.single_shape if layout.single else rows.shape
-    if not shape:
-        return None
-    text = fast_encode_numbers(memoryview(body)[header_size:], rows.datatype, shape)
+    text = fast_encode_numbers(memoryview(body)[header_size:], datatype, shape)
     if text is None:
         return None
     key = layout.form.response_key.encode()
-    return b"".join((b'{"', key, b'":[', text, b"]}")), rows.count
-
-
-@dataclass(frozen=True, slots=True)
-class _RowLayout:
-    """How responses with the same head are written; ``size`` counts the bytes of data.
-
-    ``single_shape`` is that of a single instance. Shapes of too many dimensions are empty.
-    """
-
-    datatype: Datatype
-    size: int
-    count: int
-    shape: tuple[int, ...]
-    single_shape: tuple[int, ...]
-
-
-def _make_layout(head: InferResponseHead) -> _RowLayout | None:
-    if len(head.outputs) != 1:
-        return None
-    (output,) = head.outputs
-    datatype, size = output.datatype, output.binary_size
-    if not size or datatype.size is None:
-        return None
-    count = size // datatype.size
-    return _RowLayout(datatype, size, count, _nested(output.shape), _nested((1, *output.shape)))
-
-
-def _nested(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape, empty if it has too many dimensions."""
-    return shape if len(shape) <= MAX_NESTED_RANK else ()
+    return b"".join((b'{"', key, b'":[', text, b"]}")), size // datatype.size

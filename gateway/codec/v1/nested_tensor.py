@@ -148,15 +148,16 @@ class NestedTensorBuilder:
 
         With ``may_tie``, raises ValueError for numbers whose text decides how they are rounded.
         """
-        data = self._pack_scalars(rows, may_tie)
-        if data is not None:
-            return ConvertedRows([data], len(rows), b"," * (len(rows) - 1))
-        if not self.is_text:
+        kinds = set(map(type, rows))
+        if self.is_text:
+            if kinds != {str}:
+                return self._flatten_rows(rows)
+            data: bytes | None = pack_strings(rows)
+        else:
+            data = self._pack_numbers(rows, kinds, may_tie)
+        if data is None:
             return self._convert_as_text(rows, may_tie)
-        try:
-            return self._convert_as_text(rows, may_tie=False)
-        except GatewayError:
-            return self._flatten_rows(rows)  # some elements are base64 objects
+        return ConvertedRows([data], len(rows), b"," * (len(rows) - 1))
 
     def convert_elements(self, text: bytes) -> ConvertedRows | None:
         """Convert text between the brackets of an array of BYTES; None if anything is invalid."""
@@ -199,15 +200,8 @@ class NestedTensorBuilder:
             raise ValueError("the text of a number is needed")
         return ConvertedRows(values.chunks, values.count, native.collect_marks(text))
 
-    def _pack_scalars(self, rows: list[Any], may_tie: bool) -> bytes | None:
-        """Convert rows of one element each; return None for others, and for unusual values."""
-        kinds = set(map(type, rows))
-        if self.is_text:
-            if kinds == {str}:
-                return pack_strings(rows)
-            if kinds <= {str, dict}:
-                return pack_elements(list(map(self._element_bytes, rows)))
-            return None
+    def _pack_numbers(self, rows: list[Any], kinds: set[type], may_tie: bool) -> bytes | None:
+        """Convert rows of one number each; return None for others, and for unusual numbers."""
         datatype = self.declared.datatype
         if datatype.integers is not None:
             return pack_integers(rows, datatype) if kinds == {int} else None

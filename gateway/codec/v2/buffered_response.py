@@ -15,10 +15,10 @@ import orjson
 
 from gateway.codec.elements.encode import TextChunk, fast_encode_numbers
 from gateway.codec.json.header_length_check import check_header_length
-from gateway.codec.policies import JsonPolicies
+from gateway.codec.policies import DEFAULT_POLICIES, JsonPolicies
 from gateway.codec.v2.json_writer import split_around_data
 from gateway.codec.v2.response import encoded_converter, json_converter, response_fields
-from gateway.codec.v2.response_reader import has_text_for_base64, read_without_data
+from gateway.codec.v2.response_reader import has_text_for_base64, read_header_fast
 from gateway.codec.v2.tensor_check import TensorCheck
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype
@@ -31,11 +31,9 @@ from gateway.protocol.response_header import (
     parse_response_header,
     read_outputs,
 )
-from gateway.sizes import MAX_CACHED_DOCUMENT
 
 _KEY = "json"
 """The key of what was written of a head."""
-_POLICIES = JsonPolicies()
 
 _EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
@@ -201,33 +199,22 @@ def _encode(body: bytes, header_size: int | None, plan: ResponsePlan) -> Convert
 def write_json_fast(body: bytes, header_size: int) -> tuple[bytes, int] | None:
     """Write a binary response as JSON; return it with the number of its elements.
 
-    Returns None if the streaming path is needed.
+    Returns None if JsonResponseWriter is needed.
     """
-    if header_size > MAX_CACHED_DOCUMENT:
+    response = read_header_fast(body, header_size)
+    if response is None:
         return None
-    try:
-        response = read_without_data(body[:header_size])
-    except GatewayError:
-        return None
-    return None if response is None else write_buffered(response, body, header_size)
-
-
-def write_buffered(response: InferResponse, data: bytes, start: int) -> tuple[bytes, int] | None:
-    """Write a response as JSON, whose data begin at ``start``; None if JsonResponseWriter must.
-
-    Returns it with the number of its elements.
-    """
     written = response.head.written
     if _KEY not in written:
         written[_KEY] = _make_text(response.head)
     around: _TextAroundData | None = written[_KEY]
-    if around is None or start + around.size != len(data):
+    if around is None or header_size + around.size != len(body):
         return None
     text: list[TextChunk] = [around.split_around_data[0]]
     count = 0
     if response.id is not None:
         text = [b'{"id":', orjson.dumps(response.id), b",", around.split_around_data[0][1:]]
-    tensors = memoryview(data)[start:]
+    tensors = memoryview(body)[header_size:]
     for number, tensor in enumerate(around.tensors, 1):
         elements = fast_encode_numbers(tensors[tensor.start : tensor.end], tensor.datatype)
         if elements is None:
@@ -270,7 +257,7 @@ def _make_text(head: InferResponseHead) -> _TextAroundData | None:
         size += output.binary_size
         tensors.append(_Tensor(start, size, output.binary_size // datatype.size, datatype))
     follows = [output.binary_size is not None for output in head.outputs]
-    fields = response_fields(InferResponse(head), _POLICIES)
+    fields = response_fields(InferResponse(head), DEFAULT_POLICIES)
     return _TextAroundData(
         tuple(split_around_data(fields, RESPONSE.tensors, follows)), tuple(tensors), size
     )

@@ -17,7 +17,7 @@ from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import Event
 from gateway.codec.json.parsed_size import estimate_parsed_size
 from gateway.codec.json.text_search import contains, has_data_key, split_id
-from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.policies import DEFAULT_POLICIES, BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_reader import ElementSink, JsonMessageReader
 from gateway.codec.v2.json_writer import TensorPiece, TensorSplitter
 from gateway.errors import GatewayError, bad_response
@@ -42,7 +42,6 @@ from gateway.protocol.response_header import (
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
 from gateway.system.bounded_cache import cached
 
-_DEFAULT_POLICIES = JsonPolicies()
 _BASE64_POLICIES = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
 
 _OUTPUT_OVERHEAD = 350
@@ -66,7 +65,7 @@ class InferResponseReader:
         header_cap: int,
         body_cap: int,
         encoding: OutputEncoding = ALL_BINARY,
-        policies: JsonPolicies = _DEFAULT_POLICIES,
+        policies: JsonPolicies = DEFAULT_POLICIES,
     ) -> None:
         self.response: InferResponse | None = None
         """The response without data, once its JSON part was read."""
@@ -152,6 +151,16 @@ class InferResponseReader:
         self._memory = response.head.memory
         self._json = None
         self._splitter = TensorSplitter(response.head.outputs, RESPONSE, data)
+
+
+def read_header_fast(body: bytes, header_size: int) -> InferResponse | None:
+    """Read the header of a buffered response; None if it is large, invalid or contains data."""
+    if header_size > MAX_CACHED_DOCUMENT:
+        return None
+    try:
+        return read_without_data(body[:header_size])
+    except GatewayError:
+        return None
 
 
 def read_without_data(header: bytes) -> InferResponse | None:
