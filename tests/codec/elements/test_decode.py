@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 import sys
 from decimal import Decimal
 from typing import Any
@@ -18,7 +17,6 @@ from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.errors import ErrorKind, GatewayError, shorten
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.sizes import QUOTED_NAME
 from tests.codec import reference, strategies
 from tests.codec.exact_rounding import FORMATS, nearest
@@ -111,15 +109,6 @@ def test_number_that_double_rounding_would_get_wrong() -> None:
     assert values("FP32", "[7.006492321624085e-46,7.006492321624086e-46]") == [0, 2.0**-149]
     assert values("FP16", "[2049.0000000000000000001,2049]") == [2050, 2048]
     assert values("BF16", "[NaN,256.99999999999999999e0,257e0]")[1:] == [256, 256]
-
-
-@pytest.mark.parametrize("datatype", FLOATS)
-def test_null_is_nan_in_responses_only(datatype: str) -> None:
-    tensor = TensorDecoder("output 'x'", DATATYPES[datatype], RESPONSE)
-    tensor.feed(ElementRun(b"[null,[-1.5, null ]]", 0, 0, first=True))
-    assert b"".join(tensor.chunks) == convert(datatype, "[NaN,-1.5,NaN]")
-    message = refusal(datatype, "[1,null]")
-    assert message == f"input 'x': element 1 (null) is not a number, as {datatype} needs"
 
 
 # One below and one above where rounding by way of another datatype goes wrong.
@@ -221,18 +210,6 @@ def test_other_json_values_are_refused(text: str) -> None:
 
 
 # ---------------------------------------------------------------------------------- runs
-
-
-def test_several_runs_form_one_tensor() -> None:
-    tensor = TensorDecoder("input 'x'", DATATYPES["INT16"])
-    for run in (
-        ElementRun(b"[[1,2", 0, 2, first=True),
-        ElementRun(b"3],[4", 2, 2, first=False),
-        ElementRun(b"5]]", 2, 0, first=False),
-    ):
-        tensor.feed(run)
-    assert (tensor.count, tensor.size) == (5, 10)
-    assert b"".join(tensor.chunks) == struct.pack("<5h", 1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("datatype", ["INT8", "FP32", "BYTES", "BOOL"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import pytest
@@ -163,29 +162,9 @@ def test_fast_path_converts_numbers(datatype: str) -> None:
     numbers = [*RANGES.get(datatype, (-1.5, 1e-3, 0.1, -0.0, 65504, 2.0)), 0, 1]
     body = request(entry(datatype, numbers))
     assert fast_result(body) == streaming_result(body) is not None
-    body = request(entry(datatype, [*range(100)] * 20))
-    assert fast_result(body) == streaming_result(body) is not None
     for fault in ("1e400", "true", '"1"', "null", "[1]", "", "99999999999999999999999"):
-        broken = body.replace(b" 50,", fault.encode() + b",", 1)
+        broken = body.replace(b" 0,", fault.encode() + b",", 1)
         assert fast_path_agrees(broken), fault
-    assert fast_result(body.replace(b"[2000]", b"[2001]")) is None
-
-
-@pytest.mark.parametrize("row", [1, 10, 500])
-def test_fast_path_converts_many_nested_numbers(row: int) -> None:
-    rows = [[*range(row)]] * (2000 // row)
-    body = request(entry("INT16", rows, [len(rows), row]))
-    assert fast_result(body) == streaming_result(body) is not None
-    for fault in (b"[0", b"[]", b"0,,", b"[1],", b"]", b"0,]"):
-        assert fast_path_agrees(body.replace(b"[0", fault, 1)), fault
-
-
-@pytest.mark.parametrize("depth", [1, DEPTH_CAP - 1, DEPTH_CAP, 100, 2000])
-def test_fast_path_respects_the_depth_cap_among_many_numbers(depth: int) -> None:
-    nested = b"[0]," * 1000 + b"[" * depth + b"1" + b"]" * depth
-    body = request(entry("FP32", ["@"], [1001])).replace(b'"@"', nested)
-    assert fast_result(body) == streaming_result(body)
-    assert (fast_result(body) is None) == (depth >= DEPTH_CAP)
 
 
 @given(st.data())
@@ -210,21 +189,6 @@ def test_fast_path_agrees_with_the_streaming_path_on_any_number(data: st.DataObj
 def test_fast_path_agrees_with_the_streaming_path_on_any_request(body: bytes, seed: int) -> None:
     assert fast_path_agrees(body)
     assert fast_path_agrees(strategies.mutated(body, seed))
-
-
-PLAIN = request(
-    entry("FP32", [[0.25, 2], [3, 4.5]], [2, 2]),
-    entry("INT16", [1, 2, 3]) | {"name": "y", "parameters": {"a": 1}},
-    id="i",
-    outputs=[{"name": "z", "parameters": {"binary_data": False}}],
-)
-
-
-@given(strategies.SEEDS)
-def test_fast_path_never_misreads_a_broken_request(seed: int) -> None:
-    rng = random.Random(seed)
-    body = strategies.mutated(PLAIN.replace(b" ", b"") if rng.random() < 0.5 else PLAIN, seed)
-    assert fast_path_agrees(body)
 
 
 NAMES = st.sampled_from(("data", "id", "datatype", "inputs", "x", ""))
