@@ -11,7 +11,7 @@ from decimal import Decimal
 import numpy as np
 
 from gateway.codec.json.array_scanner import ElementRun
-from gateway.codec.json.structure_scan import ARRAY_STEPS, mask_strings, nesting_steps
+from gateway.codec.structure_scan import ARRAY_STEPS, mask_strings, nesting_steps
 from gateway.errors import GatewayError, shorten
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary

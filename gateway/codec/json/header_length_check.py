@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.codec.json.structure_scan import mask_strings, nesting_steps, scan_values
+from gateway.codec.structure_scan import mask_strings, nesting_steps, scan_values
 from gateway.errors import bad_request, bad_response
 from gateway.protocol.json_errors import ExtractedArray, original_offset
 from gateway.sizes import SCAN_WINDOW

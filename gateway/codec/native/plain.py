@@ -11,13 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from gateway.codec.json.structure_scan import (
+from gateway.codec.structure_scan import (
     ARRAY_STEPS,
     hide_escapes,
     mask_strings,
     nesting_steps,
 )
-from gateway.codec.json.text_search import end_of_numbers
 
 DATATYPES: tuple[str, ...] = ()
 ThreadPool = None
@@ -53,7 +52,7 @@ def scan_numbers(buffer: bytes, start: int, end: int) -> tuple[int, int, int, in
     the end of the last closing bracket before that, 0 without one, and how many brackets are opened
     and closed up to there; the last comma before that, -1 without one, and the same.
     """
-    stop = end_of_numbers(buffer, start, end)
+    stop = _end_of_numbers(buffer, start, end)
     close = buffer.rfind(b"]", start, stop) + 1 or start
     cut = buffer.rfind(b",", start, stop)
     before_cut = max(cut, start)
@@ -66,6 +65,18 @@ def scan_numbers(buffer: bytes, start: int, end: int) -> tuple[int, int, int, in
         buffer.count(b"[", start, before_cut),
         buffer.count(b"]", start, before_cut),
     )
+
+
+def _end_of_numbers(text: bytes, start: int, end: int) -> int:
+    """Return where text that begins among numbers certainly stops being numbers, or ends.
+
+    Numbers contain no quotes and no braces.
+    """
+    for mark in (b'"', b"{", b"}"):
+        at = text.find(mark, start, end)
+        if at >= 0:
+            end = at
+    return end
 
 
 _SPACE, _OTHER, _OPENING, _CLOSING, _COMMA = range(5)

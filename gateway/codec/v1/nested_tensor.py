@@ -16,7 +16,7 @@ from gateway.codec.elements.bytes_elements import pack_elements, pack_strings
 from gateway.codec.elements.decode import TensorDecoder, pack_integers
 from gateway.codec.elements.rounding import has_ties, round_values
 from gateway.codec.json.array_scanner import ElementRun, StringPart
-from gateway.codec.json.structure_scan import count_objects_and_members
+from gateway.codec.structure_scan import count_objects_and_members
 from gateway.errors import GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.json_errors import parse_json

@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from gateway.codec.elements.rounding import may_decide_ties
-from gateway.codec.json.structure_scan import count_objects_and_members, scan_values
 from gateway.codec.json.text_reader import JsonTextReader, PauseReason, Steps
+from gateway.codec.structure_scan import count_objects_and_members, scan_values
 from gateway.codec.v1.nested_reader import input_names, is_base64_object, read_members, read_value
 from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
 from gateway.errors import GatewayError, ModelMismatchError, bad_request

@@ -17,7 +17,7 @@ from gateway.codec import native
 from gateway.codec.elements.decode import decode_numbers, decode_strings
 from gateway.codec.json.array_scanner import ElementRun, max_depth
 from gateway.codec.json.data_extractor import placeholder
-from gateway.codec.json.text_search import contains, end_of_numbers, split_id
+from gateway.codec.json.text_search import contains, split_id
 from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype
@@ -163,7 +163,8 @@ def _end_of_array(text: bytes, start: int) -> int:
     if _STRINGS.match(text, start):
         position, *_, has_ended = native.scan_strings(memoryview(text)[start:], 0)
         return start + position if has_ended else 0
-    return text.rfind(b"]", start, end_of_numbers(text, start, len(text))) + 1
+    _, close, *_ = native.scan_numbers(text, start, len(text))
+    return start + close if close else 0
 
 
 def _with_sizes(parsed: _ParsedRequest, tensors: list[TensorData]) -> InferRequestHead:

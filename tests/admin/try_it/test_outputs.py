@@ -55,7 +55,7 @@ def _statistics(described: dict[str, Any]) -> tuple[Any, ...]:
         ("FP16", [0.1, -65504, NAN], [0.1, -65500.0, None]),
         ("FP32", [0.1, 3e38, INF, -0.0], [0.1, 3e38, None, -0.0]),
         ("FP64", [0.1, 5e-324, -INF], [0.1, 5e-324, None]),
-        ("BF16", [0.1, 2, NAN], [0.10009766, 2.0, None]),
+        ("BF16", [0.1, 2, NAN], [0.100097656, 2.0, None]),
         ("BYTES", [b"", "é".encode(), b"\xff\0"], ["", "é", "\ufffd\0"]),
     ],
 )

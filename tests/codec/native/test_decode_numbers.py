@@ -103,26 +103,6 @@ def test_c_reader_reads_floats(text: bytes, values: list[float]) -> None:
         assert in_python(text, datatype) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1234567890123456789",
-        "-9223372036854775809",
-        "12345678901234567890",
-        "18446744073709551616",
-        "123456789012345678901234567890.5",
-        "16777217",
-        "16777219",
-        "9007199254740993",
-        "3.000000000000000000000000000000000000000000000000000001",
-        "0.000000000000000000000000000000000000000123456789012345678901234567890",
-    ],
-)
-def test_c_reader_reads_long_floats(text: str) -> None:
-    for datatype in ("FP32", "FP64", "BF16"):
-        assert read_one(text, datatype) == nearest(text, datatype)
-
-
 @pytest.mark.parametrize("datatype", INTEGERS)
 def test_c_reader_reads_integers_up_to_their_limits(datatype: str) -> None:
     integers = DATATYPES[datatype].integers
@@ -146,8 +126,10 @@ BROKEN = [
     *(b"[1] 2", b"[1 2]", b"[[1][2]]", b"[1,,2]", b"[1]\0", b"{}", b"[{}]", b"[1, ]", b"[1,[2],]"),
     *(b"[01]", b"[-]", b"[+1]", b"[.5]", b"[1.]", b"[1.e5]", b"[1e]", b"[1e+]", b"[0x1]", b"[1_0]"),
     *(b"[-NaN]", b"[+Infinity]", b"[NaN1]", b"[1NaN]", b"[NaNNaN]", b"[Na", b"[NaN", b"[nan]"),
-    *(b"[Infinit]", b"[Infinity", b"[--Infinity]", b"[Inf]", b"[null]", b'["1"]', b"[-01]", b"[/]"),
+    *(b"[Infinit]", b"[Infinity", b"[--Infinity]", b"[Inf]", b'["1"]', b"[-01]", b"[/]"),
     *(b"[tru]", b"[true1]", b"[truefalse]", b"[True]", b"[true,1]", b"[falsee]", b"[fals", b"[:]"),
+    *(b"[nul]", b"[nulls]", b"[nullnull]", b"[-null]", b"[null1]", b"[1null]", b"[nul", b"[n]"),
+    *(b"[null", b"[null]]", b"[Null]", b"[null,]", b"[,null]", b"[null null]"),
     *(b"[1e99999999999999999999]", b"[-0.1E+10000000000000000]", b"[1\xb0]", b"[\xb1]"),
 ]
 
@@ -157,30 +139,15 @@ BROKEN = [
 )
 def test_c_reader_leaves_unusual_text_to_python(text: bytes) -> None:
     spaced = b"[" + b" [0.5]," * 20 + text[1:]
-    assert {read(each, datatype) for datatype in ALL for each in (text, spaced)} == {None}
+    for datatype in ALL:
+        for wanted in (False, True):
+            assert read(text, datatype, null_is_nan=wanted) is None
+            assert read(spaced, datatype, null_is_nan=wanted) is None
 
 
 @pytest.mark.parametrize("element", ["1.0", "1e2", "0.5", "true", "NaN", "1E0", "-0.0"])
 def test_c_reader_leaves_other_numbers_than_integers_to_python(element: str) -> None:
     assert {read_one(element, datatype) for datatype in INTEGERS} == {None}
-
-
-@pytest.mark.parametrize(
-    ("datatype", "largest", "beyond"),
-    [
-        # Halfway to infinity are 65520, 3.3961775292304957...e38 and 3.40282356779733661637...e38.
-        ("FP16", "65519.99999999999", "65520"),
-        ("BF16", "3.39617752923049567e38", "3.39617752923049568e38"),
-        ("FP32", "3.402823567797336616e38", "3.402823567797336617e38"),
-        ("FP64", "1.797693134862315807e308", "1.797693134862315808e308"),
-    ],
-)
-def test_c_reader_leaves_floats_that_do_not_fit_to_python(
-    datatype: str, largest: str, beyond: str
-) -> None:
-    assert read_one(largest, datatype) == nearest(largest, datatype)
-    assert read_one(beyond, datatype) is None
-    assert read_one("-" + beyond, datatype) is None
 
 
 NULLS = [
@@ -218,20 +185,6 @@ def test_pool_reads_null_as_nan_if_wanted() -> None:
     assert results == [binary([1, math.nan], "FP16"), None, None]
     os.close(reader)
     os.close(writer)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(b"[nul]", b"[nulls]", b"[nullnull]", b"[-null]", b"[null1]", b"[1null]", b"[nul", b"[n]"),
-        *(b"[null", b"[null]]", b"[Null]", b"[null,]", b"[,null]", b"[null null]"),
-    ],
-)
-def test_c_reader_leaves_what_only_resembles_null_to_python(text: bytes) -> None:
-    for datatype in ALL:
-        assert read(text, datatype, null_is_nan=True) is None
-        assert read(b"[" + b" [0.5]," * 20 + text[1:], datatype, null_is_nan=True) is None
-        assert in_python(text, datatype, null_is_nan=True) is None
 
 
 @pytest.mark.parametrize("code", [-1, 13, 2**31 - 1])

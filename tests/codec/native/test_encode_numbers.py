@@ -59,31 +59,6 @@ def agrees(values: npt.NDArray[Any], name: str, policy: int = NULL) -> None:
         assert [pair for pair in pairs if pair[0] != pair[1]] == []
 
 
-FLOATS = [
-    ("0", "0.0"),
-    ("-0.0", "-0.0"),
-    ("1", "1.0"),
-    ("-1.5", "-1.5"),
-    ("0.1", "0.1"),
-    ("100", "100.0"),
-    ("123.25", "123.25"),
-    ("-0.00001", "-0.00001"),
-    ("1e-7", "1e-7"),
-    ("-1.25e-7", "-1.25e-7"),
-    ("12345678", "12345678.0"),
-    ("1e12", "1000000000000.0"),
-    ("1e16", "1e+16"),
-    ("-1.5e20", "-1.5e+20"),
-]
-
-
-@pytest.mark.parametrize("name", ["FP32", "FP64"])
-def test_floats_are_written_with_the_fewest_digits(name: str) -> None:
-    values, texts = zip(*FLOATS, strict=True)
-    data = np.array(values).astype(DTYPES[name]).tobytes()
-    assert native.encode_numbers(data, CODES[name]) == ",".join(texts).encode()
-
-
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

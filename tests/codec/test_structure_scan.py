@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.codec.json.structure_scan import scan_values
+from gateway.codec.structure_scan import scan_values
 
 
 @pytest.mark.parametrize(
