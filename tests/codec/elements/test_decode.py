@@ -202,7 +202,11 @@ def test_strings_become_length_prefixed_utf8(texts: list[str], ascii_only: bool)
 
 
 @pytest.mark.parametrize(
-    "text", ["[", "[}", "[{}]", '[{"a":1}]', "[null]", "[,]", "[x]", '["\t"]', '["a"', "[1}", "[]]"]
+    "text",
+    [
+        *("[", "[}", "[{}]", '[{"a":1}]', "[null]", "[,]", "[x]", '["\t"]', '["a"', "[1}", "[]]"),
+        "[\0N\0a\0N\0]\0",  # UTF-16, which Python's json would take
+    ],
 )
 def test_other_json_values_are_refused(text: str) -> None:
     for datatype in reference.DATATYPES:
