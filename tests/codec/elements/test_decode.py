@@ -179,11 +179,12 @@ def test_other_spellings_of_nan_and_infinity_are_refused(token: str) -> None:
     assert refusal("FP32", f"[1,NaN,{token},NaN]").startswith("input 'x': element 2 (")
 
 
-@pytest.mark.parametrize("datatype", FORMATS)
-def test_number_that_does_not_fit_is_named_beside_infinity(datatype: str) -> None:
-    assert refusal(datatype, "[Infinity,1e39]").endswith(
-        f"element 1 (1e39) does not fit {datatype}"
-    )
+@pytest.mark.parametrize("datatype", FLOATS)
+@pytest.mark.parametrize("number", ["1e309", "1e5000", "9" * 400])
+def test_number_that_does_not_fit_is_named_beside_infinity(datatype: str, number: str) -> None:
+    shown = shorten(number, QUOTED_NAME)
+    expected = f"element 2 ({shown}) does not fit {datatype}"
+    assert refusal(datatype, f"[Infinity,-Infinity,{number},NaN]").endswith(expected)
 
 
 # ---------------------------------------------------------------------------------- booleans, text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gateway.codec.v1.buffered_response import write_prediction_fast
+from gateway.codec.v1.prediction_form import write_prediction_fast
 from gateway.errors import GatewayError
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec import strategies
