@@ -13,7 +13,12 @@ import orjson
 
 from gateway.codec import native
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, PartialElement, pack_strings
-from gateway.codec.elements.diagnose import diagnose_run, invalid_array_error, split_run
+from gateway.codec.elements.diagnose import (
+    ELEMENT_TYPES,
+    diagnose_run,
+    invalid_array_error,
+    split_run,
+)
 from gateway.codec.elements.rounding import Values, has_ties, round_text
 from gateway.codec.json.array_scanner import ElementRun, StringPart, find_string_cut
 from gateway.codec.offload_interface import ConversionJob
@@ -21,14 +26,7 @@ from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.sizes import QUOTED_NAME
 
-_TYPES: dict[Family, frozenset[type]] = {
-    Family.BOOLEAN: frozenset({bool}),
-    Family.INTEGER: frozenset({int}),
-    Family.FLOAT: frozenset({int, float}),
-    Family.TEXT: frozenset({str}),
-}
-"""What orjson makes of elements. Integers beyond 64 bits become floats."""
-_FLOATS_OR_NULL = _TYPES[Family.FLOAT] | {type(None)}
+_FLOATS_OR_NULL = ELEMENT_TYPES[Family.FLOAT] | {type(None)}
 
 
 def decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
@@ -65,7 +63,7 @@ def decode_plainly(text: bytes, datatype: Datatype, null_is_nan: bool = False) -
         values = _parse_floats(text, null_is_nan)
         rounded = None if values is None else round_text(values, text, datatype)
         return None if rounded is None else rounded.tobytes()
-    elements = _parse_elements(text, _TYPES[datatype.family])
+    elements = _parse_elements(text, ELEMENT_TYPES[datatype.family])
     if elements is None or datatype.integers is None:
         return None if elements is None else bytes(elements)
     return pack_integers(elements, datatype)
@@ -82,7 +80,7 @@ def pack_integers(elements: list[Any], datatype: Datatype) -> bytes | None:
 
 def _parse_floats(text: bytes, null_is_nan: bool) -> Values | None:
     """Parse an array into the doubles nearest to its numbers; None for any other text."""
-    types = _FLOATS_OR_NULL if null_is_nan else _TYPES[Family.FLOAT]
+    types = _FLOATS_OR_NULL if null_is_nan else ELEMENT_TYPES[Family.FLOAT]
     elements, infinities = _parse_elements(text, types), 0
     if elements is None and (b"N" in text or b"I" in text):
         # The standard library takes the bare words, but makes infinities of large numbers, too.
@@ -130,7 +128,7 @@ def decode_strings(run: ElementRun) -> tuple[int, bytes] | None:
     decoded = native.decode_strings(run.view, run.depth_before, run.depth_after)
     if decoded is not None or run.lacks_element:
         return decoded
-    strings = _parse_elements(run.balanced(), _TYPES[Family.TEXT])
+    strings = _parse_elements(run.balanced(), ELEMENT_TYPES[Family.TEXT])
     return None if strings is None else (len(strings), pack_strings(strings))
 
 

@@ -23,6 +23,14 @@ _SPACE = " \t\n\r"
 _PART_SIZE = 1024
 """The size of the parts of a run that are examined element by element."""
 
+ELEMENT_TYPES: dict[Family, frozenset[type]] = {
+    Family.BOOLEAN: frozenset({bool}),
+    Family.INTEGER: frozenset({int}),
+    Family.FLOAT: frozenset({int, float}),
+    Family.TEXT: frozenset({str}),
+}
+"""What Python's JSON libraries make of elements. For orjson, integers beyond 64 bits are floats."""
+
 _NOT_JSON = "is not a JSON value"
 _NOT_UTF8 = "is not UTF-8"
 _HALF_SURROGATE = "holds half of a surrogate pair"
@@ -104,21 +112,13 @@ def _describe_token_error(token: str, datatype: Datatype, null_is_nan: bool) -> 
         return _NOT_JSON
     if value is None and null_is_nan and datatype.family is Family.FLOAT:
         return None
-    if type(value) not in _TYPES[datatype.family]:
+    if type(value) not in ELEMENT_TYPES[datatype.family]:
         return f"is not {datatype.family.value}, as {datatype.name} needs"
     if isinstance(value, str):
         return _describe_string_error(value) if _escape_invalid_utf8(token) == token else _NOT_UTF8
     if _fits(value, token, datatype):
         return None
     return f"does not fit {datatype.name}"
-
-
-_TYPES: dict[Family, tuple[type, ...]] = {
-    Family.BOOLEAN: (bool,),
-    Family.INTEGER: (int,),
-    Family.FLOAT: (int, float),
-    Family.TEXT: (str,),
-}
 
 
 def _describe_string_error(value: str) -> str | None:

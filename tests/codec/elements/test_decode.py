@@ -206,6 +206,7 @@ def test_strings_become_length_prefixed_utf8(texts: list[str], ascii_only: bool)
     "text",
     [
         *("[", "[}", "[{}]", '[{"a":1}]', "[null]", "[,]", "[x]", '["\t"]', '["a"', "[1}", "[]]"),
+        *('"ab"', "5", "true", "NaN"),
         "[\0N\0a\0N\0]\0",  # UTF-16, which Python's json would take
     ],
 )
