@@ -29,36 +29,22 @@ from gateway.sizes import QUOTED_NAME
 _FLOATS_OR_NULL = ELEMENT_TYPES[Family.FLOAT] | {type(None)}
 
 
-def decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
+def decode_numbers(text: bytes, datatype: Datatype) -> bytes | None:
     """Decode a JSON array, nested or flat, of numbers or booleans.
 
     Also reads the bare NaN, Infinity and -Infinity that clients write. Returns None if the text is
     no such array, or if an element does not fit.
     """
-    data = _decode_in_c(text, datatype)
-    return decode_plainly(bytes(text), datatype) if data is None else data
-
-
-def _decode_in_c(
-    text: bytes | memoryview,
-    datatype: Datatype,
-    open_before: int = 0,
-    open_after: int = 0,
-    null_is_nan: bool = False,
-) -> bytes | None:
-    """Decode an array, or a part that lacks so many opening and closing brackets.
-
-    With ``null_is_nan``, null is NaN among floats. Returns None if nothing is compiled, or if C is
-    not sure of anything in the text.
-    """
     code = native.DATATYPE_CODES.get(datatype.name)
-    if code is None:
-        return None
-    return native.decode_numbers(text, code, open_before, open_after, null_is_nan)
+    data = None if code is None else native.decode_numbers(text, code)
+    return decode_plainly(text, datatype) if data is None else data
 
 
 def decode_plainly(text: bytes, datatype: Datatype, null_is_nan: bool = False) -> bytes | None:
-    """Decode an array by way of Python's objects, exactly as C does."""
+    """Decode an array by way of Python's objects, exactly as C does.
+
+    With ``null_is_nan``, null is NaN among floats.
+    """
     if datatype.floats is not None:
         values = _parse_floats(text, null_is_nan)
         rounded = None if values is None else round_text(values, text, datatype)
@@ -123,12 +109,14 @@ def _collect(items: list[Any], flat: list[Any]) -> list[Any]:
     return flat
 
 
-def decode_strings(run: ElementRun) -> tuple[int, bytes] | None:
-    """Return the number of a run's strings, and their bytes; None if anything else is in it."""
-    decoded = native.decode_strings(run.view, run.depth_before, run.depth_after)
-    if decoded is not None or run.lacks_element:
-        return decoded
-    strings = _parse_elements(run.balanced(), ELEMENT_TYPES[Family.TEXT])
+def decode_strings(array: bytes) -> tuple[int, bytes] | None:
+    """Return the number of an array's strings, and their bytes; None if anything else is in it."""
+    decoded = native.decode_strings(array)
+    return _decode_strings_plainly(array) if decoded is None else decoded
+
+
+def _decode_strings_plainly(array: bytes) -> tuple[int, bytes] | None:
+    strings = _parse_elements(array, ELEMENT_TYPES[Family.TEXT])
     return None if strings is None else (len(strings), pack_strings(strings))
 
 
@@ -153,6 +141,7 @@ class TensorDecoder:
         self._words = words
         self.datatype = datatype
         self.job = _job(datatype)
+        self._code = native.DATATYPE_CODES.get(datatype.name)
         self._partial_element: PartialElement | None = None
 
     def feed(self, item: ElementRun | StringPart) -> None:
@@ -197,8 +186,11 @@ class TensorDecoder:
         size = self.datatype.size
         if size is None:
             return self._decode_strings(run)
-        null_is_nan = self._words.null_is_nan
-        data = _decode_in_c(run.view, self.datatype, run.depth_before, run.depth_after, null_is_nan)
+        null_is_nan, data = self._words.null_is_nan, None
+        if self._code is not None:
+            data = native.decode_numbers(
+                run.view, self._code, run.depth_before, run.depth_after, null_is_nan
+            )
         if data is None and not run.lacks_element:
             data = decode_plainly(run.balanced(), self.datatype, null_is_nan)
         return None if data is None else (len(data) // size, data)
@@ -227,7 +219,9 @@ class TensorDecoder:
         return values is not None and has_ties(values, self.datatype)
 
     def _decode_strings(self, run: ElementRun) -> tuple[int, bytes] | None:
-        decoded = decode_strings(run)
+        decoded = native.decode_strings(run.view, run.depth_before, run.depth_after)
+        if decoded is None and not run.lacks_element:
+            decoded = _decode_strings_plainly(run.balanced())
         if decoded is None or self._partial_element is None:
             return decoded
         # The first string is the placeholder of the long one.

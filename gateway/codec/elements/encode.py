@@ -181,14 +181,12 @@ class NumberEncoder:
     def _encode_plainly(
         self, data: bytes | memoryview, first: int, shape: tuple[int, ...]
     ) -> memoryview:
-        """Encode by orjson, which gives floats the shortest digits that identify them."""
+        """Encode by orjson, which gives floats the shortest digits; FP16 and BF16 those of FP32."""
         values = read_numbers(data, self._datatype)
         if self._datatype.family is Family.BOOLEAN and values.view(np.uint8).max() > 1:
             raise self._words.malformed(
                 f"{self._label} is BOOL, but holds bytes other than 0 and 1"
             )
-        if values.dtype == np.float16:
-            values = values.astype(np.float32)  # with the digits of FP32, as BF16
         if self._datatype.family is Family.FLOAT:
             finite = np.isfinite(values)
             if not finite.all():

@@ -59,8 +59,10 @@ def round_text(values: Values, text: bytes, datatype: Datatype) -> Values | None
 def round_values(values: Values, datatype: Datatype) -> Values | None:
     """Round doubles of which the text decides none, as ``round_text``."""
     assert datatype.floats is not None
-    is_beyond = (np.abs(values) >= datatype.floats.overflow) & np.isfinite(values)
-    return None if is_beyond.any() else round_to(values, datatype)
+    is_beyond = np.abs(values) >= datatype.floats.overflow
+    if is_beyond.any() and np.isfinite(values[is_beyond]).any():
+        return None
+    return round_to(values, datatype)
 
 
 def has_ties(values: Values, datatype: Datatype) -> bool:

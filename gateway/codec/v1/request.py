@@ -283,7 +283,8 @@ class RowsReader:
             return 0
         try:
             rows = _parse(b"[%b]" % text)
-            if not all(self._has_all_inputs(row) for row in rows):
+            names = self._tensors.keys()
+            if not all(isinstance(row, dict) and row.keys() == names for row in rows):
                 return 0
             # All objects within the rows are base64 elements, with one member each.
             objects, members = count_objects_and_members(text)
@@ -300,9 +301,6 @@ class RowsReader:
         for tensor, values in converted:
             tensor.append_rows(values)
         return len(rows)
-
-    def _has_all_inputs(self, row: Any) -> bool:
-        return isinstance(row, dict) and row.keys() == self._tensors.keys()
 
     def _read_instance(self) -> Steps[None]:
         yield from read_members(

@@ -14,8 +14,8 @@ from typing import Final, Literal
 import orjson
 
 from gateway.codec import native
-from gateway.codec.elements.decode import decode_numbers, decode_strings
-from gateway.codec.json.array_scanner import ElementRun, max_depth
+from gateway.codec.elements.decode import decode_plainly, decode_strings
+from gateway.codec.json.array_scanner import max_depth
 from gateway.codec.json.data_extractor import placeholder
 from gateway.codec.json.text_search import contains, split_id
 from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
@@ -163,7 +163,7 @@ def _end_of_array(text: bytes, start: int) -> int:
     if _STRINGS.match(text, start):
         position, *_, has_ended = native.scan_strings(memoryview(text)[start:], 0)
         return start + position if has_ended else 0
-    _, close, *_ = native.scan_numbers(text, start, len(text))
+    close = native.scan_numbers(text, start, len(text))[1]
     return start + close if close else 0
 
 
@@ -171,7 +171,7 @@ def _with_sizes(parsed: _ParsedRequest, tensors: list[TensorData]) -> InferReque
     """Return the head of a request with the sizes of its strings."""
     inputs = list(parsed.head.inputs)
     for tensor, data in zip(parsed.tensors, tensors, strict=True):
-        if tensor.datatype.size is None:
+        if tensor.size is None:
             assert not isinstance(data, int)
             size = sum(map(len, data))
             inputs[tensor.index] = inputs[tensor.index].with_size(size)
@@ -180,17 +180,19 @@ def _with_sizes(parsed: _ParsedRequest, tensors: list[TensorData]) -> InferReque
 
 def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
     """Return the bytes of an array; raises ValueError if there is anything to be said about it."""
-    is_nested, size = array.find(b"[", 1) > 0, tensor.datatype.size
-    if size is not None:
+    is_nested = array.find(b"[", 1) > 0
+    if tensor.size is not None:
         if is_nested and max_depth(array) > depth_cap:
             raise ValueError("nested too deep")
-        data = decode_numbers(array, tensor.datatype)
-        if data is None or len(data) != tensor.count * size:
+        data = None if tensor.code is None else native.decode_numbers(array, tensor.code)
+        if data is None:
+            data = decode_plainly(array, tensor.datatype)
+        if data is None or len(data) != tensor.size:
             raise ValueError("an element is invalid, or there are not as many as the shape takes")
         return data
     if is_nested and native.scan_strings(array, 0)[3] > depth_cap:
         raise ValueError("nested too deep")
-    decoded = decode_strings(ElementRun(array, 0, 0, first=True))
+    decoded = decode_strings(array)
     if decoded is None or decoded[0] != tensor.count:
         raise ValueError("an element is invalid, or there are not as many as the shape takes")
     return decoded[1]
@@ -198,11 +200,16 @@ def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """Input number ``index`` of all: it has ``count`` elements."""
+    """Input number ``index`` of all: it has ``count`` elements, together of so many bytes.
+
+    ``size`` is None for strings; ``code`` is the C module's of the datatype, if compiled.
+    """
 
     index: int
     datatype: Datatype
     count: int
+    size: int | None
+    code: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +252,15 @@ def _parse_surroundings(
         if tensor.base64 is not None:  # it has JSON data
             if tensor.base64:
                 return None
-            count, size = element_count(tensor.shape), tensor.datatype.size
-            tensors.append(_Tensor(index, tensor.datatype, count))
-            tensor = tensor.with_size(None if size is None else count * size)
+            datatype, count = tensor.datatype, element_count(tensor.shape)
+            size = None if datatype.size is None else datatype.size * count
+            code = native.DATATYPE_CODES.get(datatype.name)
+            tensors.append(_Tensor(index, datatype, count, size, code))
+            tensor = tensor.with_size(size)
         elif tensor.binary_size is not None:
             return None
         sized.append(tensor)
-    size_is_known = all(tensor.datatype.size is not None for tensor in tensors)
+    size_is_known = all(tensor.size is not None for tensor in tensors)
     in_sequence = may_name_sequence(surroundings)
     head = replace(head, inputs=tuple(sized), names_sequence=in_sequence)
     return _ParsedRequest(head, fields.get("id"), tuple(tensors), size_is_known)

@@ -21,7 +21,7 @@ from gateway.sizes import QUOTED_NAME
 from tests.codec import reference, strategies
 from tests.codec.exact_rounding import FORMATS, nearest
 from tests.codec.near_ties import near_ties
-from tests.codec.reference import DTYPES, FLOATS, INTEGERS
+from tests.codec.reference import DTYPES, FLOATS, INTEGERS, LARGEST
 from tests.support.scale import scaled
 
 
@@ -102,6 +102,16 @@ def test_near_ties_in_an_array_are_each_rounded_once(
     texts = [text for _, text in cases if expected[text] is not None]
     array = f"[[{between.join(texts)}]]"
     assert convert(datatype, array) == b"".join(expected[text] or b"" for text in texts)
+
+
+@pytest.mark.parametrize("datatype", FORMATS)
+def test_middle_of_the_largest_float_and_infinity_is_too_large(datatype: str) -> None:
+    precision, _, most = FORMATS[datatype]
+    limit = 2 ** (most + 1) - 2 ** (most - precision)
+    largest = [LARGEST[datatype], -LARGEST[datatype]]
+    assert values(datatype, f"[{limit - 1}.9,-{limit - 1}.9999e0]") == largest
+    for beyond in (f"{limit}", f"-{limit}.0", f"{limit}.0001"):
+        assert refusal(datatype, f"[1,{beyond}]").endswith(f"does not fit {datatype}")
 
 
 def test_number_that_double_rounding_would_get_wrong() -> None:

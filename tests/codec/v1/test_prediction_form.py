@@ -44,6 +44,7 @@ def test_output_of_numbers_is_written(datatype: str) -> None:
         [],
         [floats("a", 2), floats("b", 2)],
         [floats("a", 0)],
+        [floats("a", *[1] * 33)],
         [texts("a", b"x")],
         [output("a", "FP32", [2], np.array([1, math.nan], "<f4").tobytes())],
         [output("a", "BOOL", [1], b"\2")],

@@ -196,11 +196,17 @@ def test_invalid_json_outputs_are_refused(header: bytes, message: str) -> None:
         assert caught.value.message.startswith(message)
 
 
-@pytest.mark.parametrize("data", ["[, 1.0]", "[1.0, ]", "[1.0, , 2]", "[1 2]", "[1,NaNs]"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        *("[, 1.0]", "[1.0, ]", "[1.0, , 2]", "[1 2]", "[1,NaNs]"),
+        *("[" + "1," * count + ",1]" for count in range(9, 13)),  # at the end of a window
+    ],
+)
 def test_json_outputs_must_be_valid_json(data: str) -> None:
-    header = broken(data)
-    with pytest.raises(GatewayError) as caught:
-        mixed([header + DIFFERENCE.data], len(header), OutputEncoding(False, {"DIFFERENCE": True}))
+    header, form = broken(data), OutputEncoding(False, {"DIFFERENCE": True})
+    with strategies.windows_of(24), pytest.raises(GatewayError) as caught:
+        mixed([header + DIFFERENCE.data], len(header), form)
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message == (
         "output 'SUM' of the server's response has data that are no JSON array"
