@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
-from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
+from gateway.http1.connection import HEAD_COPIES, Http1Body, Http1Connection
 from gateway.http1.head import (
     MAX_CACHED_HEAD,
     STATUSES_WITHOUT_BODY,
@@ -58,7 +58,7 @@ _MIN_PREFACE = len(b"PRI")
 _log = logging.getLogger("tensorgate.listener")
 
 
-class ClientConnection(Connection):
+class ClientConnection(Http1Connection):
     """Parses the requests of a client; each gets its response before the next one starts.
 
     It is the FastPathClient of its calls on the fast path.
@@ -77,7 +77,7 @@ class ClientConnection(Connection):
         self.added_lines = b""
         self.carries_trailers = False
         self.record = NO_RECORD
-        self._body: BodyStream | None = None
+        self._body: Http1Body | None = None
         self._decoder: BodyDecoder = LengthDecoder(0)
         self._call: Call | None = None
         self._framing_lost = False
@@ -206,7 +206,7 @@ class ClientConnection(Connection):
         assert self._head is not None
         assert isinstance(self._call, BufferedCall)
         fast_path_call = self._call
-        body = self._body = BodyStream(self.read_flow, self.buffers, self.record.reserved)
+        body = self._body = Http1Body(self.read_flow, self.buffers, self.record.reserved)
         body.end()
         self._start_task(self._head, body, rest).add_done_callback(lambda _: on_done())
         # Only now, so that the host always counts one of the two.
@@ -390,7 +390,7 @@ class ClientConnection(Connection):
                 return
             record.request_bytes = 0  # its body is read anew
             may_be_fast = False
-        body = self._body = BodyStream(self.read_flow, self.buffers, self.record.reserved)
+        body = self._body = Http1Body(self.read_flow, self.buffers, self.record.reserved)
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
         may_be_fast = may_be_fast and head.length is not None
         labels = self._host.fast_path_labels(head) if may_be_fast else None
@@ -419,7 +419,7 @@ class ClientConnection(Connection):
         self._end_deferral()
         self._start_task(self._head, self._body)
 
-    def _start_deferred_call(self, body: BodyStream) -> None:
+    def _start_deferred_call(self, body: Http1Body) -> None:
         """Start the deferred call, as its body is there."""
         assert self._head is not None
         self._end_deferral()
@@ -429,7 +429,7 @@ class ClientConnection(Connection):
         data = body.take()
         self._body = None
         if not self._start_fast_path(self._head, data):
-            body = self._body = BodyStream(self.read_flow, self.buffers, self.record.reserved)
+            body = self._body = Http1Body(self.read_flow, self.buffers, self.record.reserved)
             body.feed(data, last=True)
             body.end()
             self._start_task(self._head, body)
@@ -441,7 +441,7 @@ class ClientConnection(Connection):
         self._host.remove_call(deferred)
 
     def _start_task(
-        self, head: RequestHead, body: BodyStream, rest: Continuation | None = None
+        self, head: RequestHead, body: Http1Body, rest: Continuation | None = None
     ) -> asyncio.Task[None]:
         request = HttpRequest(head, body, self, self.added_headers)
         response = HttpResponse(
@@ -474,14 +474,14 @@ class ClientConnection(Connection):
         self._unread.reset()
         self._host.observe_call(record)
 
-    def _closes_after_response(self, head: RequestHead, body: BodyStream) -> bool:
+    def _closes_after_response(self, head: RequestHead, body: Http1Body) -> bool:
         """Whether the connection must close after the response that starts now."""
         if not head.keep_alive or self._framing_lost or self._host.draining:
             return True
         # With Expect: 100-continue, the next bytes may be the body or the next request.
         return not body.ended and expects_continue(head)
 
-    def _receive_body(self, body: BodyStream, data: bytes | memoryview) -> None:
+    def _receive_body(self, body: Http1Body, data: bytes | memoryview) -> None:
         decoder = self._decoder
         try:
             piece = decoder.feed(data)

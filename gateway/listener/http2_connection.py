@@ -153,11 +153,6 @@ class Http2Call(StreamHandler):
         """Bytes of the rest of a buffered response, all of which wait for the client."""
 
     @property
-    def reserved(self) -> ReservedBytes:
-        """Return what the call has reserved."""
-        return self.record.reserved
-
-    @property
     def has_sent_all(self) -> bool:
         """Whether the whole request is there."""
         return self.received_end
@@ -188,6 +183,7 @@ class Http2Call(StreamHandler):
         self.added_headers, self.added_lines, request_id = self._connection.add_headers(head)
         record = self.record = CallRecord(head.method, head.target, request_id, self._started)
         record.client = self._connection.peer.address or ""
+        self.reserved = record.reserved
         record.reserved.client = self.session.buffers.client
         record.noted = head.noted
         sampler = self._host.trace_sampler

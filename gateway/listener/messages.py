@@ -11,7 +11,7 @@ from http import HTTPStatus
 from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, bad_request
-from gateway.http1.connection import BodyStream, Connection
+from gateway.http1.connection import Http1Body, Http1Connection
 from gateway.http1.head import (
     ABSOLUTE_FORM,
     STATUSES_WITHOUT_BODY,
@@ -35,8 +35,8 @@ class HttpRequest(ClientRequest):
     def __init__(
         self,
         head: RequestHead,
-        body: BodyStream,
-        connection: Connection,
+        body: Http1Body,
+        connection: Http1Connection,
         added_headers: HeaderLines,
     ) -> None:
         self.method = head.method
@@ -118,7 +118,7 @@ class HttpResponse(ListenerResponse):
     def __init__(
         self,
         head: RequestHead,
-        connection: Connection,
+        connection: Http1Connection,
         closes_after: Callable[[], bool],
         record: CallRecord,
     ) -> None:

@@ -7,12 +7,12 @@ import ssl
 from collections.abc import Callable, Iterator
 
 from gateway.errors import bad_request
-from gateway.http1.connection import Connection
 from gateway.listener.client_shares import ClientShares, client_of
 from gateway.listener.messages import encode_error
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.errors import error_body
 from gateway.system.descriptors import descriptor_limit
+from gateway.system.sockets.connection import Connection
 from gateway.system.tls_transport import TlsTransport, tls_reason
 
 HANDSHAKE_TIMEOUT = 10.0
