@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import GatewayError, bad_request
 from gateway.http1.connection import Http1Body
-from gateway.listener import connection as connection_module
+from gateway.listener import client_call
 from gateway.observe.failure_log import LimitedLog
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.system.buffers import BufferShare
@@ -196,7 +196,7 @@ async def test_empty_line_is_no_head_that_could_be_refused(
 async def test_refused_request_is_logged_at_a_limited_rate(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "REFUSAL_LOG", LimitedLog("were refused"))
+    monkeypatch.setattr(client_call, "REFUSAL_LOG", LimitedLog("were refused"))
     async with running_listener(echo) as running:
         for _ in range(3):
             async with connect(running.url) as client:
