@@ -115,26 +115,19 @@ def test_a_nonfinite_number_is_beyond_all_bounds(number: float) -> None:
 @pytest.mark.parametrize(
     ("parse", "written", "meant"),
     [
-        (parse_duration, "5 minutes", "5m"),
-        (parse_duration, "30SEC", "30s"),
-        (parse_duration, "1h30m", "90m"),
-        (parse_duration, "1 hour, 30 min", "90m"),
-        (parse_duration, "2 days", "48h"),
-        (parse_duration, "1.5 hours", "90m"),
+        (parse_duration, "30sec", "30s"),
+        (parse_duration, "1.5 hours", "1.5h"),
+        (parse_duration, "10 Msec", "10ms"),
+        (parse_duration, "2 minutes", "2m"),
         (parse_size, "64mb", "64MB"),
         (parse_size, "64 M", "64MiB"),
         (parse_size, "64Mi", "64MiB"),
-        (parse_size, "1.5GiB", "1536MiB"),
-        (parse_size, "2 gigabytes", "2GB"),
         (parse_size, "1024 bytes", "1024B"),
-        (parse_count, "1_000", "1000"),
-        (parse_count, "1,000,000", "1000000"),
-        (parse_count, 8.0, "8"),
         (parse_percent, 0.125, "12.5%"),
         (parse_percent, "7 percent", "7%"),
     ],
 )
-def test_an_error_proposes_the_value_that_was_meant(
+def test_an_error_proposes_the_unit_or_the_percentage_that_was_meant(
     parse: Callable[[object], float], written: object, meant: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"; did you mean {meant}\?$"):
@@ -146,13 +139,9 @@ def test_an_error_proposes_the_value_that_was_meant(
     ("parse", "written"),
     [
         (parse_duration, "5 fortnights"),
-        (parse_duration, "0 minutes"),
-        (parse_duration, "1 minute" * 100),
-        (parse_duration, "5 minutes or so"),
-        (parse_size, "1.0005 KiB"),
-        (parse_size, "9" * 12 + "mb"),
-        (parse_count, "1,00"),
-        (parse_count, 1.5),
+        (parse_duration, "1h30m"),
+        (parse_size, "1.5GiB"),
+        (parse_count, "1,000"),
         (parse_count, math.inf),
         (parse_percent, "150 percent"),
         (parse_percent, True),
