@@ -13,7 +13,6 @@ import grpc
 import numpy as np
 import pytest
 
-from gateway.admin.status import worker_status
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file, server_certificate, server_context
 from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
@@ -83,7 +82,7 @@ async def _inferred_over(server: GrpcServer, **settings: Any) -> str:
         gateway.client() as client,
     ):
         response = await client.ask(infer_json())
-        (upstream,) = worker_status(gateway.gateway)["upstreams"].values()
+        (upstream,) = gateway.gateway.status()["upstreams"].values()
     assert response.status == 200, response.body
     (output,) = json.loads(response.body)["outputs"]
     assert np.array(output["data"], "<f4").tobytes() == FLOATS.tobytes()
@@ -122,7 +121,7 @@ async def test_dialect_is_detected_over_http_and_the_choice_is_told(
         gateway.client() as client,
     ):
         assert (await client.ask(infer_json())).status == 200
-        (upstream,) = worker_status(gateway.gateway)["upstreams"].values()
+        (upstream,) = gateway.gateway.status()["upstreams"].values()
     assert (_targets(http), _methods(server)) == (["/v2"], ["ModelInfer"])
     why = "dialect kserve is faster over gRPC"
     assert upstream["inference_protocol"] == {"name": "grpc", "reason": why}
