@@ -13,7 +13,6 @@ import grpc
 import numpy as np
 import pytest
 
-from gateway.admin.status import worker_status
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file, server_certificate, server_context
 from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
@@ -86,7 +85,7 @@ async def _inferred_over(server: GrpcServer, **settings: Any) -> str:
     """Return the protocol over which a JSON client's inference comes to the server."""
     async with _running(server, **settings) as (http, gateway, client, _):
         response = await client.ask(infer_json())
-        (upstream,) = worker_status(gateway.gateway)["upstreams"].values()
+        (upstream,) = gateway.gateway.status()["upstreams"].values()
     assert response.status == 200, response.body
     (output,) = json.loads(response.body)["outputs"]
     assert np.array(output["data"], "<f4").tobytes() == FLOATS.tobytes()
@@ -121,7 +120,7 @@ async def test_dialect_is_detected_over_http_and_the_choice_is_told(
     caplog.set_level(logging.INFO, "tensorgate.upstream")
     async with _running(server, dialect="auto") as (http, gateway, client, _):
         assert (await client.ask(infer_json())).status == 200
-        (upstream,) = worker_status(gateway.gateway)["upstreams"].values()
+        (upstream,) = gateway.gateway.status()["upstreams"].values()
     assert (_targets(http), _methods(server)) == (["/v2"], ["ModelInfer"])
     why = "dialect kserve is faster over gRPC"
     assert upstream["inference_protocol"] == {"name": "grpc", "reason": why}

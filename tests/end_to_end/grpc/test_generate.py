@@ -449,7 +449,7 @@ async def test_call_without_room_in_the_memory_budget_is_refused() -> None:
     ):
         response = await client.ask(ask())
         await gateway.until_idle()
-        assert gateway.gateway._listener.buffers.reserved == 0
+        assert gateway.gateway.listener.buffers.reserved == 0
     assert response.status == 503
     assert "limits.max_buffered_bytes" in response.error
 
@@ -503,7 +503,7 @@ async def test_client_that_does_not_read_holds_the_server_back() -> None:
             before = sent
             await asyncio.sleep(0.5)
         assert 0 < sent < 1000
-        assert gateway.gateway._listener.buffers.total < 32 * 2**20
+        assert gateway.gateway.listener.buffers.total < 32 * 2**20
         await client.close()
         assert await asyncio.to_thread(ended.wait, 5)
 
