@@ -265,7 +265,7 @@ async def test_other_calls_have_their_turn_while_a_large_message_is_read() -> No
         return read_infer_request(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.proxy.grpc.infer.read_infer_request", read)
+        patch.setattr("gateway.proxy.calls.grpc.read_infer_request", read)
         response = await _infer(_Recorder(binary_response(FLOATS.tobytes())), message)
     assert response.code is grpc.StatusCode.OK
     assert threads

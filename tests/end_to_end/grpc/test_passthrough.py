@@ -258,7 +258,7 @@ async def test_stream_passes_message_by_message(server: GrpcServer) -> None:
 
 TWO_ROUTES = {
     "routes": [
-        {"match": {"model": "one"}, "upstream": "servers"},
+        {"match": {"model": "one"}, "upstream": "servers", "compression": "gzip"},
         {"match": {"model": "two"}, "upstream": "others"},
     ]
 }
@@ -294,6 +294,7 @@ async def test_first_message_of_a_stream_tells_its_route_also_if_others_come_wit
         ending = dict(reply.headers + reply.trailers)
         assert ending["grpc-status"] == str(grpc.StatusCode.INVALID_ARGUMENT.value[0])
         assert "has another route than the stream" in unquote(ending["grpc-message"])
+        assert ending["vary"] == "Accept-Encoding", "the route of the first message changes headers"
         assert not other.paths
 
 

@@ -13,12 +13,8 @@ from gateway.errors import bad_response
 from gateway.listener.connection import ClientConnection, Http1Call
 from gateway.listener.connection_host import Continuation
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.operations import OperationKind
 from gateway.proxy.calls import infer as calls_infer
-from gateway.proxy.calls import kinds
 from gateway.proxy.filters.trace_sampling import TraceSampler
-from gateway.proxy.infer import handler as infer_handler
-from gateway.proxy.interfaces import Call
 from tests.listener.fast_path.fast_path_listener import echo_target, listening, serving
 from tests.support.compiled import needs_source
 from tests.support.doubles.streaming import LIMITS
@@ -595,13 +591,8 @@ async def test_internal_error_has_the_headers_that_its_route_adds(
         raise ZeroDivisionError
 
     monkeypatch.setattr(calls_infer, "convert_body", fails)
-    monkeypatch.setattr(infer_handler, "convert_response", fails)
-
-    async def fails_in_task(_: Call) -> None:
-        raise ZeroDivisionError
-
-    row = kinds.ONE_SERVER[OperationKind.INFER]._replace(serve=fails_in_task)
-    monkeypatch.setitem(kinds.ONE_SERVER, OperationKind.INFER, row)
+    monkeypatch.setattr(calls_infer, "convert_response", fails)
+    monkeypatch.setattr(calls_infer, "receive_request", fails)
     whole = binary_response(bytes(4))
     parts = [whole[:-1], whole[-1:]] if path == "relayed in parts" else [whole]
     server_script = _Slow(*parts)
