@@ -218,8 +218,8 @@ def _exit_on_errors(*more: type[Exception]) -> Iterator[None]:
 
 
 async def _demo(once: bool, port: int) -> None:
-    from gateway.app.gateway import Gateway
     from gateway.app.serve import handle_signals
+    from gateway.app.standalone import StandaloneGateway
     from gateway.demo.server.server import DemoServer
     from gateway.demo.walkthrough.traffic import make_traffic
     from gateway.demo.walkthrough.walkthrough import next_steps, run_show
@@ -230,7 +230,7 @@ async def _demo(once: bool, port: int) -> None:
     admin_port = _free_port(0 if once else _DEMO_ADMIN_PORT)
     async with (
         DemoServer() as server,
-        Gateway(_demo_settings(server.url, port, admin_port)) as gateway,
+        StandaloneGateway(_demo_settings(server.url, port, admin_port)) as gateway,
     ):
         url = gateway.addresses[0]
         tune_garbage_collector()

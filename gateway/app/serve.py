@@ -12,13 +12,12 @@ from typing import TypeVar
 import uvloop
 
 from gateway import __version__
-from gateway.app.gateway import Gateway
 from gateway.app.journal.journal import WORKER_ENDED, WORKER_RESTARTED
 from gateway.app.malloc_trim import MallocTrim
 from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.app.reload.revision import Revision, log_addresses
 from gateway.app.reload.source import SettingsSource
-from gateway.app.single_process_reloader import SingleProcessReloader
+from gateway.app.standalone import SingleProcessReloader, StandaloneGateway
 from gateway.build_info import describe_build
 from gateway.settings.schema import Settings
 from gateway.system.memory import tune_garbage_collector
@@ -67,7 +66,7 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
     # Until it serves, Ctrl-C is not for it to handle.
     handle_signals(stop.set, signal.SIGTERM)
     revision = Revision(time.time(), str(source.file))
-    async with Gateway(settings, revision=revision) as gateway:
+    async with StandaloneGateway(settings, revision) as gateway:
         async with SingleProcessReloader(gateway, source, _set_log_level) as reloader, MallocTrim():
             handle_signals(stop.set, signal.SIGINT)
             handle_signals(reloader.request_reload, signal.SIGHUP)

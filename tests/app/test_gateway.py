@@ -3,7 +3,6 @@ import gc
 import json
 import os
 import socket
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.app.build import upstreams as build_upstreams
 from gateway.app.build.listen import ListenError
 from gateway.app.build.warnings import settings_warnings
-from gateway.app.gateway import Gateway
+from gateway.app.standalone import StandaloneGateway
 from gateway.errors import GatewayError
 from gateway.observe.call_record import CallRecord
 from gateway.settings.load import load
@@ -21,8 +20,8 @@ from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import gateway_of, no_leaks, until
-from tests.support.http_messages import http_response, request
+from tests.support.gateway import gateway_of, no_leaks, until, worker_of
+from tests.support.http_messages import http_response
 from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
 from tests.support.raw_client import connect
 from tests.support.servers.name_service import NameService
@@ -30,7 +29,6 @@ from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
     always_respond,
-    never_respond,
 )
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -271,27 +269,11 @@ async def test_metadata_is_fetched_again_after_its_ttl() -> None:
         assert targets.count("/v2/models/m") == 2
 
 
-async def test_drain_timeout_cuts_running_calls_and_counts_them() -> None:
-    async with no_leaks(), ScriptedServer(never_respond) as server:
-        settings = _settings(endpoints=(server.url,), limits={"drain_timeout": "20ms"})
-        async with AsyncExitStack() as clients:
-            async with gateway_of(settings, unchecked="its stop ends the calls") as gateway:
-                for data in (request("GET", "/v2"), infer_json(), infer_raw(bytes(8))):
-                    client = await clients.enter_async_context(connect(gateway.addresses[0]))
-                    await client.send(data)
-                await until(lambda: len(server.connections) == 3)
-            assert gateway.dropped == 3
-            for connection in server.connections:
-                async with asyncio.timeout(5):
-                    await connection.left.wait()
-
-
 async def test_gateway_serves_connections_accepted_elsewhere() -> None:
     closed: list[None] = []
     async with no_leaks():
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            async with gateway_of(_settings(), on_closed=lambda: closed.append(None)) as gateway:
-                assert gateway.addresses == []
+            async with worker_of(_settings(), on_closed=lambda: closed.append(None)) as gateway:
                 async with connect("http://{}:{}".format(*listening.getsockname())) as client:
                     gateway.take(listening.accept()[0])
                     for _ in range(2):
@@ -326,7 +308,7 @@ async def test_gateway_speaks_tls_on_connections_accepted_elsewhere(tmp_path: Pa
     async with no_leaks():
         with socket.create_server(("127.0.0.1", 0)) as listening:
             address = listening.getsockname()
-            async with gateway_of(settings, on_closed=lambda: closed.append(None)) as gateway:
+            async with worker_of(settings, on_closed=lambda: closed.append(None)) as gateway:
                 with socket.create_connection(address):
                     gateway.take(listening.accept()[0])
                 await until(lambda: len(closed) == 1)  # it closed without a handshake
@@ -380,7 +362,7 @@ async def test_cancelled_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -
     upstreams = {"u": {"endpoints": ["http://triton:1"], "dns_refresh": "1s", "health_check": {}}}
     settings = _settings(address, upstreams=upstreams)
     async with no_leaks():
-        start = asyncio.create_task(Gateway(settings).__aenter__())
+        start = asyncio.create_task(StandaloneGateway(settings).__aenter__())
         await until(lambda: names.under_way)
         start.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -10,13 +10,13 @@ from types import CodeType
 import pytest
 from h2.exceptions import ProtocolError
 
-from gateway.http1.connection import Connection as GatewayConnection
 from gateway.listener.dispatcher import RequestDispatcher
 from gateway.protocol.grpc.framing import frame
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, release_all
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.calls.buffered import BufferedCall
 from gateway.system.buffers import BufferAccount, BufferShare
+from gateway.system.sockets.connection import Connection as GatewayConnection
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.pool.lease import Lease
 from tests.support.checks.failing_lines import SOURCES, FailingLines, Line, code_of, name_of
