@@ -33,8 +33,7 @@ from gateway.settings.routes import Route, describe_match
 from gateway.settings.schema import ClientTls, Settings, settings_schema
 from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import open_standard_descriptors, raise_descriptor_limit
-from gateway.system.memory import tune_garbage_collector, tune_malloc
-from gateway.system.threads import tune_thread_switches
+from gateway.system.memory import tune_garbage_collector, tune_malloc, tune_thread_switches
 
 _T = TypeVar("_T")
 

@@ -247,11 +247,11 @@ class _OwnSource(AdminSource):
     def __init__(
         self, gateway: StandaloneGateway, resources: LoadedResources, shared: SharedMemory
     ) -> None:
-        super().__init__(resources, shared, gateway.journal, self)
+        super().__init__(resources, shared, gateway.journal, self._ask_itself)
         self._gateway = gateway
 
-    async def ask(
-        self, _: int, question: Question, __: float, connection: socket.socket | None = None
+    async def _ask_itself(
+        self, _: int, question: Question, __: float, connection: socket.socket | None
     ) -> str:
         """Return the reply of the gateway, however long it takes."""
         return await self._gateway.reply(question, connection and connection.dup())
