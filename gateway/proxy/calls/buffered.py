@@ -224,7 +224,7 @@ class BufferedCall:
         try:
             record, connection = self._record, self._connection
             assert connection is not None
-            self._attempt.respond(head.status, connection.head_delay)
+            self._attempt.record_head(head.status, connection.head_delay)
             handler, request = self._plan.handler, self._request
             response = ServerResponse(request, head, body, trailers)
             status = response.final_status
@@ -256,7 +256,7 @@ class BufferedCall:
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
         try:
-            self._attempt.respond(response.status, response.head_delay)
+            self._attempt.record_head(response.status, response.head_delay)
             if self._retry_status(response.final_status, response.error):
                 return
             lease = self._attempt.lease
@@ -474,6 +474,6 @@ class BufferedCall:
             request.output_encoding,
             self._destination,
             deadline,
-            request.layout,
+            request.response_form,
         )
         await self._plan.handler.relay(request, relay)

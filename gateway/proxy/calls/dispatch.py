@@ -94,6 +94,7 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
         first, first_names = await grpc_request.find_model(deadline, reservation)
         found = find(first, first_names)
         response.record.labels = found.labels
+        response.header_policy = found.header_policy
 
         def check(model: ScannedModel, names: tuple[str, ...]) -> None:
             if find(model, names).labels.route != found.labels.route:
@@ -125,7 +126,6 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
             await run_with_deadline(find_route, idle_check or response, deadline)
             if route_match is None:
                 return
-            response.header_policy = route_match.header_policy
             limits = _limits_of(rpc, route_match.choice.next.limits)
             deadline = limits.new_deadline(deadline.busy_seconds, timeout)
             if idle_check is not None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.tensor_check import NoTensorsError
 from gateway.errors import GatewayError, ServerName, describe_error, name_server
 from gateway.http1.head import parse_lines
@@ -17,7 +18,6 @@ from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, re
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding
 from gateway.protocol.operations import Operation
-from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
@@ -81,9 +81,9 @@ class ServerRequest:
         return self.is_query or (self.received is not None and self.received.is_idempotent)
 
     @property
-    def layout(self) -> V1ResponseLayout | None:
-        """Return the layout of the response to a V1 client."""
-        return None if self.received is None else self.received.layout
+    def response_form(self) -> ResponseForm | None:
+        """Return how the response is written; None if as the protocol says."""
+        return None if self.received is None else self.received.response_form
 
     @property
     def output_encoding(self) -> OutputEncoding:

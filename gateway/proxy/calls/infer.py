@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from gateway.codec.v1.buffered_response import convert_buffered_v1_response
+from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
 from gateway.codec.v2.buffered_response import (
     ConvertedResponse,
     ResponsePlan,
     convert_body,
     convert_large_body,
 )
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
@@ -154,7 +153,7 @@ class InferHandler(BufferedHandler):
                 request.output_encoding,
                 destination,
                 call.deadline,
-                request.layout,
+                request.response_form,
             )
             await self.relay(request, relay)
 
@@ -212,7 +211,7 @@ class InferHandler(BufferedHandler):
             plan = self._plan(request, head, destination)
         except GatewayError:
             return False  # ``to_client`` raises it
-        return plan.action is ResponseAction.UNTOUCHED and request.layout is None
+        return plan.action is ResponseAction.UNTOUCHED and request.response_form is None
 
     def to_client(
         self,
@@ -229,7 +228,7 @@ class InferHandler(BufferedHandler):
                 return None
             request, (head, body) = response.request, form
             plan = self._plan(request, head, destination)
-            if plan.action is ResponseAction.UNTOUCHED and request.layout is None:
+            if plan.action is ResponseAction.UNTOUCHED and request.response_form is None:
                 if plan.check is not None:
                     plan.check.check_whole(body)
                 return untouched_message(head, body, policy)
@@ -239,7 +238,7 @@ class InferHandler(BufferedHandler):
             if len(content) <= CONVERT_CHUNK:
                 converted = convert_whole(request, head, content, plan)
             else:
-                is_small = request.layout is None and len(content) <= MAX_FAST_RESPONSE
+                is_small = request.response_form is None and len(content) <= MAX_FAST_RESPONSE
                 converted = convert_large_body(content, plan) if is_small else None
                 if converted is None:
                     return None
@@ -361,11 +360,10 @@ def convert_whole(
     request: ServerRequest, head: UpstreamResponseHead, body: bytes, plan: ResponsePlan
 ) -> ConvertedResponse | None:
     """Convert a complete response as planned; None if it passes untouched."""
-    if request.layout is None:
+    form = request.response_form
+    if form is None:
         return convert_body(body, plan)
-    return convert_buffered_v1_response(
-        head.status, head.reason, head.headers, body, request.layout, plan
-    )
+    return form.convert(head.status, head.reason, head.headers, body, plan)
 
 
 def _header_length_line(size: int) -> bytes:

@@ -9,9 +9,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.v1.buffered_request import read_prediction
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.errors import ModelMismatchError, bad_request
-from gateway.protocol.messages import InferRequest
+from gateway.protocol.operations import infer_path
 from gateway.protocol.tensors import ModelMetadata
-from gateway.protocol.v1 import V1ResponseLayout, error_document, infer_path
+from gateway.protocol.v1 import error_document
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.calls.handler import HandlerScope, ServerRequest
@@ -21,6 +21,7 @@ from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
     read_buffered_prediction,
+    received_prediction,
 )
 from gateway.proxy.infer.convert_request import feed_body, model_metadata
 from gateway.proxy.interfaces import Call, ClientHead
@@ -64,12 +65,11 @@ class PredictHandler(InferHandler):
         body = ClientBody(call.request, destination.limits.max_request_bytes, call.deadline)
         with call.reserve() as reservation:
             try:
-                request, layout = await _read(call, body, model, reservation)
+                received = await _read(call, body, model, reservation)
             except ModelMismatchError:
                 # The model may have changed: the next request is checked against its new metadata.
                 destination.upstream.metadata.recheck(operation.model or "", operation.version)
                 raise
-            received = ReceivedRequest(request, request.chunks, uses_metadata=True, layout=layout)
             reservation.resize(received.buffered_size)
             await self.send(call, received)
 
@@ -84,7 +84,7 @@ async def _model_metadata(call: Call) -> ModelMetadata:
 
 async def _read(
     call: Call, body: ClientBody, model: ModelMetadata, reservation: Reservation
-) -> tuple[InferRequest, V1ResponseLayout]:
+) -> ReceivedRequest:
     limits, request_id = call.destination.limits, call.request.headers.get(REQUEST_ID, "")
     if not request_id.isascii():
         request_id = ""
@@ -92,7 +92,9 @@ async def _read(
         raise bad_request("the request has no body")
     if body.size is not None and body.size <= MAX_UNSCHEDULED:
         content = await body.read_all(reservation)
-        return read_prediction(content, model, *limits.reader_caps, request_id)
+        return received_prediction(
+            *read_prediction(content, model, *limits.reader_caps, request_id)
+        )
     with closing(PredictRequestReader(model, *limits.reader_caps)) as reader:
         await feed_body(reader, body, call.destination.scheduler, reservation)
-        return reader.finish(request_id)
+        return received_prediction(*reader.finish(request_id))

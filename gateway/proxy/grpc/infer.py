@@ -14,7 +14,7 @@ from gateway.errors import bad_request
 from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import (
     Operation,
-    model_path,
+    infer_path,
     parse_operation_variants,
 )
 from gateway.protocol.response_header import is_success, response_header_length
@@ -31,7 +31,7 @@ _OF_STREAM = "triton_enable_empty_final_response"
 
 def infer_target(operation: Operation) -> str:
     """Return the target of an infer request; raises GatewayError (400) as ``check_target``."""
-    target = model_path(operation.model or "", operation.version) + "/infer"
+    target = infer_path(operation)
     check_target("POST", target)
     return target
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from gateway.codec.response_form import ResponseForm
 from gateway.codec.v1.buffered_request import read_prediction
+from gateway.codec.v1.prediction_form import PredictionForm
 from gateway.codec.v2.buffered_request import read_buffered_binary, read_buffered_json, with_data
 from gateway.errors import GatewayError
 from gateway.protocol.declared_model import complete_metadata
@@ -29,8 +31,9 @@ class ReceivedRequest:
     """A request that was read; ``body`` has the data of all its tensors, in order.
 
     ``uses_metadata`` tells whether it was read by the model's metadata. Raw binary is read by those
-    of the server, which precede the declared ones. ``layout`` is that of the response to a V1
-    client; a gRPC client gets a converted response with raw contents if it ``wants_raw``.
+    of the server, which precede the declared ones. Responses are written in ``response_form``, or
+    as the protocol says without one. A gRPC client gets a converted one with raw contents if it
+    ``wants_raw``.
     """
 
     def __init__(
@@ -39,14 +42,14 @@ class ReceivedRequest:
         body: Sequence[bytes | memoryview] | Chunks,
         uses_metadata: bool = False,
         is_raw_binary: bool = False,
-        layout: V1ResponseLayout | None = None,
+        response_form: ResponseForm | None = None,
         wants_raw: bool = True,
     ) -> None:
         self.request: Final = request
         self.body: Final = body
         self.uses_metadata: Final = uses_metadata
         self.is_raw_binary: Final = is_raw_binary
-        self.layout: Final = layout
+        self.response_form: Final = response_form
         self.wants_raw: Final = wants_raw
 
     def with_data(self, request: InferRequest) -> ReceivedRequest:
@@ -56,7 +59,7 @@ class ReceivedRequest:
             request.chunks,
             self.uses_metadata,
             self.is_raw_binary,
-            self.layout,
+            self.response_form,
             self.wants_raw,
         )
 
@@ -106,7 +109,13 @@ def read_buffered_prediction(
         request, layout = read_prediction(body, model, *destination.limits.reader_caps, request_id)
     except GatewayError:
         return None
-    return ReceivedRequest(request, request.chunks, uses_metadata=True, layout=layout)
+    return received_prediction(request, layout)
+
+
+def received_prediction(request: InferRequest, layout: V1ResponseLayout) -> ReceivedRequest:
+    """Return a V1 prediction as it was read."""
+    form = PredictionForm(layout)
+    return ReceivedRequest(request, request.chunks, uses_metadata=True, response_form=form)
 
 
 def is_accepted(operation: Operation, destination: Destination, received: ReceivedRequest) -> bool:

@@ -70,8 +70,8 @@ async def test_invalid_trace_of_a_caller_is_replaced_where_the_call_is_sampled(
 async def test_without_tracing_nothing_is_loaded_or_started() -> None:
     """A fresh interpreter, since the tests load it all."""
     program = (
-        "import sys; import gateway.app.gateway; "
-        "print([name for name in sys.modules if name.startswith(('opentelemetry', 'grpc'))])"
+        "import sys; import gateway.app.gateway; lazy = ('opentelemetry', 'grpc', 'google'); "
+        "print([name for name in sys.modules if name.startswith(lazy)])"
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
@@ -115,7 +115,7 @@ async def test_reload_of_the_sample_keeps_the_exporter(
     traced: Traced, receiver: TraceReceiver
 ) -> None:
     async with ScriptedServer(GOOD) as server, traced(server.url) as gateway:
-        before = gateway.gateway._tracing
+        before = gateway.gateway.parts.tracing
         assert before is not None
         assert before.declared is not None
         off = before.declared.model_copy(update={"sample": 0.0})
@@ -125,7 +125,7 @@ async def test_reload_of_the_sample_keeps_the_exporter(
         async with gateway.client() as client:
             assert (await client.ask(GET)).status == 200
             assert (await client.ask(request("GET", "/v2/models/m", headers=SAMPLED))).status == 200
-        after = gateway.gateway._tracing
+        after = gateway.gateway.parts.tracing
         assert after is not None
         assert after.exporter is before.exporter
     assert {span.trace_id for span in receiver.spans} == {TRACE}

@@ -16,8 +16,7 @@ from multidict import CIMultiDict
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.messages import ALL_JSON, InferRequest, InferRequestHead, InputTensor
-from gateway.protocol.operations import OperationKind
-from gateway.protocol.v1 import infer_path
+from gateway.protocol.operations import OperationKind, infer_path
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.calls import kinds
 from gateway.proxy.calls.handler import ClientMessage, HandlerScope, ServerRequest
