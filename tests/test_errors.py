@@ -2,14 +2,7 @@ from http import HTTPStatus
 
 import pytest
 
-from gateway.errors import (
-    Audience,
-    ErrorKind,
-    GatewayError,
-    ServerName,
-    bad_request,
-    bad_response,
-)
+from gateway.errors import Audience, ErrorKind, GatewayError, ServerName, bad_request, bad_response
 
 _CLIENT_ERRORS = range(400, 500)
 _SERVER_ERRORS = (*range(500, 505), 508)

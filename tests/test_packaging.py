@@ -143,8 +143,5 @@ def test_compiled_files_go_into_the_wheel_or_beside_the_sources(
         "pure_python": False,
         "infer_tag": True,
     }
-    expected = {
-        "standard": (False, in_wheel),
-        "editable": (True, {"force_include": {}}),
-    }
+    expected = {"standard": (False, in_wheel), "editable": (True, {"force_include": {}})}
     assert (is_beside, build_data) == expected[version]

@@ -15,12 +15,7 @@ import pytest
 from tests.support.addresses import HOST, free_address
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import until
-from tests.support.gateway_process import (
-    TENSORGATE,
-    Process,
-    gateway_process,
-    running_process,
-)
+from tests.support.gateway_process import TENSORGATE, Process, gateway_process, running_process
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import binary_response, infer_json
 from tests.support.raw_client import connect
@@ -228,7 +223,7 @@ async def test_sighup_to_all_processes_reloads_once(file: Path) -> None:
         _write(file, _settings(2, one.url))
         async with gateway_process(str(file)) as (process, url):
             _write(file, _settings(2, two.url))
-            for pid in await asyncio.to_thread(_processes, process.pid):
+            for pid in process.children:
                 os.kill(pid, signal.SIGHUP)
             await _reload(process)
             async with connect(url) as client:
@@ -262,7 +257,7 @@ async def test_reload_at_the_limit_of_threads_changes_nothing(file: Path, worker
             await process.wait_for_output("listening on")
             said = await _reload(process)  # has the threads started that are kept
             _write(file, _settings(workers, two.url, listen=new, more=log))
-            with _no_room_for_threads(_processes(process.pid)):
+            with _no_room_for_threads(process.children or [process.pid]):
                 for _ in range(2):
                     said = await _reload(process, "keeping the previous settings")
                     assert "the system allows no more threads" in said
@@ -277,9 +272,3 @@ async def test_reload_at_the_limit_of_threads_changes_nothing(file: Path, worker
                 assert (await client.call("GET", "/v2/x")).body == b"two"
             process.signal(signal.SIGTERM)
             assert (await process.end())[0] == 0
-
-
-def _processes(pid: int) -> list[int]:
-    """Return the workers of a gateway, or its one process."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children] or [pid]

@@ -14,19 +14,11 @@ import pytest
 from tests.support.addresses import HOST
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import until
-from tests.support.gateway_process import (
-    TIMEOUT,
-    Process,
-    gateway_process,
-    write_settings,
-)
+from tests.support.gateway_process import TIMEOUT, Process, gateway_process, write_settings
 from tests.support.http_messages import request
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.gated_response import GatedResponse
-from tests.support.servers.scripted_server import (
-    Connection,
-    ScriptedServer,
-)
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 
 @pytest.fixture
@@ -52,18 +44,12 @@ def _settings(file: Path, servers: str, upstream: str, level: str = "info") -> s
     return str(file)
 
 
-def _state_and_parent(pid: int) -> tuple[str, int]:
-    """Return state and parent of a process, as in proc(5); X if it is gone."""
+def _is_gone(pid: int) -> bool:
+    """Tell whether a process has ended, as in proc(5)."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "XZ"
     except (FileNotFoundError, ProcessLookupError):
-        return "X", 0
-    return fields[0], int(fields[1])
-
-
-def _workers_of(process: Process) -> list[int]:
-    every = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    return [pid for pid in every if _state_and_parent(pid)[1] == process.pid]
+        return True
 
 
 class _Connections:
@@ -90,7 +76,7 @@ def _count_sockets(pid: int) -> int:
 
 
 async def _until_gone(pids: list[int]) -> None:
-    await until(lambda: all(_state_and_parent(pid)[0] in "XZ" for pid in pids), TIMEOUT)
+    await until(lambda: all(map(_is_gone, pids)), TIMEOUT)
 
 
 async def _busy(stack: AsyncExitStack, url: str, server: ScriptedServer) -> list[RawClient]:
@@ -112,7 +98,7 @@ async def _outcome(client: RawClient) -> int:
 
 async def test_connections_are_spread_evenly(file: Path) -> None:
     async with ScriptedServer() as server, _gateway(file, server.url, 3) as (process, url):
-        workers = _workers_of(process)
+        workers = process.children
         assert len(workers) == 3
         connections = _Connections(*workers)
         async with AsyncExitStack() as stack:
@@ -134,13 +120,13 @@ async def test_killed_worker_costs_only_its_own_calls(file: Path) -> None:
     async with ScriptedServer(gated) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
-            victim, other = _workers_of(process)
+            victim, other = process.children
             os.kill(victim, signal.SIGKILL)
             await process.wait_for_output(
                 f"worker {victim} was killed by SIGKILL; another one start"
             )
             found = await process.wait_for_output(r"worker (\d+) is up")
-            assert set(_workers_of(process)) == {other, int(found[1])}
+            assert set(process.children) == {other, int(found[1])}
             gated.may_respond.set()
             assert sorted([await _outcome(client) for client in clients]) == [0, 0, 200, 200]
             connections = _Connections(int(found[1]))
@@ -157,7 +143,7 @@ async def test_killed_worker_costs_only_its_own_calls(file: Path) -> None:
 
 async def test_connections_that_a_dead_worker_has_not_received_go_to_another(file: Path) -> None:
     async with ScriptedServer() as server, _gateway(file, server.url) as (process, url):
-        victim = _workers_of(process)[0]
+        victim = process.children[0]
         os.kill(victim, signal.SIGSTOP)
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
@@ -192,7 +178,7 @@ async def test_ejection_reaches_the_other_worker(file: Path) -> None:
             assert await ask(finder, 15) == {200: 10, 502: 5}
             found = await process.wait_for_output(rf"\[(\d+)\]: {bad.url} failed 5 times in a row")
             heard = await process.wait_for_output(rf"\[(\d+)\]: {bad.url}: ejected, as another")
-            assert {int(found[1]), int(heard[1])} == set(_workers_of(process))
+            assert {int(found[1]), int(heard[1])} == set(process.children)
             assert await ask(hearer, 9) == {200: 9}
             assert len(bad.requests) == 7
             process.signal(signal.SIGTERM)
@@ -206,14 +192,14 @@ async def test_worker_that_gets_sigterm_drains_and_is_replaced(file: Path) -> No
     async with ScriptedServer(gated) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
-            leaving, staying = _workers_of(process)
+            leaving, staying = process.children
             os.kill(leaving, signal.SIGTERM)
             gated.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
             await process.wait_for_output(
                 f"worker {leaving} ended with status 0; another one start"
             )
-            assert staying in _workers_of(process)
+            assert staying in process.children
         process.signal(signal.SIGTERM)
         assert (await process.end())[0] == 0
 
@@ -229,14 +215,14 @@ async def test_signal_drains_every_worker(file: Path, number: int) -> None:
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             idle = [await stack.enter_async_context(connect(url)) for _ in range(2)]
-            workers = _workers_of(process)
+            workers = process.children
             process.signal(number)
             await process.wait_for_output("stopping")
             with pytest.raises(ConnectionRefusedError):
                 async with connect(url):
                     pass
             assert [await client.rest() for client in idle] == [b"", b""]
-            assert sorted(_workers_of(process)) == sorted(workers)
+            assert sorted(process.children) == sorted(workers)
             process.signal(number)  # once more is no reason for haste
             gated.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
@@ -254,7 +240,7 @@ async def test_clients_in_the_accept_queue_are_served_before_the_end(
     file: Path, to_all: bool
 ) -> None:
     async with ScriptedServer() as server, _gateway(file, server.url) as (process, url):
-        workers = _workers_of(process)
+        workers = process.children
         process.signal(signal.SIGSTOP)
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(connect(url)) for _ in range(20)]
@@ -274,7 +260,7 @@ async def test_workers_drain_if_the_supervisor_is_killed(file: Path) -> None:
     async with ScriptedServer(gated) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
-            workers = _workers_of(process)
+            workers = process.children
             assert len(workers) == 2
             process.signal(signal.SIGKILL)
             await process.wait_for_output("the supervisor has died")
@@ -294,7 +280,7 @@ async def test_unix_socket_is_shared_by_workers(file: Path, tmp_path: Path) -> N
             # The second one finds the socket that the first one left behind.
             async with _gateway(file, server.url, listen=f"unix:{path}") as (process, url):
                 assert url == f"unix:{path}"
-                connections = _Connections(*_workers_of(process))
+                connections = _Connections(*process.children)
                 async with connect(url) as one, connect(url) as another:
                     await connections.until(1, 1)
                     for client in (one, another):
@@ -306,12 +292,9 @@ async def test_unix_socket_is_shared_by_workers(file: Path, tmp_path: Path) -> N
 async def test_workers_keep_tls_when_its_files_break(file: Path, tmp_path: Path) -> None:
     certificate, key = certificate_files(tmp_path, server_certificate())
     more = f"tls: {{certificate: {certificate}, key: {key}}}\n"
-    async with (
-        ScriptedServer() as server,
-        _gateway(file, server.url, more=more) as (process, url),
-    ):
+    async with ScriptedServer() as server, _gateway(file, server.url, more=more) as (process, url):
         assert url.startswith("https://")
-        first, second = _workers_of(process)
+        first, second = process.children
         connections = _Connections(first, second)
         async with connect(url) as one, connect(url) as another:
             await connections.until(1, 1)
