@@ -154,6 +154,18 @@ async def abort_uploads(gateway: ProbedGateway, count: int = 12, size: int = 20_
         await gateway.until_idle()
 
 
+async def abort_responses(gateway: ProbedGateway, count: int = 6, size: int = 20_000_000) -> None:
+    """Send a body, read some of the response and leave: one client after the other."""
+    forms = list(uploads(size).values())
+    for number in range(count):
+        async with clients(gateway.url, 1) as (client,):
+            await _send_all(client, forms[number % len(forms)])
+            with suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(5):
+                    await client.reader.readexactly(MIB)
+        await gateway.until_idle()
+
+
 async def upload_at_once(gateway: ProbedGateway, count: int = 300, size: int = 400_000) -> None:
     """Have many clients upload at a time, to a server that does not read."""
     data = request("POST", "/v2/x", headers=_LENGTH) + bytes(size)
@@ -178,10 +190,18 @@ async def send_long_heads(gateway: ProbedGateway, count: int = 1500) -> None:
         await gateway.until_status(lambda status: status["buffered_bytes"] > BUFFERED // 10)
 
 
-async def never_read_json(gateway: ProbedGateway, count: int = 150) -> None:
+async def never_read_bytes(gateway: ProbedGateway) -> None:
+    """Have many clients ask for large responses that pass as they are, and read nothing."""
+    await _never_read(gateway, request("GET", "/v2/x"))
+
+
+async def never_read_json(gateway: ProbedGateway) -> None:
     """Have many clients ask for large responses that become JSON, and read nothing."""
     fields = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[1]}]}'
-    data = request("POST", INFER, fields)
+    await _never_read(gateway, request("POST", INFER, fields))
+
+
+async def _never_read(gateway: ProbedGateway, data: bytes, count: int = 150) -> None:
     async with clients(gateway.url, count, receiving=4096) as opened:
         for client in opened:
             client.stop_reading()
@@ -194,6 +214,6 @@ Attack = Callable[[ProbedGateway], Awaitable[None]]
 
 ATTACKS: dict[Script, Sequence[Attack]] = {
     never_reads_inference: [abort_uploads, upload_at_once, send_long_ids, send_long_heads],
-    sends_large_responses: [never_read_json],
+    sends_large_responses: [abort_responses, never_read_bytes, never_read_json],
 }
 """What is sent to a gateway, by what the server behind it does."""

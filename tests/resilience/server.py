@@ -16,13 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.support.http_messages import (
-    HEADER_LENGTH,
-    Head,
-    http_response,
-    read_body,
-    read_head,
-)
+from tests.support.http_messages import HEADER_LENGTH, Head, http_response, read_body, read_head
 
 
 @dataclass(frozen=True, slots=True)

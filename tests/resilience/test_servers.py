@@ -67,11 +67,7 @@ async def test_a_single_server_is_used_as_soon_as_it_is_back(file: Path) -> None
 
 
 async def test_servers_that_close_reused_connections_cause_no_errors(file: Path) -> None:
-    async with (
-        fleet() as servers,
-        running_gateway(file, servers) as (_, url),
-        load_on(url) as load,
-    ):
+    async with fleet() as servers, running_gateway(file, servers) as (_, url), load_on(url) as load:
         assert not await load.wait_for_good()
         for server in servers:
             await server.behave(Behaviour(closes_unanswered=True))

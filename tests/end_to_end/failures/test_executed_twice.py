@@ -12,7 +12,13 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway
+from tests.support.gateway import (
+    UPSTREAM,
+    RunningGateway,
+    client_before,
+    gateway_before,
+    running_gateway,
+)
 from tests.support.grpc.client import grpc_client
 from tests.support.grpc.proto_file import message_class
 from tests.support.http_messages import http_response, request, with_long_head
@@ -155,10 +161,7 @@ async def _running(
 ) -> AsyncIterator[tuple[Server, RunningGateway]]:
     server = Server(metadata_of_model)
     upstream = {"dialect": dialect} | ({} if policy == "infer" else {"retry_stale": policy})
-    async with (
-        ScriptedServer(server) as scripted,
-        running_gateway(scripted.url, upstream=upstream) as gateway,
-    ):
+    async with gateway_before(server, upstream=upstream) as (_, gateway):
         yield server, gateway
 
 
@@ -206,11 +209,7 @@ async def test_close_before_the_request_is_not_noticed_by_clients(name: str, str
     case = CASES[name]
     data, warm_up = case.write(streams=streams), case.write(case.warm_up_method)
     server = Server()
-    async with (
-        ScriptedServer(server) as scripted,
-        running_gateway(scripted.url) as gateway,
-        gateway.client() as client,
-    ):
+    async with client_before(server) as (scripted, client):
         assert (await client.ask(warm_up)).status == 200
         server.received.clear()
         (*_, kept) = scripted.connections

@@ -89,12 +89,7 @@ def _of_grpc(fields: Fields) -> Fields:
     return [field for field in fields if field[0] in ("grpc-status", "grpc-message")]
 
 
-INVALID = {
-    "ok": '"ok"',
-    "0, 13": '"0, 13"',
-    "\xb2": '"\xc2\xb2"',
-    "5" * 5000: f'"{"5" * 59}',
-}
+INVALID = {"ok": '"ok"', "0, 13": '"0, 13"', "\xb2": '"\xc2\xb2"', "5" * 5000: f'"{"5" * 59}'}
 """Each with how it is quoted; a long one is shortened."""
 
 INVALID_SOMEWHERE = [

@@ -20,17 +20,8 @@ from tests.support.gateway import UPSTREAM, RunningGateway
 from tests.support.grpc.client import grpc_client
 from tests.support.grpc.infer_messages import infer_request
 from tests.support.http2_client import connect_http2
-from tests.support.http_messages import (
-    chunk,
-    http_response,
-    message,
-    read_body,
-)
-from tests.support.inference_messages import (
-    FLOATS,
-    HEADER_LENGTH,
-    binary_response_header,
-)
+from tests.support.http_messages import chunk, http_response, message, read_body
+from tests.support.inference_messages import FLOATS, HEADER_LENGTH, binary_response_header
 
 # On one loop only: transports make no difference here.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])

@@ -99,11 +99,7 @@ def _check_counted(gateway: RunningGateway, words: str) -> None:
 @on_both_paths
 @pytest.mark.parametrize(("form", "response", "kind", "words"), CASES)
 async def test_response_without_tensors_is_a_502(
-    form: Form,
-    response: bytes,
-    kind: str,
-    words: str,
-    path: type[bytes],
+    form: Form, response: bytes, kind: str, words: str, path: type[bytes]
 ) -> None:
     server = InferringServer(form.good, response, form.good, inputs=form.inputs)
     async with serving(server, form.dialect) as gateway, gateway.client() as client:

@@ -6,12 +6,7 @@ from tests.support.gateway import gateway_client
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import binary_response, infer_json, json_request
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import (
-    Connection,
-    Script,
-    ScriptedServer,
-    always_respond,
-)
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
 
 # On one loop only: transports make no difference here.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])

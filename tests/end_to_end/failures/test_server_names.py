@@ -35,11 +35,7 @@ FAILURES = {
         502,
         "{} sent an invalid HTTP response: this is not HTTP",
     ),
-    "late": (
-        never_respond,
-        504,
-        "waiting for {}: nothing moved for 0.25 s (limits.idle_timeout)",
-    ),
+    "late": (never_respond, 504, "waiting for {}: nothing moved for 0.25 s (limits.idle_timeout)"),
     "down": (None, 503, "cannot connect to {}: Connection refused"),
 }
 PATHS: dict[str, Callable[[bytes], bytes]] = {"fast": bytes, "streaming": with_long_head}
@@ -81,8 +77,7 @@ async def test_client_learns_the_upstream_and_the_operator_the_endpoint(
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(
-    ("method", "target"),
-    [("POST", "/v2/repository/models/m/load"), ("GET", "/v2/logging")],
+    ("method", "target"), [("POST", "/v2/repository/models/m/load"), ("GET", "/v2/logging")]
 )
 async def test_operations_of_operators_name_the_endpoint(
     method: str, target: str, count: int

@@ -11,14 +11,14 @@ import pytest
 from h2.settings import SettingCodes
 
 from gateway.protocol.grpc.framing import frame
-from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.gateway import RunningGateway, gateway_before, running_gateway, until
 from tests.support.grpc.client import SERVICE
 from tests.support.grpc.wire_bytes import field
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import request
 from tests.support.inference_messages import binary_header, infer_binary, infer_json
 from tests.support.servers.http2_server import Http2Peer, http2_script
-from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, never_respond
 
 # On one loop only: transports make no difference here.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -146,7 +146,7 @@ async def test_call_waits_until_its_response_begins(headers: dict[str, str]) -> 
         await connection.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         await connection.wait_for_close()
 
-    async with ScriptedServer(serve) as server, running_gateway(server.url) as gateway:
+    async with gateway_before(serve) as (server, gateway):
         find_waiting = gateway.gateway.listener.find_waiting
         async with gateway.client() as client:
             await client.send(request("POST", "/v2/models/m/generate", b"{}", headers))
@@ -166,7 +166,7 @@ async def test_call_does_not_wait_while_its_client_sends() -> None:
         received.set()
         await connection.wait_for_close()
 
-    async with ScriptedServer(serve) as server, running_gateway(server.url) as gateway:
+    async with gateway_before(serve) as (_, gateway):
         find_waiting = gateway.gateway.listener.find_waiting
         tensor = bytes(1 << 20)
         data = infer_binary(binary_header(len(tensor)), tensor)
@@ -191,6 +191,13 @@ async def test_grpc_call_waits_for_a_server_over_grpc(more: tuple[tuple[str, str
             await until(lambda: find_waiting(0.0))
             ((upstream, url, model),) = find_waiting(0.0)
             assert (upstream, url, model) == ("servers", gateway.pool.members[0].endpoint.url, "m")
+
+
+async def test_operation_that_may_take_long_does_not_wait_for_inference() -> None:
+    async with gateway_before(never_respond) as (_, gateway), gateway.client() as client:
+        await client.send(request("POST", "/v2/repository/models/m/load", b"{}"))
+        await until(lambda: gateway.outstanding)
+        assert gateway.gateway.listener.find_waiting(0.0) == {}
 
 
 async def test_health_checks_find_a_silent_connection_before_calls_do() -> None:

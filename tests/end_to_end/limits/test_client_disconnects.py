@@ -5,7 +5,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.support.gateway import RunningGateway, http1_connections, running_gateway, until
+from tests.support.gateway import (
+    RunningGateway,
+    gateway_before,
+    http1_connections,
+    running_gateway,
+    until,
+)
 from tests.support.http_messages import message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -46,11 +52,7 @@ WAYS: dict[str, Leave] = {"closes": closes, "resets": resets, "half-closes": hal
 @pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("data", [GET, JSON], ids=["GET", "json"])
 async def test_client_disconnects_before_the_response(data: bytes, leave: Leave) -> None:
-    async with (
-        ScriptedServer(read_heads_only) as server,
-        running_gateway(server.url) as gateway,
-        gateway.client() as client,
-    ):
+    async with gateway_before(read_heads_only) as (server, gateway), gateway.client() as client:
         await client.send(data)
         await until(lambda: gateway.outstanding == 1 and server.connections)
         await leave(client)
@@ -95,11 +97,7 @@ async def endless(connection: Connection) -> None:
 
 @pytest.mark.parametrize(("data", "leave"), [(GET, closes), (JSON, resets), (JSON, half_closes)])
 async def test_client_disconnects_while_the_response_streams(data: bytes, leave: Leave) -> None:
-    async with (
-        ScriptedServer(endless) as server,
-        running_gateway(server.url) as gateway,
-        gateway.client() as client,
-    ):
+    async with gateway_before(endless) as (server, gateway), gateway.client() as client:
         await client.send(data)
         assert (await client.head()).status == 200
         await client.reader.readexactly(100_000)
@@ -141,11 +139,7 @@ async def _fill(client: RawClient, gateway: RunningGateway, data: bytes = bytes(
 
 @pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
 async def test_client_disconnects_while_its_upload_is_paused(leave: Leave) -> None:
-    async with (
-        ScriptedServer(never_reads) as server,
-        running_gateway(server.url) as gateway,
-        gateway.client() as client,
-    ):
+    async with gateway_before(never_reads) as (_, gateway), gateway.client() as client:
         await client.send(request("POST", "/v2/x", headers={"Content-Length": "60000000"}))
         await _fill(client, gateway)
         assert gateway.outstanding == 1
@@ -156,11 +150,7 @@ async def test_client_disconnects_while_its_upload_is_paused(leave: Leave) -> No
 
 
 async def test_client_disconnects_while_many_of_its_requests_wait() -> None:
-    async with (
-        ScriptedServer(never_respond) as server,
-        running_gateway(server.url) as gateway,
-        gateway.client() as client,
-    ):
+    async with gateway_before(never_respond) as (_, gateway), gateway.client() as client:
         await client.send(GET)
         await until(lambda: gateway.outstanding == 1)
         await _fill(client, gateway, GET * 500)

@@ -10,6 +10,7 @@ from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.system.buffers import MAX_WINDOW, MIN_STREAM_BYTES, MIN_WINDOW
 from tests.support.gateway import (
     RunningGateway,
+    gateway_before,
     http1_connections,
     running_gateway,
     until,
@@ -70,8 +71,7 @@ async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: i
     concurrency: dict[str, Any] = {"max_requests": 2, "max_queue": 3, "queue_timeout": 30}
     own = {"upstream": {"concurrency": concurrency}} if where == "upstream" else concurrency
     async with (
-        ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, **own) as gateway,
+        gateway_before(_once(free), **own) as (_, gateway),
         AsyncExitStack() as stack,
         asyncio.TaskGroup() as tasks,
     ):
@@ -117,8 +117,7 @@ async def test_refused_call_is_answered_before_its_body_is_sent(
     if expects:
         headers["Expect"] = "100-continue"
     async with (
-        ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+        gateway_before(_once(free), max_requests=1, max_queue=0) as (server, gateway),
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -136,8 +135,9 @@ async def test_refused_call_is_answered_before_its_body_is_sent(
 @each_form
 async def test_slow_upload_holds_no_slot(target: str, headers: dict[str, str]) -> None:
     async with (
-        ScriptedServer(always_respond(http_response(metadata(-1)))) as server,
-        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+        gateway_before(
+            always_respond(http_response(metadata(-1))), max_requests=1, max_queue=0
+        ) as (_, gateway),
         gateway.client() as slow,
         gateway.client() as other,
     ):
@@ -159,9 +159,9 @@ async def test_slow_upload_holds_no_slot(target: str, headers: dict[str, str]) -
     ids=["invalid", "invalid chunked", "too large", "passthrough", "compression"],
 )
 async def test_refused_request_gives_its_slot_back(data: bytes, status: int) -> None:
-    async with (
-        ScriptedServer(always_respond(http_response())) as server,
-        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+    async with gateway_before(always_respond(http_response()), max_requests=1, max_queue=0) as (
+        server,
+        gateway,
     ):
         for _ in range(2):
             async with gateway.client() as client:
@@ -174,8 +174,7 @@ async def test_refused_request_gives_its_slot_back(data: bytes, status: int) -> 
 async def test_client_disconnect_in_the_queue_makes_room() -> None:
     free = asyncio.Event()
     async with (
-        ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, max_requests=1, max_queue=1, queue_timeout=30) as gateway,
+        gateway_before(_once(free), max_requests=1, max_queue=1, queue_timeout=30) as (_, gateway),
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -203,10 +202,7 @@ async def test_queue_of_one_upstream_takes_no_slots_of_others() -> None:
             upstream=own,
             others={"idle": {"endpoints": [idle.url], "dialect": "triton"}},
             general={
-                "routes": [
-                    {"upstream": "servers", "match": {"model": "m"}},
-                    {"upstream": "idle"},
-                ]
+                "routes": [{"upstream": "servers", "match": {"model": "m"}}, {"upstream": "idle"}]
             },
             max_requests=2,
             max_queue=0,
@@ -279,8 +275,7 @@ MIB = 2**20
 async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
     body = json_request(*[1.5] * 200_000)  # 800 kB in binary form
     async with (
-        ScriptedServer() as server,
-        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
+        gateway_before(max_buffered_bytes="1MiB") as (_, gateway),
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -311,11 +306,7 @@ async def test_silent_body_over_http1_makes_room(target: str) -> None:
 
     most = 16
     start = request("POST", target, bytes(20_000))[:-10_000]
-    async with (
-        ScriptedServer(read) as server,
-        running_gateway(server.url) as gateway,
-        AsyncExitStack() as stack,
-    ):
+    async with gateway_before(read) as (_, gateway), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(most)]
         for client in clients:
             await client.send(start)
@@ -354,8 +345,7 @@ async def test_bytes_that_clients_send_ahead_are_bounded_together() -> None:
 
     data, next_one = request("GET", "/v2/x"), request("POST", "/v2/x", bytes(200_000))
     async with (
-        ScriptedServer(script) as server,
-        running_gateway(server.url, max_buffered_bytes=budget) as gateway,
+        gateway_before(script, max_buffered_bytes=budget) as (server, gateway),
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway.listener.buffers
@@ -381,9 +371,7 @@ async def test_long_heads_of_active_calls_count() -> None:
     free = asyncio.Event()
     data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
     async with (
-        ScriptedServer(_once(free)) as server,
-        # Heads have an eighth of it.
-        running_gateway(server.url, max_buffered_bytes=f"{8 * 2400}KiB") as gateway,
+        gateway_before(_once(free), max_buffered_bytes=f"{8 * 2400}KiB") as (server, gateway),
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway.listener.buffers
@@ -422,10 +410,7 @@ async def test_long_heads_of_responses_count(whole: bool) -> None:
         await connection.send(head if whole else head[:-2])
         await connection.wait_for_close()
 
-    async with (
-        ScriptedServer(script) as server,
-        running_gateway(server.url) as gateway,
-    ):
+    async with gateway_before(script) as (_, gateway):
         buffers = gateway.gateway.listener.buffers
         async with gateway.client() as client:
             for _ in range(2):  # the second takes the fast path

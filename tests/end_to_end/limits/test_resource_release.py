@@ -15,7 +15,7 @@ from gateway.listener.connection import Http1Call
 from gateway.listener.connection_host import Continuation
 from gateway.upstream.address import TcpAddress
 from tests.support.checks.garbage import no_garbage
-from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.gateway import RunningGateway, gateway_before, running_gateway, until
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -146,7 +146,7 @@ Ending = Callable[[RawClient, bytes, RunningGateway], Awaitable[None]]
 
 async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **settings: Any) -> None:
     """Check that a call of each encoding leaves nothing, on its own connection."""
-    async with ScriptedServer(script) as server, running_gateway(server.url, **settings) as gateway:
+    async with gateway_before(script, **settings) as (_, gateway):
         async with gateway.client() as client:
             # Whatever is created once for all calls exists already.
             assert (await client.call("GET", "/v2/health/live")).status == 200
@@ -314,10 +314,7 @@ async def test_client_disconnect_during_a_retry_frees_everything(
         connecting.set()
         await asyncio.Event().wait()
 
-    async with (
-        ScriptedServer(closes_as_it_is_used_again) as server,
-        running_gateway(server.url) as gateway,
-    ):
+    async with gateway_before(closes_as_it_is_used_again) as (_, gateway):
         async with gateway.client() as client:
             await client.ask(SMALL["GET"])
         await gateway.until_idle()

@@ -9,9 +9,10 @@ import pytest
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from tests.support.gateway import (
     UPSTREAM,
+    client_before,
+    gateway_before,
     gateway_client,
     http1_connections,
-    running_gateway,
     until,
 )
 from tests.support.http_messages import chunk, http_response, message, request
@@ -26,12 +27,7 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import (
-    Connection,
-    ScriptedServer,
-    always_respond,
-    never_respond,
-)
+from tests.support.servers.scripted_server import Connection, always_respond, never_respond
 
 # On one loop only: these tests wait.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -71,17 +67,11 @@ async def knows_a_model_and_hangs(connection: Connection) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "limit"),
-    [
-        *((kind, "idle_timeout") for kind in EVERY_KIND),
-        ("GET", "request_timeout"),
-    ],
+    [*((kind, "idle_timeout") for kind in EVERY_KIND), ("GET", "request_timeout")],
 )
 async def test_server_that_never_responds_is_a_504_that_names_it(kind: str, limit: str) -> None:
     data = EVERY_KIND[kind]
-    async with (
-        ScriptedServer(knows_a_model_and_hangs) as server,
-        gateway_client(server.url, **_limited(limit)) as client,
-    ):
+    async with client_before(knows_a_model_and_hangs, **_limited(limit)) as (server, client):
         reply = await client.ask(data)
         assert reply.status == 504
         assert UPSTREAM in reply.error
@@ -106,10 +96,9 @@ async def test_call_after_one_that_timed_out_takes_another_connection(
         await connection.request()
         await connection.wait_for_close()
 
-    async with (
-        ScriptedServer(hangs_later, always_respond(http_response(b"second"))) as server,
-        gateway_client(server.url, **_limited(limit)) as client,
-    ):
+    async with client_before(
+        hangs_later, always_respond(http_response(b"second")), **_limited(limit)
+    ) as (server, client):
         assert (await client.ask(data)).body == b"first"
         assert (await client.ask(data)).status == 504
         assert [(await client.ask(data)).body for _ in range(3)] == 3 * [b"second"]
@@ -122,10 +111,7 @@ async def test_server_that_stops_reading_is_a_504_that_names_it() -> None:
         await connection.head()
         await asyncio.sleep(5)
 
-    async with (
-        ScriptedServer(script) as server,
-        gateway_client(server.url, idle_timeout=LONGER) as client,
-    ):
+    async with client_before(script, idle_timeout=LONGER) as (server, client):
         client.send_nowait(request("POST", "/v2/x", bytes(20_000_000)))
         reply = await client.read_response()
         assert reply.status == 504
@@ -145,10 +131,7 @@ async def test_server_that_stops_reading_is_a_504_that_names_it() -> None:
     ],
 )
 async def test_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> None:
-    async with (
-        ScriptedServer(reads_and_hangs) as server,
-        gateway_client(server.url, **_limited(limit)) as client,
-    ):
+    async with client_before(reads_and_hangs, **_limited(limit)) as (server, client):
         await client.send(data)
         reply = await client.read_response()
         assert reply.status == 408
@@ -177,10 +160,7 @@ async def test_stalled_response_is_aborted(limit: str) -> None:
         await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"one")))
         await never_respond(connection)
 
-    async with (
-        ScriptedServer(script) as server,
-        gateway_client(server.url, **_limited(limit, LONGER)) as client,
-    ):
+    async with client_before(script, **_limited(limit, LONGER)) as (server, client):
         await client.send(GET)
         assert (await client.head()).status == 200
         assert await client.chunk() == b"one"
@@ -198,8 +178,7 @@ async def test_client_that_never_reads_is_dropped(data: bytes) -> None:
         await never_respond(connection)
 
     async with (
-        ScriptedServer(script) as server,
-        running_gateway(server.url, idle_timeout=LONGER) as gateway,
+        gateway_before(script, idle_timeout=LONGER) as (server, gateway),
         gateway.client() as client,
     ):
         await client.send(data)
@@ -223,10 +202,7 @@ async def test_slow_progress_is_not_idle() -> None:
             await connection.send(chunk(b"y"))
         await connection.send(chunk(b""))
 
-    async with (
-        ScriptedServer(script) as server,
-        gateway_client(server.url, idle_timeout=LONGER) as client,
-    ):
+    async with client_before(script, idle_timeout=LONGER) as (_, client):
         await client.send(request("POST", "/v2/x", headers={"Content-Length": str(pauses)}))
         for _ in range(pauses):
             await asyncio.sleep(LONGER / 4)
@@ -236,10 +212,9 @@ async def test_slow_progress_is_not_idle() -> None:
 
 @pytest.mark.parametrize(("grace", "status"), [("0s", 408), ("10s", 200)])
 async def test_body_has_a_grace_period(grace: str, status: int) -> None:
-    async with (
-        ScriptedServer(always_respond(http_response())) as server,
-        gateway_client(server.url, min_body_rate="1GiB", min_body_rate_grace=grace) as client,
-    ):
+    async with client_before(
+        always_respond(http_response()), min_body_rate="1GiB", min_body_rate_grace=grace
+    ) as (_, client):
         await client.send(POST[:-5])
         await asyncio.sleep(2 * DEFER_TIMEOUT)
         await client.send(POST[-5:])
@@ -249,10 +224,9 @@ async def test_body_has_a_grace_period(grace: str, status: int) -> None:
 
 
 async def test_keep_alive_connection_is_not_idle() -> None:
-    async with (
-        ScriptedServer(always_respond(http_response())) as server,
-        gateway_client(server.url, idle_timeout=LONGER, request_timeout=LONGER) as client,
-    ):
+    async with client_before(
+        always_respond(http_response()), idle_timeout=LONGER, request_timeout=LONGER
+    ) as (_, client):
         assert (await client.ask(GET)).status == 200
         await asyncio.sleep(LONGER * 1.5)
         assert (await client.ask(GET)).status == 200
@@ -268,10 +242,7 @@ async def test_connecting_counts_towards_the_connect_timeout(unused_backlog: str
 
 @pytest.mark.parametrize("before", [b"", GET], ids=["at once", "later"])
 async def test_incomplete_head_times_out(before: bytes) -> None:
-    async with (
-        ScriptedServer() as server,
-        gateway_client(server.url, request_header_timeout=SHORT) as client,
-    ):
+    async with client_before(request_header_timeout=SHORT) as (_, client):
         if before:
             assert (await client.ask(before)).status == 200
         await client.send(GET[:-2])
@@ -282,10 +253,7 @@ async def test_incomplete_head_times_out(before: bytes) -> None:
 
 
 async def test_empty_lines_do_not_keep_a_connection_open() -> None:
-    async with (
-        ScriptedServer() as server,
-        gateway_client(server.url, keep_alive_timeout="1s") as client,
-    ):
+    async with client_before(keep_alive_timeout="1s") as (_, client):
 
         async def send_empty_lines() -> None:
             while True:
@@ -303,8 +271,9 @@ async def test_client_that_leaves_a_response_unread_is_dropped(headers: dict[str
     """The response is complete for the gateway, so that no call waits for the client."""
     size = 60_000
     async with (
-        ScriptedServer(always_respond(http_response(bytes(size)))) as server,
-        running_gateway(server.url, idle_timeout=LONGER, keep_alive_timeout="1h") as gateway,
+        gateway_before(
+            always_respond(http_response(bytes(size))), idle_timeout=LONGER, keep_alive_timeout="1h"
+        ) as (_, gateway),
         gateway.client() as client,
     ):
         client.stop_reading()
@@ -325,11 +294,9 @@ async def test_client_that_leaves_a_response_unread_is_dropped(headers: dict[str
 
 async def test_client_that_reads_slowly_gets_the_whole_response() -> None:
     sizes = [60_000] * 80
-    async with (
-        ScriptedServer(always_respond(http_response(bytes(sizes[0])))) as server,
-        running_gateway(server.url, idle_timeout=LONGER / 2) as gateway,
-        gateway.client() as client,
-    ):
+    async with client_before(
+        always_respond(http_response(bytes(sizes[0]))), idle_timeout=LONGER / 2
+    ) as (_, client):
         for _ in sizes:
             client.send_nowait(request("GET", "/v2/x"))
         for size in sizes:

@@ -13,12 +13,7 @@ from tests.support.addresses import free_address
 from tests.support.gateway import RunningGateway, until
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import FLOATS, binary_response, infer_json
-from tests.support.servers.scripted_server import (
-    Connection,
-    Script,
-    ScriptedServer,
-    always_respond,
-)
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
 from tests.support.servers.trace_receiver import INTERNAL, ReceivedSpan, TraceReceiver
 
 GET = request("GET", "/v2/models/m", headers=SAMPLED)

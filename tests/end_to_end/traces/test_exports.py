@@ -35,13 +35,15 @@ async def test_caller_without_a_trace_is_sampled_by_the_ratio(
         async with traced(server.url, sample=sample) as gateway, gateway.client() as client:
             assert (await client.ask(path(GET))).status == 200
         parent = server.requests[0].head.get("traceparent")
+        exemplars = [each[1] for each in gateway.gateway.call_metrics.exemplars()]
     if sample == "0%":
-        assert (parent, receiver.spans) == (None, [])
+        assert (parent, receiver.spans, exemplars) == (None, [], [])
     else:
         (attempt,) = receiver.attempts()
         assert parent == f"00-{attempt.trace_id}-{attempt.span_id}-01"
         assert receiver.call().parent_id == ""
         assert receiver.call().holds(attempt)
+        assert exemplars == [attempt.trace_id]
 
 
 @pytest.mark.parametrize(

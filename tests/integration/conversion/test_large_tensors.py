@@ -105,10 +105,7 @@ def check_zeros(response: Iterator[bytes], count: int) -> None:
 def test_json_response_is_streamed(server: TritonServer, tmp_path: Path) -> None:
     """64 MB: while the client does not read on, the gateway does not take in the rest."""
     count = 16_000_000
-    with (
-        Tap(server.http_port) as tap,
-        fresh(tmp_path, tap.url) as (gateway, _),
-    ):
+    with Tap(server.http_port) as tap, fresh(tmp_path, tap.url) as (gateway, _):
         idle = gateway.memory()
         tap.forget()
         with open_response(gateway, "zeros", zeros(count, binary=False)) as response:

@@ -85,10 +85,7 @@ class Client:
         return self.send("GET", path)
 
     def infer(
-        self,
-        model: str,
-        body: bytes | Iterable[bytes],
-        headers: Mapping[str, str] | None = None,
+        self, model: str, body: bytes | Iterable[bytes], headers: Mapping[str, str] | None = None
     ) -> Response:
         """POST to a model's infer endpoint; ``model`` may be NAME/versions/VERSION."""
         return self.send("POST", f"/v2/models/{model}/infer", body, headers)
