@@ -83,7 +83,6 @@ async def test_unhealthy_endpoint_gets_no_requests_until_it_recovers() -> None:
     [
         ({}, 5),
         ({"consecutive_failures": 2}, 2),
-        ({"consecutive_failures": 0}, 10),
         ({"max_ejection_percent": "49%"}, 10),
     ],
 )

@@ -17,7 +17,6 @@ from tests.support.grpc.client import grpc_client
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import INFER, binary_response, infer_json
 from tests.support.raw_client import RawClient
-from tests.support.servers.http2_server import Http2Peer, http2_script
 from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
 
 WARM = "/v2/warm"
@@ -153,31 +152,6 @@ async def test_failure_log_has_the_status_of_the_line_of_a_grpc_call(
     assert 'ModelInfer" 429 servers - "' in line
     (failure,) = (each for each in caplog.messages if "failed with" in each)
     assert "failed with 429: " in failure
-
-
-async def test_failure_log_has_the_status_of_the_line_of_a_grpc_call_send(
-    log: _Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """UNAVAILABLE is 503 there, although the same error is a 502 over HTTP."""
-    monkeypatch.setattr(errors, "FAILURE_LOG", FailureLog())
-
-    async def play(peer: Http2Peer) -> None:
-        warm = await peer.request()
-        await peer.respond(warm, trailers=[("grpc-status", "0")])
-        await peer.request(1)
-
-    async with (
-        ScriptedServer(http2_script(play)) as server,
-        _gateway(log.path, server.url.replace("http:", "grpc:")) as gateway,
-        grpc_client(gateway.url) as client,
-    ):
-        await client.call("ModelInfer", b"\n\4warm")
-        response = await client.call("ModelInfer", b"\n\1m")
-    assert response.code is grpc.StatusCode.UNAVAILABLE
-    line = log.path.read_text().splitlines()[-1]
-    assert 'ModelInfer" 503 ' in line
-    (failure,) = (each for each in caplog.messages if "failed with" in each)
-    assert "failed with 503: " in failure
 
 
 async def test_line_of_a_retried_call_has_the_last_endpoint(

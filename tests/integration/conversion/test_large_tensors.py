@@ -4,7 +4,7 @@ import http.client
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,6 @@ pytestmark = pytest.mark.triton
 MIB = 2**20
 PIECE = MIB
 MAX_GROWTH = 16 * MIB
-LARGE = 3 * MAX_GROWTH
-"""Bytes of a tensor that does not fit into what the gateway may take."""
 LIMITS = {"max_request_bytes": "1GiB"}
 INFER = "/v2/models/{}/infer"
 
@@ -138,22 +136,3 @@ def test_memory_for_a_large_json_request(roomy: TritonServer, tmp_path: Path) ->
     (output,) = read_outputs(response)
     assert output.data == some.tobytes() * times
     assert grown < 1.3 * 4 * count + MAX_GROWTH
-
-
-@pytest.mark.parametrize("form", ["chunked", "raw"])
-def test_memory_for_a_large_binary_request(roomy: TritonServer, tmp_path: Path, form: str) -> None:
-    size = LARGE
-    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [size // 4]}
-    header = json.dumps({"inputs": [{**entry, "parameters": {"binary_data_size": size}}]}).encode()
-    if form == "raw":
-        header = b""
-    headers = {HEADER_LENGTH: str(len(header))}
-    if form == "raw":
-        headers["Content-Length"] = str(len(header) + size)
-    with fresh(tmp_path, roomy.http_url) as (gateway, client):
-        idle = gateway.memory()
-        chunks = chain([header] if header else [], repeat(bytes(PIECE), size // PIECE))
-        response = client.infer("with_parameters", chunks, headers)
-        (output,) = read_outputs(response)
-        assert output.elements.tolist() == [b"{}"]
-        assert gateway.peak_memory() - idle < MAX_GROWTH

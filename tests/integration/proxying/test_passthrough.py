@@ -1,6 +1,5 @@
 """Requests other than inference, and their responses, pass unchanged."""
 
-import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -92,24 +91,6 @@ def test_encoded_response_passes_unless_it_is_read(
     assert response.fields["outputs"][0]["data"] == [1.0, 2.0]
     extensions = via_gateway.send("GET", "/v2", headers=headers).fields["extensions"]
     assert "binary_tensor_data" in extensions
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v2/models/stream/generate_stream", b'{"text_input": "hi"}'),
-        ("/v2/repository/index", b'{"ready": true}'),
-    ],
-)
-def test_encoded_request_that_triton_does_not_decode_is_decoded(
-    via_gateway: Client, direct: Client, path: str, body: bytes
-) -> None:
-    headers = {"Content-Encoding": "gzip"}
-    packed = gzip.compress(body)
-    assert direct.send("POST", path, packed, headers).status in (400, 500)
-    response = via_gateway.send("POST", path, packed, headers)
-    check_same(response, direct.send("POST", path, body))
-    assert response.status == 200
 
 
 def events(gateway: Gateway, text: str) -> Iterator[bytes]:
