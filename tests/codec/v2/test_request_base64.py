@@ -22,7 +22,6 @@ from tests.codec.v2.infer_requests import (
     outcome,
 )
 
-
 NOT_BASE64 = X + "element 1 is not base64, as its content_type says: "
 
 ORDERS = [
