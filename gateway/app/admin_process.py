@@ -29,7 +29,7 @@ class AdminProcess:
     ) -> None:
         assert shared.control is not None
         self._control = ControlClient(shared.control)
-        self.source = AdminSource(resources, shared, shared.admin_journal, self._control)
+        self.source = AdminSource(resources, shared, shared.admin_journal, self._control.ask)
         """What operators see."""
         self._site = AdminSite(self.source)
         self._key_watch: asyncio.Task[None] | None = None

@@ -6,9 +6,9 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from multidict import CIMultiDictProxy
 
@@ -35,17 +35,8 @@ _NEXT_WORKER_DELAY = 0.5
 """Seconds until another worker is asked too, as the first one may hang."""
 
 
-class AskWorker(Protocol):
-    """Asks a worker: see ControlClient."""
-
-    async def ask(
-        self,
-        slot: int,
-        question: Question,
-        max_seconds: float,
-        connection: socket.socket | None = None,
-    ) -> str:
-        """Return the reply; a duplicate of ``connection`` goes with it. Raises TimeoutError."""
+AskWorker = Callable[[int, Question, float, socket.socket | None], Awaitable[str]]
+"""Asks the worker in a slot, with seconds for its reply and a connection: see ControlClient.ask."""
 
 
 class AdminSource:
@@ -56,7 +47,7 @@ class AdminSource:
         resources: LoadedResources,
         shared: SharedMemory,
         journal: Journal,
-        workers: AskWorker,
+        ask: AskWorker,
     ) -> None:
         self.resources = resources
         """Those in use."""
@@ -64,7 +55,7 @@ class AdminSource:
         """The gateway is stopping."""
         self._shared = shared
         self._journal = journal
-        self._workers = workers
+        self._ask_worker = ask
         self._statuses: list[dict[str, Any]] = []
         self._turn = 0
 
@@ -164,7 +155,7 @@ class AdminSource:
         try:
             for slot in self._living_slots():
                 with suppress(TimeoutError):
-                    await self._workers.ask(slot, question, _CONNECT_TIMEOUT, connection)
+                    await self._ask_worker(slot, question, _CONNECT_TIMEOUT, connection)
                     return
             raise TimeoutError
         except BaseException:
@@ -183,7 +174,7 @@ class AdminSource:
     async def _ask(self, slot: int, question: Question, max_seconds: float) -> str | None:
         """Return the reply of a worker; None if there was none in time."""
         with suppress(TimeoutError):
-            return await self._workers.ask(slot, question, max_seconds)
+            return await self._ask_worker(slot, question, max_seconds, None)
         return None
 
     def _living_slots(self) -> Iterator[int]:

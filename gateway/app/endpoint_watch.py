@@ -7,7 +7,8 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,8 +59,7 @@ _Series = tuple[str, ...]
 """The labels of ENDPOINT_LATENCY: those of an endpoint, and a model."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(NamedTuple):
     """What was counted since the look before, by endpoint."""
 
     at: float

@@ -10,9 +10,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from gateway.app.active_config import ActiveConfig, RetiredConfigs
 from gateway.app.build.limits import SharedLimits, build_shared_limits
@@ -69,8 +68,7 @@ _UNKNOWN_VERSION = -1
 _log = logging.getLogger("tensorgate")
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """What is made from one version of the settings, and replaced by a reload."""
 
     resources: LoadedResources
@@ -338,7 +336,7 @@ class Gateway:
             "settings": {
                 # The name of a file need not be UTF-8.
                 name: replace_surrogates(value) if isinstance(value, str) else value
-                for name, value in asdict(self.revision).items()
+                for name, value in self.revision._asdict().items()
             },
             "connections": listener.connections,
             "tls_handshakes": listener.tls_handshakes,

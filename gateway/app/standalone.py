@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from gateway.app.admin_source import DRAIN_GRACE, AdminSource
 from gateway.app.background import BackgroundTask
@@ -23,6 +24,15 @@ from gateway.app.build.listen import (
 )
 from gateway.app.gateway import Gateway, Parts, logged
 from gateway.app.loaded_resources import LoadedResources, load_resources
+from gateway.app.process import (
+    MallocTrim,
+    handle_signals,
+    log_started,
+    log_stopped,
+    log_stopping,
+    run,
+    set_log_level,
+)
 from gateway.app.reload.failure import failure_text
 from gateway.app.reload.prepared import CloseReplaced, OnApplied, PreparedReload, notify_applied
 from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
@@ -33,14 +43,39 @@ from gateway.listener.accept import AcceptingSockets
 from gateway.settings.schema import Settings
 from gateway.settings.values.addresses import Address
 from gateway.system.file_watcher import POLL_INTERVAL
+from gateway.system.memory import tune_garbage_collector
 from gateway.workers.control import Question
 
 if TYPE_CHECKING:
     from gateway.admin.application import AdminSite
 
 
-@dataclass(frozen=True, slots=True)
-class _Doors:
+def serve(settings: Settings, source: SettingsSource) -> None:
+    """Serve until SIGTERM or Ctrl-C, and finish the calls in progress.
+
+    Raises ListenError, UpstreamTlsError and ApiKeysError.
+    """
+    run(_serve(settings, source))
+
+
+async def _serve(settings: Settings, source: SettingsSource) -> None:
+    stop = asyncio.Event()
+    # Until it serves, Ctrl-C is not for it to handle.
+    handle_signals(stop.set, signal.SIGTERM)
+    revision = Revision(time.time(), str(source.file))
+    async with StandaloneGateway(settings, revision) as gateway:
+        async with SingleProcessReloader(gateway, source, set_log_level) as reloader, MallocTrim():
+            handle_signals(stop.set, signal.SIGINT)
+            handle_signals(reloader.request_reload, signal.SIGHUP)
+            log_started(gateway.addresses)
+            await gateway.operators_served()
+            tune_garbage_collector()
+            await stop.wait()
+        log_stopping(gateway.settings)
+    log_stopped(gateway.dropped)
+
+
+class _Doors(NamedTuple):
     """The addresses of one version of the settings, and who serves operators there, if any does."""
 
     settings: Settings
@@ -101,14 +136,15 @@ class StandaloneGateway(Gateway):
             raise
         self._doors.open(self._doors.of(clients=True), self.listener.sockets)
         self._serving_operators = asyncio.create_task(self._serve_operators())
-        await self._serving_operators
         self.journal.record_start(1)
         return self
 
     async def _serve_operators(self) -> None:
         doors = self._doors
         if doors.settings.admin.listen is not None:
-            self._doors = doors = replace(doors, admin=await self._admin_site(doors.settings))
+            # It imports aiohttp. The event loop, which serves clients already, has its turns.
+            await asyncio.to_thread(import_module, "gateway.admin.application")
+            self._doors = doors = doors._replace(admin=await self._admin_site(doors.settings))
             doors.open(doors.of(clients=False), self.listener.sockets)
 
     async def operators_served(self) -> None:
@@ -211,11 +247,11 @@ class _OwnSource(AdminSource):
     def __init__(
         self, gateway: StandaloneGateway, resources: LoadedResources, shared: SharedMemory
     ) -> None:
-        super().__init__(resources, shared, gateway.journal, self)
+        super().__init__(resources, shared, gateway.journal, self._ask_itself)
         self._gateway = gateway
 
-    async def ask(
-        self, _: int, question: Question, __: float, connection: socket.socket | None = None
+    async def _ask_itself(
+        self, _: int, question: Question, __: float, connection: socket.socket | None
     ) -> str:
         """Return the reply of the gateway, however long it takes."""
         return await self._gateway.reply(question, connection and connection.dup())

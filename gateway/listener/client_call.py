@@ -183,8 +183,8 @@ class ClientCall(ABC):
     def end(self) -> None:
         """Give back what the call holds, then tell of its end."""
         self._forget_call()
-        self.ended = True
         self._release()
+        self.ended = True
         record = self.record
         # The clock of uvloop counts whole milliseconds.
         record.seconds = time.perf_counter() - record.started
@@ -197,11 +197,12 @@ class ClientCall(ABC):
         return record
 
     def _forget_call(self) -> None:
-        call, self._call = self._call, None
+        call = self._call
         if isinstance(call, DeferredCall):
             self._host.deferrals.remove(call)
         if isinstance(call, BufferedCall | DeferredCall):
             self._host.remove_call(call)
+        self._call = None  # not before: if this fails, it is done again when the client is gone
 
     def _end_cancelled_task(self, task: asyncio.Task[None]) -> None:
         """End the call of a task that was cancelled before it ran: it called no ``finish_call``."""

@@ -71,7 +71,7 @@ async def _admin(*responders: Responder, alive: int | None = None) -> AsyncItera
                 stack.enter_context(ControlServer(shared.control, slot, responder))
             resources = load_resources(make_settings())
             workers = stack.enter_context(ControlClient(shared.control))
-            yield AdminSource(resources, shared, shared.admin_journal, workers)
+            yield AdminSource(resources, shared, shared.admin_journal, workers.ask)
 
 
 async def test_gateway_is_ready_if_any_worker_says_so() -> None:

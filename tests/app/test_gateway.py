@@ -3,12 +3,14 @@ import gc
 import json
 import os
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.app import standalone
 from gateway.app.build import upstreams as build_upstreams
 from gateway.app.build.listen import ListenError
 from gateway.app.build.warnings import settings_warnings
@@ -21,7 +23,7 @@ from tests.support.addresses import free_address
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import gateway_of, no_leaks, until, worker_of
-from tests.support.http_messages import http_response
+from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
 from tests.support.raw_client import connect
 from tests.support.servers.name_service import NameService
@@ -89,6 +91,31 @@ async def test_address_in_use_is_refused() -> None:
         assert await _refused(_settings(address)) == expected
         # The sockets that were opened before are closed.
         assert await _refused(_settings("127.0.0.1:0", address)) == expected
+        # Operators are served later, but their address is taken before clients are served.
+        assert await _refused(_settings(admin=address)) == expected
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["served", "stopped meanwhile"])
+async def test_clients_are_served_before_operators(
+    is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What operators need takes a while to load; who connects meanwhile waits."""
+    may_load = threading.Event()
+    monkeypatch.setattr(standalone, "import_module", lambda _: may_load.wait(5))
+    admin = free_address()
+    async with (
+        no_leaks(),
+        gateway_of(_settings(admin=admin)) as gateway,
+        connect(gateway.addresses[0]) as client,
+        connect(f"http://{admin}") as operator,
+    ):
+        await operator.send(request("GET", "/live"))
+        assert (await client.call("GET", "/v2")).status == 503
+        if not is_stopped:
+            may_load.set()
+            await gateway.operators_served()
+            assert (await operator.read_response()).status == 200
+    may_load.set()
 
 
 async def test_address_of_another_machine_is_refused() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,7 +71,7 @@ async def test_client_in_the_queue_of_a_swapped_address_is_served() -> None:
         waiting = admin.sockets[0].dup()
         assert gateway._doors.admin is not None
         gateway._doors.admin.sockets.close_sockets(admin.sockets)  # none is accepted meanwhile
-        gateway._doors = replace(gateway._doors, bound=(kept, replace(admin, sockets=(waiting,))))
+        gateway._doors = gateway._doors._replace(bound=(kept, admin._replace(sockets=(waiting,))))
         with waiting, socket.create_connection((host, int(port))) as client:
             client.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
             await gateway.reload(settings_for(listen=[first, second]))
@@ -99,7 +98,7 @@ async def test_client_in_the_queue_of_a_removed_address_is_served() -> None:
             async with asyncio.timeout(5):
                 assert b"200 OK" in await reader.read()
             writer.close()
-            gateway._doors = replace(gateway._doors, bound=())
+            gateway._doors = gateway._doors._replace(bound=())
             await gateway.reload(settings_for(server.url, listen=second))
 
 

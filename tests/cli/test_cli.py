@@ -319,7 +319,7 @@ async def test_ctrl_c_while_settings_are_read_ends_it_with_one_line(
 _STARTS_AS_LONG_AS_IT_LISTENS = """
 import asyncio, os
 from pathlib import Path
-from gateway.app.malloc_trim import MallocTrim
+from gateway.app.process import MallocTrim
 
 async def wait(self):
     os.write(2, b"starts\\n")

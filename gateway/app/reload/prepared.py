@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.settings.schema import Settings
 
@@ -18,8 +18,7 @@ OnApplied = Callable[[Settings], None]
 """Called with settings once they are in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedReload:
+class PreparedReload(NamedTuple):
     """Parts for new settings beside those in use: ``commit`` uses them, ``abort`` closes them.
 
     ``changes`` describes what has changed. ``commit`` uses the parts by assignments that cannot

@@ -24,12 +24,13 @@ from gateway.protocol.grpc.json_form import (
 from gateway.protocol.json_errors import describe_value
 from gateway.sizes import QUOTED_NAME
 
+_INT32: Final = range(-(2**31), 2**31)
 _INTEGERS: Final = {
-    FieldDescriptor.TYPE_INT32: range(-(2**31), 2**31),
+    FieldDescriptor.TYPE_INT32: _INT32,
     FieldDescriptor.TYPE_INT64: range(-(2**63), 2**63),
     FieldDescriptor.TYPE_UINT32: range(2**32),
     FieldDescriptor.TYPE_UINT64: range(2**64),
-    FieldDescriptor.TYPE_ENUM: range(-(2**31), 2**31),
+    FieldDescriptor.TYPE_ENUM: _INT32,
 }
 _FLOATS: Final = {FieldDescriptor.TYPE_FLOAT: "<f", FieldDescriptor.TYPE_DOUBLE: "<d"}
 _TYPES: Final = {
@@ -134,7 +135,6 @@ class DocumentWriter:
             at = f"{place}.{shorten(key, QUOTED_NAME)}"
             found = self._scalar(key_field, key, at)
             if name:
-                target[found].SetInParent()
                 self._fill(target[found], value, at, key)
             else:
                 target[found] = self._scalar(field, value, at)

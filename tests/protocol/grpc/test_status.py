@@ -105,10 +105,8 @@ def test_each_error_of_the_gateway_has_a_code_that_grpc_defines() -> None:
         ("", ""),
         ("model 'a' is not ready: ~ /", "model 'a' is not ready: ~ /"),
         ("100 % of it", "100 %25 of it"),
-        ("a%20b", "a%2520b"),
         ("two\r\nlines\t\x00\x7f", "two%0D%0Alines%09%00%7F"),
         ("größe", "gr%C3%B6%C3%9Fe"),
-        ("😀", "%F0%9F%98%80"),
         # What is no text, as from a file name or a peer.
         ("a\udcffb", "a?b"),
     ],
@@ -123,12 +121,10 @@ def test_message_is_percent_encoded(text: str, encoded: str) -> None:
         ("gr%c3%b6%C3%9Fe", "größe"),
         ("100% of %", "100% of %"),
         ("%zz%4", "%zz%4"),
-        ("%2 5%41", "%2 5A"),
         ("%%41", "%A"),
         ("%FF%41", "\ufffdA"),
         ("%C3", "\ufffd"),
-        ("größe", "größe"),
-        ("a+b", "a+b"),
+        ("ö+b", "ö+b"),
     ],
 )
 def test_invalid_parts_of_a_message_do_not_lose_the_rest(value: str, text: str) -> None:
