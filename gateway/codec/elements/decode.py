@@ -90,12 +90,12 @@ def _parse_elements(
     """Parse an array, nested or flat, of elements of some types; None for any other text."""
     try:
         items = parse(text)
+        if type(items) is not list:
+            return None
+        while list in (kinds := set(map(type, items))):
+            items = list(chain.from_iterable(items)) if len(kinds) == 1 else _collect(items, [])
     except (ValueError, RecursionError):
         return None
-    if type(items) is not list:
-        return None
-    while list in (kinds := set(map(type, items))):
-        items = list(chain.from_iterable(items)) if len(kinds) == 1 else _collect(items, [])
     return items if kinds <= types else None
 
 
