@@ -31,8 +31,6 @@ _DOUBLE_BITS = 52
 """Stored bits of the mantissa of a double."""
 
 _BETWEEN = b"[], \t\n\r"
-_IS_BETWEEN = np.zeros(256, np.bool_)
-_IS_BETWEEN[list(_BETWEEN)] = True
 
 _DIGITS_TO_ZERO = bytes(ord("0") if chr(code) in "0123456789." else code for code in range(256))
 _LONG_NUMBER = b"0" * (MAX_EXACT_LENGTH + 1)
@@ -149,5 +147,5 @@ def _find_separators(codes: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np
     if commas.size == count - 1:
         return commas
     # With empty arrays, commas do not count elements; the ends of the elements do.
-    between = _IS_BETWEEN[codes]
+    between = np.isin(codes, list(_BETWEEN))
     return np.flatnonzero(between[1:] & ~between[:-1])

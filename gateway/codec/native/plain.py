@@ -11,12 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from gateway.codec.structure_scan import (
-    ARRAY_STEPS,
-    hide_escapes,
-    mask_strings,
-    nesting_steps,
-)
+from gateway.codec.structure_scan import ARRAY_STEPS, hide_escapes, mask_strings, nesting_steps
 
 DATATYPES: tuple[str, ...] = ()
 ThreadPool = None
