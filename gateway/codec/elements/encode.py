@@ -165,7 +165,7 @@ class NumberEncoder:
     ) -> memoryview:
         """Encode by orjson, which gives floats the shortest digits; FP16 and BF16 those of FP32."""
         values = read_numbers(data, self._datatype)
-        if self._datatype.family is Family.BOOLEAN and values.view(np.uint8).max() > 1:
+        if self._datatype.family is Family.BOOLEAN and values.view(np.uint8).max(initial=0) > 1:
             raise self._words.malformed(
                 f"{self._label} is BOOL, but holds bytes other than 0 and 1"
             )

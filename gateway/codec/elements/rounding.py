@@ -48,9 +48,12 @@ def round_text(values: Values, text: bytes, datatype: Datatype) -> Values | None
 
     NaN and infinities stay. The result has the dtype of the datatype.
     """
+    floats = datatype.floats
+    assert floats is not None
+    if _any_finite(values, np.abs(values) > floats.overflow):
+        return None  # before ties are examined one by one
     if has_ties(values, datatype):
-        assert datatype.floats is not None
-        values = _resolve_ties(values, text, np.flatnonzero(_find_ties(values, datatype.floats)))
+        values = _resolve_ties(values, text, np.flatnonzero(_find_ties(values, floats)))
     return round_values(values, datatype)
 
 
@@ -58,10 +61,12 @@ def round_values(values: Values, datatype: Datatype) -> Values | None:
     """Round doubles of which the text decides none, as ``round_text``."""
     assert datatype.floats is not None
     is_beyond = np.abs(values) >= datatype.floats.overflow
-    # Counting takes a quarter of the time of any().
-    if np.count_nonzero(is_beyond) and np.isfinite(values[is_beyond]).any():
-        return None
-    return round_to(values, datatype)
+    return None if _any_finite(values, is_beyond) else round_to(values, datatype)
+
+
+def _any_finite(values: Values, mask: npt.NDArray[np.bool_]) -> bool:
+    # Mostly the mask is empty: counting takes a quarter of the time of any().
+    return bool(np.count_nonzero(mask)) and bool(np.isfinite(values[mask]).any())
 
 
 def has_ties(values: Values, datatype: Datatype) -> bool:
