@@ -198,20 +198,6 @@ async def test_tiny_pieces_of_a_body_are_joined() -> None:
     assert stream.stream.receive_window.unused == 0
 
 
-async def test_joined_pieces_have_a_bounded_size() -> None:
-    session = Session()
-    session.data_received(session.request())
-    for _ in range(200):
-        session.data_received(data(1, bytes(TINY_FRAME - 1)) * 2)
-    (stream,) = session.streams
-    left, sizes = 400 * (TINY_FRAME - 1), []
-    while left:
-        sizes.append(len(await stream.read()))
-        left -= sizes[-1]
-    assert 16_384 <= max(sizes) < 16_384 + TINY_FRAME
-    assert len(sizes) == 7
-
-
 # ---------------------------------------------------------------------------------- streams
 
 

@@ -117,36 +117,6 @@ async def test_each_of_many_heads_is_sent_as_it_came(fast_path_requests: list[st
         assert len(fast_path_requests) == 15
 
 
-@pytest.mark.parametrize(
-    ("target", "sent", "host"),
-    [
-        ("http://x/v2/a%2Fb?c=d", "/v2/a%2Fb?c=d", "x"),
-        ("hTTps://x:1", "/", "x:1"),
-        ("http://x?y", "/?y", "x"),
-        ("/v2//x/../y", "/v2//x/../y", "localhost"),
-    ],
-)
-async def test_server_gets_the_target_in_origin_form(
-    target: str, sent: str, host: str, fast_path_requests: list[str]
-) -> None:
-    async with serving(echo_target) as (here, client):
-        for _ in range(2):
-            assert (await client.call("GET", target)).body == sent.encode() + b" "
-        assert fast_path_requests == [sent, sent]
-        assert here.server.requests[-1].head.get("Host") == host
-
-
-@pytest.mark.parametrize("target", ["/v2/x#y", "http://x/#y", "*"])
-async def test_target_without_a_path_is_a_400(target: str, fast_path_requests: list[str]) -> None:
-    async with serving() as (here, client):
-        for _ in range(2):
-            reply = await client.call("OPTIONS" if target == "*" else "GET", target)
-            assert reply.status == 400
-            assert reply.error.startswith("the request target must be a path, got ")
-        assert fast_path_requests == []
-        assert len(here.server.requests) == 1
-
-
 # ---------------------------------------------------------------------------------- in the pipeline
 
 
