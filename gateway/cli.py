@@ -24,10 +24,7 @@ from gateway import __version__
 from gateway.app.build.api_keys import ApiKeysError
 from gateway.app.build.listen import ListenError
 from gateway.app.build.tls import UpstreamTlsError
-from gateway.app.build.warnings import settings_warnings
 from gateway.app.build.worker_count import worker_count
-from gateway.app.preflight.files import check_files
-from gateway.app.preflight.self_reference import find_self_references
 from gateway.build_info import COMPILED, describe_build
 from gateway.observe.stderr_handler import StderrHandler
 from gateway.settings.load import load_with_positions
@@ -36,8 +33,7 @@ from gateway.settings.routes import Route, describe_match
 from gateway.settings.schema import ClientTls, Settings, settings_schema
 from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import open_standard_descriptors, raise_descriptor_limit
-from gateway.system.memory import tune_garbage_collector, tune_malloc
-from gateway.system.threads import tune_thread_switches
+from gateway.system.memory import tune_garbage_collector, tune_malloc, tune_thread_switches
 
 _T = TypeVar("_T")
 
@@ -74,11 +70,9 @@ def serve(file: Path | None, config: Path | None) -> None:
         raise click.UsageError("Name one settings FILE.")
     open_standard_descriptors()
     from gateway.app.reload.source import SettingsSource
-    from gateway.app.serve import serve
-    from gateway.workers.supervisor import NoWorkerError
 
     source = SettingsSource(config, os.environ)
-    with _exit_on_errors(NoWorkerError):
+    with _exit_on_errors():
         settings = _load_or_exit(source.read)
         workers = worker_count(settings)
         _start_logging(settings.log.level, many=workers > 1)
@@ -86,7 +80,16 @@ def serve(file: Path | None, config: Path | None) -> None:
         tune_malloc()
         tune_thread_switches()
         raise_descriptor_limit()
-        serve(workers, settings, source)
+        if workers == 1:
+            from gateway.app.standalone import serve
+
+            serve(settings, source)
+            return
+        from gateway.app.with_workers import serve_with_workers
+        from gateway.workers.supervisor import NoWorkerError
+
+        with _exit_on_errors(NoWorkerError):
+            serve_with_workers(workers, settings, source)
 
 
 @main.command()
@@ -104,6 +107,10 @@ def check(config: Path, probe: bool) -> None:
     cannot be used. With --probe, it is 3 if a server or a model is not as declared, and else 4 if a
     server is not ready or cannot be reached.
     """
+    from gateway.app.build.warnings import settings_warnings
+    from gateway.app.preflight.files import check_files
+    from gateway.app.preflight.self_reference import find_self_references
+
     loaded = _load_or_exit(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings
     with _exit_on_errors():
@@ -116,7 +123,7 @@ def check(config: Path, probe: bool) -> None:
     if probe:
         from gateway.app.loaded_resources import load_resources
         from gateway.app.preflight.probe_all import probe_servers
-        from gateway.app.serve import run
+        from gateway.app.process import run
 
         with _exit_on_errors():
             report = run(probe_servers(load_resources(settings)))
@@ -145,7 +152,7 @@ def demo(once: bool, port: int) -> None:
     After the show both keep running until Ctrl-C, with the operator's page of the gateway, and some
     calls a second for it to show.
     """
-    from gateway.app.serve import run
+    from gateway.app.process import run
     from gateway.demo.walkthrough.client import ShowError
 
     _start_logging("warning")
@@ -218,8 +225,8 @@ def _exit_on_errors(*more: type[Exception]) -> Iterator[None]:
 
 
 async def _demo(once: bool, port: int) -> None:
-    from gateway.app.gateway import Gateway
-    from gateway.app.serve import handle_signals
+    from gateway.app.process import handle_signals
+    from gateway.app.standalone import StandaloneGateway
     from gateway.demo.server.server import DemoServer
     from gateway.demo.walkthrough.traffic import make_traffic
     from gateway.demo.walkthrough.walkthrough import next_steps, run_show
@@ -230,7 +237,7 @@ async def _demo(once: bool, port: int) -> None:
     admin_port = _free_port(0 if once else _DEMO_ADMIN_PORT)
     async with (
         DemoServer() as server,
-        Gateway(_demo_settings(server.url, port, admin_port)) as gateway,
+        StandaloneGateway(_demo_settings(server.url, port, admin_port)) as gateway,
     ):
         url = gateway.addresses[0]
         tune_garbage_collector()

@@ -23,6 +23,7 @@ FLOORS = [
     "__main__",
     "cli",
     "top",
+    "demo",
     "app",
     "admin",
     "listener",
@@ -39,7 +40,6 @@ FLOORS = [
     "http2",
     "http1",
     "system",
-    "demo",
     "errors",
     "sizes",
 ]

@@ -28,7 +28,7 @@ from time import perf_counter_ns, thread_time_ns
 import orjson
 import uvloop
 
-from gateway.app.gateway import Gateway
+from gateway.app.standalone import StandaloneGateway
 from gateway.settings.load import load
 from gateway.settings.schema import Settings
 
@@ -68,7 +68,7 @@ class SliceTimer:
 async def _serve(settings: Settings) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with Gateway(settings) as gateway:
+    async with StandaloneGateway(settings) as gateway:
         gc.collect()
         gc.freeze()  # as ``tensorgate serve`` does once it has started
         print(f"listening on {gateway.addresses[0]}", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Self
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -15,6 +16,7 @@ from gateway.admin.authorization import Authorization
 from gateway.admin.events import EventStreams
 from gateway.admin.page_files import PageFiles
 from gateway.admin.pages import Pages, error_response
+from gateway.admin.server import AdminServer
 from gateway.admin.source import GatewaySource
 from gateway.admin.try_it.handler import TryIt
 from gateway.admin.view import GatewayView
@@ -24,6 +26,28 @@ _DEFAULT_NOT_FOUND = f"404: {web.HTTPNotFound().reason}"
 _VARY = {"Vary": "Accept"}
 
 _log = logging.getLogger("tensorgate.admin")
+
+
+class AdminSite(AdminServer):
+    """Serves the pages of ``source``, and samples its metrics, while its context is open."""
+
+    def __init__(self, source: GatewaySource) -> None:
+        self._view = GatewayView(source)
+        super().__init__(build_application(source, self._view))
+
+    async def __aenter__(self) -> Self:
+        """Start to sample and to serve."""
+        await super().__aenter__()
+        await self._view.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float = 0.0) -> None:
+        """Go on for ``grace`` seconds, and close all connections: see ``drain``."""
+        await self.drain(grace)
+        await self._view.__aexit__()
 
 
 def build_application(source: GatewaySource, view: GatewayView) -> web.Application:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self, cast
 
 from aiohttp import web
@@ -61,12 +60,7 @@ class AdminServer:
         self._loop = asyncio.get_running_loop()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close all connections."""
         await self.drain(0.0)
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
-import orjson
 from prometheus_client import ProcessCollector
 
 from gateway import __version__
 from gateway.admin.history import UNSENT, Window, endpoint_percentiles
 from gateway.build_info import COMPILED, NATIVE
-from gateway.listener.server import HttpListener
-from gateway.observe.call_metrics import SERVER_DURATION, CallMetrics
+from gateway.observe.call_metrics import SERVER_DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import MetricStore, clean_label
-from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
-from gateway.proxy.destination import Upstream
 from gateway.upstream.pool.member import STATES_WORST_FIRST, MemberState
 
 _SUMMED = (
@@ -43,101 +37,6 @@ _ENDED_SECONDS = 60.0
 _ENDPOINT_FIELDS = tuple(field.name for field in fields(MemberState))
 
 Status = Mapping[str, Any]
-
-
-class ObservedGateway(Protocol):
-    """What the status of a worker is read from."""
-
-    draining: bool
-    call_metrics: CallMetrics
-
-    @property
-    def listener(self) -> HttpListener:
-        """Return the listener of clients."""
-
-    @property
-    def upstreams(self) -> Mapping[str, Upstream]:
-        """Return the upstreams by name."""
-
-    @property
-    def concurrency_limit(self) -> ConcurrencyLimit | None:
-        """Return the limit of all calls together, if there is one."""
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Return the bytes of bodies that are buffered."""
-
-    @property
-    def event_loop_lag(self) -> dict[str, Any] | None:
-        """Return ``text`` and ``since``, a Unix time, while the event loop lags; else None."""
-
-    @property
-    def settings_status(self) -> dict[str, Any]:
-        """Return which settings are in use, and why newer ones are not."""
-
-
-def worker_status(gateway: ObservedGateway, with_models: bool = True) -> dict[str, Any]:
-    """Return the status of this process, for ``encode_status``."""
-    listener = gateway.listener
-    return {
-        "pid": os.getpid(),
-        "time": time.time(),
-        "draining": gateway.draining,
-        "settings": gateway.settings_status,
-        "connections": listener.connections,
-        "tls_handshakes": listener.tls_handshakes,
-        "requests_in_progress": listener.requests,
-        "bodies_in_transit": listener.buffers.streams,
-        "tasks": len(asyncio.all_tasks()),
-        "buffered_bytes": gateway.buffered_bytes,
-        "event_loop_lag": gateway.event_loop_lag,
-        "concurrency": _concurrency(gateway.concurrency_limit),
-        "upstreams": {
-            name: _upstream(each, with_models) for name, each in gateway.upstreams.items()
-        },
-        "exemplars": gateway.call_metrics.exemplars(),
-    }
-
-
-def encode_status(status: Status) -> bytes:
-    """Encode a status as JSON; endpoints that have the same models share one list.
-
-    It may take long, and can run in any thread. Raises orjson.JSONEncodeError.
-    """
-    lists: dict[tuple[str, ...], int] = {}
-    numbers: dict[int, int] = {}
-
-    def refer(models: tuple[str, ...] | None) -> int | None:
-        if models is None:
-            return None
-        number = numbers.get(id(models))
-        if number is None:
-            number = numbers[id(models)] = lists.setdefault(models, len(lists))
-        return number
-
-    upstreams = {
-        name: {
-            **upstream,
-            "endpoints": [
-                {name: getattr(each, name) for name in _ENDPOINT_FIELDS}
-                | {"models": refer(each.models)}
-                for each in upstream["endpoints"]
-            ],
-        }
-        for name, upstream in status["upstreams"].items()
-    }
-    return orjson.dumps({**status, "upstreams": upstreams, "model_lists": list(lists)})
-
-
-def decode_status(encoded: bytes) -> dict[str, Any]:
-    """Decode a status; endpoints that have the same models refer to the same list."""
-    status: dict[str, Any] = orjson.loads(encoded)
-    lists = status.pop("model_lists")
-    for upstream in status["upstreams"].values():
-        for endpoint in upstream["endpoints"]:
-            if endpoint["models"] is not None:
-                endpoint["models"] = lists[endpoint["models"]]
-    return status
 
 
 def process_numbers(pid: int) -> dict[str, float]:
@@ -197,22 +96,6 @@ def merge_statuses(
     return merged
 
 
-def _upstream(upstream: Upstream, with_models: bool) -> dict[str, Any]:
-    state, endpoints = upstream.dialect_state, upstream.pool.snapshot()
-    protocol, dialect = upstream.inference_protocol, state.dialect
-    if not with_models:
-        endpoints = tuple(replace(each, models=None) for each in endpoints)
-    return {
-        "required": upstream.required,
-        "healthy": False if upstream.pool.unreachable else upstream.pool.any_healthy,
-        "unreachable_reason": upstream.pool.unreachable,
-        "dialect": {"name": dialect.name if dialect else None, "reason": state.reason},
-        "inference_protocol": {"name": protocol.name(dialect), "reason": protocol.reason(dialect)},
-        "concurrency": _concurrency(upstream.concurrency_limit),
-        "endpoints": endpoints,
-    }
-
-
 def _dated(lag: Status) -> dict[str, Any]:
     return {**lag, "since": isoformat(lag["since"])}
 
@@ -220,12 +103,6 @@ def _dated(lag: Status) -> dict[str, Any]:
 def isoformat(time: float) -> str:
     """Return a Unix time as /status shows it: ISO 8601, in UTC."""
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
-
-
-def _concurrency(limit: ConcurrencyLimit | None) -> dict[str, int] | None:
-    if limit is None:
-        return None
-    return {"active": limit.active, "queued": limit.queued, "max_requests": limit.max_requests}
 
 
 class _Counted:

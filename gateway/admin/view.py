@@ -12,7 +12,6 @@ from gateway.admin.history import History, Window
 from gateway.admin.own_calls import OwnCallError, OwnCalls
 from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import CallFilter, matching_calls
-from gateway.admin.panels.curves import describe_curves
 from gateway.admin.panels.journal import describe_journal
 from gateway.admin.panels.models import (
     FailedModels,
@@ -21,6 +20,7 @@ from gateway.admin.panels.models import (
     describe_models,
 )
 from gateway.admin.panels.overview import describe_overview, find_problems
+from gateway.admin.panels.query import parse_text
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
 from gateway.admin.savings import Savings
 from gateway.admin.source import GatewaySource, Status
@@ -108,7 +108,14 @@ class GatewayView:
 
     async def curves(self, query: Mapping[str, str]) -> Document:
         """Return the last hour of an endpoint, or of a route. Raises ValueError."""
-        return {"time": time.time(), "history": describe_curves(self._history, query)}
+        if route := parse_text(query, "route"):
+            history = self._history.route_curves(route)
+        else:
+            upstream, url = parse_text(query, "upstream"), parse_text(query, "endpoint")
+            if not upstream or not url:
+                raise ValueError("route: a route is required, or an upstream and an endpoint")
+            history = self._history.endpoint_curves(upstream, url)
+        return {"time": time.time(), "history": history}
 
     async def models(self, query: Mapping[str, str]) -> Document:
         """Return the models that are ready or were called. Raises ValueError."""

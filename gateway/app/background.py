@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Self
 
 _log = logging.getLogger("tensorgate")
@@ -24,12 +23,7 @@ class BackgroundTask(ABC):
         self._task.add_done_callback(_log_error)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Cancel the task, and wait for its end."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+from gateway.app.background import BackgroundTask
 from gateway.routing.endpoint_health import EjectionState
 from gateway.upstream.pool.outlier_detection import EjectionListener
 from gateway.upstream.pool.pool import Pool
@@ -21,17 +22,24 @@ HealthPublisher = Callable[[str, bool], bool]
 """Called with a URL and whether it is healthy; tells whether another worker has just said so."""
 
 
-class EjectionSync:
+class EjectionSync(BackgroundTask):
     """Publishes a worker's ejections and unreachable upstreams, and applies those of others.
 
-    Ejections are shared per upstream: another upstream may eject the same endpoint for other
-    reasons. Only the first worker logs what all of them find out at the start.
+    It applies them while its context is open. Ejections are shared per upstream: another upstream
+    may eject the same endpoint for other reasons. Only the first worker logs what all of them find
+    out at the start. ``pools`` returns the pools by upstream; it is called each time, as a reload
+    replaces them.
     """
 
-    def __init__(self, shared_ejections: SharedEjections, is_first_worker: bool = True) -> None:
+    def __init__(
+        self,
+        shared_ejections: SharedEjections,
+        is_first_worker: bool,
+        pools: Callable[[], Mapping[str, Pool]],
+    ) -> None:
         self.is_first_worker = is_first_worker
         self._shared_ejections = shared_ejections
-        self._task: asyncio.Task[None] | None = None
+        self._pools = pools
 
     def publisher_for(self, upstream: str) -> EjectionListener:
         """Return the listener that publishes the ejections of an upstream's pool."""
@@ -61,24 +69,12 @@ class EjectionSync:
 
         return publish
 
-    def start(self, pools: Callable[[], Mapping[str, Pool]]) -> None:
-        """Apply the ejections of others until ``close``.
-
-        ``pools`` returns the pools by upstream; it is called each time, as a reload replaces them.
-        """
-        self._task = asyncio.create_task(self._run(pools))
-
-    async def close(self) -> None:
-        """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self, pools: Callable[[], Mapping[str, Pool]]) -> None:
+    async def run(self) -> None:
+        """Look and apply until cancelled."""
         is_first_look = True
         while True:
             try:
-                for upstream, pool in pools().items():
+                for upstream, pool in self._pools().items():
                     self._apply(upstream, pool, is_first_look)
             except Exception:
                 # An error of our own is logged, and must not end the task.

@@ -7,11 +7,11 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from gateway.admin.history import UNSENT
 from gateway.app.background import BackgroundTask
 from gateway.app.shared_memory import Waiting
 from gateway.observe.call_metrics import ENDPOINT_LATENCY, FIRST_BYTE, SERVER_DURATION
@@ -44,7 +44,8 @@ _FAILURE_WINDOWS = (10.0, _MINUTE)
 _LATENCY_WINDOWS = (MEMORY, 15.0, _MINUTE)
 """Seconds of calls to look at: the shortest with enough calls, so that an incident is seen soon."""
 
-_WITHOUT_RESPONSE = (UNSENT, Outcome.NO_RESPONSE.value)
+_UNSENT = Outcome.UNREACHABLE.value
+_WITHOUT_RESPONSE = (_UNSENT, Outcome.NO_RESPONSE.value)
 """The kinds of failures of calls that got no byte of a response."""
 
 _MAX_SILENCE = 5_000
@@ -58,8 +59,7 @@ _Series = tuple[str, ...]
 """The labels of ENDPOINT_LATENCY: those of an endpoint, and a model."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(NamedTuple):
     """What was counted since the look before, by endpoint."""
 
     at: float
@@ -116,7 +116,7 @@ class RecentLooks:
             failures[upstream, url] += float(words[0])
             if kind not in _WITHOUT_RESPONSE:
                 successes[upstream, url] -= float(words[0])
-            if kind == UNSENT:  # and so not measured
+            if kind == _UNSENT:  # and so not measured
                 calls[upstream, url] += float(words[0])
                 self._heard_at[upstream, url] = at
         for (upstream, url), words in self._calls.read():

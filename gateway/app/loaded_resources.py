@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from ipaddress import ip_network
+from typing import NamedTuple
 
 from multidict import CIMultiDictProxy
 
@@ -19,8 +19,7 @@ from gateway.settings.schema import Settings
 from gateway.system.file_watcher import digest
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedResources:
+class LoadedResources(NamedTuple):
     """Settings, and what they name.
 
     ``forwarding`` has the identity of the gateway, which its workers share.

@@ -28,11 +28,10 @@ from gateway.app.gateway import Gateway
 from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.failure import failure_reason, failure_text
-from gateway.app.reload.prepared import PreparedReload
+from gateway.app.reload.prepared import OnApplied, PreparedReload, notify_applied
 from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
 from gateway.app.reload.source import SettingsSource
 from gateway.app.shared_memory import SharedMemory
-from gateway.app.single_process_reloader import OnApplied, notify_applied
 from gateway.observe.gateway_metrics import WORKER_RESTARTS, ReloadMetrics
 from gateway.settings.schema import Settings
 from gateway.workers.ipc import ConnectionKind, ReloadMessage, ToWorker
@@ -116,14 +115,8 @@ class SupervisorReloader(ConfigSource):
     def gateway(self, on_closed: Callable[[], None], slot: int = 0) -> Gateway:
         """Build the gateway of a worker that starts now; see Gateway for the parameters."""
         # It gets what is loaded already: the files may have become unusable since then.
-        return Gateway(
-            self.settings,
-            on_closed,
-            self._resources,
-            self._reload_log.revision,
-            self._shared,
-            slot,
-        )
+        revision = self._reload_log.revision
+        return Gateway(self._resources, self._shared, slot, revision, on_closed)
 
     def admin_process(self) -> AdminProcess:
         """Build what the admin process runs."""

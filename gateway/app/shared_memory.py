@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Self
+from typing import NamedTuple, Self
 
 import orjson
 
@@ -105,8 +104,7 @@ class WaitingCalls:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class SharedMemory:
+class SharedMemory(NamedTuple):
     """It is made before the first fork, and outlives workers and reloads."""
 
     ejections: SharedEjections
@@ -133,15 +131,15 @@ class SharedMemory:
     @classmethod
     def for_one_process(cls) -> Self:
         """Make the memory of a process that is alone."""
-        return cls._make(1, None)
+        return cls._made_for(1, None)
 
     @classmethod
     def for_workers(cls, workers: int) -> Self:
         """Make the memory for so many workers."""
-        return cls._make(workers, ControlSockets(workers))
+        return cls._made_for(workers, ControlSockets(workers))
 
     @classmethod
-    def _make(cls, workers: int, control: ControlSockets | None) -> Self:
+    def _made_for(cls, workers: int, control: ControlSockets | None) -> Self:
         families = CALL_FAMILIES + GATEWAY_FAMILIES
         store = MetricStore(families, workers + 1)
         return cls(

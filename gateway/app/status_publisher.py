@@ -1,4 +1,4 @@
-"""Publishes a worker's status to the admin process, and measures its event loop."""
+"""The status of a worker, which it publishes for the admin process; and how its event loop does."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from statistics import median
 from typing import Any
 
-from gateway.admin.status import decode_status, encode_status
+import orjson
+
 from gateway.app.background import BackgroundTask
 from gateway.observe.gateway_metrics import GatewayMetrics
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.destination import Upstream
+from gateway.upstream.pool.member import MemberState
 from gateway.workers.shared_documents import SharedDocuments
 from gateway.workers.worker_watch import is_alive
 
@@ -27,7 +32,74 @@ _PUBLISH_EVERY = 4
 
 _log = logging.getLogger("tensorgate")
 
+_ENDPOINT_FIELDS = tuple(field.name for field in fields(MemberState))
+
 Status = dict[str, Any]
+
+
+def describe_upstream(upstream: Upstream, with_models: bool) -> Status:
+    """Return the status of an upstream, for ``encode_status``."""
+    state, endpoints = upstream.dialect_state, upstream.pool.snapshot()
+    protocol, dialect = upstream.inference_protocol, state.dialect
+    if not with_models:
+        endpoints = tuple(replace(each, models=None) for each in endpoints)
+    return {
+        "required": upstream.required,
+        "healthy": False if upstream.pool.unreachable else upstream.pool.any_healthy,
+        "unreachable_reason": upstream.pool.unreachable,
+        "dialect": {"name": dialect.name if dialect else None, "reason": state.reason},
+        "inference_protocol": {"name": protocol.name(dialect), "reason": protocol.reason(dialect)},
+        "concurrency": describe_concurrency(upstream.concurrency_limit),
+        "endpoints": endpoints,
+    }
+
+
+def describe_concurrency(limit: ConcurrencyLimit | None) -> dict[str, int] | None:
+    """Return how many calls a limit lets run and has in its queue, if there is one."""
+    if limit is None:
+        return None
+    return {"active": limit.active, "queued": limit.queued, "max_requests": limit.max_requests}
+
+
+def encode_status(status: Mapping[str, Any]) -> bytes:
+    """Encode a status as JSON; endpoints that have the same models share one list.
+
+    It may take long, and can run in any thread. Raises orjson.JSONEncodeError.
+    """
+    lists: dict[tuple[str, ...], int] = {}
+    numbers: dict[int, int] = {}
+
+    def refer(models: tuple[str, ...] | None) -> int | None:
+        if models is None:
+            return None
+        number = numbers.get(id(models))
+        if number is None:
+            number = numbers[id(models)] = lists.setdefault(models, len(lists))
+        return number
+
+    upstreams = {
+        name: {
+            **upstream,
+            "endpoints": [
+                {name: getattr(each, name) for name in _ENDPOINT_FIELDS}
+                | {"models": refer(each.models)}
+                for each in upstream["endpoints"]
+            ],
+        }
+        for name, upstream in status["upstreams"].items()
+    }
+    return orjson.dumps({**status, "upstreams": upstreams, "model_lists": list(lists)})
+
+
+def decode_status(encoded: bytes) -> Status:
+    """Decode a status; endpoints that have the same models refer to the same list."""
+    status: Status = orjson.loads(encoded)
+    lists = status.pop("model_lists")
+    for upstream in status["upstreams"].values():
+        for endpoint in upstream["endpoints"]:
+            if endpoint["models"] is not None:
+                endpoint["models"] = lists[endpoint["models"]]
+    return status
 
 
 class EventLoopWatch:
@@ -78,7 +150,7 @@ class StatusPublisher(BackgroundTask):
         self,
         documents: SharedDocuments,
         slot: int,
-        status: Callable[[bool], Status],
+        status: Callable[[bool], Mapping[str, Any]],
         metrics: GatewayMetrics,
         each_tick: Callable[[], None],
         each_second: Callable[[], None],
@@ -117,7 +189,6 @@ class StatusPublisher(BackgroundTask):
 
     async def publish(self) -> None:
         """Publish the status of now."""
-        self._metrics.count_cpu_time()
         async with self._lock:
             if self._shares_models:
                 encoded = await asyncio.to_thread(encode_status, self._status(True))

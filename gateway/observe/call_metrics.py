@@ -146,7 +146,8 @@ Exemplar = tuple[tuple[str, ...], str, float, float]
 _MAX_EXEMPLARS = 200
 _EXEMPLAR_INTERVAL = 0.1
 """Seconds between two looks for the trace id of a call in the same bucket."""
-_BOUNDS = DURATION.bounds
+_BOUNDS = (*map(str, _BUCKETS), "+Inf")
+"""The buckets of DURATION as Prometheus names them."""
 _MODEL = _CALL_LABELS.index("model")
 _OPERATION = _CALL_LABELS.index("operation")
 

@@ -23,16 +23,13 @@ import math
 import mmap
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Final
 from zlib import crc32
 
 import orjson
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from gateway.errors import replace_surrogates
 from gateway.observe.metric_cells import Counter, Histogram
@@ -53,8 +50,6 @@ _CHECKSUM_START = 1
 """Not 0, so that zeros are no valid entry."""
 
 Labels = tuple[str, ...]
-Series = Iterable[tuple[Labels, list[float]]]
-"""The words of each series of a family, by its labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +65,6 @@ class CounterFamily:
     def words(self) -> int:
         """The words of one series."""
         return 1
-
-    def metric(self, series: Series) -> Metric:
-        """Make the metric of series."""
-        metric = CounterMetricFamily(self.name, self.documentation, labels=self.labels)
-        for labels, (value,) in series:
-            metric.add_metric(labels, value)
-        return metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +92,6 @@ class HistogramFamily:
         """The words of one series: the sum, one for each bucket, and one for larger values."""
         return len(self.buckets) + 2
 
-    @property
-    def bounds(self) -> tuple[str, ...]:
-        """The upper bounds of all buckets as Prometheus writes them."""
-        return (*map(floatToGoString, self.buckets), "+Inf")
-
-    def metric(self, series: Series) -> Metric:
-        """Make the metric of series."""
-        metric = HistogramMetricFamily(self.name, self.documentation, labels=self.labels)
-        bounds = self.bounds
-        for labels, (total, *counts) in series:
-            buckets = list(zip(bounds, accumulate(counts), strict=True))
-            metric.add_metric(labels, buckets, total)
-        return metric
-
 
 @dataclass(frozen=True, slots=True)
 class CountFamily:
@@ -127,18 +101,11 @@ class CountFamily:
     documentation: str
     histograms: HistogramFamily
 
-    def metric(self, series: Series) -> Metric:
-        """Make the metric of the histograms' series."""
-        metric = CounterMetricFamily(self.name, self.documentation, labels=self.histograms.labels)
-        for labels, (_, *counts) in series:
-            metric.add_metric(labels, sum(counts))
-        return metric
-
 
 Family = CounterFamily | HistogramFamily
 
 
-class MetricStore(Collector):
+class MetricStore:
     """Sums up the counters and histograms of all processes that are forked after it is made.
 
     ``size`` is in bytes for each segment. Memory is used as series are added. Raises ValueError if
@@ -150,7 +117,8 @@ class MetricStore(Collector):
     ) -> None:
         if len({family.name for family in families}) < len(families):
             raise ValueError("two families have the same name")
-        self._shown = tuple(each for each in families if not _is_internal(each))
+        self.shown = tuple(each for each in families if not _is_internal(each))
+        """The families that are metrics."""
         self._families = tuple(each for each in families if not isinstance(each, CountFamily))
         self._segments = [_Segment(self._families, size) for _ in range(segments)]
 
@@ -172,20 +140,12 @@ class MetricStore(Collector):
         """How often a series was asked for that had no room, in all segments."""
         return sum(segment.full for segment in self._segments)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield each metric, with its series summed up and sorted by their labels.
-
-        A family without labels always has its series. May be called in any thread.
-        """
-        for family in self._shown:
-            stored = family.histograms if isinstance(family, CountFamily) else family
-            yield family.metric(sorted(self.sums(stored).items()))
-
     def sums(self, family: Family) -> dict[Labels, list[float]]:
         """Return the words of each series of a family, summed over all processes.
 
-        Those of a histogram are the sum, and the number of values in each bucket. Raises ValueError
-        if the store does not have the family.
+        Those of a histogram are the sum, and the number of values in each bucket. A family without
+        labels always has its series. May be called in any thread. Raises ValueError if the store
+        does not have the family.
         """
         index = self._families.index(family)
         sums: dict[Labels, list[float]] = {}

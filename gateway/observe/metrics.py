@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
+from prometheus_client.utils import floatToGoString
 
 from gateway.observe.call_metrics import DURATION
-from gateway.observe.metric_store import MetricStore
+from gateway.observe.metric_store import (
+    CountFamily,
+    Family,
+    HistogramFamily,
+    Labels,
+    MetricStore,
+)
 
 _PROCESS_HELP = {
     "process_virtual_memory_bytes": "Virtual memory size of all workers in bytes.",
@@ -36,16 +49,40 @@ def render_metrics(
     for it.
     """
     registry = CollectorRegistry()
-    registry.register(_StoreCollector(store, exemplars))
-    registry.register(_StatusCollector(status))
+    registry.register(StoreCollector(store, exemplars))
+    registry.register(_StatusCollector(status, store.full))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
-class _StoreCollector(Collector):
+def collect(store: MetricStore) -> Iterator[Metric]:
+    """Yield each metric of a store, with its series summed up and sorted by their labels."""
+    for family in store.shown:
+        stored = family.histograms if isinstance(family, CountFamily) else family
+        yield _metric(family, sorted(store.sums(stored).items()))
+
+
+def _metric(family: Family | CountFamily, series: Iterable[tuple[Labels, list[float]]]) -> Metric:
+    name, documentation = family.name, family.documentation
+    if isinstance(family, HistogramFamily):
+        histogram = HistogramMetricFamily(name, documentation, labels=family.labels)
+        bounds = (*map(floatToGoString, family.buckets), "+Inf")
+        for labels, (total, *counts) in series:
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            histogram.add_metric(labels, buckets, total)
+        return histogram
+    counts_values = isinstance(family, CountFamily)
+    names = family.histograms.labels if isinstance(family, CountFamily) else family.labels
+    counter = CounterMetricFamily(name, documentation, labels=names)
+    for labels, words in series:
+        counter.add_metric(labels, sum(words[1:]) if counts_values else words[0])
+    return counter
+
+
+class StoreCollector(Collector):
     """Yields the metrics of a store, with exemplars."""
 
-    def __init__(self, store: MetricStore, exemplars: Iterable[Sequence[Any]]) -> None:
+    def __init__(self, store: MetricStore, exemplars: Iterable[Sequence[Any]] = ()) -> None:
         self._store = store
         self._exemplars = {
             tuple(labels): Exemplar({"trace_id": trace_id}, seconds, time)
@@ -53,15 +90,11 @@ class _StoreCollector(Collector):
         }
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._store.collect():
+        """Yield each metric."""
+        for metric in collect(self._store):
             if metric.name == DURATION.name and self._exemplars:
                 metric.samples = list(map(self._with_exemplar, metric.samples))
             yield metric
-        yield CounterMetricFamily(
-            "tensorgate_metric_series_dropped",
-            "How often a series had no room: its values count in series named other.",
-            self._store.full,
-        )
 
     def _with_exemplar(self, sample: Sample) -> Sample:
         exemplar = self._exemplars.get(tuple(sample.labels.values()))
@@ -71,10 +104,16 @@ class _StoreCollector(Collector):
 class _StatusCollector(Collector):
     """Makes the metrics from the status at each scrape, so that no value is kept twice."""
 
-    def __init__(self, status: Mapping[str, Any]) -> None:
+    def __init__(self, status: Mapping[str, Any], dropped_series: int) -> None:
         self._status = status
+        self._dropped_series = dropped_series
 
     def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "tensorgate_metric_series_dropped",
+            "How often a series had no room: its values count in series named other.",
+            self._dropped_series,
+        )
         yield from self._settings_metrics()
         status = self._status
         yield _gauge("connections", "Open client connections.", status["connections"])

@@ -1,9 +1,8 @@
 """Load a settings file: ``Settings``, or all problems of the file at once."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -32,8 +31,7 @@ MAX_FILE_BYTES = 2**20
 """Largest settings file."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSettings:
+class LoadedSettings(NamedTuple):
     """Settings, and the position in the file of each."""
 
     settings: Settings
@@ -150,7 +148,7 @@ def _yaml_problems(document: YamlDocument, errors: list[ErrorDetails]) -> Iterat
         if problem.setting in sections:
             hint = "leave the key out, or indent what belongs to it by more"
             message = f"{problem.message}; {hint}"
-            problem = replace(problem, message=message, kind=INDENTATION)
+            problem = problem._replace(message=message, kind=INDENTATION)
         yield problem
 
 

@@ -1,8 +1,8 @@
 """Problems of a settings file, with their positions."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 INDENTATION = "indentation"
 """Kind of a problem that may cause others: these come first."""
@@ -14,8 +14,7 @@ MISSING_FILE = "named file"
 """Kind of a problem in a file that the settings name, not in the settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One problem of a settings file.
 
     ``setting`` reads like ``routes[0].upstream`` and is empty for the file as a whole. Line

@@ -5,23 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool
 
-from gateway.settings.values.fields import (
-    BufferedBodyBytes,
-    Check,
-    HeaderBytes,
-    IdleTimeout,
-    JsonDepth,
-    MaxDecompressionRatio,
-    MaxTensors,
-    MinBodyRate,
-    MinBodyRateGrace,
-    OneOrMore,
-    Percentage,
-    RequestBytes,
-    RequestTimeout,
-    Section,
-    count,
-)
+from gateway.settings.limits import RouteLimits
+from gateway.settings.values.fields import Check, OneOrMore, Percentage, Section, count
 from gateway.settings.values.patterns import (
     parse_header_name,
     parse_path_part,
@@ -111,43 +96,6 @@ class Mirror(Section):
     max_concurrent: Annotated[int, count("1", "10000")] = Field(
         default=64,
         description="Most copies at a time, in each worker. Further requests are not copied.",
-    )
-
-
-class RouteLimits(Section):
-    """Limits of the calls of one route; each defaults to that of the whole gateway."""
-
-    max_request_bytes: RequestBytes | None = Field(
-        default=None, description="Largest request body."
-    )
-    max_decompression_ratio: MaxDecompressionRatio | None = Field(
-        default=None, description="How many times larger a compressed request body may become."
-    )
-    max_inference_header_bytes: HeaderBytes | None = Field(
-        default=None, description="Largest JSON part of a request or of a response."
-    )
-    max_json_depth: JsonDepth | None = Field(
-        default=None, description="How deep the JSON of a request may nest."
-    )
-    max_tensors: MaxTensors | None = Field(
-        default=None, description="Most inputs of a request, and most outputs."
-    )
-    max_buffered_body_bytes: BufferedBodyBytes | None = Field(
-        default=None, description="Most bytes that the gateway buffers of one body."
-    )
-    idle_timeout: IdleTimeout | None = Field(
-        default=None,
-        description="How long a call may go without a byte from the side that should send.",
-    )
-    request_timeout: RequestTimeout | None = Field(
-        default=None, description="How long one call may take in all."
-    )
-    min_body_rate: MinBodyRate | None = Field(
-        default=None,
-        description="Average number of bytes per second at which a client must send a body.",
-    )
-    min_body_rate_grace: MinBodyRateGrace | None = Field(
-        default=None, description="How long a body may fall behind min_body_rate."
     )
 
 

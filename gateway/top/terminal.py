@@ -7,7 +7,7 @@ import errno
 import os
 import signal
 import termios
-from types import FrameType, TracebackType
+from types import FrameType
 
 _ENTER = b"\x1b[?1049h\x1b[?7l\x1b[?25l"
 """The other screen, lines that are not broken, no cursor."""
@@ -48,12 +48,7 @@ class Terminal:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._give_back()
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)

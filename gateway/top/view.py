@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.top.keys import Key, Pressed
-
 OVERVIEW, ENDPOINTS, MODELS, CALLS = PANELS = ("overview", "endpoints", "models", "calls")
 _MOST_FILTER = 200
 
@@ -42,9 +40,9 @@ class View:
         self.page = max(1, page)
         self.tops[self.panel] = max(0, min(self.top, rows - page))
 
-    def press(self, key: Pressed) -> None:
+    def press(self, key: str) -> None:
         """Do what a key means."""
-        if key is Key.LEAVE:
+        if key == "leave":
             self.left = True
         elif self.edits:
             self._edit(key)
@@ -71,15 +69,15 @@ class View:
         if self.follows:
             self.tops[CALLS] = 0
 
-    def _edit(self, key: Pressed) -> None:
+    def _edit(self, key: str) -> None:
         text = self.filter
-        if isinstance(key, str):
+        if len(key) == 1:
             text = (text + key)[:_MOST_FILTER]
-        elif key is Key.BACKSPACE:
+        elif key == "backspace":
             text = text[:-1]
-        elif key in (Key.CLEAR, Key.ESCAPE):
+        elif key in ("clear", "escape"):
             text = ""
-        self.edits = not isinstance(key, Key) or key in (Key.BACKSPACE, Key.CLEAR)
+        self.edits = len(key) == 1 or key in ("backspace", "clear")
         if text != self.filter:
             self.filters[self.panel] = text
             self.tops[self.panel] = 0
@@ -102,28 +100,28 @@ class View:
 
 
 _ALL = 10**9
-_ACTIONS: Mapping[Pressed, Callable[[View], None]] = {
+_ACTIONS: Mapping[str, Callable[[View], None]] = {
     "1": lambda view: view.show(OVERVIEW),
     "2": lambda view: view.show(ENDPOINTS),
     "3": lambda view: view.show(MODELS),
     "4": lambda view: view.show(CALLS),
-    Key.TAB: lambda view: view.step(1),
-    Key.RIGHT: lambda view: view.step(1),
-    Key.BACK_TAB: lambda view: view.step(-1),
-    Key.LEFT: lambda view: view.step(-1),
-    Key.UP: lambda view: view.scroll(-1),
+    "tab": lambda view: view.step(1),
+    "right": lambda view: view.step(1),
+    "back tab": lambda view: view.step(-1),
+    "left": lambda view: view.step(-1),
+    "up": lambda view: view.scroll(-1),
     "k": lambda view: view.scroll(-1),
-    Key.DOWN: lambda view: view.scroll(1),
+    "down": lambda view: view.scroll(1),
     "j": lambda view: view.scroll(1),
-    Key.PAGE_UP: lambda view: view.scroll(-view.page),
-    Key.PAGE_DOWN: lambda view: view.scroll(view.page),
+    "page up": lambda view: view.scroll(-view.page),
+    "page down": lambda view: view.scroll(view.page),
     " ": lambda view: view.scroll(view.page),
-    Key.HOME: lambda view: view.go_to(0),
+    "home": lambda view: view.go_to(0),
     "g": lambda view: view.go_to(0),
-    Key.END: lambda view: view.go_to(_ALL),
+    "end": lambda view: view.go_to(_ALL),
     "G": lambda view: view.go_to(_ALL),
     "/": View.begin_filter,
-    Key.ESCAPE: View.clear_filter,
+    "escape": View.clear_filter,
     "f": View.toggle_follow,
     "q": View.leave,
     "Q": View.leave,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SLOTS = 1024
 """Endpoints that the table has room for; they take 16 KiB."""
@@ -26,8 +26,7 @@ _MAX_MILLISECONDS = (1 << _EJECTIONS_SHIFT) - 1
 """The lowest bits: a time in milliseconds, enough for 34 years since the machine was started."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedEjection:
+class SharedEjection(NamedTuple):
     """The last ejection of an endpoint, or its end."""
 
     ejections: int

@@ -13,8 +13,8 @@ from typing import Any
 
 from multidict import CIMultiDictProxy
 
+from gateway.admin.application import AdminSite
 from gateway.admin.history import History
-from gateway.app.admin_site import AdminSite
 from gateway.app.journal.journal import SharedJournal
 from gateway.app.shared_memory import SharedCalls
 from gateway.listener.sockets import open_tcp_sockets

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin.pages import run_to_end
-from gateway.app.gateway import Gateway
+from gateway.app.standalone import StandaloneGateway
 from gateway.settings.admin import Admin
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
@@ -37,7 +37,7 @@ def _settings(url: str, **more: Any) -> Settings:
 
 
 @asynccontextmanager
-async def _admin(url: str, **more: Any) -> AsyncIterator[tuple[Gateway, RawClient]]:
+async def _admin(url: str, **more: Any) -> AsyncIterator[tuple[StandaloneGateway, RawClient]]:
     settings = _settings(url, **more)
     async with (
         gateway_of(settings) as gateway,
@@ -84,7 +84,7 @@ async def test_gateway_is_not_ready_while_it_drains() -> None:
     settings = _settings(NOWHERE, limits={**LIMITS, "drain_timeout": 5})
     async with ScriptedServer(never_respond) as server:
         settings = _settings(server.url, limits={**LIMITS, "drain_timeout": 5})
-        gateway = Gateway(settings)
+        gateway = StandaloneGateway(settings)
         await gateway.__aenter__()
         async with (
             connect(f"http://{settings.admin.listen}") as operator,

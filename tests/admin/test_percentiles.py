@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from gateway.admin.history import History
-from gateway.admin.panels.curves import describe_curves
 from gateway.admin.panels.models import ModelTotals, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
@@ -59,7 +58,6 @@ def _history(store: MetricStore, workers: int) -> History:
 def _documents(store: MetricStore, history: History) -> dict[str, Any]:
     windows = history.now, history.minute
     status = merge_statuses([STATUS], store, history.minute)
-    of_endpoint = {"upstream": "u", "endpoint": URL}
     return {
         "/status": status,
         "overview": describe_overview(1.0, status, windows, SETTINGS, 0.5)
@@ -70,8 +68,8 @@ def _documents(store: MetricStore, history: History) -> dict[str, Any]:
         ),
         "models": describe_models(1.0, status, windows, {}),
         "model": describe_model(1.0, status, windows, ModelTotals(store), Savings(), "m"),
-        "curves of a route": describe_curves(history, {"route": "r"}),
-        "curves of an endpoint": describe_curves(history, of_endpoint),
+        "curves of a route": history.route_curves("r"),
+        "curves of an endpoint": history.endpoint_curves("u", URL),
     }
 
 

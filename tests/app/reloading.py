@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.app.gateway import Gateway
+from gateway.app.standalone import StandaloneGateway
 from gateway.settings.schema import Settings
 from tests.support.addresses import HOST
 from tests.support.gateway import LIMITS, checked_gateway, no_leaks
@@ -31,7 +31,7 @@ def settings_for(*urls: str, **more: Any) -> Settings:
 
 
 @asynccontextmanager
-async def running_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, str]]:
+async def running_gateway(settings: Settings) -> AsyncIterator[tuple[StandaloneGateway, str]]:
     async with no_leaks(), checked_gateway(settings) as running:
         yield running.gateway, running.url
 

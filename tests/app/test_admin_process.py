@@ -17,14 +17,13 @@ from multidict import CIMultiDict
 from gateway.admin.server import MAX_CONNECTIONS
 from gateway.admin.status import merge_statuses
 from gateway.admin.try_it.captured_call import make_captured_call
-from gateway.app import admin_process
-from gateway.app.admin_process import AdminProcess
+from gateway.app import admin_source
+from gateway.app.admin_source import AdminSource
 from gateway.app.loaded_resources import load_resources
-from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
 from gateway.system.descriptors import raise_descriptor_limit
 from gateway.upstream.transport import UpstreamRequest
-from gateway.workers.control import ControlServer, Question, Responder
+from gateway.workers.control import ControlClient, ControlServer, Question, Responder
 from tests.admin.site import make_settings, worker_status
 from tests.support.addresses import free_address
 from tests.support.gateway import no_leaks, running_gateway, until
@@ -60,19 +59,19 @@ async def _hang(question: Question, connection: object) -> str:
 
 
 @asynccontextmanager
-async def _admin(*workers: Responder, alive: int | None = None) -> AsyncIterator[AdminProcess]:
-    """Run an admin process; the workers are of this process, so that they live."""
-    shared = SharedMemory.for_workers(len(workers))
-    for slot in range(len(workers) if alive is None else alive):
+async def _admin(*responders: Responder, alive: int | None = None) -> AsyncIterator[AdminSource]:
+    """Return what an admin process reads; the workers are of this process, so that they live."""
+    shared = SharedMemory.for_workers(len(responders))
+    for slot in range(len(responders) if alive is None else alive):
         shared.worker_pids[slot][0] = os.getpid()
     assert shared.control is not None
     async with no_leaks():
         with ExitStack() as stack:
-            for slot, responder in enumerate(workers):
+            for slot, responder in enumerate(responders):
                 stack.enter_context(ControlServer(shared.control, slot, responder))
             resources = load_resources(make_settings())
-            async with AdminProcess(resources, shared, Revision(time.time())) as admin:
-                yield admin
+            workers = stack.enter_context(ControlClient(shared.control))
+            yield AdminSource(resources, shared, shared.admin_journal, workers.ask)
 
 
 async def test_gateway_is_ready_if_any_worker_says_so() -> None:
@@ -88,8 +87,8 @@ async def test_reason_of_a_worker_is_passed_on() -> None:
 
 async def test_worker_that_hangs_keeps_no_probe_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one is asked meanwhile."""
-    monkeypatch.setattr(admin_process, "_NEXT_WORKER_DELAY", 0.01)
-    monkeypatch.setattr(admin_process, "_READY_TIMEOUT", 3600)
+    monkeypatch.setattr(admin_source, "_NEXT_WORKER_DELAY", 0.01)
+    monkeypatch.setattr(admin_source, "_READY_TIMEOUT", 3600)
     async with _admin(_hang, _hang, _says("")) as admin:
         for _ in range(6):
             async with asyncio.timeout(5):
@@ -98,8 +97,8 @@ async def test_worker_that_hangs_keeps_no_probe_waiting(monkeypatch: pytest.Monk
 
 async def test_workers_that_hang_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe waits as long for eight workers as for one."""
-    monkeypatch.setattr(admin_process, "_NEXT_WORKER_DELAY", 0.001)
-    monkeypatch.setattr(admin_process, "_READY_TIMEOUT", 0.5)
+    monkeypatch.setattr(admin_source, "_NEXT_WORKER_DELAY", 0.001)
+    monkeypatch.setattr(admin_source, "_READY_TIMEOUT", 0.5)
     asked: list[Question] = []
 
     async def hang(question: Question, connection: object) -> str:
@@ -128,11 +127,11 @@ async def test_each_worker_is_asked_first_in_turn() -> None:
 
 async def test_draining_gateway_asks_nobody() -> None:
     async with _admin(_hang) as admin:
-        admin.begin_draining()
+        admin.draining = True
         assert await admin.not_ready_reason() == "draining"
 
 
-def _publish(admin: AdminProcess, slot: int, **fields: Any) -> None:
+def _publish(admin: AdminSource, slot: int, **fields: Any) -> None:
     status = worker_status(**fields)
     encoded = json.dumps({**status, "model_lists": []}).encode()
     assert admin._shared.statuses.publish(slot, encoded)
@@ -157,7 +156,7 @@ async def test_statuses_are_those_of_living_workers_that_were_just_asked() -> No
 async def test_last_status_of_a_worker_that_hangs_is_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admin_process, "_PUBLISH_TIMEOUT", 0.02)
+    monkeypatch.setattr(admin_source, "_PUBLISH_TIMEOUT", 0.02)
     async with _admin(_hang, _hang) as admin:
         _publish(admin, 0, time=time.time() - 60)
         _publish(admin, 1)
@@ -172,7 +171,7 @@ async def test_statuses_of_before_are_shown_once_all_workers_have_died() -> None
         for _ in range(2):  # also if they died before they were first asked
             statuses = await admin.worker_statuses()
             assert merge_statuses(statuses, admin.metric_store)["connections"] == 7
-        admin.begin_draining()
+        admin.draining = True
         assert [each["draining"] for each in await admin.worker_statuses()] == [True]
 
 
@@ -180,7 +179,7 @@ async def test_captured_call_goes_to_the_next_worker_if_one_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The worker that hangs has a duplicate of the socket for what is captured."""
-    monkeypatch.setattr(admin_process, "_CONNECT_TIMEOUT", 0.05)
+    monkeypatch.setattr(admin_source, "_CONNECT_TIMEOUT", 0.05)
     taken: list[socket.socket] = []
 
     async def hang(question: Question, connection: socket.socket | None) -> str:
@@ -191,7 +190,7 @@ async def test_captured_call_goes_to_the_next_worker_if_one_hangs(
     async with (
         ScriptedServer(always_respond(http_response(b"[]"))) as server,
         running_gateway(server.url) as gateway,
-        _admin(hang, gateway.gateway._reply) as admin,
+        _admin(hang, gateway.gateway.reply) as admin,
     ):
         call = UpstreamRequest("GET", "/v2/models/m/ready", CIMultiDict())
         made = await make_captured_call(admin, call, 100)
@@ -199,14 +198,14 @@ async def test_captured_call_goes_to_the_next_worker_if_one_hangs(
         assert [each["endpoint"] for each in made.attempts] == [server.url]
         # The one that hung goes on: the call is not its own any more.
         (late,) = taken
-        await gateway.gateway._reply(Question.CAPTURE, late)
+        await gateway.gateway.reply(Question.CAPTURE, late)
         assert late.fileno() == -1
 
 
 async def test_captured_call_without_a_worker_leaves_nothing_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admin_process, "_CONNECT_TIMEOUT", 0.02)
+    monkeypatch.setattr(admin_source, "_CONNECT_TIMEOUT", 0.02)
     async with _admin(_says(""), alive=0) as admin:
         with pytest.raises(TimeoutError):
             await admin.connect_captured(skips_conversion=False)

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.app import captured_calls
 from gateway.app.captured_calls import send_connection
-from gateway.app.gateway import Gateway
+from gateway.app.standalone import StandaloneGateway
 from gateway.listener.server import HttpListener
 from gateway.observe.call_record import CallRecord
 from gateway.settings.schema import Settings
@@ -64,10 +64,10 @@ async def _answer(connection: Connection) -> None:
 
 @asynccontextmanager
 async def _captured(
-    gateway: Gateway, skips_conversion: bool = False
+    gateway: StandaloneGateway, skips_conversion: bool = False
 ) -> AsyncIterator[tuple[RawClient, socket.socket]]:
     """Open a connection whose call is captured, and the socket that gets what is captured."""
-    connection, sink = await gateway.connect_captured(skips_conversion)
+    connection, sink = await gateway.source.connect_captured(skips_conversion)
     client = RawClient(*await asyncio.open_connection(sock=connection))
     with sink:
         try:
@@ -91,7 +91,7 @@ async def _capturing(
         yield server, client, sink
 
 
-async def _until_nothing_is_served(gateway: Gateway) -> None:
+async def _until_nothing_is_served(gateway: StandaloneGateway) -> None:
     await until(lambda: not gateway._captured._served)
 
 
@@ -122,7 +122,7 @@ async def gateway(caplog: pytest.LogCaptureFixture) -> AsyncIterator[RunningGate
 
 
 async def test_client_gets_the_response_and_the_operator_both_messages(
-    gateway: RunningGateway, call_records: list[CallRecord]
+    call_records: list[CallRecord], gateway: RunningGateway
 ) -> None:
     async with _captured(gateway.gateway) as (client, sink):
         response = await client.ask(CALL)
@@ -357,9 +357,9 @@ async def test_stopping_gateway_drops_a_call_that_hangs(tmp_path: Path) -> None:
     async with no_leaks(), ScriptedServer(never_respond) as server:
         settings = _settings(server.url, tmp_path / "s")
         async with gateway_of(settings, unchecked="its stop ends the call") as gateway:
-            connection, sink = await gateway.connect_captured(skips_conversion=False)
+            connection, sink = await gateway.source.connect_captured(skips_conversion=False)
             client = RawClient(*await asyncio.open_connection(sock=connection))
-            idle, other = await gateway.connect_captured(skips_conversion=False)
+            idle, other = await gateway.source.connect_captured(skips_conversion=False)
             await client.send(CALL)
             await server.connection()
             ended = asyncio.create_task(_read(sink))
@@ -368,7 +368,7 @@ async def test_stopping_gateway_drops_a_call_that_hangs(tmp_path: Path) -> None:
         with suppress(ConnectionError):
             await client.rest()  # to its end
         # What comes after the stop is not served.
-        late, last = await gateway.connect_captured(skips_conversion=False)
+        late, last = await gateway.source.connect_captured(skips_conversion=False)
         assert late.recv(1) == b""
         await client.close()
         for each in (sink, idle, other, late, last):

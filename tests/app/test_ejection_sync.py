@@ -14,9 +14,9 @@ from gateway.routing.endpoint_health import EjectionState
 from gateway.settings.schema import Settings
 from gateway.settings.upstreams import HealthCheck as HealthSettings
 from gateway.upstream.pool import reachability
-from tests.support.gateway import gateway_of, no_leaks, until
+from tests.support.gateway import no_leaks, until, worker_client, worker_of
 from tests.support.http_messages import http_response
-from tests.support.raw_client import RawClient, connect
+from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 
@@ -65,7 +65,7 @@ def _first(gateway: Gateway) -> EjectionState:
 
 
 async def _client(stack: AsyncExitStack, gateway: Gateway) -> RawClient:
-    return await stack.enter_async_context(connect(gateway.addresses[0]))
+    return await stack.enter_async_context(worker_client(gateway))
 
 
 async def _ask(client: RawClient, times: int) -> list[int]:
@@ -78,13 +78,14 @@ async def test_ejection_reaches_the_other_worker_also_after_a_reload() -> None:
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="1500ms")
-        one = await stack.enter_async_context(gateway_of(settings, shared=shared))
-        other = await stack.enter_async_context(gateway_of(settings, shared=shared))
+        one = await stack.enter_async_context(worker_of(settings, shared))
+        other = await stack.enter_async_context(worker_of(settings, shared))
         assert (await _ask(await _client(stack, one), 15)).count(502) == 5
         await until(lambda: _first(other).ejections == 1)
         assert _first(other).failures == 0
         # The new pool applies and publishes ejections.
-        await other.reload(_settings(bad, *good, time="1500ms", connect_timeout="2s"))
+        changed = _settings(bad, *good, time="1500ms", connect_timeout="2s")
+        await (await other.prepare(changed)).commit()()
         assert _first(other).ejections == 1
         bad.well = True
         client = await _client(stack, other)
@@ -102,11 +103,11 @@ async def test_worker_that_starts_later_knows_the_ejections() -> None:
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="60s")
         async with (
-            gateway_of(settings, shared=shared) as one,
-            connect(one.addresses[0]) as client,
+            worker_of(settings, shared) as one,
+            worker_client(one) as client,
         ):
             await _ask(client, 15)
-        late = await stack.enter_async_context(gateway_of(settings, shared=shared))
+        late = await stack.enter_async_context(worker_of(settings, shared))
         await until(lambda: _first(late).ejections == 1)
         assert set(await _ask(await _client(stack, late), 9)) == {200}
         assert len(bad.requests) == 5
@@ -122,13 +123,13 @@ async def test_worker_that_starts_later_tells_no_ejection_that_was_told_before(
         good.well = True
         settings = _settings(bad, good, time="10ms")
         async with (
-            gateway_of(settings, shared=shared) as one,
-            connect(one.addresses[0]) as client,
+            worker_of(settings, shared) as one,
+            worker_client(one) as client,
         ):
             while not _first(one).ejections:
                 await _ask(client, 2)
         await until(lambda: _first(one).until < time.monotonic())
-        late = await stack.enter_async_context(gateway_of(settings, shared=shared))
+        late = await stack.enter_async_context(worker_of(settings, shared))
         await until(lambda: _first(late).ejections)
         client = await _client(stack, late)
         while _first(late).failures < 6:
@@ -160,8 +161,7 @@ async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
             )
             settings = settings.model_copy(update={"upstreams": {"u": checked}})
             one, other = [
-                await stack.enter_async_context(gateway_of(settings, shared=shared))
-                for _ in range(2)
+                await stack.enter_async_context(worker_of(settings, shared)) for _ in range(2)
             ]
             pools = [each.active_config.upstreams["u"].pool for each in (one, other)]
             await until(lambda: all(pool.any_healthy for pool in pools))
@@ -188,9 +188,7 @@ async def test_ejection_that_two_workers_find_is_one_line_in_the_log(
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="3s")
-        workers = [
-            await stack.enter_async_context(gateway_of(settings, shared=shared)) for _ in range(2)
-        ]
+        workers = [await stack.enter_async_context(worker_of(settings, shared)) for _ in range(2)]
         clients = [await _client(stack, each) for each in workers]
         for client in clients:
             assert (await _ask(client, 15)).count(502) == 5
@@ -215,9 +213,7 @@ async def test_unreachable_upstream_that_two_workers_find_is_one_line_in_the_log
         async with ScriptedServer() as server:
             port = server.port
         settings = _settings(server, time="60s")
-        workers = [
-            await stack.enter_async_context(gateway_of(settings, shared=shared)) for _ in range(2)
-        ]
+        workers = [await stack.enter_async_context(worker_of(settings, shared)) for _ in range(2)]
         pools = [each.active_config.upstreams["u"].pool for each in workers]
         for worker in workers:
             assert await _ask(await _client(stack, worker), 3) == [503] * 3
@@ -243,8 +239,7 @@ async def test_health_that_two_workers_find_is_one_line_in_the_log(
             )
             settings = settings.model_copy(update={"upstreams": {"u": checked}})
             workers = [
-                await stack.enter_async_context(gateway_of(settings, shared=shared))
-                for _ in range(2)
+                await stack.enter_async_context(worker_of(settings, shared)) for _ in range(2)
             ]
             pools = [each.active_config.upstreams["u"].pool for each in workers]
             await until(lambda: all(pool.any_healthy for pool in pools))
@@ -257,16 +252,6 @@ async def test_health_that_two_workers_find_is_one_line_in_the_log(
                 caplog.clear()
 
 
-async def test_gateways_without_shared_ejections_eject_on_their_own() -> None:
-    async with no_leaks(), AsyncExitStack() as stack:
-        bad = await stack.enter_async_context(_Server())
-        good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
-        settings = _settings(bad, *good, time="60s")
-        for _ in range(2):
-            gateway = await stack.enter_async_context(gateway_of(settings))
-            assert (await _ask(await _client(stack, gateway), 15)).count(502) == 5
-
-
 async def test_unexpected_error_is_logged_and_does_not_end_the_sync(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -277,10 +262,11 @@ async def test_unexpected_error_is_logged_and_does_not_end_the_sync(
         looks += 1
         raise KeyError
 
-    heard = ejection_sync.EjectionSync(SharedMemory.for_workers(2).ejections)
-    async with no_leaks():
-        heard.start(pools)  # type: ignore[arg-type]
+    shared = SharedMemory.for_workers(2).ejections
+    async with (
+        no_leaks(),
+        ejection_sync.EjectionSync(shared, True, pools),  # type: ignore[arg-type]
+    ):
         await until(lambda: looks > 1)
-        await heard.close()
     assert caplog.record_tuples[0][:2] == ("tensorgate", logging.ERROR)
     assert "the ejections of other workers could not be applied" in caplog.text

@@ -3,17 +3,18 @@ import gc
 import json
 import os
 import socket
-from contextlib import AsyncExitStack
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.app import standalone
 from gateway.app.build import upstreams as build_upstreams
 from gateway.app.build.listen import ListenError
 from gateway.app.build.warnings import settings_warnings
-from gateway.app.gateway import Gateway
+from gateway.app.standalone import StandaloneGateway
 from gateway.errors import GatewayError
 from gateway.observe.call_record import CallRecord
 from gateway.settings.load import load
@@ -21,7 +22,7 @@ from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import gateway_of, no_leaks, until
+from tests.support.gateway import gateway_of, no_leaks, until, worker_of
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
 from tests.support.raw_client import connect
@@ -30,7 +31,6 @@ from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
     always_respond,
-    never_respond,
 )
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -91,6 +91,31 @@ async def test_address_in_use_is_refused() -> None:
         assert await _refused(_settings(address)) == expected
         # The sockets that were opened before are closed.
         assert await _refused(_settings("127.0.0.1:0", address)) == expected
+        # Operators are served later, but their address is taken before clients are served.
+        assert await _refused(_settings(admin=address)) == expected
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["served", "stopped meanwhile"])
+async def test_clients_are_served_before_operators(
+    is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What operators need takes a while to load; who connects meanwhile waits."""
+    may_load = threading.Event()
+    monkeypatch.setattr(standalone, "import_module", lambda _: may_load.wait(5))
+    admin = free_address()
+    async with (
+        no_leaks(),
+        gateway_of(_settings(admin=admin)) as gateway,
+        connect(gateway.addresses[0]) as client,
+        connect(f"http://{admin}") as operator,
+    ):
+        await operator.send(request("GET", "/live"))
+        assert (await client.call("GET", "/v2")).status == 503
+        if not is_stopped:
+            may_load.set()
+            await gateway.operators_served()
+            assert (await operator.read_response()).status == 200
+    may_load.set()
 
 
 async def test_address_of_another_machine_is_refused() -> None:
@@ -271,27 +296,11 @@ async def test_metadata_is_fetched_again_after_its_ttl() -> None:
         assert targets.count("/v2/models/m") == 2
 
 
-async def test_drain_timeout_cuts_running_calls_and_counts_them() -> None:
-    async with no_leaks(), ScriptedServer(never_respond) as server:
-        settings = _settings(endpoints=(server.url,), limits={"drain_timeout": "20ms"})
-        async with AsyncExitStack() as clients:
-            async with gateway_of(settings, unchecked="its stop ends the calls") as gateway:
-                for data in (request("GET", "/v2"), infer_json(), infer_raw(bytes(8))):
-                    client = await clients.enter_async_context(connect(gateway.addresses[0]))
-                    await client.send(data)
-                await until(lambda: len(server.connections) == 3)
-            assert gateway.dropped == 3
-            for connection in server.connections:
-                async with asyncio.timeout(5):
-                    await connection.left.wait()
-
-
 async def test_gateway_serves_connections_accepted_elsewhere() -> None:
     closed: list[None] = []
     async with no_leaks():
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            async with gateway_of(_settings(), on_closed=lambda: closed.append(None)) as gateway:
-                assert gateway.addresses == []
+            async with worker_of(_settings(), on_closed=lambda: closed.append(None)) as gateway:
                 async with connect("http://{}:{}".format(*listening.getsockname())) as client:
                     gateway.take(listening.accept()[0])
                     for _ in range(2):
@@ -326,7 +335,7 @@ async def test_gateway_speaks_tls_on_connections_accepted_elsewhere(tmp_path: Pa
     async with no_leaks():
         with socket.create_server(("127.0.0.1", 0)) as listening:
             address = listening.getsockname()
-            async with gateway_of(settings, on_closed=lambda: closed.append(None)) as gateway:
+            async with worker_of(settings, on_closed=lambda: closed.append(None)) as gateway:
                 with socket.create_connection(address):
                     gateway.take(listening.accept()[0])
                 await until(lambda: len(closed) == 1)  # it closed without a handshake
@@ -380,7 +389,7 @@ async def test_cancelled_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -
     upstreams = {"u": {"endpoints": ["http://triton:1"], "dns_refresh": "1s", "health_check": {}}}
     settings = _settings(address, upstreams=upstreams)
     async with no_leaks():
-        start = asyncio.create_task(Gateway(settings).__aenter__())
+        start = asyncio.create_task(StandaloneGateway(settings).__aenter__())
         await until(lambda: names.under_way)
         start.cancel()
         with pytest.raises(asyncio.CancelledError):

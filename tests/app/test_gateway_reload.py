@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import weakref
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.app.reloading import running_gateway, server_named, settings_for
 from tests.support.addresses import free_address
 from tests.support.certificates import ca_file
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import gateway_of, no_leaks, until
+from tests.support.gateway import gateway_of, no_leaks, until, worker_of
 from tests.support.http_messages import chunk, http_response, message, request, with_long_head
 from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
 from tests.support.raw_client import connect
@@ -398,23 +399,25 @@ async def test_reload_adds_and_removes_offload_threads(monkeypatch: pytest.Monke
         for offload in (1, 0, 2, 1):
             await gateway.reload(settings_for(offload=offload))
             route = gateway.active_config.router.routes[0]
-            assert route.destinations[0].offloader is gateway._offload
-            assert (gateway._offload is not None) is (offload > 0)
-        before = gateway._offload
+            assert route.destinations[0].offloader is gateway.parts.offload
+            assert (gateway.parts.offload is not None) is (offload > 0)
+        before = gateway.parts.offload
         await gateway.reload(settings_for(offload=1))
-        assert gateway._offload is before
+        assert gateway.parts.offload is before
 
 
 async def test_worker_gateway_does_not_listen() -> None:
-    closed: list[None] = []
     async with (
         server_named("x") as server,
         no_leaks(),
-        gateway_of(settings_for(server.url), on_closed=lambda: closed.append(None)) as gateway,
+        worker_of(settings_for(server.url)) as worker,
     ):
-        await gateway.reload(settings_for(server.url, listen=free_address(), workers=3))
-        assert gateway.addresses == []
-        assert gateway.settings.workers == 1
+        address = free_address()
+        prepared = await worker.prepare(settings_for(server.url, listen=address, workers=3))
+        await prepared.commit()()
+        assert worker.settings.workers == 1
+        with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
+            pass
 
 
 def _auto(url: str, **more: Any) -> Settings:

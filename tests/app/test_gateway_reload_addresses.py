@@ -3,7 +3,6 @@
 import asyncio
 import os
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,14 @@ async def test_reload_adds_and_removes_addresses(tmp_path: Path) -> None:
         server_named("x") as server,
         running_gateway(settings_for(server.url, listen=[first, unix])) as (gateway, url),
     ):
-        sockets = {each.address: each.sockets for each in gateway._bound}
+        sockets = {each.address: each.sockets for each in gateway._doors.bound}
         async with connect(url) as on_first:
             await gateway.reload(settings_for(server.url, listen=[unix, second]))
             assert gateway.addresses == [unix, f"http://{second}"]
             with pytest.raises(ConnectionRefusedError):
                 async with connect(url):
                     pass
-            assert gateway._bound[0].sockets == sockets[gateway._bound[0].address]
+            assert gateway._doors.bound[0].sockets == sockets[gateway._doors.bound[0].address]
             for address in gateway.addresses:
                 async with connect(address) as client:
                     assert (await client.call("GET", "/v2/x")).status == 200
@@ -67,11 +66,12 @@ async def test_client_in_the_queue_of_a_swapped_address_is_served() -> None:
     first, second = free_address(), free_address()
     host, _, port = second.rpartition(":")
     async with running_gateway(settings_for(listen=first, admin=second)) as (gateway, _):
-        kept, admin = gateway._bound
+        await gateway.operators_served()
+        kept, admin = gateway._doors.bound
         waiting = admin.sockets[0].dup()
-        assert gateway._admin is not None
-        gateway._admin.sockets.close_sockets(admin.sockets)  # none is accepted meanwhile
-        gateway._bound = (kept, replace(admin, sockets=(waiting,)))
+        assert gateway._doors.admin is not None
+        gateway._doors.admin.sockets.close_sockets(admin.sockets)  # none is accepted meanwhile
+        gateway._doors = gateway._doors._replace(bound=(kept, admin._replace(sockets=(waiting,))))
         with waiting, socket.create_connection((host, int(port))) as client:
             client.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
             await gateway.reload(settings_for(listen=[first, second]))
@@ -91,14 +91,14 @@ async def test_client_in_the_queue_of_a_removed_address_is_served() -> None:
     ):
         with socket.create_connection(first.split(":")) as waiting:  # type: ignore[arg-type]
             waiting.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
-            listening = gateway._bound
-            await gateway._listener.sockets.stop_listening(listening[0].sockets)
+            listening = gateway._doors.bound
+            await gateway.listener.sockets.stop_listening(listening[0].sockets)
             waiting.setblocking(False)
             reader, writer = await asyncio.open_connection(sock=waiting)
             async with asyncio.timeout(5):
                 assert b"200 OK" in await reader.read()
             writer.close()
-            gateway._bound = ()
+            gateway._doors = gateway._doors._replace(bound=())
             await gateway.reload(settings_for(server.url, listen=second))
 
 

@@ -239,7 +239,7 @@ async def test_endpoint_that_was_drained_while_a_reload_was_prepared_stays_drain
     ):
         gateway = running.gateway
         prepared = await gateway.prepare(settings_for(one.url, two.url, NOWHERE))
-        await gateway.drain_endpoint("u", one.url, drained=True, operator="a test")
+        await gateway.source.drain_endpoint("u", one.url, drained=True, operator="a test")
         await asyncio.sleep(0.6)  # the gateway looks four times a second what is drained
         await prepared.commit()()
         members = gateway.upstreams["u"].pool.members

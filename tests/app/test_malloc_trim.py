@@ -10,20 +10,20 @@ MIB = 2**20
 # In a process of its own, as malloc_trim concerns the whole process.
 PROGRAM = """
 import asyncio, resource, time
-from gateway.app import malloc_trim
+from gateway.app import process
 from gateway.system.memory import resident_bytes, tune_malloc
 
-malloc_trim._INTERVAL = 0.05
+process._INTERVAL = 0.05
 tune_malloc()
 
 async def main():
     before = resident_bytes()
     bodies, rest = [], []
-    async with malloc_trim.MallocTrim():
+    async with process.MallocTrim():
         await asyncio.sleep(0)
         most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no file can be opened
-        await asyncio.sleep(4 * malloc_trim._INTERVAL)
+        await asyncio.sleep(4 * process._INTERVAL)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         for _ in range(500):
             bodies.append([bytes(40_000) for _ in range(10)])

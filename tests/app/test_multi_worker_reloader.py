@@ -15,10 +15,9 @@ from gateway.app import multi_worker_reloader
 from gateway.app.gateway import Gateway
 from gateway.app.loaded_resources import LoadedResources
 from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader
-from gateway.app.reload.prepared import CloseReplaced, PreparedReload
+from gateway.app.reload.prepared import CloseReplaced, OnApplied, PreparedReload
 from gateway.app.reload.revision import Revision
 from gateway.app.reload.source import SettingsSource
-from gateway.app.single_process_reloader import OnApplied
 from gateway.errors import INTERNAL_ERROR_TEXT
 from gateway.settings.schema import Settings
 from gateway.workers.ipc import ReloadMessage, ToWorker

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app import single_process_reloader as reload
-from gateway.app.gateway import Gateway
+from gateway.app import standalone as reload
 from gateway.app.reload.revision import Revision
 from gateway.app.reload.source import SettingsSource
-from gateway.app.single_process_reloader import SingleProcessReloader
+from gateway.app.standalone import SingleProcessReloader, StandaloneGateway
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file
 from tests.support.gateway import RunningGateway, checked_gateway, no_leaks, until
@@ -57,7 +56,9 @@ async def _checked_reloading(
 
 
 @asynccontextmanager
-async def _reloading(file: Path) -> AsyncIterator[tuple[Gateway, SingleProcessReloader, list[str]]]:
+async def _reloading(
+    file: Path,
+) -> AsyncIterator[tuple[StandaloneGateway, SingleProcessReloader, list[str]]]:
     async with _checked_reloading(file) as (running, reloader, levels):
         yield running.gateway, reloader, levels
 
@@ -205,28 +206,3 @@ async def test_worker_count_changes_at_the_next_start(
         assert caplog.messages == ["workers: 3 takes effect after a restart; until then it is 1"]
         assert gateway.settings.limits.drain_timeout == 1
         assert gateway.settings.workers == 1
-
-
-async def test_error_of_whoever_takes_note_of_settings_does_not_end_reloads(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _write_settings(file, NOWHERE)
-    source = SettingsSource(file, {})
-    levels: list[str] = []
-
-    def fail_once(settings: Settings) -> None:
-        levels.append(settings.log.level)
-        if len(levels) == 1:
-            raise ValueError("no such level")
-
-    async with (
-        no_leaks(),
-        checked_gateway(source.read(), revision=Revision(0.0, str(file))) as running,
-        SingleProcessReloader(running.gateway, source, fail_once) as reloader,
-    ):
-        for number in (2, 3):
-            reloader.request_reload()
-            await until(lambda number=number: running.gateway.revision.number == number)  # type: ignore[misc]
-        assert len(levels) == 2
-        assert caplog.text.count("ValueError: no such level") == 1
-        running.remains.forget_faults()

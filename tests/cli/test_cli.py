@@ -33,7 +33,6 @@ from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
     always_respond,
-    never_respond,
 )
 
 MODULE = (sys.executable, "-m", "gateway")
@@ -72,7 +71,7 @@ async def test_the_package_can_be_run_as_a_module(file: Path) -> None:
         ("unknown",),
         ("serve", "--config"),
         ("serve", "a.yaml", "--config", "b.yaml"),
-        ("demo", "--port", "x"),
+        ("demo", "--port", "65536"),
         ("top", "localhost"),
         ("top", "http://host:1/?query"),
         ("top", "--interval", "1ms"),
@@ -132,23 +131,11 @@ def test_check_prints_the_requests_and_upstreams_of_routes(call: Call, file: Pat
     ]
 
 
-@pytest.mark.parametrize(
-    ("care", "told"),
-    [
-        ("health_check: {}", "checked every 5 s"),
-        ("dns_refresh: 500ms", "looked up every 0.5 s"),
-        (
-            "model_discovery: true, health_check: {interval: 1m}, dns_refresh: 10s",
-            "looked up every 10 s, checked every 60 s, model discovery",
-        ),
-    ],
-)
-def test_check_prints_how_endpoints_are_found_and_checked(
-    call: Call, file: Path, care: str, told: str
-) -> None:
-    upstreams = f"upstreams: {{u: {{endpoints: ['http://triton:8000'], {care}}}}}"
-    file.write_text(upstreams)
+def test_check_prints_how_endpoints_are_found_and_checked(call: Call, file: Path) -> None:
+    care = "model_discovery: true, health_check: {interval: 1m}, dns_refresh: 500ms"
+    file.write_text(f"upstreams: {{u: {{endpoints: ['http://triton:8000'], {care}}}}}")
     _, out, _ = call("check", str(file))
+    told = "looked up every 0.5 s, checked every 60 s, model discovery"
     assert out.splitlines()[1] == (
         f"every request → upstream u (auto): http://triton:8000 ({told})"
     )
@@ -283,14 +270,25 @@ async def test_a_signal_ends_the_gateway_after_its_calls(file: Path, number: int
     assert "were aborted" not in err
 
 
-async def test_ctrl_c_during_the_imports_ends_it_with_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "numbers"),
+    [
+        (("schema",), ()),
+        (("serve", "x"), (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)),
+    ],
+    ids=["any command", "serve"],
+)
+async def test_ctrl_c_during_the_imports_ends_it_with_one_line_and_no_other_signal_does(
+    tmp_path: Path, arguments: tuple[str, ...], numbers: tuple[signal.Signals, ...]
+) -> None:
     folder = tmp_path / "modules"
     folder.mkdir()
     slow = "import sys, time; print('imports', file=sys.stderr, flush=True); time.sleep(60)"
     (folder / "click.py").write_text(slow)
-    async with running_process(*MODULE, "schema", PYTHONPATH=str(folder)) as process:
+    async with running_process(*MODULE, *arguments, PYTHONPATH=str(folder)) as process:
         await process.wait_for_output("imports")
-        process.signal(signal.SIGINT)
+        for number in (*numbers, signal.SIGINT):
+            process.signal(number)
         assert await process.end() == (130, "", "imports\ntensorgate: interrupted\n")
 
 
@@ -304,22 +302,6 @@ async def test_check_takes_no_module_of_the_data_path(file: Path, tmp_path: Path
     status, out, err = await run(*MODULE, "check", settings, PYTHONPATH=str(modules))
     assert (status, err) == (0, "")
     assert "every request → upstream demo" in out
-
-
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
-async def test_signal_to_reload_or_rotate_during_the_imports_does_not_end_it(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    folder = tmp_path / "modules"
-    folder.mkdir()
-    slow = "import sys, time; print('imports', file=sys.stderr, flush=True); time.sleep(60)"
-    (folder / "click.py").write_text(slow)
-    command = (*MODULE, "serve", "x")
-    async with running_process(*command, PYTHONPATH=str(folder)) as process:
-        await process.wait_for_output("imports")
-        process.signal(number)
-        process.signal(signal.SIGINT)
-        assert await process.end() == (130, "", "imports\ntensorgate: interrupted\n")
 
 
 @pytest.mark.parametrize("command", [(TENSORGATE,), FAST_FILE_WATCH], ids=["command", "import"])
@@ -337,7 +319,7 @@ async def test_ctrl_c_while_settings_are_read_ends_it_with_one_line(
 _STARTS_AS_LONG_AS_IT_LISTENS = """
 import asyncio, os
 from pathlib import Path
-from gateway.app.malloc_trim import MallocTrim
+from gateway.app.process import MallocTrim
 
 async def wait(self):
     os.write(2, b"starts\\n")
@@ -407,21 +389,6 @@ async def test_the_gateway_raises_its_limit_of_open_files(file: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_calls_beyond_drain_timeout_are_dropped_and_logged(file: Path) -> None:
-    async with ScriptedServer(never_respond) as server:
-        config = write_settings(file, server.url, more="limits: {drain_timeout: 50ms}\n")
-        async with gateway_process(config) as (process, url), connect(url) as client:
-            await client.send(request("GET", "/v2/x"))
-            connection = await server.connection()
-            process.signal(signal.SIGTERM)
-            status, _, err = await process.end()
-            async with asyncio.timeout(5):
-                await connection.left.wait()
-    assert status == 0
-    assert "1 calls did not finish in time and were aborted" in err
-    assert "Traceback" not in err
-
-
 async def test_an_address_of_another_process_is_an_error(file: Path) -> None:
     async with gateway_process(write_settings(file, "http://127.0.0.1:1")) as (process, url):
         address = url.removeprefix("http://")
@@ -457,29 +424,6 @@ async def test_a_unix_socket_left_by_a_dead_process_is_replaced(file: Path, tmp_
                     assert (await client.call("GET", "/v2/x")).status == 200
                 process.signal(number)
                 assert (await process.end())[0] == status
-
-
-async def test_a_unix_socket_in_use_is_an_error(file: Path, tmp_path: Path) -> None:
-    path = tmp_path / "gateway.sock"
-    config = write_settings(file, "http://127.0.0.1:1", f"unix:{path}")
-    async with gateway_process(config):
-        assert await run(TENSORGATE, "serve", config) == (
-            1,
-            "",
-            f"tensorgate: cannot listen on unix:{path}: {path} is in use by another process\n",
-        )
-
-
-async def test_the_access_log_can_be_turned_off(file: Path) -> None:
-    async with ScriptedServer() as server:
-        config = write_settings(file, server.url, more="log: {access: false}\n")
-        async with gateway_process(config) as (process, url):
-            async with connect(url) as client:
-                assert (await client.call("GET", "/v2/x")).status == 200
-            process.signal(signal.SIGTERM)
-            _, _, err = await process.end()
-    assert "/v2/x" not in err
-    assert "stopped" in err
 
 
 HTML = {"Accept": "text/html"}
@@ -523,30 +467,6 @@ async def test_the_demo_reports_a_port_in_use() -> None:
     assert err == f"tensorgate: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
-@pytest.mark.parametrize("port", ["65536", "-1"])
-def test_the_demo_refuses_an_invalid_port(call: Call, port: str) -> None:
-    status, out, err = call("demo", "--once", "--port", port)
-    assert (status, out) == (2, "")
-    assert "--port" in err
-    assert "Traceback" not in err
-
-
-async def test_a_gateway_that_answered_with_errors_ends_with_status_0(file: Path) -> None:
-    async with (
-        ScriptedServer() as server,
-        gateway_process(write_settings(file, server.url)) as (process, url),
-    ):
-        async with connect(url) as client:
-            client.send_nowait(b"what?\r\n\r\n")
-            assert (await client.read_response()).status == 400
-        async with connect(url) as client:
-            assert (await client.ask(http_response())).status == 400
-        process.signal(signal.SIGTERM)
-        status, _, err = await process.end()
-    assert status == 0
-    assert "Traceback" not in err
-
-
 each_command = pytest.mark.parametrize("command", ["check", "serve"])
 
 
@@ -556,21 +476,6 @@ def _tls(folder: Path, more: str = "") -> tuple[str, Path]:
     file = Path(key)
     file.chmod(0o600)
     return f"tls: {{certificate: {certificate}, key: {key}{more}}}\n", file
-
-
-async def test_the_gateway_serves_with_tls(file: Path, tmp_path: Path) -> None:
-    more, key = _tls(tmp_path)
-    async with ScriptedServer() as server:
-        config = write_settings(file, server.url, more=more)
-        async with gateway_process(config) as (process, url):
-            assert url.startswith(f"https://{HOST}:")
-            async with connect(url) as client:
-                assert (await client.call("GET", "/v2/x")).status == 200
-            process.signal(signal.SIGTERM)
-            status, _, err = await process.end()
-    assert status == 0
-    assert "WARNING" not in err
-    assert key.read_text().splitlines()[1] not in err
 
 
 @each_command

@@ -198,7 +198,7 @@ async def test_drain_waits_for_a_slow_reader(
     ):
         reading = asyncio.create_task(asyncio.to_thread(ask, _address(gateway.url)))
         await server.connection()
-        listener = gateway.gateway._listener
+        listener = gateway.gateway.listener
         await until(lambda: any(connection.unsent for connection in http1_connections(listener)))
         leaving = asyncio.create_task(listener.drain(20, 0.05))
         assert await idle.rest() == b""
@@ -364,7 +364,7 @@ async def test_failed_handshake_leaves_one_line_and_no_connection(
 
     known = client_context(authority().issue_cert("client"))
     async with ScriptedServer() as server, _serving(server, mutual) as gateway:
-        listener = gateway.gateway._listener
+        listener = gateway.gateway.listener
         async with connect(gateway.url, known) as other:
             await asyncio.gather(*(asyncio.to_thread(run, _address(gateway.url)) for _ in range(4)))
             assert (await other.call("GET", "/v2/x")).status == 200
@@ -391,7 +391,7 @@ async def test_tls_handshake_during_drain_may_complete(tls: dict[str, str]) -> N
                 return response.read()
 
     async with ScriptedServer() as server, _serving(server, tls) as gateway:
-        listener = gateway.gateway._listener
+        listener = gateway.gateway.listener
         with socket.create_connection(_address(gateway.url), timeout=10) as late:
             await until(lambda: listener._handshaking)
             draining = asyncio.create_task(listener.drain(20, 20))
@@ -405,7 +405,7 @@ async def test_tls_handshake_during_drain_may_complete(tls: dict[str, str]) -> N
 
 async def test_drain_does_not_wait_for_a_silent_tls_handshake(tls: dict[str, str]) -> None:
     async with ScriptedServer() as server, _serving(server, tls) as gateway:
-        listener = gateway.gateway._listener
+        listener = gateway.gateway.listener
         with socket.create_connection(_address(gateway.url)) as silent:
             await until(lambda: listener._handshaking)
             async with asyncio.timeout(5):
@@ -439,7 +439,7 @@ async def test_certificate_change_keeps_open_connections(
     ):
         old = shown(before)
         certificate_files(tmp_path, authority().issue_cert("127.0.0.1"))
-        holder = gateway.gateway._listener._tls
+        holder = gateway.gateway.listener._tls
         assert holder is not None
         holder.reload_if_changed()
         holder.reload_if_changed()
@@ -520,7 +520,7 @@ async def test_stalled_handshakes_end_within_the_time_for_a_head(
         _serving(server, tls, request_header_timeout=1) as gateway,
         AsyncExitStack() as stack,
     ):
-        listener = gateway.gateway._listener
+        listener = gateway.gateway.listener
         stalled = await _stall(stack, gateway.url, 20)
         await until(lambda: listener.tls_handshakes == 20)
         assert listener.connections == 0
@@ -538,7 +538,7 @@ async def test_reload_changes_the_time_for_new_handshakes(tls: dict[str, str]) -
         _serving(server, tls, request_header_timeout=60) as gateway,
         AsyncExitStack() as stack,
     ):
-        listener, settings = gateway.gateway._listener, gateway.gateway.settings
+        listener, settings = gateway.gateway.listener, gateway.gateway.settings
         (before,) = await _stall(stack, gateway.url, 1)
         await until(lambda: listener.tls_handshakes == 1)
         limits = settings.limits.model_copy(update={"request_header_timeout": 1.0})
@@ -566,7 +566,7 @@ async def test_handshakes_are_bounded_and_shared_by_clients(
         _serving(server, tls) as gateway,
         AsyncExitStack() as stack,
     ):
-        listener = gateway.gateway._listener
+        listener = gateway.gateway.listener
         other = stack.enter_context(
             socket.create_connection(_address(gateway.url), 5, ("127.0.0.2", 0))
         )
@@ -619,7 +619,7 @@ async def test_connection_with_a_defect_leaves_nothing(
         closed += 1
 
     async with ScriptedServer() as server, _serving(server, tls) as gateway:
-        listener = gateway.gateway._listener
+        listener = gateway.gateway.listener
         listener._on_closed = note_closed
         _FailingConnection.failing = method
         with suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -650,7 +650,7 @@ async def test_defect_in_bytes_that_waited_ends_the_connection(
     monkeypatch.setattr("gateway.listener.server.ClientConnection", Pausing)
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     async with ScriptedServer() as server, _serving(server, tls) as gateway:
-        listener = gateway.gateway._listener
+        listener = gateway.gateway.listener
         with await asyncio.to_thread(_send_with_handshake, _address(gateway.url)) as sock:
             await until(lambda: listener.connections)
             (connection,) = http1_connections(listener)
@@ -697,7 +697,7 @@ async def test_client_that_is_gone_at_the_end_of_its_handshake_leaves_nothing(
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     async with ScriptedServer() as server, _serving(server, tls) as gateway:
-        listener = gateway.gateway._listener
+        listener = gateway.gateway.listener
         for _ in range(20):
             await asyncio.to_thread(leave, _address(gateway.url))
         await _check_service(gateway.url)
@@ -712,7 +712,7 @@ async def test_transport_that_is_closed_takes_all_calls(tls: dict[str, str]) -> 
         _serving(server, tls) as gateway,
         gateway.client() as client,
     ):
-        listener = gateway.gateway._listener
+        listener = gateway.gateway.listener
         assert (await client.call("GET", "/v2/x")).status == 200
         (transport,) = _transports(listener)
         transport.abort()
@@ -767,7 +767,7 @@ async def test_client_that_only_updates_its_keys_is_cut_off(
     ):
         assert await asyncio.to_thread(flood, gateway.url)
         assert (await other.call("GET", "/v2/x")).status == 200
-        await until(lambda: gateway.gateway._listener.connections == 1)
+        await until(lambda: gateway.gateway.listener.connections == 1)
 
 
 async def test_client_that_updates_its_keys_now_and_then_is_served(tls: dict[str, str]) -> None:
@@ -780,4 +780,4 @@ async def test_client_that_updates_its_keys_now_and_then_is_served(tls: dict[str
     async with ScriptedServer() as server, _serving(server, tls) as gateway:
         await asyncio.to_thread(ask, gateway.url)
         await gateway.until_idle()
-        await until(lambda: not gateway.gateway._listener.connections)
+        await until(lambda: not gateway.gateway.listener.connections)

@@ -15,6 +15,7 @@ from gateway.observe.call_metrics import (
 )
 from gateway.observe.call_record import CallLabels, CallRecord
 from gateway.observe.metric_store import MetricStore
+from gateway.observe.metrics import StoreCollector
 
 ENDPOINT = {"upstream": "u", "endpoint": "http://h:1"}
 CALL = {
@@ -46,7 +47,7 @@ class _Metrics:
         self.store = store = MetricStore(CALL_FAMILIES)
         self.metrics = CallMetrics(store, store.writer(0), **options)
         self.registry = CollectorRegistry()
-        self.registry.register(store)
+        self.registry.register(StoreCollector(store))
 
     def observe(self, *records: CallRecord) -> None:
         for record in records:
@@ -319,5 +320,5 @@ def test_successor_counts_on() -> None:
     for _ in range(2):
         CallMetrics(store, store.writer(0)).observe(_record())
     registry = CollectorRegistry()
-    registry.register(store)
+    registry.register(StoreCollector(store))
     assert registry.get_sample_value("tensorgate_requests_total", CALL) == 2

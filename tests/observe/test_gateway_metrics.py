@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from gateway.errors import GatewayError
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics, ReloadMetrics
 from gateway.observe.metric_store import MetricStore
+from gateway.observe.metrics import StoreCollector
 from gateway.observe.mirror_stats import MirrorStats
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.deadline import Deadline
@@ -21,7 +22,7 @@ Value = Callable[..., float | None]
 def metrics_and_value() -> tuple[GatewayMetrics, Value]:
     store = MetricStore(GATEWAY_FAMILIES)
     registry = CollectorRegistry()
-    registry.register(store)
+    registry.register(StoreCollector(store))
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"tensorgate_{name}", labels)
@@ -105,5 +106,5 @@ def test_supervisor_and_workers_count_reloads() -> None:
     for segment in range(2):
         ReloadMetrics(store.writer(segment)).failures.add(1.0)
     registry = CollectorRegistry()
-    registry.register(store)
+    registry.register(StoreCollector(store))
     assert registry.get_sample_value("tensorgate_reload_failures_total") == 2

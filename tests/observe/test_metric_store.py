@@ -31,6 +31,7 @@ from gateway.observe.metric_store import (
     Labels,
     MetricStore,
 )
+from gateway.observe.metrics import StoreCollector, collect
 from tests.observe.dying import die_before_store, fork, run_in_a_child
 from tests.support.scale import scaled
 
@@ -64,7 +65,7 @@ def _parse_openmetrics(text: str) -> Iterable[Metric]:
 
 def _text(store: MetricStore, generate: Callable[[Any], bytes] = generate_latest) -> str:
     registry = CollectorRegistry()
-    registry.register(store)
+    registry.register(StoreCollector(store))
     return generate(registry).decode()
 
 
@@ -114,9 +115,9 @@ def test_series_are_summed_over_segments_and_sorted() -> None:
 
 def test_families_without_series_are_there() -> None:
     store = MetricStore(FAMILIES, segments=2)
-    assert [metric.name for metric in store.collect()] == [family.name for family in FAMILIES]
+    assert [metric.name for metric in collect(store)] == [family.name for family in FAMILIES]
     # Those without labels have one series, which is known before anything is counted.
-    assert {name for name, _ in _values(store.collect())} == {
+    assert {name for name, _ in _values(collect(store))} == {
         "tensorgate_restarts_total",
         "tensorgate_sizes_bucket",
         "tensorgate_sizes_count",
@@ -141,7 +142,7 @@ def test_value_belongs_to_the_bucket_whose_bound_it_equals(
 ) -> None:
     store = MetricStore(FAMILIES)
     store.writer(0).histogram(SECONDS, ("m",)).observe(value)
-    values = _values(store.collect())
+    values = _values(collect(store))
     bounds = (*LE[SECONDS], "+Inf")
     assert [values["tensorgate_seconds_bucket", (le, "m")] for le in bounds] == cumulative
     assert values["tensorgate_seconds_sum", ("m",)] == value
@@ -163,7 +164,7 @@ def test_store_refuses_a_segment_without_room_for_all_families() -> None:
         MetricStore(FAMILIES, size=103)
     store = MetricStore(FAMILIES, size=104)
     store.writer(0).counter(CALLS, ("m", "200")).add(1)
-    assert _values(store.collect())["tensorgate_calls_total", ("other", "other")] == 1
+    assert _values(collect(store))["tensorgate_calls_total", ("other", "other")] == 1
 
 
 @pytest.mark.parametrize("labels", [(), ("m",), ("m", "200", "more")])
@@ -190,7 +191,7 @@ def test_label_values_of_any_characters_are_shown(given: str, shown: str) -> Non
     for segment in range(2):
         for _ in range(2):
             store.writer(segment).counter(CALLS, (given, "200")).add(1)
-    assert _values(store.collect())["tensorgate_calls_total", (shown, "200")] == 4
+    assert _values(collect(store))["tensorgate_calls_total", (shown, "200")] == 4
     parsed = _values(parse_text(_text(store)))
     assert parsed["tensorgate_calls_total", (shown, "200")] == 4
     parsed = _values(_parse_openmetrics(_text(store, generate_openmetrics)))
@@ -261,7 +262,7 @@ def test_store_shows_what_was_counted(operations: list[Operation], size: int) ->
         _count(store, segment, family, label, amount)
         assert store.writer(segment).full <= store.full <= full + 1
         model.count(family, "other" if store.full > full else label, amount)
-        assert _values(store.collect()) == model.values()
+        assert _values(collect(store)) == model.values()
     assert _values(parse_text(_text(store))) == model.values()
 
 
@@ -281,7 +282,7 @@ def test_store_shows_what_processes_counted(operations: list[Operation], each: i
         for _, family, label, amount in life:
             model.count(family, label, amount)
     # Not read before: each process finds by itself what others have left.
-    assert _values(store.collect()) == model.values()
+    assert _values(collect(store)) == model.values()
     assert store.full == 0
 
 
@@ -289,7 +290,7 @@ def test_successor_goes_on_where_a_process_stopped() -> None:
     store = MetricStore(FAMILIES)
     assert run_in_a_child(lambda: store.writer(0).counter(CALLS, ("m", "200")).add(2)) == 0
     store.writer(0).counter(CALLS, ("m", "200")).add(4)
-    assert _values(store.collect())["tensorgate_calls_total", ("m", "200")] == 6
+    assert _values(collect(store))["tensorgate_calls_total", ("m", "200")] == 6
 
 
 def test_writer_has_one_object_for_each_series() -> None:
@@ -306,7 +307,7 @@ def test_processes_find_series_of_each_other() -> None:
     for _ in range(3):
         assert run_in_a_child(lambda: _count(store, 0, CALLS, "a", 1)) == 0
     _count(store, 0, CALLS, "a", 1)
-    assert _values(store.collect())["tensorgate_calls_total", ("a", "a")] == 4
+    assert _values(collect(store))["tensorgate_calls_total", ("a", "a")] == 4
 
 
 def test_any_thread_collects_while_series_are_made() -> None:
@@ -331,7 +332,7 @@ def _make_series(store: MetricStore, count: int) -> None:
 
 
 def _calls(store: MetricStore) -> list[float]:
-    return [sample.value for sample in next(iter(store.collect())).samples]
+    return [sample.value for sample in next(iter(collect(store))).samples]
 
 
 @pytest.mark.parametrize(("size", "full"), [(56, 0), (55, 1)])
@@ -353,7 +354,7 @@ def test_full_segment_counts_new_series_together() -> None:
         writer.counter(CALLS, (model, "200")).add(1)
         writer.histogram(SECONDS, (model,)).observe(0.1)
     neighbour.counter(CALLS, ("m", "200")).add(1)
-    values = _values(store.collect())
+    values = _values(collect(store))
     calls = {labels: value for (name, labels), value in values.items() if name.endswith("_total")}
     counts = {labels: value for (name, labels), value in values.items() if name.endswith("_count")}
     assert calls.pop(()) == 0
@@ -368,7 +369,7 @@ def test_full_segment_counts_new_series_together() -> None:
     # Series that are there are still found.
     full = store.full
     writer.counter(CALLS, ("0 ", "200")).add(1)
-    assert _values(store.collect())["tensorgate_calls_total", ("0 ", "200")] == 2
+    assert _values(collect(store))["tensorgate_calls_total", ("0 ", "200")] == 2
     assert store.full == full
     assert _values(parse_text(_text(store)))["tensorgate_calls_total", ("0 ", "200")] == 2
 
@@ -384,12 +385,12 @@ def test_entry_that_has_not_arrived_is_ignored_until_it_does() -> None:
         for hidden in (slice(missing, missing + 8), slice(missing, end)):
             segment._memory[hidden] = bytes(hidden.stop - hidden.start)
             changed = bytes(segment._memory[start : end - 8]) != entry[:-8]
-            keys = _values(store.collect())
+            keys = _values(collect(store))
             assert (("tensorgate_calls_total", ("a", "a")) in keys) != changed
             segment._memory[start:end] = entry
             segment._known_end = start
             segment._cells[0].pop(("a", "a"), None)
-    assert _values(store.collect())["tensorgate_calls_total", ("a", "a")] == 1
+    assert _values(collect(store))["tensorgate_calls_total", ("a", "a")] == 1
 
 
 NEW = "new" * 20
@@ -408,7 +409,7 @@ def test_process_killed_between_any_two_opcodes_leaves_whole_series() -> None:
             writer.histogram(SECONDS, (NEW,)).observe(0.25)
 
         status = run_in_a_child(run)
-        values = _values(store.collect())
+        values = _values(collect(store))
         assert values == _values(parse_text(_text(store)))
         counted = values.get(("tensorgate_calls_total", (NEW, "200")), 0)
         observed = values.get(("tensorgate_seconds_count", (NEW,)), 0)
@@ -421,7 +422,7 @@ def test_process_killed_between_any_two_opcodes_leaves_whole_series() -> None:
         for model in ("n", NEW, NEW + "er"):
             successor.counter(CALLS, (model, "200")).add(1)
             successor.histogram(SECONDS, (model,)).observe(0.5)
-        values = _values(store.collect())
+        values = _values(collect(store))
         assert values == _values(parse_text(_text(store)))
         for model, calls, observations, seconds in (
             ("n", 1, 1, 0.5),
@@ -512,7 +513,7 @@ def test_killed_processes_lose_no_counts() -> None:
                 assert {key: value for key, value in last.items() if values[key] < value} == {}
                 last = values
         acknowledged += one.count + other.count
-    sums = _sums(_values(store.collect()))
+    sums = _sums(_values(collect(store)))
     assert all(acknowledged <= value <= acknowledged + 2 * life for value in sums.values())
     assert store.full > 0
     assert _sums(_values(_parse_openmetrics(_text(store, generate_openmetrics)))) == sums
@@ -524,7 +525,7 @@ def test_internal_family_is_no_metric() -> None:
     histogram = store.writer(0).histogram(inner, ("m",))
     histogram.count(histogram.bucket(1.5))
     assert store.sums(inner)["m",] == [0, 0, 1, 0]
-    assert [metric.name for metric in store.collect()] == [CALLS.name]
+    assert [metric.name for metric in collect(store)] == [CALLS.name]
 
 
 @given(st.floats(0.0005, 300) | st.sampled_from([0.0005, 0.001, 0.1, 2.0, 2.5, 60.0, 300.0]))

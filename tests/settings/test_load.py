@@ -1,27 +1,26 @@
+import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from pydantic import ValidationError
 
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.dialects import DIALECTS
 from gateway.protocol.operations import OPERATION_KINDS
 from gateway.settings.error_text import TIMEOUTS
-from gateway.settings.limits import Limits
+from gateway.settings.limits import Limits, RouteLimits
 from gateway.settings.load import MAX_FILE_BYTES, load
 from gateway.settings.log import Log
 from gateway.settings.models import Datatype, Model, Tensor
-from gateway.settings.problems import Problem, SettingsError
+from gateway.settings.problems import Problem
 from gateway.settings.routes import (
     Match,
     OperationName,
     Rewrite,
     Route,
-    RouteLimits,
     WeightedUpstream,
 )
-from gateway.settings.schema import ClientTls, Settings, settings_schema
+from gateway.settings.schema import ClientTls, settings_schema
 from gateway.settings.sections import sections_with_key
 from gateway.settings.upstreams import HealthCheck, OutlierDetection, Upstream
 from gateway.settings.values.addresses import TcpAddress, UnixAddress
@@ -225,23 +224,12 @@ models:
     }
 
 
-@pytest.mark.parametrize(
-    ("written", "tls"),
-    [
-        ("certificate: c, key: k", ClientTls(certificate="c", key="k")),
-        (
-            "certificate: c, key: k, client_ca: a",
-            ClientTls(certificate="c", key="k", client_ca="a"),
-        ),
-        (
-            "certificate: c, key: k, client_ca: a, client_certificates: optional",
-            ClientTls(certificate="c", key="k", client_ca="a", client_certificates="optional"),
-        ),
-    ],
-)
-def test_the_tls_section_is_loaded(file: Path, written: str, tls: ClientTls) -> None:
+def test_the_tls_section_is_loaded(file: Path) -> None:
+    written = "certificate: c, key: k, client_ca: a, client_certificates: optional"
     file.write_text(f"{ONE_UPSTREAM}tls: {{{written}}}\n")
-    assert load(file, {}).tls == tls
+    assert load(file, {}).tls == ClientTls(
+        certificate="c", key="k", client_ca="a", client_certificates="optional"
+    )
 
 
 @pytest.mark.parametrize("written", ["null", "'null'", "~"])
@@ -255,19 +243,12 @@ def test_values_from_the_environment_are_typed_as_those_of_the_file(file: Path) 
         f"{ONE_UPSTREAM}"
         "listen: 127.0.0.1:${PORT:-8080}\n"
         "limits: {max_json_depth: '${DEPTH}'}\n"
-        "log:\n"
-        "  access: ${ACCESS}\n"
+        "log: {access: '${ACCESS:-false}'}\n"
     )
-    settings = load(file, {"PORT": "9000", "DEPTH": "7", "ACCESS": "false"})
+    settings = load(file, {"PORT": "9000", "DEPTH": "7"})
     assert settings.listen == (TcpAddress("127.0.0.1", 9000),)
     assert settings.limits.max_json_depth == 7
     assert settings.log.access is None
-
-
-@pytest.mark.parametrize("access", ["false", "False", "${A:-false}", '"${A:-false}"', "'${NO}'"])
-def test_a_quoted_reference_can_be_a_boolean(file: Path, access: str) -> None:
-    file.write_text(f"{ONE_UPSTREAM}log:\n  access: {access}\n")
-    assert load(file, {"NO": "false"}).log.access is None
 
 
 def test_a_quoted_reference_takes_the_type_that_the_setting_wants(file: Path) -> None:
@@ -298,45 +279,27 @@ def test_quoted_text_that_is_no_reference_stays_text(file: Path, written: str) -
     assert problem.message.startswith("expected true or false, got ")
 
 
-SINGLE = {
-    "listen": ("listen: 127.0.0.1:1", "listen: [127.0.0.1:1]"),
-    "trust": (
-        "forwarded: {trusted_proxies: 10.0.0.0/8}",
-        "forwarded: {trusted_proxies: [10.0.0.0/8]}",
-    ),
-    "kinds": (
-        "routes: [{upstream: triton, match: {operations: infer}}]",
-        "routes: [{upstream: triton, match: {operations: [infer]}}]",
-    ),
-    "deny, retry, compress": (
-        "routes: [{upstream: triton, deny_operations: trace, retry_on: 503, compression: gzip}]",
-        "routes: [{upstream: triton, deny_operations: [trace], retry_on: [503], "
-        "compression: [gzip]}]",
-    ),
-    "auth": (
-        "api_keys: {a: {file: f}}\nroutes: [{upstream: triton, auth: a}]",
-        "api_keys: {a: {file: f}}\nroutes: [{upstream: triton, auth: [a]}]",
-    ),
-}
+SINGLE = """\
+upstreams: {u: {endpoints: http://a:1, outlier_detection: {failure_statuses: 500}}}
+listen: 127.0.0.1:1
+forwarded: {trusted_proxies: 10.0.0.0/8}
+api_keys: {a: {file: f}}
+routes: [{upstream: u, match: {operations: infer}, deny_operations: trace, retry_on: 503,
+  compression: gzip, auth: a}]
+"""
 
 
-@pytest.mark.parametrize(("single", "several"), SINGLE.values(), ids=SINGLE)
-def test_a_single_item_is_a_list_of_one(file: Path, single: str, several: str) -> None:
-    file.write_text(f"{ONE_UPSTREAM}{several}\n")
+def test_a_single_item_is_a_list_of_one(file: Path) -> None:
+    keys = (
+        "endpoints|failure_statuses|listen|trusted_proxies|operations|deny_operations|retry_on"
+        "|compression|auth"
+    )
+    several = re.sub(rf"\b({keys}): ([^\s,}}]+)", r"\1: [\2]", SINGLE)
+    assert several.count("[") == SINGLE.count("[") + 9
+    file.write_text(several)
     expected = load(file, {})
-    file.write_text(f"{ONE_UPSTREAM}{single}\n")
+    file.write_text(SINGLE)
     assert load(file, {}) == expected
-
-
-def test_a_single_endpoint_and_a_single_status_need_no_brackets(file: Path) -> None:
-    file.write_text(
-        "upstreams: {u: {endpoints: http://a:1, outlier_detection: {failure_statuses: 500}}}"
-    )
-    upstream = load(file, {}).upstreams["u"]
-    assert (upstream.endpoints, upstream.outlier_detection.failure_statuses) == (
-        ("http://a:1",),
-        (500,),
-    )
 
 
 def test_anchors_and_merge_keys_work(file: Path) -> None:
@@ -352,17 +315,6 @@ def test_anchors_and_merge_keys_work(file: Path) -> None:
 def test_a_byte_order_mark_is_ignored(file: Path) -> None:
     file.write_text(ONE_UPSTREAM, encoding="utf-8-sig")
     load(file, {})
-
-
-def test_settings_are_immutable(file: Path) -> None:
-    file.write_text(ONE_UPSTREAM)
-    settings = load(file, {})
-    with pytest.raises(ValidationError, match="frozen"):
-        settings.limits.max_json_depth = 3
-
-
-def test_a_missing_file_is_an_error(file: Path) -> None:
-    assert problems(file) == (Problem("", None, None, "cannot be read: No such file or directory"),)
 
 
 def test_a_directory_is_an_error(tmp_path: Path) -> None:
@@ -418,45 +370,3 @@ def test_unknown_keys_come_first_and_the_rest_in_the_order_of_the_file(file: Pat
 def test_workers_is_a_number_or_auto(file: Path, written: str, workers: int | str) -> None:
     file.write_text(f"{ONE_UPSTREAM}workers: {written}\n")
     assert load(file, {}).workers == workers
-
-
-@pytest.mark.parametrize("written", ["0", "257", "-1", "1.5", "true", "[2]", "AUTO", "''"])
-def test_any_other_number_of_workers_is_an_error(file: Path, written: str) -> None:
-    file.write_text(f"{ONE_UPSTREAM}workers: {written}\n")
-    (problem,) = problems(file)
-    assert (problem.line, problem.setting) == (2, "workers")
-    assert problem.message.startswith("expected 1 to 256, or auto, got ")
-
-
-def test_an_error_names_file_line_and_setting() -> None:
-    error = SettingsError(
-        Path("a.yaml"),
-        [
-            Problem("b", 7, 2, "second"),
-            Problem("a[0].c", 3, 1, "first"),
-            Problem("", None, None, "whole"),
-        ],
-    )
-    assert str(error) == "a.yaml: whole\na.yaml:3: a[0].c: first\na.yaml:7: b: second"
-
-
-def test_settings_survive_a_dump_to_json(file: Path) -> None:
-    care = (
-        "outlier_detection: {max_ejection_percent: 7%}, health_check: {}, dns_refresh: "
-        "1s, model_discovery: true"
-    )
-    upstreams = f"upstreams: {{triton: {{endpoints: ['http://triton:8000'], {care}}}}}\n"
-    route = (
-        "{match: {model: m*}, upstream: triton, rewrite: {model: n}, limits: {max_json_depth: 9}}"
-    )
-    file.write_text(f"{upstreams}listen: ['[::1]:0', unix:/s]\nroutes: [{route}]\n")
-    settings = load(file, {})
-    assert Settings.model_validate_json(settings.model_dump_json()) == settings
-
-
-def test_the_model_has_a_json_schema() -> None:
-    schema = Settings.model_json_schema()
-    assert schema["required"] == ["upstreams"]
-    assert schema["properties"]["listen"]["default"] == "127.0.0.1:8080"
-    assert {"const": "auto", "type": "string"} in schema["properties"]["workers"]["anyOf"]
-    assert {"type": "null"} in schema["$defs"]["Route"]["properties"]["nonfinite"]["anyOf"]

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -13,11 +14,16 @@ from typing import Any
 import pytest
 
 from gateway.app.gateway import Gateway
+from gateway.app.loaded_resources import load_resources
+from gateway.app.reload.revision import Revision
+from gateway.app.shared_memory import SharedMemory
+from gateway.app.standalone import StandaloneGateway
 from gateway.listener.connection import ClientConnection
 from gateway.listener.server import HttpListener
 from gateway.settings.limits import Concurrency
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
+from tests.support.addresses import HOST
 from tests.support.checks.nothing_left import Remains, nothing_left
 from tests.support.raw_client import RawClient, connect
 
@@ -35,7 +41,7 @@ def split_limits(limits: dict[str, Any]) -> dict[str, dict[str, Any]]:
 class RunningGateway:
     """A running gateway, with access to its internals."""
 
-    def __init__(self, gateway: Gateway, remains: Remains) -> None:
+    def __init__(self, gateway: StandaloneGateway, remains: Remains) -> None:
         self.gateway = gateway
         self.remains = remains
         self.url = next(iter(gateway.addresses), "")
@@ -58,7 +64,7 @@ class RunningGateway:
 
     async def until_idle(self) -> None:
         """Wait until no call is running."""
-        await until(lambda: not self.outstanding and not self.gateway._listener._active_calls)
+        await until(lambda: not self.outstanding and not self.gateway.listener._active_calls)
 
 
 def http1_connections(listener: HttpListener) -> list[ClientConnection]:
@@ -72,20 +78,41 @@ def http1_connections(listener: HttpListener) -> list[ClientConnection]:
 
 @asynccontextmanager
 async def checked_gateway(
-    settings: Settings, unchecked: str = "", **options: Any
+    settings: Settings, unchecked: str = "", revision: Revision | None = None
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway; at the end it must hold nothing of its peers: see ``nothing_left``."""
-    async with nothing_left(settings, unchecked, **options) as (gateway, remains):
+    gateway = StandaloneGateway(settings, revision)
+    async with nothing_left(gateway, unchecked) as remains:
         yield RunningGateway(gateway, remains)
 
 
 @asynccontextmanager
-async def gateway_of(
-    settings: Settings, unchecked: str = "", **options: Any
-) -> AsyncIterator[Gateway]:
+async def gateway_of(settings: Settings, unchecked: str = "") -> AsyncIterator[StandaloneGateway]:
     """Run a ``checked_gateway`` for tests that need no more than the gateway itself."""
-    async with checked_gateway(settings, unchecked, **options) as running:
+    async with checked_gateway(settings, unchecked) as running:
         yield running.gateway
+
+
+@asynccontextmanager
+async def worker_of(
+    settings: Settings,
+    shared: SharedMemory | None = None,
+    on_closed: Callable[[], None] = lambda: None,
+) -> AsyncIterator[Gateway]:
+    """Run the gateway of the first worker, which is given its connections: see ``nothing_left``."""
+    shared = shared or SharedMemory.for_one_process()
+    gateway = Gateway(load_resources(settings), shared, 0, Revision(0.0), on_closed)
+    async with nothing_left(gateway):
+        yield gateway
+
+
+@asynccontextmanager
+async def worker_client(worker: Gateway, scheme: str = "http") -> AsyncIterator[RawClient]:
+    """Open a connection to a worker."""
+    with socket.create_server((HOST, 0)) as listening:
+        async with connect(f"{scheme}://{HOST}:{listening.getsockname()[1]}") as client:
+            worker.take(listening.accept()[0])
+            yield client
 
 
 UPSTREAM = "upstream 'servers'"
@@ -133,31 +160,9 @@ async def running_gateway(
 
 
 @asynccontextmanager
-async def gateway_client(
-    *urls: str,
-    route: dict[str, Any] | None = None,
-    upstream: dict[str, Any] | None = None,
-    offload: int | str = 0,
-    tls: dict[str, str] | None = None,
-    models: dict[str, Any] | None = None,
-    **limits: object,
-) -> AsyncIterator[RawClient]:
+async def gateway_client(*urls: str, **settings: Any) -> AsyncIterator[RawClient]:
     """Run a gateway in front of servers, and return a connection to it."""
-    async with (
-        running_gateway(
-            *urls,
-            route=route,
-            upstream=upstream,
-            offload=offload,
-            tls=tls,
-            models=models,
-            others=None,
-            general=None,
-            unchecked="",
-            **limits,
-        ) as gateway,
-        gateway.client() as client,
-    ):
+    async with running_gateway(*urls, **settings) as gateway, gateway.client() as client:
         yield client
 
 

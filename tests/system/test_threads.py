@@ -2,7 +2,7 @@
 
 import sys
 
-from gateway.system.threads import tune_thread_switches
+from gateway.system.memory import tune_thread_switches
 
 
 def test_event_loop_waits_half_a_millisecond_for_other_threads() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.top.frame import Frame, plain_page
-from gateway.top.keys import Key
 from gateway.top.poller import Reading, Snapshot, Wanted
 from gateway.top.view import CALLS, ENDPOINTS, MODELS, OVERVIEW, PANELS, View
 from tests.top import documents
@@ -65,11 +64,11 @@ def test_each_panel_fits_each_size(panel: str, size: tuple[int, int]) -> None:
 def test_rows_scroll_and_the_footer_says_where() -> None:
     view = View(panel=ENDPOINTS)
     assert _lines(view)[-1].endswith("1-19 of 1,001")
-    view.press(Key.PAGE_DOWN)
+    view.press("page down")
     lines = _lines(view)
     assert lines[-1].endswith("20-38 of 1,001")
     assert lines[4].startswith(" http://e18:1")
-    view.press(Key.END)
+    view.press("end")
     lines = _lines(view)
     assert lines[-1].endswith("983-1,001 of 1,001")
     assert lines[-2].startswith(" http://e999:1")
@@ -142,7 +141,7 @@ def test_the_footer_shows_the_filter() -> None:
     for character in "ab":
         view.press(character)
     assert re.fullmatch(" Filter: ab_ +Enter keeps it, Esc shows all", _lines(view)[-1])
-    view.press(Key.ENTER)
+    view.press("enter")
     assert _lines(view)[-1].startswith(' Only with "ab" (Esc: all)  1-4 panel')
     assert "f pause" in _lines(View(panel=CALLS), size=(120, 24))[-1]
     assert "f follow" in _lines(View(panel=CALLS, follows=False), size=(120, 24))[-1]

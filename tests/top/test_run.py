@@ -139,49 +139,6 @@ async def test_a_filter_chooses_rows(file: Path, server: ScriptedServer) -> None
         await top.until(" apple ")
 
 
-@pytest.fixture
-def many_endpoints(file: Path) -> str:
-    """The admin address of a gateway with a thousand endpoints; writes its settings."""
-    endpoints = ", ".join(f"http://127.0.0.1:{port}" for port in range(20_000, 21_000))
-    admin = free_address()
-    many = f"{{many: {{endpoints: [{endpoints}], dialect: triton}}}}"
-    file.write_text(f"listen: {free_address()}\nadmin: {admin}\nupstreams: {many}\n")
-    return admin
-
-
-async def test_a_thousand_endpoints_scroll(file: Path, many_endpoints: str) -> None:
-    async with gateway_process(str(file)) as (process, _):
-        await process.wait_for_output(r"listening on \S+ \(admin\)")
-        async with terminal(many_endpoints) as top:
-            top.send("2")
-            await top.until("http://127.0.0.1:20017")
-            top.send("\x1b[6~")
-            await top.until("http://127.0.0.1:20036")
-            assert "http://127.0.0.1:20000" not in top.text
-            top.send("G")
-            await top.until("http://127.0.0.1:20999")
-            top.send("\x1b[H")
-            await top.until("http://127.0.0.1:20000")
-            top.send("/20555")
-            await top.until("1 of 1,000 endpoints")
-            assert "http://127.0.0.1:20555" in top.text
-
-
-async def test_hostile_names_do_not_reach_the_terminal(file: Path, server: ScriptedServer) -> None:
-    names = ["%1b%5b2J%1b%5d0%3bx%07", "%E2%80%AEevil", "x" * 5000, "%E6%A8%A1%E5%9E%8B", "%0d%0aA"]
-    async with _gateway(file, server) as gateway, terminal(gateway.admin, size=(200, 24)) as top:
-        await gateway.call(*[f"/v2/models/{name}" for name in names])
-        top.send("4")
-        await top.until(r"\x1b[2J")
-        await top.until(r"\u202eevil")
-        assert "模型" in top.text
-        assert b"\x1b]0" not in top.raw
-        assert "\u202e".encode() not in top.raw
-        assert top.lines[0].startswith(" Tensorgate top")
-        starts = {line[:4] for line in top.lines[4:-1] if line}
-        assert all(re.fullmatch(r" \d\d:", start) for start in starts)
-
-
 async def test_a_gateway_that_goes_away_is_told_and_read_again_when_it_is_back(
     file: Path, server: ScriptedServer
 ) -> None:
@@ -216,17 +173,6 @@ async def test_keys_leave_a_sane_terminal(key: str, status: int) -> None:
         shell.send(key)
         await shell.until(f"status {status}")
         _check_is_sane(shell, modes)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-async def test_signals_leave_a_sane_terminal(number: int) -> None:
-    async with terminal(free_address()) as top:
-        await top.until("Nothing read")
-        top.child.kill(number)
-        assert await top.end() == -number
-        assert not top.on_alternate_screen
-        assert top.shows_cursor
-        assert "Traceback" not in top.text
 
 
 async def test_an_error_of_our_own_leaves_a_sane_terminal() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.app.build.worker_count import share_per_worker, worker_count
 from gateway.errors import upstream_name
@@ -16,8 +16,7 @@ _MIRROR_DIVISOR = 4
 """Mirrored copies have a budget of their own: clients' budget divided by this."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedLimits:
+class SharedLimits(NamedTuple):
     """The limits of calls and of buffered bodies, with the settings that they have once applied."""
 
     declared: Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.listener.sockets import open_tcp_sockets, open_unix_socket
 from gateway.settings.schema import Settings
@@ -21,8 +21,7 @@ _NEEDS_RESTART = "such a change takes a restart"
 _NEVER_TOGETHER = "the two cannot be had together"
 
 
-@dataclass(frozen=True, slots=True)
-class BoundAddress:
+class BoundAddress(NamedTuple):
     """An address, and the sockets that are bound to it."""
 
     address: Address

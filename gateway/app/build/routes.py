@@ -25,8 +25,8 @@ from gateway.routing.retry import RetryPolicy
 from gateway.settings.limits import Limits as CommonLimits
 from gateway.settings.routes import Match as MatchSettings
 from gateway.settings.routes import Mirror as MirrorSettings
-from gateway.settings.routes import RouteLimits
 from gateway.settings.schema import Settings
+from gateway.settings.values.fields import Section
 
 
 def build_routes(
@@ -155,7 +155,7 @@ def _operation_kinds(names: Iterable[str]) -> frozenset[OperationKind]:
     return frozenset(kind for name in names for kind in OPERATION_KINDS[name])
 
 
-def _limits(common: CommonLimits, own: RouteLimits) -> Limits:
+def _limits(common: CommonLimits, own: Section) -> Limits:
     """Return a route's limits: its own, or else those of all routes."""
     return Limits(
         **{name: getattr(common, name) if limit is None else limit for name, limit in own}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.app.build.listen import ListenError
 from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles, is_world_readable
@@ -15,8 +15,7 @@ from gateway.system.certificates import CertificateFileError
 from gateway.upstream.tls import CertificateFiles, client_context
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamTlsContexts:
+class UpstreamTlsContexts(NamedTuple):
     """The TLS contexts of an upstream, by protocol; None without TLS."""
 
     http: ssl.SSLContext | None = None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway import __version__
 from gateway.observe.gateway_metrics import GatewayMetrics
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from gateway.observe.tracing.spans import SpanWriter
 
 
-@dataclass(frozen=True, slots=True)
-class Tracing:
+class Tracing(NamedTuple):
     """What decides which calls are traced, and what exports their spans."""
 
     declared: TracingSettings

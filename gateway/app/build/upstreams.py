@@ -142,9 +142,9 @@ def build_upstreams(
     specs: Iterable[UpstreamSpec],
     before: Mapping[str, SharedUpstream],
     metrics: GatewayMetrics,
-    buffers: BufferAccount | None = None,
-    ejection_sync: EjectionSync | None = None,
-    journal: Journal | None = None,
+    buffers: BufferAccount,
+    ejection_sync: EjectionSync | None,
+    journal: Journal,
 ) -> dict[str, SharedUpstream]:
     """Build the upstreams, by name.
 
@@ -153,8 +153,19 @@ def build_upstreams(
     their addresses, and calls in progress keep their slots. ``buffers`` counts what connections
     buffer. ``journal`` gets what happens to the endpoints.
     """
-    parts = metrics, buffers, ejection_sync, journal
-    return {spec.name: _build_or_keep(spec, before.get(spec.name), *parts) for spec in specs}
+
+    def build_or_keep(spec: UpstreamSpec) -> SharedUpstream:
+        old = before.get(spec.name)
+        if old is not None and old.spec == spec:
+            return old
+        limit, pool = (old.upstream.concurrency_limit, old.upstream.pool) if old else (None, None)
+        limit = build_concurrency_limit(
+            spec.name, spec.declared.concurrency, spec.workers, metrics, limit
+        )
+        upstream = _build(spec, metrics, buffers, ejection_sync, journal, limit)
+        return SharedUpstream(spec, upstream, pool)
+
+    return {spec.name: build_or_keep(spec) for spec in specs}
 
 
 def upstreams_by_name(shared: Mapping[str, SharedUpstream]) -> dict[str, Upstream]:
@@ -250,44 +261,23 @@ def _server_address(endpoint: Endpoint, spec: UpstreamSpec) -> ServerAddress:
     return replace(http, grpc=GrpcPort(grpc.port, grpc.tls))
 
 
-def _build_or_keep(
-    spec: UpstreamSpec,
-    before: SharedUpstream | None,
-    metrics: GatewayMetrics,
-    buffers: BufferAccount | None,
-    ejection_sync: EjectionSync | None,
-    journal: Journal | None,
-) -> SharedUpstream:
-    if before is None:
-        return SharedUpstream(spec, _build(spec, metrics, buffers, ejection_sync, journal, None))
-    if before.spec == spec:
-        return before
-    limit = before.upstream.concurrency_limit
-    upstream = _build(spec, metrics, buffers, ejection_sync, journal, limit)
-    return SharedUpstream(spec, upstream, before.upstream.pool)
-
-
 def _build(
     spec: UpstreamSpec,
     metrics: GatewayMetrics,
-    buffers: BufferAccount | None,
+    buffers: BufferAccount,
     ejection_sync: EjectionSync | None,
-    journal: Journal | None,
-    limit_before: ConcurrencyLimit | None,
+    journal: Journal,
+    concurrency_limit: ConcurrencyLimit | None,
 ) -> Upstream:
     declared = spec.declared
     publish = ejection_sync.publisher_for(spec.name) if ejection_sync else None
-
-    endpoint_events = None
-    if journal is not None:
-        endpoint_events = EndpointEvents(journal, spec.name, declared.required)
+    endpoint_events = EndpointEvents(journal, spec.name, declared.required)
 
     def on_ejection(url: str, state: EjectionState) -> bool | None:
         if url and state.ejections:
             metrics.count_ejection(spec.name, url)
         is_known = publish is not None and publish(url, state)
-        if endpoint_events is not None:
-            endpoint_events.record_ejection(pool, url, state)
+        endpoint_events.record_ejection(pool, url, state)
         return is_known
 
     publish_health = None
@@ -297,8 +287,7 @@ def _build(
         publish_health = ejection_sync.health_publisher_for(spec.name, seconds)
 
     def on_health(member: Member) -> bool | None:
-        if endpoint_events is not None:
-            endpoint_events.record_health(member)
+        endpoint_events.record_health(member)
         return publish_health is not None and publish_health(member.endpoint.url, member.is_healthy)
 
     detector: DialectDetector | None = None
@@ -315,9 +304,6 @@ def _build(
             dialect = DIALECTS[declared.dialect]
             _log.info("upstream %s: %s", spec.name, protocol.describe(dialect))
     clock = asyncio.get_running_loop().time
-    concurrency_limit = build_concurrency_limit(
-        spec.name, declared.concurrency, spec.workers, metrics, limit_before
-    )
     on_failure = partial(metrics.count_failure, spec.name)
     pool = build_pool(
         *(spec, buffers, on_ejection, on_failure, detector, concurrency_limit, on_health)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gateway.app.journal.journal import (
     EJECTION_ENDED,
     ENDPOINT_EJECTED,
@@ -53,7 +51,7 @@ class EndpointEvents:
 
     def _record(self, kind: EventKind, who: str, why: str, url: str = "") -> None:
         if kind.level == "error" and not self._required:
-            kind = replace(kind, level="warning")
+            kind = kind._replace(level="warning")
         self._journal.record(kind, who=who, why=why, upstream=self._upstream, endpoint=url)
 
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -30,8 +30,7 @@ Event = dict[str, Any]
 """The time, the level, the kind and the words of an event, its subject, who caused it, and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventKind:
+class EventKind(NamedTuple):
     """A kind of events: its words for operators, and how bad it is.
 
     ``ends`` is the kind of events whose end it is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gateway.app.journal.journal import RELOAD_REFUSED, SETTINGS_RELOADED, EventKind, Journal
 from gateway.app.reload.diff import settings_needing_restart
@@ -15,8 +15,7 @@ from gateway.settings.schema import Settings
 _log = logging.getLogger("tensorgate")
 
 
-@dataclass(frozen=True, slots=True)
-class Revision:
+class Revision(NamedTuple):
     """The settings in use; times are in seconds since the epoch."""
 
     loaded_at: float
@@ -32,8 +31,7 @@ class Revision:
 
     def after_reload(self, now: float) -> Revision:
         """Return the revision of settings that have replaced these."""
-        return replace(
-            self,
+        return self._replace(
             loaded_at=now,
             number=self.number + 1,
             last_failure=None,
@@ -43,8 +41,8 @@ class Revision:
 
     def after_failure(self, reason: str, now: float) -> Revision:
         """Return the revision of these settings after a reload that failed."""
-        return replace(
-            self, last_failure=reason, failed_at=now, reload_failures=self.reload_failures + 1
+        return self._replace(
+            last_failure=reason, failed_at=now, reload_failures=self.reload_failures + 1
         )
 
 

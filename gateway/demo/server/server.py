@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 import zlib
-from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import web
@@ -68,12 +67,7 @@ class DemoServer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     @property

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
 from gateway.codec.v2.buffered_response import (
     ConvertedResponse,
     ResponsePlan,
     convert_body,
     convert_large_body,
 )
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame

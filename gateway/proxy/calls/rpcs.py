@@ -9,10 +9,8 @@ from typing import Final
 import orjson
 from multidict import CIMultiDict
 
-from gateway.codec.grpc.documents import read_request, write_response
+from gateway.codec.grpc.documents import read_request, write_model_config, write_response
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.error_vocabulary import RESPONSE
-from gateway.protocol.grpc.config_from_metadata import make_model_config
 from gateway.protocol.grpc.http_mapping import http_request_of
 from gateway.protocol.grpc.methods import HEALTH_SERVICE, GrpcMethod, find_method
 from gateway.protocol.grpc.rpcs import RPCS
@@ -127,10 +125,7 @@ async def _serve_config_from_metadata(
     def convert(status: int, _headers: CIMultiDict[str], document: bytes) -> Chunks:
         if status != 200:
             raise HttpError(status, document)
-        metadata = parse_json(document)
-        if not isinstance(metadata, dict):
-            raise RESPONSE.malformed(f"{RESPONSE.name} to the request for metadata is no object")
-        return [write_response(RPCS["ModelConfig"], make_model_config(metadata))]
+        return [write_model_config(parse_json(document))]
 
     request, response = _in_http_form(call, "ModelMetadata", path, None, convert, reservation)
     operation = replace(call.operation, kind=OperationKind.MODEL_METADATA)

@@ -159,15 +159,3 @@ Percentage = Annotated[
     Check(Bounded(parse_percent, "0%", "100%"), float, str),
     PlainSerializer(format_percent, return_type=str),
 ]
-
-# Limits that a route can have of its own.
-RequestBytes = Annotated[int, size("1KiB", "1TiB")]
-MaxDecompressionRatio = Annotated[int, count("1", "10000")]
-HeaderBytes = Annotated[int, size("1KiB", "1GiB")]
-JsonDepth = Annotated[int, count("1", "200")]
-MaxTensors = Annotated[int, count("1", "65536")]
-BufferedBodyBytes = Annotated[int, size("1KiB", "1TiB")]
-MinBodyRate = Annotated[int, size("0", "1GiB")]
-MinBodyRateGrace = Annotated[float, time("0s", "1h")]
-IdleTimeout = Annotated[float, time("1ms", "24h")]
-RequestTimeout = Annotated[float, time("1ms", "168h")]

@@ -16,11 +16,6 @@ _PATH_PART = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%-]+")
 _BRACKETS = re.compile(r"\[!?+(?P<within>\]?+[^\]]*)\]")
 # What is seldom meant in a glob, and common in an expression: ^a, a$, .*, .+, \d, ]+, (a|b).
 _OF_EXPRESSIONS = re.compile(r"\A\^|\$\Z|\.[*+]|\\.|\]\+|\([^()]*\|[^()]*\)", re.DOTALL)
-# The parts of an expression that a glob can say, too.
-_PARTS = re.compile(
-    r"\.(?P<times>[*+])|\\(?P<sign>[^\w\s*?\[])"
-    r"|(?:(?P<digit>\\d)|(?P<within>\[[\w-]+\])|(?P<plain>[^\\*+?^$(){}|\[\]]))(?![*+?{])"
-)
 
 
 def parse_pattern(value: object) -> str:
@@ -43,10 +38,9 @@ def pattern_warning(text: str) -> str:
     """
     if text.startswith(_EXPRESSION) or not _OF_EXPRESSIONS.search(text):
         return ""
-    ways = [each for each in (_as_glob(text), _EXPRESSION + text) if each]
     return (
         f"{_quote(text)} looks like a regular expression, but it is a glob, where only * ? and [ ]"
-        f" have a meaning; write {', or '.join(map(_quote, ways))}"
+        f" have a meaning; an expression is written {_quote(_EXPRESSION + text)}"
     )
 
 
@@ -86,18 +80,6 @@ def _describe_no_name(value: object) -> str:
     """Describe a value that is no name, and how quotes make it one."""
     hint = "; in quotes it is text" if isinstance(value, bool | float) else ""
     return describe(value) + hint
-
-
-def _as_glob(expression: str) -> str:
-    """Return the glob that matches what an expression of simple parts does; else empty text."""
-    text = expression.removeprefix("^").removesuffix("$")
-    return "" if _PARTS.sub("", text) else _PARTS.sub(_part_as_glob, text)
-
-
-def _part_as_glob(part: re.Match[str]) -> str:
-    if part["times"]:
-        return "*" if part["times"] == "*" else "?*"
-    return "[0-9]" if part["digit"] else part["sign"] or part["within"] or part["plain"]
 
 
 def _quote(text: str) -> str:

@@ -7,49 +7,26 @@ from typing import Generic, TypeVar
 
 from gateway.settings.values.wording import describe, did_you_mean
 
+# Binary ones come first: a bare M is meant as one of them.
 _SIZE_UNITS = {
     "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
     "kB": 10**3,
     "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
     "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
 }
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-# Spellings that people try, in lower case → the unit that a message proposes.
-_SPELLED_SIZES = {
-    **dict.fromkeys(("b", "byte", "bytes"), "B"),
-    **dict.fromkeys(("kb", "kilobyte", "kilobytes"), "KB"),
-    **dict.fromkeys(("mb", "megabyte", "megabytes"), "MB"),
-    **dict.fromkeys(("gb", "gigabyte", "gigabytes"), "GB"),
-    **dict.fromkeys(("tb", "terabyte", "terabytes"), "TB"),
-    **dict.fromkeys(("k", "ki", "kib", "kibibyte", "kibibytes"), "KiB"),
-    **dict.fromkeys(("m", "mi", "mib", "mebibyte", "mebibytes"), "MiB"),
-    **dict.fromkeys(("g", "gi", "gib", "gibibyte", "gibibytes"), "GiB"),
-    **dict.fromkeys(("t", "ti", "tib", "tebibyte", "tebibytes"), "TiB"),
-}
-_SPELLED_DURATIONS = {
-    **dict.fromkeys(("ms", "msec", "msecs", "millisecond", "milliseconds"), "ms"),
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
-    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), "m"),
-    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), "h"),
-    **dict.fromkeys(("d", "day", "days"), "d"),
-}
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
-_DAY = 86400.0
-_LONGEST_SPELLED = 40  # characters
 
 # Bounded digit counts keep int() and float() clear of their own limits.
 _COUNT = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"([0-9]{1,18}) ?([A-Za-z]*)")
 _PERCENT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(?P<sign> ?%)?")
-_SPELLED = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]+)[\s,]*")
-_DIGITS_IN_GROUPS = re.compile(r"[0-9]{1,3}(?:[ _',.][0-9]{3})+")
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)")
 
 Number = TypeVar("Number", int, float)
@@ -113,8 +90,7 @@ def parse_count(value: object) -> int:
             return value
         case str() if _COUNT.fullmatch(value):
             return int(value)
-    hint = _or(_plain_count(value))
-    raise ValueError(f"expected a whole number, got {describe(value)}{hint}")
+    raise ValueError(f"expected a whole number, got {describe(value)}")
 
 
 def parse_percent(value: object) -> float:
@@ -142,6 +118,7 @@ def parse_size(value: object) -> int:
     Takes a whole number of bytes, or text such as ``100``, ``512KiB``, ``10MB``, ``4GiB``. Raises
     ValueError.
     """
+    hint = ""
     match value:
         case int() if not isinstance(value, bool):
             return value
@@ -149,7 +126,7 @@ def parse_size(value: object) -> int:
             digits, unit = found.groups()
             if factor := _SIZE_UNITS.get(unit or "B"):
                 return int(digits) * factor
-    hint = _or(_plain_size(value))
+            hint = _unit_hint(digits, unit, _SIZE_UNITS)
     raise ValueError(f"expected a size such as 64MiB, got {describe(value)}{hint}")
 
 
@@ -159,6 +136,7 @@ def parse_duration(value: object) -> float:
     Takes a number of seconds, or text such as ``500ms``, ``5s``, ``2m``, ``1.5h``. Raises
     ValueError.
     """
+    hint = ""
     match value:
         case int() | float() if not isinstance(value, bool):
             return float(value)
@@ -166,7 +144,7 @@ def parse_duration(value: object) -> float:
             digits, unit = found.groups()
             if factor := _DURATION_UNITS.get(unit or "s"):
                 return float(digits) * factor
-    hint = _or(_plain_duration(value))
+            hint = _unit_hint(digits, unit, _DURATION_UNITS)
     raise ValueError(f"expected a duration such as 30s, got {describe(value)}{hint}")
 
 
@@ -198,15 +176,6 @@ def _or(plain: str | None) -> str:
     return f"; did you mean {plain}?" if plain else ""
 
 
-def _plain_count(value: object) -> str | None:
-    match value:
-        case float() if value.is_integer() and abs(value) < 1e15:
-            return str(int(value))
-        case str() if _DIGITS_IN_GROUPS.fullmatch(value[:_LONGEST_SPELLED]):
-            return re.sub("[^0-9]", "", value)
-    return None
-
-
 def _plain_percent(value: object) -> str | None:
     text = value.removesuffix("percent").strip() if isinstance(value, str) else str(value)
     if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,3}(?:\.[0-9]{1,9})?", text):
@@ -217,33 +186,13 @@ def _plain_percent(value: object) -> str | None:
     return format_percent(number) if number <= 100 else None
 
 
-def _plain_size(value: object) -> str | None:
-    parts = _spelled(value, _SPELLED_SIZES)
-    if not parts:
-        return None
-    total = sum(number * _SIZE_UNITS[unit] for number, unit in parts)
-    # The step is that of the unit that was written: 1000 or 1024.
-    family = [unit for unit in _SIZE_UNITS if ("i" in unit) == ("i" in parts[0][1])]
-    return _in_largest(total, {unit: _SIZE_UNITS[unit] for unit in ("B", *family)})
-
-
-def _plain_duration(value: object) -> str | None:
-    parts = _spelled(value, _SPELLED_DURATIONS)
-    factors = {**_DURATION_UNITS, "d": _DAY}
-    total = sum(number * factors[unit] for number, unit in parts)
-    return _in_largest(round(total * 1000), _MILLISECONDS)
-
-
-def _spelled(value: object, units: Mapping[str, str]) -> list[tuple[float, str]]:
-    """Return the numbers and units of text such as ``1 hour 30 min``; none of other text."""
-    text = value.strip().lower() if isinstance(value, str) else ""
-    if len(text) > _LONGEST_SPELLED:
-        return []
-    parts = [(found[1], found[2]) for found in _SPELLED.finditer(text)]
-    is_all = _SPELLED.sub("", text) == ""
-    if not is_all or not all(unit in units for _, unit in parts):
-        return []
-    return [(float(number), units[unit]) for number, unit in parts]
+def _unit_hint(digits: str, unit: str, units: Mapping[str, float]) -> str:
+    """Return the end of a message: the unit that begins as the one that was written."""
+    written = unit.lower()
+    for each in units:
+        if each.lower().startswith(written) or written.startswith(each.lower()):
+            return _or(digits + each)
+    return ""
 
 
 def _in_largest(total: float, units: Mapping[str, int]) -> str | None:

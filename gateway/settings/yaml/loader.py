@@ -7,7 +7,7 @@ Plain scalars are typed as YAML 1.2 does, in decimal notation only: ``yes``, ``o
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -39,16 +39,14 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<body>[^}]*)\}|\$\{")
 _REFERENCE_BODY = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Name a position in the file; line and column count from 1."""
 
     line: int
     column: int
 
 
-@dataclass(frozen=True, slots=True)
-class YamlDocument:
+class YamlDocument(NamedTuple):
     """Hold the values of a file, where each was written, and the problems found so far.
 
     A value in a mapping has the position of its key, an item of a list its own. ``unquoted`` has

@@ -14,6 +14,7 @@ from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.routing.latency_outliers import Latency, Outlier
 from gateway.settings.upstreams import Upstream
+from gateway.system.buffers import BufferAccount
 from gateway.upstream.pool.member import Outcome
 from tests.support.addresses import HOST, free_port
 from tests.support.gateway import until
@@ -29,7 +30,7 @@ async def _upstream(
     settings = {"endpoints": list(endpoints), "dialect": "triton", **declared}
     spec = UpstreamSpec("u", Upstream.model_validate(settings), 1, 5, 0, 1000)
     metrics = GatewayMetrics(MetricStore(GATEWAY_FAMILIES, 1).writer(0))
-    upstream = build_upstreams([spec], {}, metrics, journal=journal)["u"]
+    upstream = build_upstreams([spec], {}, metrics, BufferAccount(), None, journal)["u"]
     upstream.acquire()
     await upstream.start()
     yield upstream, journal

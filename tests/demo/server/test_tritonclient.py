@@ -104,46 +104,6 @@ async def test_inputs_and_outputs_may_mix_json_and_binary(server: DemoServer) ->
     np.testing.assert_array_equal(result.as_numpy("SUM"), left + right)
 
 
-async def test_outputs_may_be_binary_and_json(server: DemoServer) -> None:
-    image = np.full((1, 3, 224, 224), 0.25, np.float32)
-    result = await infer(
-        server,
-        "image",
-        tensor("INPUT", "FP32", image, binary=True),
-        outputs=[
-            InferRequestedOutput("INVERTED", binary_data=True),
-            InferRequestedOutput("MEAN", binary_data=False),
-        ],
-    )
-    assert "data" in result.get_output("MEAN")
-    np.testing.assert_array_equal(result.as_numpy("MEAN"), [[0.25] * 3])
-    np.testing.assert_array_equal(result.as_numpy("INVERTED"), 1 - image)
-
-
-@pytest.mark.parametrize("binary", [True, False])
-async def test_empty_tensors_round_trip(server: DemoServer, binary: bool) -> None:
-    empty = np.array([], np.float32)
-    result = await infer(
-        server,
-        "identity_fp32",
-        tensor("INPUT0", "FP32", empty, binary=binary),
-        outputs=[InferRequestedOutput("OUTPUT0", binary_data=binary)],
-    )
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), empty)
-
-
-@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-async def test_compressed_requests_are_decompressed(server: DemoServer, algorithm: str) -> None:
-    array = np.zeros(1000, np.float32)
-    result = await infer(
-        server,
-        "identity_fp32",
-        tensor("INPUT0", "FP32", array, binary=True),
-        request_compression_algorithm=algorithm,
-    )
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
-
-
 async def test_error_reaches_the_client(server: DemoServer) -> None:
     inputs = tensor("INPUT0", "FP32", np.zeros(1, np.float32), binary=True)
     with pytest.raises(InferenceServerException, match="missing required input 'INPUT1'") as error:
@@ -181,17 +141,3 @@ async def test_client_reads_metadata(looked_up: dict[str, Any]) -> None:
     assert {"name": "add", "version": "1", "state": "READY"} in looked_up["index"]
     assert looked_up["statistics"]["model_stats"][0]["name"] == "add"
     assert (looked_up["half ready"], looked_up["half ready again"]) == (False, True)
-
-
-async def test_trace_settings_can_be_changed(server: DemoServer) -> None:
-    def call() -> tuple[Any, ...]:
-        with triton(server.url) as client:
-            before = client.get_trace_settings("add")
-            changes = {"trace_level": ["TIMESTAMPS"], "trace_rate": "5"}
-            changed = client.update_trace_settings("add", settings=changes)
-            cleared = client.update_trace_settings("add", settings=dict.fromkeys(changes))
-            return before, changed, cleared, client.get_trace_settings()
-
-    before, changed, cleared, everywhere = await asyncio.to_thread(call)
-    assert (changed["trace_level"], changed["trace_rate"]) == (["TIMESTAMPS"], "5")
-    assert before == cleared == everywhere

@@ -144,11 +144,6 @@ def test_response_members_are_in_tritons_order() -> None:
     assert response.headers == {"Content-Type": "application/json"}
 
 
-def test_response_without_id_has_no_id_member() -> None:
-    header, _ = parts(encode_infer_response("m", "1", InferRequest(), [tensor("x", 1)]))
-    assert list(header) == ["model_name", "model_version", "outputs"]
-
-
 def test_response_may_mix_json_and_binary() -> None:
     outputs = (RequestedOutput("x", binary=True), RequestedOutput("y"))
     response = encode_infer_response(

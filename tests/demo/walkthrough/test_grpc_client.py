@@ -45,13 +45,13 @@ async def test_refused_call_is_an_error() -> None:
     refuse = fail(grpc.StatusCode.INTERNAL, "out of memory")
     with (
         grpc_server(unary={"ModelInfer": refuse}) as server,
-        pytest.raises(GrpcError, match="the response has no message"),
+        pytest.raises(GrpcError, match="out of memory"),
     ):
         await call(f"http://{server.address}", INFER, b"")
 
 
 async def test_address_without_a_server_is_an_error() -> None:
-    with pytest.raises(GrpcError, match="no response"):
+    with pytest.raises(GrpcError, match="Connection refused"):
         await call(f"http://{free_address()}", INFER, b"")
 
 
@@ -64,7 +64,7 @@ async def test_server_that_leaves_within_a_response_is_an_error() -> None:
     server = await asyncio.start_server(leave, "127.0.0.1", 0)
     async with server:
         host, port = server.sockets[0].getsockname()
-        with pytest.raises(GrpcError, match="no response"):
+        with pytest.raises(GrpcError, match="does not speak HTTP/2"):
             await call(f"http://{host}:{port}", INFER, b"")
 
 

@@ -83,7 +83,7 @@ async def test_client_disconnects_while_it_sends(data: bytes, way: str) -> None:
     async with ScriptedServer(read_heads_only) as server:
         async with running_gateway(server.url) as gateway, gateway.client() as client:
             await client.send(data[: len(data) // 2])
-            await until(lambda: gateway.gateway._listener._active_calls)
+            await until(lambda: gateway.gateway.listener._active_calls)
             await asyncio.sleep(0.02)
             await leave(client)
             await _everyone_is_let_go(server)
@@ -223,7 +223,7 @@ async def never_reads(connection: Connection) -> None:
 
 async def _fill(client: RawClient, gateway: RunningGateway, data: bytes = bytes(50_000)) -> None:
     """Send until the gateway stops reading, and all that was sent has left the client's host."""
-    (connection,) = http1_connections(gateway.gateway._listener)
+    (connection,) = http1_connections(gateway.gateway.listener)
     seen = 0
     async with asyncio.timeout(20):
         while seen < 5 or client.unsent:  # several times: a single pause may be short
@@ -244,9 +244,9 @@ async def test_client_disconnects_while_its_upload_is_paused(leave: Leave) -> No
         await _fill(client, gateway)
         assert gateway.outstanding == 1
         await leave(client)
-        await until(lambda: not gateway.gateway._listener.connections)
+        await until(lambda: not gateway.gateway.listener.connections)
         await gateway.until_idle()
-        assert gateway.gateway._listener.buffers.total == 0
+        assert gateway.gateway.listener.buffers.total == 0
 
 
 async def test_client_disconnects_while_many_of_its_requests_wait() -> None:
@@ -260,4 +260,4 @@ async def test_client_disconnects_while_many_of_its_requests_wait() -> None:
         await _fill(client, gateway, GET * 500)
         await client.close()
         await gateway.until_idle()
-        assert gateway.gateway._listener.buffers.total == 0
+        assert gateway.gateway.listener.buffers.total == 0

@@ -131,7 +131,7 @@ async def test_cancelled_call_is_read_to_its_end(path: str) -> None:
     async with running() as test:
         stream = await test.begin(more=PATHS[path])
         test.client.reset_stream(stream)
-        await until(lambda: not test.gateway.gateway._listener._active_calls)
+        await until(lambda: not test.gateway.gateway.listener._active_calls)
         await test.let_server_respond()
         assert (test.server.calls[0].ended, test.server.calls[0].reset) == (True, None)
 
@@ -142,7 +142,7 @@ async def test_client_that_leaves_cancels_nothing(path: str) -> None:
         await leaving.start("POST", INFER, MESSAGE, [*HEADERS, *PATHS[path]])
         await until(lambda: test.server.calls)
         leaving.reset()
-        await until(lambda: not test.gateway.gateway._listener._active_calls)
+        await until(lambda: not test.gateway.gateway.listener._active_calls)
         await test.let_server_respond()
         assert test.server.calls[0].reset is None
 
@@ -186,7 +186,7 @@ async def test_http_client_that_leaves_cancels_no_inference_over_grpc() -> None:
                 request("POST", HTTP_INFER, json.dumps({"inputs": [tensor]}).encode())
             )
             await until(lambda: test.server.calls)
-        await until(lambda: not test.gateway.gateway._listener._active_calls)
+        await until(lambda: not test.gateway.gateway.listener._active_calls)
         await test.let_server_respond()
         assert test.server.calls[0].reset is None
 
@@ -195,7 +195,7 @@ async def test_drained_calls_hold_their_slots() -> None:
     async with running() as test:
         for _ in range(4):
             test.client.reset_stream(await test.begin())
-        await until(lambda: not test.gateway.gateway._listener._active_calls)
+        await until(lambda: not test.gateway.gateway.listener._active_calls)
         assert (test.limit.active, test.gateway.outstanding) == (4, 4)
         waiting = await test.client.start("POST", INFER, MESSAGE, HEADERS)
         await until(lambda: test.limit.queued == 1)
@@ -234,6 +234,6 @@ async def test_gateway_that_stops_waits_for_no_drained_call() -> None:
                 stream = await client.start("POST", INFER, MESSAGE, HEADERS)
                 await until(lambda: served.calls)
                 client.reset_stream(stream)
-            await until(lambda: not gateway._listener._active_calls)
+            await until(lambda: not gateway.listener._active_calls)
             assert not served.call.reset
         await until(lambda: served.call.reset is not None)

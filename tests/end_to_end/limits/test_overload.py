@@ -457,7 +457,7 @@ async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> N
         running_gateway(server.url, max_buffered_bytes=budget) as gateway,
         AsyncExitStack() as stack,
     ):
-        buffers = gateway.gateway._listener.buffers
+        buffers = gateway.gateway.listener.buffers
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(count)]
         for client in clients:
             await client.send(data[: WAYS[way]])
@@ -488,7 +488,7 @@ async def test_long_heads_of_active_calls_count() -> None:
         running_gateway(server.url, max_buffered_bytes=f"{8 * 2400}KiB") as gateway,
         AsyncExitStack() as stack,
     ):
-        buffers = gateway.gateway._listener.buffers
+        buffers = gateway.gateway.listener.buffers
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(9)]
         for client in clients:
             await client.send(data)
@@ -505,7 +505,7 @@ async def test_long_heads_of_active_calls_count() -> None:
             assert (await client.read_response()).status == 200
         await gateway.until_idle()
         assert buffers.buffered == 0
-        assert {each.call for each in http1_connections(gateway.gateway._listener)} == {None}
+        assert {each.call for each in http1_connections(gateway.gateway.listener)} == {None}
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["part", "whole"])
@@ -528,7 +528,7 @@ async def test_long_heads_of_responses_count(whole: bool) -> None:
         ScriptedServer(script) as server,
         running_gateway(server.url) as gateway,
     ):
-        buffers = gateway.gateway._listener.buffers
+        buffers = gateway.gateway.listener.buffers
         async with gateway.client() as client:
             for _ in range(2):  # the second takes the fast path
                 await client.send(request("GET", "/v2/x"))

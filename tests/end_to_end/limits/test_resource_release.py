@@ -138,7 +138,7 @@ async def leave(client: RawClient, gateway: RunningGateway) -> None:
     """Reset the connection, and wait until the gateway has noted it."""
     client.reset()
     await gateway.until_idle()
-    await until(lambda: not gateway.gateway._listener.connections)
+    await until(lambda: not gateway.gateway.listener.connections)
 
 
 Ending = Callable[[RawClient, bytes, RunningGateway], Awaitable[None]]
@@ -155,7 +155,7 @@ async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **set
             async with gateway.client() as client:
                 await end(client, data, gateway)
             await gateway.until_idle()
-            await until(lambda: not gateway.gateway._listener.connections)
+            await until(lambda: not gateway.gateway.listener.connections)
 
         try:
             # A look at all objects takes longer than a call.
@@ -190,7 +190,7 @@ async def breaks(client: RawClient, data: bytes, gateway: RunningGateway) -> Non
 async def leaves_sending(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
     """Send a part of a request, then disconnect."""
     client.send_nowait(data[: len(data) * 2 // 3])
-    await until(lambda: gateway.gateway._listener._active_calls)
+    await until(lambda: gateway.gateway.listener._active_calls)
     await asyncio.sleep(0.02)
     await leave(client, gateway)
 
@@ -198,7 +198,7 @@ async def leaves_sending(client: RawClient, data: bytes, gateway: RunningGateway
 async def leaves_waiting(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
     """Send a request, then disconnect before the response."""
     client.send_nowait(data)
-    await until(lambda: gateway.outstanding or not gateway.gateway._listener._active_calls)
+    await until(lambda: gateway.outstanding or not gateway.gateway.listener._active_calls)
     await asyncio.sleep(0.02)
     await leave(client, gateway)
 
@@ -307,7 +307,7 @@ async def test_client_disconnect_before_its_task_starts_frees_everything(
                 await client.send(SMALL["GET"])
                 assert not await client.rest()
             await gateway.until_idle()
-        buffers = gateway.gateway._listener.buffers
+        buffers = gateway.gateway.listener.buffers
         assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
 
 

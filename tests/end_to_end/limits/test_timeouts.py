@@ -390,7 +390,7 @@ async def test_client_that_leaves_a_response_unread_is_dropped(headers: dict[str
         gateway.client() as client,
     ):
         client.stop_reading()
-        listener = gateway.gateway._listener
+        listener = gateway.gateway.listener
         await client.send(request("GET", "/v2/x"))
         await until(lambda: listener._connections)
         (connection,) = http1_connections(listener)

@@ -303,7 +303,7 @@ async def _wait_for_arrival() -> None:
 
 
 def _make_impatient(gateway: RunningGateway) -> None:
-    deferrals = gateway.gateway._listener.deferrals
+    deferrals = gateway.gateway.listener.deferrals
     deferrals._small._timeout = deferrals._large._timeout = 0.0
     for endpoint in gateway.gateway.active_config.upstreams["servers"].pool.endpoints:
         endpoint.deferrals._timeout = 0.0  # type: ignore[attr-defined]

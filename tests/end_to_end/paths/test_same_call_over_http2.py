@@ -185,7 +185,7 @@ async def test_slow_reader_gets_a_buffered_response_whole() -> None:
                     client.open_window(30_000)
             assert reply.body.endswith(body[-400_000:])
         await gateway.until_idle()
-        assert gateway.gateway._listener.buffers.buffered == 0
+        assert gateway.gateway.listener.buffers.buffered == 0
 
 
 @pytest.mark.parametrize("more", [{}, LONG_HEAD], ids=["fast path", "streaming path"])
@@ -199,7 +199,7 @@ async def test_request_may_be_cancelled_anywhere(
         async with connect_http2(gateway.url) as client:
             stream = client.send_headers("POST", IDENTITY, fields)
             await client.send_data(stream, body[:size], end_stream=False)
-            await until(lambda: gateway.gateway._listener.requests)
+            await until(lambda: gateway.gateway.listener.requests)
             client.reset_stream(stream)
             await gateway.until_idle()
             await until(lambda: call_records)
@@ -211,5 +211,5 @@ async def test_request_may_be_cancelled_anywhere(
             client.reset_stream(stream)
             await gateway.until_idle()
             client.reads = True
-        assert gateway.gateway._listener.buffers.buffered == 0
-        assert gateway.gateway._listener.buffers.reserved == 0
+        assert gateway.gateway.listener.buffers.buffered == 0
+        assert gateway.gateway.listener.buffers.reserved == 0

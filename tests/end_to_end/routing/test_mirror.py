@@ -267,7 +267,7 @@ async def _everything(shadow: str | None) -> tuple[list[Any], list[Any]]:
         gateway.client() as client,
     ):
         seen = [_seen(await client.ask(data)) for data in REQUESTS]
-        assert not gateway.gateway._listener._active_calls
+        assert not gateway.gateway.listener._active_calls
         pools = gateway.gateway.active_config.upstreams["server"].pool
         assert pools.outstanding == [0]
         own = server.url.removeprefix("http://")  # the Host of the gateway's own requests
@@ -449,7 +449,7 @@ async def test_hanging_mirror_does_not_delay_a_drain(
                     for data in (infer_json(), request("POST", GENERATE, TENSOR)):
                         assert (await client.ask(data)).status == 200
                 await until(lambda: len(shadow.connections) == 2)
-                assert not gateway.gateway._listener._active_calls
+                assert not gateway.gateway.listener._active_calls
             assert gateway.gateway.dropped == 0
             for connection in shadow.connections:
                 await connection.left.wait()
@@ -471,7 +471,7 @@ async def test_call_during_a_drain_is_still_mirrored() -> None:
             await client.send(request("POST", GENERATE, b"{}"))
             await until(lambda: shadow.connections)
             leaving = asyncio.create_task(serving.__aexit__(None, None, None))
-            await until(lambda: gateway.gateway._listener.draining)
+            await until(lambda: gateway.gateway.listener.draining)
             assert _in_flight(gateway) == 1
             free.set()
             assert (await client.read_response()).status == 200

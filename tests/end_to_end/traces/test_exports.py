@@ -107,8 +107,8 @@ async def test_log_and_exemplars_name_a_trace_that_the_gateway_began(
 async def test_without_tracing_nothing_is_loaded_or_started() -> None:
     """A fresh interpreter, since the tests load it all."""
     program = (
-        "import sys; import gateway.app.gateway; "
-        "print([name for name in sys.modules if name.startswith(('opentelemetry', 'grpc'))])"
+        "import sys; import gateway.app.gateway; lazy = ('opentelemetry', 'grpc', 'google'); "
+        "print([name for name in sys.modules if name.startswith(lazy)])"
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
@@ -174,7 +174,7 @@ async def test_reload_of_the_sample_keeps_the_exporter(
     traced: Traced, receiver: TraceReceiver
 ) -> None:
     async with ScriptedServer(GOOD) as server, traced(server.url) as gateway:
-        before = gateway.gateway._tracing
+        before = gateway.gateway.parts.tracing
         assert before is not None
         assert before.declared is not None
         off = before.declared.model_copy(update={"sample": 0.0})
@@ -184,7 +184,7 @@ async def test_reload_of_the_sample_keeps_the_exporter(
         async with gateway.client() as client:
             assert (await client.ask(GET)).status == 200
             assert (await client.ask(_with(SAMPLED))).status == 200
-        after = gateway.gateway._tracing
+        after = gateway.gateway.parts.tracing
         assert after is not None
         assert after.exporter is before.exporter
     assert {span.trace_id for span in receiver.spans} == {TRACE}

@@ -91,7 +91,7 @@ async def test_idle_stream_ends_with_unavailable(
             stream.send()
             await stream.receive()
         else:
-            await until(lambda: gateway.gateway._listener.requests)
+            await until(lambda: gateway.gateway.listener.requests)
         await cause(gateway)
         expected = (grpc.StatusCode.UNAVAILABLE, f"{reason}, and nothing moved on this stream")
         assert await stream.error() == expected

@@ -31,42 +31,14 @@ def test_an_invalid_pattern_is_an_error(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "ways"),
-    [
-        ("^resnet.*$", "'resnet*', or 're:^resnet.*$'"),
-        ("^bert", "'bert', or 're:^bert'"),
-        ("bert$", "'bert', or 're:bert$'"),
-        ("resnet.*", "'resnet*', or 're:resnet.*'"),
-        (r"resnet\.v.+", r"'resnet.v?*', or 're:resnet\.v.+'"),
-        (r"v\d", r"'v[0-9]', or 're:v\d'"),
-        (r"^.*-v\d[a-c]$", r"'*-v[0-9][a-c]', or 're:^.*-v\d[a-c]$'"),
-        # No glob says these.
-        (r"llama-\d+b", r"'re:llama-\d+b'"),
-        ("(llama|bert)-7b", "'re:(llama|bert)-7b'"),
-        ("[a-c]+", "'re:[a-c]+'"),
-        ("^a{3}$", "'re:^a{3}$'"),
-        ("^", "'re:^'"),
-    ],
+    "pattern",
+    ["^bert", "bert$", "resnet.*", "v.+", r"llama-\d+b", "(llama|bert)-7b", "[a-c]+", "^"],
 )
-def test_regular_expression_without_its_prefix_is_warned_of(pattern: str, ways: str) -> None:
+def test_regular_expression_without_its_prefix_is_warned_of(pattern: str) -> None:
     assert parse_pattern(pattern) == pattern
     looks = f"'{pattern}' looks like a regular expression, but it is a glob, "
-    assert pattern_warning(pattern) == f"{looks}where only * ? and [ ] have a meaning; write {ways}"
-
-
-@pytest.mark.parametrize(
-    ("expression", "names"),
-    [
-        ("^resnet.*$", ["resnet", "resnet50", "a-resnet", "resnet.50"]),
-        (r"v\d", ["v1", "va", "v", "v11"]),
-        (r"resnet\.v.+", ["resnet.v1", "resnet.v", "resnet-v1", "resnet.v10"]),
-        ("^.*-v[12]$", ["a-v1", "a-v3", "-v2"]),
-    ],
-)
-def test_glob_that_is_proposed_matches_the_same(expression: str, names: list[str]) -> None:
-    glob = pattern_warning(expression).partition("; write '")[2].partition("'")[0]
-    meant = Pattern.of(f"re:{expression}")
-    assert [Pattern.of(glob).matches(name) for name in names] == list(map(meant.matches, names))
+    written = f"where only * ? and [ ] have a meaning; an expression is written 're:{pattern}'"
+    assert pattern_warning(pattern) == looks + written
 
 
 @pytest.mark.parametrize(

@@ -12,86 +12,95 @@ from gateway.settings.values.units import (
     parse_size,
 )
 
-SIZES = [
-    (0, 0),
-    (4096, 4096),
-    ("100", 100),
-    ("7B", 7),
-    ("512KiB", 512 * 1024),
-    ("64MiB", 64 * 1024**2),
-    ("64 MiB", 64 * 1024**2),
-    ("4GiB", 4 * 1024**3),
-    ("2TiB", 2 * 1024**4),
-    ("5kB", 5_000),
-    ("5KB", 5_000),
-    ("10MB", 10_000_000),
-    ("3GB", 3_000_000_000),
-    ("1TB", 10**12),
-]
-NOT_SIZES: list[object] = [
-    *("", " ", "lots", "MiB", "-1MiB", "1.5MiB", "64mib", "64M", "64Mb", "64MiB ", "1_000", "٣"),
-    *("1\n", "9" * 19, "9" * 5000, True, None, 1.0, [1], {"a": 1}),
-]
-DURATIONS = [
-    (5, 5.0),
-    (0.25, 0.25),
-    ("30", 30.0),
-    ("1.5", 1.5),
-    ("500ms", 0.5),
-    ("5s", 5.0),
-    ("5 s", 5.0),
-    ("2m", 120.0),
-    ("1h", 3600.0),
-    ("1.5h", 5400.0),
-]
-NOT_DURATIONS: list[object] = [
-    *("", "soon", "s", "-1s", "1h30m", "5S", "1d", "12:30", ".inf", "nan", "1e3", ".5", "5.", "٣s"),
-    *("9" * 5000, True, None, [], {}),
-]
-NOT_COUNTS: list[object] = ["", "ten", "1.0", "-1", "1 000", "٣", "9" * 5000, 1.0, True, None, []]
+Parse = Callable[[object], float]
 
-PERCENTAGES: list[tuple[object, float]] = [
-    *(("0%", 0.0), ("50%", 50.0), ("7 %", 7.0), ("33.3%", 33.3), ("100%", 100.0), ("150%", 150.0)),
-    *((0, 0.0), (1, 1.0), (50, 50.0), (12.5, 12.5), ("50", 50.0), ("0.5%", 0.5)),
-]
-NOT_PERCENTAGES: list[object] = [
-    *("", "%", "half", "-1%", ".5%", "1e1%", "٣%", "0.5", 0.5, 0.999, -1, True, None, [], math.nan),
-]
-
-
-@pytest.mark.parametrize(("written", "size"), SIZES)
-def test_sizes_are_bytes(written: object, size: int) -> None:
-    assert parse_size(written) == size
-
-
-@pytest.mark.parametrize("written", NOT_SIZES)
-def test_an_invalid_size_is_an_error_with_an_example(written: object) -> None:
-    with pytest.raises(ValueError, match=r"^expected a size such as 64MiB, got "):
-        parse_size(written)
-
-
-@pytest.mark.parametrize(("written", "duration"), DURATIONS)
-def test_durations_are_seconds(written: object, duration: float) -> None:
-    parsed = parse_duration(written)
-    assert parsed == duration
-    assert isinstance(parsed, float)
-
-
-@pytest.mark.parametrize("written", NOT_DURATIONS)
-def test_an_invalid_duration_is_an_error_with_an_example(written: object) -> None:
-    with pytest.raises(ValueError, match=r"^expected a duration such as 30s, got "):
-        parse_duration(written)
-
-
-def test_counts_are_whole_numbers_or_their_digits() -> None:
-    assert parse_count(64) == 64
-    assert parse_count("64") == 64
+VALID: dict[Parse, dict[object, float]] = {
+    parse_count: {64: 64, "64": 64},
+    parse_size: {
+        0: 0,
+        4096: 4096,
+        "100": 100,
+        "7B": 7,
+        "512KiB": 512 * 1024,
+        "64 MiB": 64 * 1024**2,
+        "4GiB": 4 * 1024**3,
+        "2TiB": 2 * 1024**4,
+        "5kB": 5_000,
+        "5KB": 5_000,
+        "10MB": 10_000_000,
+        "3GB": 3_000_000_000,
+        "1TB": 10**12,
+    },
+    parse_duration: {
+        5: 5.0,
+        0.25: 0.25,
+        "30": 30.0,
+        "1.5": 1.5,
+        "500ms": 0.5,
+        "5 s": 5.0,
+        "2m": 120.0,
+        "1h": 3600.0,
+        "1.5h": 5400.0,
+    },
+    parse_percent: {
+        "0%": 0.0,
+        "7 %": 7.0,
+        "33.3%": 33.3,
+        "100%": 100.0,
+        "150%": 150.0,
+        0: 0.0,
+        1: 1.0,
+        50: 50.0,
+        12.5: 12.5,
+        "50": 50.0,
+        "0.5%": 0.5,
+    },
+}
+"""What is written, and what it means."""
+INVALID: dict[Parse, tuple[str, list[object]]] = {
+    parse_count: (
+        "a whole number",
+        ["", "ten", "1.0", "-1", "1 000", "٣", "9" * 5000, 1.0, True, None, []],
+    ),
+    parse_size: (
+        "a size such as 64MiB",
+        [
+            *("", " ", "lots", "MiB", "-1MiB", "1.5MiB", "64mib", "64M", "64MiB ", "1_000", "٣"),
+            *("1\n", "9" * 19, "9" * 5000, True, None, 1.0, [1], {"a": 1}),
+        ],
+    ),
+    parse_duration: (
+        "a duration such as 30s",
+        [
+            *("", "soon", "s", "-1s", "1h30m", "5S", "1d", "12:30", ".inf", "nan", "1e3", ".5"),
+            *("5.", "٣s", "9" * 5000, True, None, [], {}),
+        ],
+    ),
+    parse_percent: (
+        "a percentage such as 50%",
+        [
+            *("", "%", "half", "-1%", ".5%", "1e1%", "٣%", "0.5", 0.5, 0.999, -1, True, None, []),
+            math.nan,
+        ],
+    ),
+}
 
 
-@pytest.mark.parametrize("written", NOT_COUNTS)
-def test_an_invalid_count_is_an_error(written: object) -> None:
-    with pytest.raises(ValueError, match=r"^expected a whole number, got "):
-        parse_count(written)
+@pytest.mark.parametrize("parse", VALID)
+def test_values_are_read_as_operators_write_them(parse: Parse) -> None:
+    for written, value in VALID[parse].items():
+        parsed = parse(written)
+        assert (parsed, type(parsed)) == (value, type(value))
+        if parse is parse_percent:
+            assert parse_percent(format_percent(parsed)) == parsed
+
+
+@pytest.mark.parametrize("parse", INVALID)
+def test_an_invalid_value_is_an_error_with_an_example(parse: Parse) -> None:
+    expected, values = INVALID[parse]
+    for written in values:
+        with pytest.raises(ValueError, match=f"^expected {expected}, got "):
+            parse(written)
 
 
 def test_both_bounds_are_inclusive() -> None:
@@ -106,36 +115,29 @@ def test_a_value_beyond_a_bound_is_an_error_that_names_both(written: object) -> 
         Bounded(parse_size, "1KiB", "1MiB")(written)
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_nonfinite_number_is_beyond_all_bounds(number: float) -> None:
-    with pytest.raises(ValueError, match=r"^expected 1ms to 1h, got "):
-        Bounded(parse_duration, "1ms", "1h")(number)
+def test_a_nonfinite_number_is_beyond_all_bounds() -> None:
+    for number in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match=r"^expected 1ms to 1h, got "):
+            Bounded(parse_duration, "1ms", "1h")(number)
 
 
 @pytest.mark.parametrize(
     ("parse", "written", "meant"),
     [
-        (parse_duration, "5 minutes", "5m"),
-        (parse_duration, "30SEC", "30s"),
-        (parse_duration, "1h30m", "90m"),
-        (parse_duration, "1 hour, 30 min", "90m"),
-        (parse_duration, "2 days", "48h"),
-        (parse_duration, "1.5 hours", "90m"),
+        (parse_duration, "30sec", "30s"),
+        (parse_duration, "1.5 hours", "1.5h"),
+        (parse_duration, "10 Msec", "10ms"),
+        (parse_duration, "2 minutes", "2m"),
         (parse_size, "64mb", "64MB"),
         (parse_size, "64 M", "64MiB"),
         (parse_size, "64Mi", "64MiB"),
-        (parse_size, "1.5GiB", "1536MiB"),
-        (parse_size, "2 gigabytes", "2GB"),
         (parse_size, "1024 bytes", "1024B"),
-        (parse_count, "1_000", "1000"),
-        (parse_count, "1,000,000", "1000000"),
-        (parse_count, 8.0, "8"),
         (parse_percent, 0.125, "12.5%"),
         (parse_percent, "7 percent", "7%"),
     ],
 )
-def test_an_error_proposes_the_value_that_was_meant(
-    parse: Callable[[object], float], written: object, meant: str
+def test_an_error_proposes_the_unit_or_the_percentage_that_was_meant(
+    parse: Parse, written: object, meant: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"; did you mean {meant}\?$"):
         parse(written)
@@ -146,33 +148,17 @@ def test_an_error_proposes_the_value_that_was_meant(
     ("parse", "written"),
     [
         (parse_duration, "5 fortnights"),
-        (parse_duration, "0 minutes"),
-        (parse_duration, "1 minute" * 100),
-        (parse_duration, "5 minutes or so"),
-        (parse_size, "1.0005 KiB"),
-        (parse_size, "9" * 12 + "mb"),
-        (parse_count, "1,00"),
-        (parse_count, 1.5),
+        (parse_duration, "1h30m"),
+        (parse_size, "1.5GiB"),
+        (parse_count, "1,000"),
         (parse_count, math.inf),
         (parse_percent, "150 percent"),
         (parse_percent, True),
     ],
 )
 def test_an_error_proposes_nothing_where_the_meaning_is_unclear(
-    parse: Callable[[object], float], written: object
+    parse: Parse, written: object
 ) -> None:
     with pytest.raises(ValueError) as error:
         parse(written)
     assert "did you mean" not in str(error.value)
-
-
-@pytest.mark.parametrize(("written", "percent"), PERCENTAGES)
-def test_a_percentage_has_its_sign_or_is_a_number_from_1(written: object, percent: float) -> None:
-    assert parse_percent(written) == percent
-    assert parse_percent(format_percent(percent)) == percent
-
-
-@pytest.mark.parametrize("written", NOT_PERCENTAGES)
-def test_an_invalid_percentage_is_an_error_with_an_example(written: object) -> None:
-    with pytest.raises(ValueError, match=r"^expected a percentage such as 50%, got "):
-        parse_percent(written)

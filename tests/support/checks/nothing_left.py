@@ -14,10 +14,10 @@ from typing import Any
 
 from gateway.app.active_config import ActiveConfig
 from gateway.app.gateway import Gateway
+from gateway.app.standalone import StandaloneGateway
 from gateway.listener.server import HttpListener
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
-from gateway.settings.schema import Settings
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.grpc.endpoint import GrpcEndpoint
 from gateway.upstream.http.endpoint import HttpEndpoint
@@ -48,38 +48,34 @@ class Remains:
 
 
 @asynccontextmanager
-async def nothing_left(
-    settings: Settings, unchecked: str = "", **options: Any
-) -> AsyncIterator[tuple[Gateway, Remains]]:
+async def nothing_left(gateway: Gateway, unchecked: str = "") -> AsyncIterator[Remains]:
     """Run a gateway in this process; check that it keeps nothing of its peers, and still serves.
 
     All clients and calls must be gone at the end. Which server could serve the next client is not
     known here, so that one asks whether the gateway is alive. ``unchecked`` says why a gateway may
-    keep something while it runs. ``options`` are those of ``Gateway``.
+    keep something while it runs.
     """
     before = asyncio.all_tasks()
     with FaultsLogged() as faults:
-        async with Gateway(settings, **options) as gateway:
+        async with gateway:
             remains = Remains(gateway, faults)
-            yield gateway, remains
+            yield remains
             if not unchecked:
                 await remains.until_nothing()
                 # What the test counts of its own calls, it may look at later.
                 gateway.listener._observers = ()
-                if _serves_anybody(gateway, settings):
+                if isinstance(gateway, StandaloneGateway) and _serves_anybody(gateway):
                     await check_alive(gateway.addresses[0])
                     await remains.until_nothing()
         await _until_none(lambda: dict.fromkeys(_tasks_of_gateways() - before, 1))
         faults.check()
 
 
-def _serves_anybody(gateway: Gateway, settings: Settings) -> bool:
-    """Whether a client without a certificate is served: not after a stop that the test wanted.
-
-    A worker's gateway has no address: it is given its connections.
-    """
-    wants_certificates = settings.tls is not None and settings.tls.client_ca is not None
-    return bool(gateway.addresses) and not (gateway.listener.draining or wants_certificates)
+def _serves_anybody(gateway: Gateway) -> bool:
+    """Whether a client without a certificate is served: not after a stop that the test wanted."""
+    tls = gateway.settings.tls
+    wants_certificates = tls is not None and tls.client_ca is not None
+    return not (gateway.listener.draining or wants_certificates)
 
 
 def find_left(gateway: Gateway) -> dict[str, int]:

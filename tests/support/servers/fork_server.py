@@ -22,7 +22,9 @@ _MAX_MESSAGE = 1 << 20
 
 def main(control: socket.socket) -> None:
     """Start processes until nobody can ask for more."""
-    from gateway.app import serve  # noqa: F401  # each process has it already
+    # Each process has them already.
+    from gateway.admin import application  # noqa: F401
+    from gateway.app import standalone, with_workers  # noqa: F401
     from gateway.cli import main as _  # noqa: F401
 
     gc.freeze()

@@ -1,0 +1,325 @@
+"""A gateway that is one process: it opens its addresses, and serves clients and operators there."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from gateway.app.admin_source import DRAIN_GRACE, AdminSource
+from gateway.app.background import BackgroundTask
+from gateway.app.build.listen import (
+    BoundAddress,
+    close,
+    describe_addresses,
+    difference,
+    listen,
+    listen_addresses,
+)
+from gateway.app.gateway import Gateway, Parts, logged
+from gateway.app.loaded_resources import LoadedResources, load_resources
+from gateway.app.process import (
+    MallocTrim,
+    handle_signals,
+    log_started,
+    log_stopped,
+    log_stopping,
+    run,
+    set_log_level,
+)
+from gateway.app.reload.failure import failure_text
+from gateway.app.reload.prepared import CloseReplaced, OnApplied, PreparedReload, notify_applied
+from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
+from gateway.app.reload.source import SettingsSource
+from gateway.app.shared_memory import SharedMemory
+from gateway.app.status_publisher import decode_status, encode_status
+from gateway.listener.accept import AcceptingSockets
+from gateway.settings.schema import Settings
+from gateway.settings.values.addresses import Address
+from gateway.system.file_watcher import POLL_INTERVAL
+from gateway.system.memory import tune_garbage_collector
+from gateway.workers.control import Question
+
+if TYPE_CHECKING:
+    from gateway.admin.application import AdminSite
+
+
+def serve(settings: Settings, source: SettingsSource) -> None:
+    """Serve until SIGTERM or Ctrl-C, and finish the calls in progress.
+
+    Raises ListenError, UpstreamTlsError and ApiKeysError.
+    """
+    run(_serve(settings, source))
+
+
+async def _serve(settings: Settings, source: SettingsSource) -> None:
+    stop = asyncio.Event()
+    # Until it serves, Ctrl-C is not for it to handle.
+    handle_signals(stop.set, signal.SIGTERM)
+    revision = Revision(time.time(), str(source.file))
+    async with StandaloneGateway(settings, revision) as gateway:
+        async with SingleProcessReloader(gateway, source, set_log_level) as reloader, MallocTrim():
+            handle_signals(stop.set, signal.SIGINT)
+            handle_signals(reloader.request_reload, signal.SIGHUP)
+            log_started(gateway.addresses)
+            await gateway.operators_served()
+            tune_garbage_collector()
+            await stop.wait()
+        log_stopping(gateway.settings)
+    log_stopped(gateway.dropped)
+
+
+class _Doors(NamedTuple):
+    """The addresses of one version of the settings, and who serves operators there, if any does."""
+
+    settings: Settings
+    bound: tuple[BoundAddress, ...]
+    admin: AdminSite | None
+
+    def sockets(self, each: BoundAddress, clients: AcceptingSockets) -> AcceptingSockets:
+        """Return what accepts at an address: that of operators, or else that of ``clients``."""
+        if self.admin is None or each.address != self._operators:
+            return clients
+        return self.admin.sockets
+
+    @property
+    def _operators(self) -> Address | None:
+        return self.settings.admin.listen
+
+    def of(self, *, clients: bool) -> list[BoundAddress]:
+        """Return the addresses of clients, or else that of operators."""
+        return [each for each in self.bound if clients != (each.address == self._operators)]
+
+    def open(self, opened: Iterable[BoundAddress], clients: AcceptingSockets) -> None:
+        """Accept connections at addresses."""
+        for each in opened:
+            for sock in each.sockets:
+                self.sockets(each, clients).listen(sock)
+
+    def close(self, opened: Iterable[BoundAddress], clients: AcceptingSockets) -> None:
+        """Undo ``open``, also if it has failed half-way."""
+        for each in opened:
+            self.sockets(each, clients).close_sockets(each.sockets)
+
+
+class StandaloneGateway(Gateway):
+    """A gateway that serves at the addresses of its settings while its context is open.
+
+    Raises UpstreamTlsError and ApiKeysError; entering raises ListenError.
+    """
+
+    def __init__(self, settings: Settings, revision: Revision | None = None) -> None:
+        resources, shared = load_resources(settings), SharedMemory.for_one_process()
+        super().__init__(resources, shared, 0, revision or Revision(time.time()), _ignore)
+        self.source = _OwnSource(self, resources, shared)
+        """What operators see of it."""
+        self._doors = _Doors(settings, (), None)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Return where clients and operators connect: URLs, or unix:/path."""
+        return describe_addresses(self._doors.bound, self._doors.settings)
+
+    async def __aenter__(self) -> Self:
+        settings = self._doors.settings
+        self._doors = _Doors(settings, listen(listen_addresses(settings)), None)
+        try:
+            await super().__aenter__()
+        except BaseException:
+            close(self._doors.bound)
+            raise
+        self._doors.open(self._doors.of(clients=True), self.listener.sockets)
+        self._serving_operators = asyncio.create_task(self._serve_operators())
+        self.journal.record_start(1)
+        return self
+
+    async def _serve_operators(self) -> None:
+        doors = self._doors
+        if doors.settings.admin.listen is not None:
+            # It imports aiohttp. The event loop, which serves clients already, has its turns.
+            await asyncio.to_thread(import_module, "gateway.admin.application")
+            self._doors = doors = doors._replace(admin=await self._admin_site(doors.settings))
+            doors.open(doors.of(clients=False), self.listener.sockets)
+
+    async def operators_served(self) -> None:
+        """Wait until operators are served, which begins shortly after clients are."""
+        await self._serving_operators
+
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__(None, None, None)
+        close(self._doors.bound)
+
+    async def _drain(self) -> None:
+        await super()._drain()
+        self._serving_operators.cancel()
+        await asyncio.gather(self._serving_operators, return_exceptions=True)
+        if self._doors.admin is not None:
+            await self._doors.admin.close(DRAIN_GRACE)
+
+    def begin_draining(self) -> None:
+        """Be not ready from now on; leaving the context drains."""
+        if not self.draining:
+            self.journal.record_drain(self.settings.limits.drain_timeout)
+        super().begin_draining()
+
+    async def reload(self, settings: Settings) -> str:
+        """Apply other settings, as ``prepare`` and a commit do; return what has changed."""
+        prepared = await self.prepare(settings)
+        # Nothing is awaited in between, as ``prepare`` has begun to accept connections.
+        await prepared.commit()()
+        return prepared.changes
+
+    async def prepare(self, settings: Settings) -> PreparedReload:
+        """Do so for the addresses too, at which it has accepted no connection yet."""
+        await self.operators_served()
+        before, clients = self._doors, self.listener.sockets
+        async with AsyncExitStack() as undo:
+            parts = await super().prepare(settings)
+            undo.push_async_callback(parts.abort)
+            # An address that clients and operators swap needs sockets of its own for either.
+            swapped = {before.settings.admin.listen} ^ {settings.admin.listen}
+            bound = listen(listen_addresses(settings), before.bound, swapped)
+            opened = difference(bound, before.bound)
+            undo.callback(close, opened)
+            admin = await self._admin_site(settings)
+            undo.push_async_callback(_close_admin, admin, before.admin)
+            doors = _Doors(settings, bound, admin)
+            # Nothing is awaited from here on, so that nobody connects in between.
+            undo.callback(doors.close, opened, clients)
+            doors.open(opened, clients)
+            swap = partial(self._swap_doors, doors, parts)
+            return PreparedReload(parts.changes, swap, undo.pop_all())
+
+    def _swap_doors(self, doors: _Doors, parts: PreparedReload) -> CloseReplaced:
+        replaced, self._doors = self._doors, doors
+        return partial(self._close_doors, replaced, parts.commit())
+
+    def _use(self, parts: Parts) -> None:
+        super()._use(parts)
+        self.source.resources = parts.resources
+
+    async def _close_doors(self, replaced: _Doors, close_parts: CloseReplaced) -> None:
+        """Close what is not used any more; what fails is logged, as the reload has happened."""
+        kept_addresses = {each.address for each in self._doors.bound}
+        for each in difference(replaced.bound, self._doors.bound):
+            sockets = replaced.sockets(each, self.listener.sockets)
+            with logged(f"the address {each.address}"):
+                try:
+                    if each.address not in kept_addresses:
+                        await sockets.stop_listening(each.sockets)
+                finally:
+                    sockets.close_sockets(each.sockets)
+        with logged("the admin address"):
+            await _close_admin(replaced.admin, self._doors.admin)
+        await close_parts()
+
+    async def _admin_site(self, settings: Settings) -> AdminSite | None:
+        """Return what serves the admin address, if there is one: the current one, or a new one."""
+        if settings.admin.listen is None:
+            return None
+        if self._doors.admin is not None:
+            return self._doors.admin
+        from gateway.admin.application import AdminSite  # imports aiohttp, which takes time
+
+        admin = AdminSite(self.source)
+        # Clients can take all descriptors, operators cannot.
+        admin.sockets.make_room = self.make_room
+        try:
+            await admin.__aenter__()
+        except BaseException:
+            await admin.drain(0.0)
+            raise
+        return admin
+
+    def _note_certificate(self, resources: LoadedResources, failure: str) -> None:
+        resources.record_certificate(self.journal, failure)
+
+
+class _OwnSource(AdminSource):
+    """Reads the gateway of this process, which may be asked without a socket."""
+
+    def __init__(
+        self, gateway: StandaloneGateway, resources: LoadedResources, shared: SharedMemory
+    ) -> None:
+        super().__init__(resources, shared, gateway.journal, self._ask_itself)
+        self._gateway = gateway
+
+    async def _ask_itself(
+        self, _: int, question: Question, __: float, connection: socket.socket | None
+    ) -> str:
+        """Return the reply of the gateway, however long it takes."""
+        return await self._gateway.reply(question, connection and connection.dup())
+
+    async def worker_statuses(self) -> list[dict[str, Any]]:
+        """Return the status of this process as another one would read it; of any length."""
+        status = self._gateway.status()
+        return [await asyncio.to_thread(lambda: decode_status(encode_status(status)))]
+
+
+def _ignore() -> None:
+    """Do nothing for a closed connection: nobody counts those that are open."""
+
+
+async def _close_admin(admin: AdminSite | None, kept: AdminSite | None) -> None:
+    """Close what serves the admin address, unless it is kept."""
+    if admin is not None and admin is not kept:
+        await admin.close()
+
+
+class SingleProcessReloader(BackgroundTask):
+    """Reloads a gateway when its files change, and on request, while its context is open.
+
+    With ``watch: false`` in the settings, only on request. Requests during a reload lead to one
+    more.
+    """
+
+    def __init__(
+        self, gateway: StandaloneGateway, source: SettingsSource, on_applied: OnApplied
+    ) -> None:
+        self._gateway = gateway
+        self._source = source
+        self._on_applied = on_applied
+        self._reload_log = ReloadLog(gateway.revision, gateway.reload_metrics, gateway.journal)
+        self._requested = asyncio.Event()
+
+    def request_reload(self) -> None:
+        """Read the settings again, whether the files have changed or not."""
+        self._requested.set()
+
+    async def run(self) -> None:
+        """Look for changes, and reload."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_INTERVAL):
+                    await self._requested.wait()
+            requested = self._requested.is_set()
+            self._requested.clear()
+            if requested or self._changed():
+                await self._reload(requested)
+                self._gateway.revision = self._reload_log.revision
+
+    def _changed(self) -> bool:
+        failed = self._gateway.revision.last_failure is not None
+        return self._gateway.settings.watch and self._source.changed(failed)
+
+    async def _reload(self, requested: bool) -> None:
+        gateway = self._gateway
+        before, addresses = gateway.settings, gateway.addresses
+        gateway.reopen_logs()
+        try:
+            settings = await asyncio.to_thread(self._source.read)
+            changes = await gateway.reload(settings)
+        except Exception as error:  # whatever it is, it must not end the task
+            self._reload_log.record_failure(failure_text(error, self._source.file), requested)
+            return
+        self._reload_log.record_reload(self._reload_log.revision.after_reload(time.time()))
+        notify_applied(self._on_applied, gateway.settings)
+        self._reload_log.log_reload(changes, settings, before, requested)
+        self._source.log_warnings(before)
+        log_addresses(gateway.addresses, addresses)
