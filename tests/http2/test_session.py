@@ -312,18 +312,6 @@ async def test_discarded_body_opens_windows_again() -> None:
     assert (buffers.buffered, stream.stream.receive_window.unused) == (0, 0)
 
 
-async def test_peer_that_does_not_read_is_closed() -> None:
-    session = Session()
-    session.fake.close = lambda: None  # type: ignore[method-assign]
-    session.fake.unsent = 4 * 1024 * 1024
-    session.data_received(encode_ping(b"12345678"))
-    assert session.errors == []
-    session.fake.unsent += 1
-    session.data_received(encode_ping(b"12345678"))
-    assert [error.code for error in session.errors] == [ErrorCode.ENHANCE_YOUR_CALM]
-    assert session.fake.calls == ["abort"]
-
-
 async def test_unexpected_error_aborts_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise KeyError("a mistake")

@@ -356,27 +356,6 @@ async def test_disconnect_of_the_client_at_the_start_of_the_response_ends_the_ca
 # ---------------------------------------------------------------------------------- draining
 
 
-async def test_drain_lets_a_call_fail() -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response())
-        await connection.request()
-        await closing.wait()
-        await connection.send(INTERIM)
-
-    closing = asyncio.Event()
-    async with serving(script) as (here, client):
-        await client.send(GET)
-        await here.until_on_fast_path()
-        draining = asyncio.create_task(here.listener.drain(60, 0.05))
-        await until(lambda: here.listener.draining)
-        closing.set()
-        reply = await client.read_response()
-        assert reply.status == 502
-        assert reply.head.get("Connection") == "close"
-        assert await draining == 0
-
-
 async def test_drain_lets_calls_of_both_paths_finish() -> None:
     slow = _Slow()
     async with (
@@ -427,21 +406,6 @@ async def test_drain_aborts_a_call_that_takes_too_long() -> None:
             await client.rest()
         await _left(here.server)
         assert here.outstanding == 0
-
-
-async def test_request_in_the_grace_of_a_drain_is_the_last_of_its_connection(
-    fast_path_requests: list[str],
-) -> None:
-    async with serving(echo_target) as (here, client):
-        draining = asyncio.create_task(here.listener.drain(60, 60))
-        await until(lambda: here.listener.draining)
-        reply = await client.ask(GET)
-        assert (reply.status, reply.head.get("Connection")) == (200, "close")
-        assert fast_path_requests == ["/v2/x"]
-        assert await client.rest() == b""
-        await client.close()
-        async with asyncio.timeout(5):
-            assert await draining == 0
 
 
 async def test_drain_drops_pipelined_requests(fast_path_requests: list[str]) -> None:
