@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gateway.build_info import COMPILED
 
-_PACKAGES = ("httptools", "uvloop", "numpy", "orjson", "pysimdjson")
+_PACKAGES = ("httptools", "uvloop", "numpy", "orjson")
 _COLUMNS = ("", "directly", "through the gateway", "result", "bound")
 _NOTES = """\
 Times are medians, from the first byte sent to the last byte received; the client prints and parses

@@ -6,7 +6,7 @@ from importlib.machinery import SOURCE_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
-from gateway.codec.native import decode_numbers
+from gateway.codec.native import DATATYPE_CODES
 
 
 def _is_compiled(module: str) -> bool:
@@ -18,7 +18,7 @@ def _is_compiled(module: str) -> bool:
 COMPILED = _is_compiled("gateway.http1.connection")
 """Whether the fast path was compiled by mypyc: see docs/architecture.md."""
 
-NATIVE = decode_numbers is not None
+NATIVE = bool(DATATYPE_CODES)
 """Whether the C module is there."""
 
 

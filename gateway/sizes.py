@@ -40,8 +40,6 @@ QUOTED_TEXT: Final = 200
 LISTED_NAMES: Final = 20
 """Names in a list of alternatives."""
 
-# What numpy and Python's objects cost, as measured.
-NUMPY_MIN_TEXT: Final = 2 * 1024
-"""From this size of text on, numpy scans it faster than Python."""
+# What Python's objects cost, as measured.
 CHUNK_OVERHEAD: Final = 48
 """Memory of a bytes object in a list, beside its content."""

@@ -39,3 +39,6 @@ class JsonPolicies:
     def wants_base64(self, output: str) -> bool:
         """Tell whether BYTES of an output are written as base64."""
         return self.bytes_encoding is BytesEncoding.BASE64 or output in self.as_base64
+
+
+DEFAULT_POLICIES = JsonPolicies()

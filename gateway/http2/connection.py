@@ -18,7 +18,6 @@ from gateway.http2.events import (
     Event,
     GoAwayReceived,
     HeadersReceived,
-    InterimReceived,
     PingAcknowledged,
     SettingsReceived,
     StreamRefused,
@@ -91,7 +90,6 @@ _MAX_REASON: Final = 200
 _UNLIMITED: Final = 2**31 - 1
 _ERROR_CODES: Final = {int(code): code for code in ErrorCode}
 _HEAD: Final = (b":method", b"HEAD")
-_NO_NAMES: Final[frozenset[bytes]] = frozenset()
 
 
 class _Guard:
@@ -165,8 +163,6 @@ class Http2Connection:
         self._max_send_frame = MIN_MAX_FRAME_SIZE
         self.peer_max_streams = _UNLIMITED
         """Streams that the peer lets this end have open at a time."""
-        self.peer_max_header_list = _UNLIMITED
-        """Bytes of a header list that the peer reads, as it has told; for information."""
         self._guard: Final = _Guard()
         self._failure: Http2Error | None = None
         self._closed = False
@@ -428,7 +424,7 @@ class Http2Connection:
             if self._is_client:
                 status, length = check_response(headers.fields, stream.id)
                 if status < 200:
-                    self._receive_interim(stream, headers, end_stream)
+                    self._receive_interim(stream, end_stream)
                     return
                 if stream.is_head or status in (204, 304):
                     length = 0  # the header tells that of the response to GET: section 8.1.1
@@ -442,12 +438,11 @@ class Http2Connection:
             self._end_received(stream)
         self._events.append(HeadersReceived(stream, headers, end_stream))
 
-    def _receive_interim(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
+    def _receive_interim(self, stream: Stream, end_stream: bool) -> None:
         if end_stream:
             raise _stream_error("an interim response with END_STREAM", stream.id)  # section 8.1
         if not self._control.spend():
             raise _flood("too many interim responses")
-        self._events.append(InterimReceived(stream, headers))
 
     def _receive_trailers(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
         """Handle trailers: section 8.1."""
@@ -559,8 +554,6 @@ class Http2Connection:
                 self._encoder.set_max_table_size(value)
             elif identifier == MAX_CONCURRENT_STREAMS:
                 self.peer_max_streams = value
-            elif identifier == MAX_HEADER_LIST_SIZE:
-                self.peer_max_header_list = value
             elif identifier == ENABLE_PUSH and value and self._is_client:
                 raise _protocol_error("a server must not enable push")  # section 6.5.2
         if initial_window != self._initial_send_window:
@@ -656,7 +649,6 @@ class Http2Connection:
         stream: Stream,
         fields: tuple[Header, ...],
         end_stream: bool,
-        never_indexed: frozenset[bytes] = _NO_NAMES,
     ) -> None:
         """Send the headers or the trailers of a message, with names in lower case."""
         with self._guard:
@@ -665,7 +657,7 @@ class Http2Connection:
             if not stream.sent_headers:
                 stream.sent_headers = True
                 stream.is_head = self._is_client and _HEAD in fields
-            block = self._encoder.encode(fields, never_indexed)
+            block = self._encoder.encode(fields)
             self._output.append(encode_headers(stream.id, block, end_stream, self._max_send_frame))
             if end_stream:
                 self._end_sent(stream)

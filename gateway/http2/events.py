@@ -25,14 +25,6 @@ class HeadersReceived(Event):
         self.end_stream: Final = end_stream
 
 
-class InterimReceived(Event):
-    """An interim (1xx) response came; the final one follows."""
-
-    def __init__(self, stream: Stream, headers: HeaderList) -> None:
-        self.stream: Final = stream
-        self.headers: Final = headers
-
-
 class DataReceived(Event):
     """A piece of a body came.
 

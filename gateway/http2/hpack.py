@@ -58,8 +58,6 @@ NOT_INDEXED: Final = frozenset(
 )
 """Headers with another value in each message. They would evict those that repeat."""
 
-_NO_NAMES: Final[frozenset[bytes]] = frozenset()
-
 _BYTES: Final = [bytes([value]) for value in range(256)]
 
 # The representations of a literal field: their pattern, and the bits of the index of the name.
@@ -72,15 +70,11 @@ class HeaderList:
     """A decoded header list; immutable, as those that repeat are cached.
 
     ``too_large`` tells that the list exceeds the maximum size: ``fields`` are the first ones then,
-    and the message must be refused. ``never_indexed`` has the names of fields that must not be
-    indexed when they are sent on: RFC 7541, section 7.1.3.
+    and the message must be refused.
     """
 
-    def __init__(
-        self, fields: tuple[Header, ...], never_indexed: frozenset[bytes], too_large: bool
-    ) -> None:
+    def __init__(self, fields: tuple[Header, ...], too_large: bool) -> None:
         self.fields: Final = fields
-        self.never_indexed: Final = never_indexed
         self.too_large: Final = too_large
 
 
@@ -124,7 +118,6 @@ class Decoder:
         self._only_indexes = True
         self._read_size_updates()
         fields: list[Header] = []
-        never_indexed: set[bytes] = set()
         room = self._max_list_size
         while self._position < len(block):
             first = block[self._position]
@@ -132,8 +125,6 @@ class Decoder:
                 field = self._field(self._read_integer(0x7F))  # section 6.1
             else:
                 field = self._read_literal(first)
-                if first & 0xF0 == _NEVER:
-                    never_indexed.add(field[0])
             # RFC 9113, section 6.5.2: names, values and 32 bytes for each field.
             room -= field_size(field)
             if room >= 0:
@@ -142,7 +133,7 @@ class Decoder:
             if count > MAX_FIELDS:
                 reason = f"more than {MAX_FIELDS} fields in a header block"
                 raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason)
-        headers = HeaderList(tuple(fields), frozenset(never_indexed), room < 0)
+        headers = HeaderList(tuple(fields), room < 0)
         if self._only_indexes and count <= _MAX_CACHED_FIELDS:
             if len(self._cache) >= _MAX_CACHED_BLOCKS:
                 self._cache.clear()
@@ -266,14 +257,9 @@ class Encoder:
             self._smallest_size = size if smallest is None else min(smallest, size)
             self._next_size = size
 
-    def encode(
-        self, fields: tuple[Header, ...], never_indexed: frozenset[bytes] = _NO_NAMES
-    ) -> bytes:
-        """Encode a header list whose names are in lower case.
-
-        Fields whose names are in ``never_indexed`` or ``NEVER_INDEXED`` are secrets.
-        """
-        if self._smallest_size is None and not never_indexed:
+    def encode(self, fields: tuple[Header, ...]) -> bytes:
+        """Encode a header list whose names are in lower case; ``NEVER_INDEXED`` are secrets."""
+        if self._smallest_size is None:
             cached = self._cache.get(fields)
             if cached is not None:
                 return cached
@@ -281,11 +267,11 @@ class Encoder:
         only_indexes = not parts
         for field in fields:
             index = self._index(field)
-            if index and (not never_indexed or field[0] not in never_indexed):
+            if index:
                 parts.append(_integer(index, 0x7F, 0x80))  # section 6.1
             else:
                 only_indexes = False
-                parts.append(self._encode_literal(field, never_indexed))
+                parts.append(self._encode_literal(field))
         block = b"".join(parts)
         if only_indexes and len(fields) <= _MAX_CACHED_FIELDS:
             if len(self._cache) >= _MAX_CACHED_BLOCKS:
@@ -313,14 +299,14 @@ class Encoder:
             return STATIC_SIZE + 1 + self._table.added - number
         return STATIC_FIELDS.get(field, 0)
 
-    def _encode_literal(self, field: Header, never_indexed: frozenset[bytes]) -> bytes:
+    def _encode_literal(self, field: Header) -> bytes:
         name, value = field
         index = STATIC_NAMES.get(name, 0)
         if not index:
             number = self._names.get(name)
             if number is not None:
                 index = STATIC_SIZE + 1 + self._table.added - number
-        if name in NEVER_INDEXED or name in never_indexed:
+        if name in NEVER_INDEXED:
             return _literal(_NEVER, 0x0F, index, name, value)
         # A large field would evict many others.
         if name in NOT_INDEXED or field_size(field) > self._table.max_size // 2:

@@ -6,10 +6,8 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable
 
-from gateway.http1.connection import MAX_COALESCED_WRITE, Connection
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.events import (
@@ -17,7 +15,6 @@ from gateway.http2.events import (
     Event,
     GoAwayReceived,
     HeadersReceived,
-    InterimReceived,
     PingAcknowledged,
     SettingsReceived,
     StreamRefused,
@@ -25,12 +22,13 @@ from gateway.http2.events import (
     TrailersReceived,
     WindowOpened,
 )
-from gateway.http2.flood_limits import TINY_FRAME
 from gateway.http2.header_table import Header
 from gateway.http2.hpack import HeaderList
 from gateway.http2.stream import Stream
-from gateway.system.buffers import NOTHING_RESERVED, BodyProgress, BufferAccount, ReservedBytes
+from gateway.system.buffers import BodyProgress, BufferAccount
 from gateway.system.hangups import HangupWatch
+from gateway.system.sockets.body_stream import BodyStream
+from gateway.system.sockets.connection import MAX_COALESCED_WRITE, Connection
 
 STREAM_WINDOW = 64 * 1024
 """Initial window of a stream. It grows to that of ``BufferAccount`` once its body is read."""
@@ -44,11 +42,6 @@ _MAX_PART = 256 * 1024
 waits to be sent is less than ``_MAX_UNSENT``."""
 _MAX_UNSENT = 4 * 1024 * 1024
 """Bytes that may wait for a peer that does not read, with what it made the gateway send."""
-_MIN_PIECE_COST = 64
-"""Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
-_MAX_JOINED = 16 * 1024
-"""A tiny piece is joined to the one before it, up to so many bytes: each piece is a step for its
-reader, and often a frame to the other side."""
 
 _TIME_SLICE = "time slice"
 """The pauser of a session that waits for its next time slice."""
@@ -56,104 +49,38 @@ _TIME_SLICE = "time slice"
 _log = logging.getLogger("tensorgate.http2")
 
 
-class StreamHandler:
+class StreamHandler(BodyStream):
     """One stream for its user: reads the peer's message, and sends one with flow control.
 
-    It counts in the buffers of its session until the body is read to its end, or discarded.
     Its user must call ``close`` in the end.
     """
 
     def __init__(self, session: Http2Session, stream: Stream) -> None:
+        super().__init__(session.buffers, ended=stream.received_end)
         self.session = session
         self.stream = stream
-        self.trailers: HeaderList | None = None
-        """The trailers of the peer's message, if it had any."""
         self.error: Exception | None = None
         """Why nothing more comes."""
-        self.progress = BodyProgress()
         self.sending = BodyProgress()
         """How fast the peer reads: the wait for it, and what it takes."""
-        self._body_error: Exception | None = None
-        self._pieces: deque[bytes | memoryview | bytearray] = deque()
-        self._buffered = 0
         self._unsent = 0
         """Bytes that ``send`` counts as buffered."""
-        self._counts = False
-        self._discarding = False
-        self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
-        self._register()
-
-    def _register(self) -> None:
-        self.stream.handler = self
-        self.session.handlers[self] = None
-        if not self.stream.received_end:
-            self._counts = True
-            self.session.buffers.open_stream(self)
+        stream.handler = self
+        session.handlers[self] = None
 
     def give_back(self) -> None:
         """Give back what the stream holds, and forget it, whatever state its connection is in."""
-        self._discarding = True
         self.stream.handler = None
         self.session.handlers.pop(self, None)
         self.session.waiting.pop(self, None)
-        self._stop_counting()
-        self._drop_pieces()
+        self._drop()
         self._count_unsent(0)
-
-    @property
-    def reserved(self) -> ReservedBytes:
-        """Return what the stream's call has reserved; see ``Body``."""
-        return NOTHING_RESERVED
 
     @property
     def received_end(self) -> bool:
         """Whether the peer's message is complete."""
         return self.stream.received_end
-
-    @property
-    def buffered_size(self) -> int:
-        """The bytes of the body that wait to be read, as they are counted."""
-        return self._buffered
-
-    async def read(self) -> bytes | memoryview:
-        """Return the next piece of the body, empty at its end.
-
-        Raises the error given to ``fail``, after what came before it.
-        """
-        while not self._pieces:
-            if self.error is not None:
-                raise self.error
-            if self.stream.received_end:
-                return b""
-            if self._body_error is not None:
-                raise self._body_error
-            self.open_window()
-            self._reader = self.session.loop.create_future()
-            self.progress.begin_wait(time.monotonic())
-            await self._reader
-        piece = self._pieces.popleft()
-        self._use(piece)
-        return bytes(piece) if isinstance(piece, bytearray) else piece
-
-    def take(self) -> bytes:
-        """Return all that was received of the body."""
-        data = self.peek()
-        self._drop_pieces()
-        self._acknowledge_all()
-        return data
-
-    def peek(self) -> bytes:
-        """Return all that was received of the body, which can still be read."""
-        pieces = self._pieces
-        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
-
-    def discard(self) -> None:
-        """Drop the body, and what is still to come of it."""
-        self._discarding = True
-        self._stop_counting()
-        self._drop_pieces()
-        self._acknowledge_all()
 
     def close(self) -> None:
         """Release the stream: end it if it is not complete, and forget it.
@@ -164,7 +91,7 @@ class StreamHandler:
         self.session.run_guarded(self._end_stream)
 
     def _end_stream(self) -> None:
-        self._acknowledge_all()
+        self._on_discard()
         if not self.stream.closed:
             self.end_incomplete()
 
@@ -254,44 +181,28 @@ class StreamHandler:
 
     def receive(self, data: bytes | memoryview, size: int) -> None:
         """Take in a piece of the body that counts ``size`` in flow control."""
-        session = self.session
         unused = size if self._discarding else size - len(data)
         if unused:
-            session.http2.acknowledge(self.stream, unused)
-        if data and not self._discarding:
-            self._add_piece(data)
-            self.progress.receive(len(data), self.reserved.progress)
+            self.session.http2.acknowledge(self.stream, unused)
+        self.feed(data)
         if self.stream.received_end:
-            self._stop_counting()
-        self._wake_reader()
+            self.end()
 
     def receive_trailers(self, headers: HeaderList) -> None:
         """Take in the end of the message."""
-        self.trailers = headers
-        self._stop_counting()
-        self._wake_reader()
+        self.trailers = headers.fields
+        self.end()
 
     def fail(self, error: Exception) -> None:
         """End the stream: readers and writers get this error."""
         if self.error is None:
             self.error = error
-        self._stop_counting()
-        self._wake_reader()
+        self.fail_body(error)
         self.wake_writer()
-
-    def may_pause(self) -> bool:
-        """Tell whether its client may have nothing to say for a while; see ``Body``."""
-        return False
 
     def is_reading(self) -> bool:
         """Tell whether the gateway reads what the client sends; see ``Body``."""
         return not self.session.read_flow.paused
-
-    def fail_body(self, error: Exception) -> None:
-        """End the body: its reader gets this error, and can still send a response."""
-        self._body_error = error
-        self._stop_counting()
-        self._wake_reader()
 
     def open_window(self) -> None:
         """Let the peer send more at a time, as the body is being read."""
@@ -300,46 +211,19 @@ class StreamHandler:
             self.session.http2.set_stream_window(self.stream, window)
             self.session.flush_soon()
 
-    def _add_piece(self, data: bytes | memoryview) -> None:
-        pieces = self._pieces
-        if pieces and len(data) < TINY_FRAME and len(pieces[-1]) < _MAX_JOINED:
-            last = pieces.pop()
-            self._count(-max(len(last), _MIN_PIECE_COST))
-            joined = last if isinstance(last, bytearray) else bytearray(last)
-            joined += data
-            pieces.append(joined)
-        else:
-            pieces.append(data)
-        self._count(max(len(pieces[-1]), _MIN_PIECE_COST))
+    def _on_wait(self) -> None:
+        self.open_window()
 
-    def _use(self, piece: bytes | memoryview | bytearray) -> None:
-        self._count(-max(len(piece), _MIN_PIECE_COST))
-        self.session.http2.acknowledge(self.stream, len(piece))
+    def _on_read(self, size: int) -> None:
+        self.session.http2.acknowledge(self.stream, size)
         self.session.flush_soon()
 
-    def _drop_pieces(self) -> None:
-        self._pieces.clear()
-        self._count(-self._buffered)
-
-    def _acknowledge_all(self) -> None:
+    def _on_discard(self) -> None:
         """Let the peer send as much again as it has sent, also what was lost by an error."""
         unused = self.stream.receive_window.unused
         if unused:
             self.session.http2.acknowledge(self.stream, unused)
             self.session.flush_soon()
-
-    def _count(self, size: int) -> None:
-        self._buffered += size
-        self.session.buffers.change(size)
-
-    def _stop_counting(self) -> None:
-        if self._counts:
-            self._counts = False
-            self.session.buffers.close_stream(self)
-
-    def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
 
 
 class Http2Session(Connection):
@@ -509,8 +393,6 @@ class Http2Session(Connection):
             self.on_settings()
         elif isinstance(event, PingAcknowledged):
             self.on_ping_acknowledged(event.data)
-        elif isinstance(event, InterimReceived):
-            pass  # Expect: 100-continue is answered by the gateway itself
 
     def _on_window(self, stream: Stream | None) -> None:
         if stream is None:

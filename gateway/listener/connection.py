@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
-from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
+from gateway.http1.connection import HEAD_COPIES, Http1Body, Http1Connection
 from gateway.http1.head import (
     MAX_CACHED_HEAD,
     STATUSES_WITHOUT_BODY,
@@ -19,14 +18,12 @@ from gateway.http1.head import (
 )
 from gateway.http1.head_reader import RequestHeadReader
 from gateway.http2.frames import PREFACE
+from gateway.listener.client_call import CallSource, ClientCall
 from gateway.listener.client_shares import client_of
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
     NO_RECORD,
-    Call,
     ConnectionHost,
-    Continuation,
-    DeferredCall,
     UnreadCheck,
     seconds_stalled,
     stalled_body_error,
@@ -34,22 +31,18 @@ from gateway.listener.connection_host import (
 )
 from gateway.listener.http2_connection import Http2ClientConnection
 from gateway.listener.messages import (
-    HttpRequest,
+    CONTINUE,
     HttpResponse,
+    ListenerRequest,
     ListenerResponse,
-    encode_error,
     encode_response,
     expects_continue,
     with_request_id,
 )
-from gateway.observe.call_record import CallRecord
-from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.admission.concurrency_limit import overload_error
-from gateway.proxy.calls.buffered import BufferedCall
-from gateway.proxy.errors import error_body
-from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
-from gateway.proxy.interfaces import FieldLines, HeaderLines, ResponseTemplate
-from gateway.system.buffers import NO_ROOM, ReservedBytes
+from gateway.proxy.filters.forwarded_headers import Peer
+from gateway.proxy.interfaces import FieldLines, ResponseTemplate
+from gateway.system.buffers import NO_ROOM, NOTHING_RESERVED, ReservedBytes
 from gateway.system.tls_transport import ALPN_PROTOCOL
 
 _MIN_PREFACE = len(b"PRI")
@@ -58,11 +51,77 @@ _MIN_PREFACE = len(b"PRI")
 _log = logging.getLogger("tensorgate.listener")
 
 
-class ClientConnection(Connection):
-    """Parses the requests of a client; each gets its response before the next one starts.
+class Http1Call(ClientCall):
+    """The call of a connection."""
 
-    It is the FastPathClient of its calls on the fast path.
-    """
+    def __init__(self, connection: ClientConnection, started: float) -> None:
+        super().__init__(connection.source, NO_RECORD, started)
+        self._connection = connection
+
+    @property
+    def has_sent_all(self) -> bool:
+        """Whether the whole request is there."""
+        body = self._connection.body
+        return body is None or body.ended
+
+    @property
+    def is_client_slow(self) -> bool:
+        """Whether a response could not be sent at once."""
+        return self._connection.write_blocked
+
+    def respond(
+        self,
+        template: ResponseTemplate,
+        lines: bytes,
+        body: bytes | memoryview,
+        *,
+        last: bool = False,
+        trailers: FieldLines = (),
+    ) -> None:
+        """Send the response; see FastPathClient."""
+        connection, record = self._connection, self.record
+        last = last or self._host.draining or (self.head is not None and not self.head.keep_alive)
+        if record.request_id:
+            lines = with_request_id(lines, record.request_id)
+        connection.write(*encode_response(template, lines, body, last))
+        record.status = template.status
+        if template.status not in STATUSES_WITHOUT_BODY:
+            record.response_bytes = len(body)
+        self.end()
+        if last:
+            connection.close()
+        else:
+            connection.await_next_request()
+
+    def finish_call(self, response: ListenerResponse) -> None:
+        """End the call; go on to the next request, or close the connection."""
+        self.end()
+        self._connection.after_response(is_last=response.last or not response.finished)
+
+    def drop_call(self) -> None:
+        """Reset the connection, which cancels the call."""
+        self._connection.reset()
+
+    def send_continue(self) -> None:
+        """Tell the client to send its body."""
+        self._connection.transport.write(CONTINUE)
+
+    def _make_messages(self) -> tuple[ListenerRequest, ListenerResponse]:
+        head, connection = self.head, self._connection
+        assert head is not None
+        body = connection.body
+        if body is None:
+            body = connection.body = connection.make_body(ended=True)
+        request = ListenerRequest(head, body, self, self.send_continue)
+        closes = connection.closes_after_response
+        return request, HttpResponse(head, connection, lambda: closes(head), self.record)
+
+    def _release(self) -> None:
+        self._connection.forget_call()
+
+
+class ClientConnection(Http1Connection):
+    """Parses the requests of a client; each gets its response before the next one starts."""
 
     def __init__(self, host: ConnectionHost, is_unix: bool = False, is_tls: bool = False) -> None:
         super().__init__(host.buffers, host.hangups)
@@ -72,14 +131,10 @@ class ClientConnection(Connection):
         self._is_unix = is_unix
         self._is_tls = is_tls
         self._reader = RequestHeadReader()
-        self._head: RequestHead | None = None
-        self.added_headers: HeaderLines = ()
-        self.added_lines = b""
-        self.carries_trailers = False
-        self.record = NO_RECORD
-        self._body: BodyStream | None = None
+        self.call: Http1Call | None = None
+        self.body: Http1Body | None = None
+        """The body of the call, or of one that has its response already."""
         self._decoder: BodyDecoder = LengthDecoder(0)
-        self._call: Call | None = None
         self._framing_lost = False
         self._closing = False
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -90,7 +145,7 @@ class ClientConnection(Connection):
     @property
     def reserved(self) -> ReservedBytes:
         """Return what the current call has reserved."""
-        return self.record.reserved
+        return NOTHING_RESERVED if self.call is None else self.call.reserved
 
     @property
     def unsent(self) -> int:
@@ -104,9 +159,9 @@ class ClientConnection(Connection):
         name = None if self._is_unix else transport.get_extra_info("peername")
         # A link-local address has its interface after a %, which means nothing to other hosts.
         address = name[0].partition("%")[0] if name else None
-        self._peer = Peer(address, self._is_unix, self._is_tls)
+        peer = Peer(address, self._is_unix, self._is_tls)
         self.buffers.client = client_of(name)
-        self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
+        self.source = CallSource(self._host, peer, self.buffers.client, is_http2=False)
         self._idle_since = self.loop.time()
         if self._is_tls and transport.get_extra_info(ALPN_PROTOCOL) == "h2":
             self._hand_over(b"")
@@ -117,19 +172,12 @@ class ClientConnection(Connection):
         self._host.remove_connection(self)
         super().connection_lost(exc)
         self.discard_read_ahead()
-        if self._body is not None:
-            self._body.discard()
+        if self.body is not None:
+            self.body.discard()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
-        call = self._call
-        if call is None:
-            return
-        self.record.error = self.record.error or CLIENT_CLOSED
-        try:
-            call.cancel()
-        finally:
-            if isinstance(call, BufferedCall | DeferredCall):
-                self._end_call()
+        if self.call is not None:
+            self.call.cancel(CLIENT_CLOSED)
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Process bytes from the client.
@@ -143,100 +191,58 @@ class ClientConnection(Connection):
         try:
             if self._read_ahead:
                 self.buffer_read_ahead(data)
-            elif self._body is not None and not self._body.ended:
-                self._receive_body(self._body, data)
+            elif self.body is not None and not self.body.ended:
+                self._receive_body(self.body, data)
                 if self._is_lingering():
                     self.defer_next_drop()
-            elif self._body is None and self._call is None and not self.write_blocked:
+            elif self.body is None and self.call is None and not self.write_blocked:
                 self._receive_head(data)
             else:
                 self.buffer_read_ahead(data)  # the next request waits for this response
         except Exception:
             # A bug of the gateway: log it, and go on serving other clients.
-            _log.exception("the connection of %s failed", self._peer.address or "a client")
+            _log.exception("the connection of %s failed", self.source.address or "a client")
             self.reset()
 
     def _is_lingering(self) -> bool:
         """Tell whether the client goes on with a request whose response it has already."""
-        return self._call is None and self._body is not None
+        return self.call is None and self.body is not None
 
-    def finish_call(self, response: ListenerResponse) -> None:
+    def after_response(self, *, is_last: bool) -> None:
         """Go on to the next request, or close the connection."""
-        self._end_call()
-        if self.closed or self._body is None:
+        body = self.body
+        if self.closed or body is None:
             return
         # A client that does not know of the drain may send its next request: close_for_drain.
-        if not response.finished or response.last or self._framing_lost:
+        if is_last or self._framing_lost:
             self.close()
             return
-        self._body.discard()  # its reader is done
-        if self._body.ended:
-            self._await_next_request()
+        body.discard()  # its reader is done
+        if body.ended:
+            self.await_next_request()
         else:
             self._idle_since = self.loop.time()
             timeout = self._host.idle_timeouts.linger_timeout
             self._linger_timer = self.loop.call_later(timeout, self.close)
 
-    def respond(
-        self,
-        template: ResponseTemplate,
-        lines: bytes,
-        body: bytes | memoryview,
-        *,
-        last: bool = False,
-        trailers: FieldLines = (),
-    ) -> None:
-        """Send the response of the current call; see FastPathClient."""
-        assert self._head is not None
-        last = last or not self._head.keep_alive or self._host.draining
-        if self.record.request_id:
-            lines = with_request_id(lines, self.record.request_id)
-        self.write(*encode_response(template, lines, body, last))
-        self.record.status = template.status
-        if template.status not in STATUSES_WITHOUT_BODY:
-            self.record.response_bytes = len(body)
-        self._end_call()
-        if last:
-            self.close()
-        else:
-            self._await_next_request()
-
-    def continue_in_task(self, rest: Continuation, on_done: Callable[[], None]) -> None:
-        """Run the rest of the current call in a task; see FastPathClient."""
-        assert self._head is not None
-        assert isinstance(self._call, BufferedCall)
-        fast_path_call = self._call
-        body = self._body = BodyStream(self.read_flow, self.buffers, self.record.reserved)
-        body.end()
-        self._start_task(self._head, body, rest).add_done_callback(lambda _: on_done())
-        # Only now, so that the host always counts one of the two.
-        self._host.remove_call(fast_path_call)
-
-    def drop_call(self) -> None:
-        """Reset the connection, which cancels the call."""
-        self.reset()
-
     def drop_unread(self) -> None:
         """Drop the connection, as its client does not read, and others need the room."""
         error = unread_response_error()
-        if self._call is None:
-            _log.info("connection of %s reset: %s", self._peer.address or "a client", error.message)
+        if self.call is None:
+            _log.info(
+                "connection of %s reset: %s", self.source.address or "a client", error.message
+            )
         else:
-            self.record.set_abort(error)
+            self.call.record.set_abort(error)
         super().drop_unread()
 
     def announce_drain(self) -> None:
         """Do nothing: the next response tells the client."""
 
     @property
-    def has_sent_all(self) -> bool:
-        """Whether the whole request of its call is there."""
-        return self._body is None or self._body.ended
-
-    @property
     def is_idle(self) -> bool:
         """Whether there is no call, though perhaps a part of a request's head."""
-        return self._call is None
+        return self.call is None
 
     def seconds_stalled(self, now: float) -> float:
         """Return for how many seconds its call has waited for the client; 0 if it does not."""
@@ -244,8 +250,8 @@ class ClientConnection(Connection):
 
     def drop(self, why: str) -> None:
         """Reset the connection; ``why`` is the error of its call."""
-        if self._call is not None:
-            self.record.error = self.record.error or why
+        if self.call is not None:
+            self.call.record.error = self.call.record.error or why
         self._write_buffer = b""
         self._abort_with_reset()
 
@@ -254,7 +260,7 @@ class ClientConnection(Connection):
 
         The rest of a response is dropped if the client has read none of it for too long.
         """
-        if self._call is not None:
+        if self.call is not None:
             return
         now, timeouts = self.loop.time(), self._host.idle_timeouts
         if self._unread.seconds(self.unsent, now) >= timeouts.idle_timeout:
@@ -273,7 +279,7 @@ class ClientConnection(Connection):
 
     def close_for_drain(self, grace: float) -> None:
         """Close the connection if it was idle for ``grace`` seconds; see ``drain``."""
-        if self._call is not None or self.loop.time() - self._idle_since < grace:
+        if self.call is not None or self.loop.time() - self._idle_since < grace:
             return
         if not self._closing:
             self._closing = True
@@ -288,7 +294,7 @@ class ClientConnection(Connection):
         self._closing = True
         self._idle_since = self.loop.time()
         draining = self._host.draining  # the client may not know, and send the next request
-        unread = bool(self._read_ahead) or (self._body and not self._body.ended)
+        unread = bool(self._read_ahead) or (self.body and not self.body.ended)
         may_send = draining or self._framing_lost or unread
         if not may_send or not self.transport.can_write_eof():
             self.transport.close()
@@ -298,8 +304,8 @@ class ClientConnection(Connection):
         if not self.close_output():
             return
         self.discard_read_ahead()
-        if self._body is not None:
-            self._body.discard()
+        if self.body is not None:
+            self.body.discard()
         if not draining:
             timeout = self._host.idle_timeouts.linger_timeout
             self._linger_timer = self.loop.call_later(timeout, self.transport.abort)
@@ -329,7 +335,6 @@ class ClientConnection(Connection):
                 return
         elif self._head_size:
             self._count_head(0)
-        self._head = head
         self._start_call(head, found[1], is_small)
 
     def _hand_over(self, received: bytes) -> None:
@@ -338,7 +343,9 @@ class ClientConnection(Connection):
         self._reader.reset()
         self.buffers.release()
         self.read_flow.close()
-        Http2ClientConnection(self._host, self._peer).take_over(self, self.buffers.client, received)
+        Http2ClientConnection(self._host, self.source.peer).take_over(
+            self, self.buffers.client, received
+        )
 
     def _await_rest_of_head(self) -> None:
         """Count a partial head; empty lines before a head do not extend the idle time."""
@@ -363,125 +370,49 @@ class ClientConnection(Connection):
     def _drop_head(self) -> None:
         """Drop the head, and the call that it begins: others need the room."""
         error = overload_error(NO_ROOM)
-        if self._call is None:
+        if self.call is None:
             self._reject(error)
         else:
             self._count_head(0)
-            self.record.set_error(error)
-            self.drop_call()
+            self.call.record.set_error(error)
+            self.call.drop_call()
 
     def _start_call(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
-        started = time.perf_counter()
         self._may_be_http2 = False
-        if self._forwarded_headers.forwarding is not self._host.forwarding:
-            self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
-        self.added_headers, self.added_lines, request_id = self._forwarded_headers.make(head)
-        record = self.record = CallRecord(head.method, head.target, request_id, started)
-        record.client = self._peer.address or ""
-        record.reserved.client = self.buffers.client
-        record.noted = head.noted
-        sampler = self._host.trace_sampler
-        if sampler is not None:
-            record.trace = sampler.sample(head, self._peer, "1.1")
-        may_be_fast = is_small and not head.http_1_0
+        call = self.call = Http1Call(self, time.perf_counter())
+        record = call.begin(head)
+        may_be_fast = is_small and not head.http_1_0 and head.length is not None
         if may_be_fast and len(data) == head.length:
             record.request_bytes = len(data)
-            if self._start_fast_path(head, data):
+            if call.start_buffered(data):
                 return
             record.request_bytes = 0  # its body is read anew
             may_be_fast = False
-        body = self._body = BodyStream(self.read_flow, self.buffers, self.record.reserved)
+        body = self.body = self.make_body()
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
-        may_be_fast = may_be_fast and head.length is not None
-        labels = self._host.fast_path_labels(head) if may_be_fast else None
-        if labels is not None:
-            record.labels = labels
-            deferred = self._call = DeferredCall(self)
-            self._host.add_call(deferred, self)
-            self._host.deferrals.add(deferred, head.length)
-        else:
-            self._start_task(head, body)
+        if not (may_be_fast and call.defer()):
+            call.start_task()
         self._receive_body(body, data)
 
-    def _start_fast_path(self, head: RequestHead, data: bytes | memoryview) -> bool:
-        """Start a call on the fast path; False if it must be streamed."""
-        call = self._call = self._host.prepare_fast_path(self, head, data)
-        if call is None:
-            return False
-        self._host.add_call(call, self)
-        call.start()
-        return True
+    def make_body(self, *, ended: bool = False) -> Http1Body:
+        """Return the body of the call, which arrives unless it has ``ended``."""
+        return Http1Body(self.read_flow, self.buffers, self.reserved, ended)
 
-    def start_deferred_task(self) -> None:
-        """Start the deferred call on the streaming path."""
-        assert self._head is not None
-        assert self._body is not None
-        self._end_deferral()
-        self._start_task(self._head, self._body)
-
-    def _start_deferred_call(self, body: BodyStream) -> None:
-        """Start the deferred call, as its body is there."""
-        assert self._head is not None
-        self._end_deferral()
-        if self.write_blocked:
-            self._start_task(self._head, body)
-            return
-        data = body.take()
-        self._body = None
-        if not self._start_fast_path(self._head, data):
-            body = self._body = BodyStream(self.read_flow, self.buffers, self.record.reserved)
-            body.feed(data, last=True)
-            body.end()
-            self._start_task(self._head, body)
-
-    def _end_deferral(self) -> None:
-        deferred, self._call = self._call, None
-        assert isinstance(deferred, DeferredCall)
-        self._host.deferrals.remove(deferred)
-        self._host.remove_call(deferred)
-
-    def _start_task(
-        self, head: RequestHead, body: BodyStream, rest: Continuation | None = None
-    ) -> asyncio.Task[None]:
-        request = HttpRequest(head, body, self, self.added_headers)
-        response = HttpResponse(
-            head, self, lambda: self._closes_after_response(head, body), self.record
-        )
-        task = self._call = self._host.start_task(self, request, response, rest)
-        task.add_done_callback(self._end_cancelled_task)
-        return task
-
-    def _end_cancelled_task(self, task: asyncio.Task[None]) -> None:
-        """End the call of a task that was cancelled before it ran: it called no ``finish_call``."""
-        if self._call is task:
-            self._end_call()
-
-    def _end_call(self) -> None:
-        """Give back what the call holds, then tell of its end."""
-        call = self._call
-        if isinstance(call, BufferedCall | DeferredCall):
-            self._host.remove_call(call)
-        if isinstance(call, DeferredCall):
-            self._host.deferrals.remove(call)
-        self._call = None
-        record = self.record
-        # The clock of uvloop counts whole milliseconds.
-        record.seconds = time.perf_counter() - record.started
-        if self._head_size:
-            # The next request may not come for a long time.
-            self._head, self.added_headers, self.record = None, (), NO_RECORD
+    def forget_call(self) -> None:
+        """Note the end of the call."""
+        self.call = None
+        if self._head_size:  # the next request may not come for a long time
             self._count_head(0)
         self._unread.reset()
-        self._host.observe_call(record)
 
-    def _closes_after_response(self, head: RequestHead, body: BodyStream) -> bool:
+    def closes_after_response(self, head: RequestHead) -> bool:
         """Whether the connection must close after the response that starts now."""
         if not head.keep_alive or self._framing_lost or self._host.draining:
             return True
         # With Expect: 100-continue, the next bytes may be the body or the next request.
-        return not body.ended and expects_continue(head)
+        return self.body is not None and not self.body.ended and expects_continue(head)
 
-    def _receive_body(self, body: BodyStream, data: bytes | memoryview) -> None:
+    def _receive_body(self, body: Http1Body, data: bytes | memoryview) -> None:
         decoder = self._decoder
         try:
             piece = decoder.feed(data)
@@ -489,26 +420,29 @@ class ClientConnection(Connection):
             self._framing_lost = True
             body.fail_body(bad_request(f"the request body is malformed: {error}"))
             return
+        call = self.call
         if piece:
-            self.record.request_bytes += len(piece)
+            if call is not None:
+                call.record.request_bytes += len(piece)
             body.feed(piece, last=decoder.ended)
         rest, decoder.rest = decoder.rest, b""
         if decoder.ended:
             body.end()
             self.buffer_read_ahead(rest)
-            if self._call is None:
-                self._await_next_request()
-            elif isinstance(self._call, DeferredCall):
-                self._start_deferred_call(body)
+            if call is None:
+                self.await_next_request()
+            elif call.is_deferred:
+                call.end_deferral()
+                call.start_complete(body)
             return
-        if body.is_full and isinstance(self._call, DeferredCall):
-            self.start_deferred_task()  # nothing more is read before it reads
+        if body.is_full and call is not None and call.is_deferred:
+            call.start_deferred_task()  # nothing more is read before it reads
         if rest:
             self.defer_read_ahead(rest)
 
-    def _await_next_request(self) -> None:
+    def await_next_request(self) -> None:
         """Start to wait for the next request, which may be buffered already."""
-        self._body = None
+        self.body = None
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None
@@ -519,7 +453,7 @@ class ClientConnection(Connection):
     def resume_writing(self) -> None:
         """Go on to the next request, which has waited until the client read the responses."""
         super().resume_writing()
-        if self._read_ahead and self._call is None and self._body is None and not self.closed:
+        if self._read_ahead and self.call is None and self.body is None and not self.closed:
             self._idle_since = self.loop.time()
             self.await_time_slice(self.process_read_ahead)
 
@@ -529,20 +463,11 @@ class ClientConnection(Connection):
         A client that has shown nothing of HTTP could not read a response. If it meant HTTP/2, it
         would take one for a frame: RFC 9113, section 3.4.
         """
-        record = CallRecord("-", "-")
-        record.seconds = self.loop.time() - self._idle_since if self._reader.started else 0.0
-        record.client = self._peer.address or ""
-        record.set_error(error)
-        REFUSAL_LOG.warn(f"request of {record.client or 'a Unix socket'} refused", error.message)
-        if responds:
-            record.status = error.kind.value.status
-            body = error_body(error.message)
-            record.response_bytes = len(body)
-            self.transport.write(encode_error(error, body))
-        self._host.observe_call(record)
+        waited = self.loop.time() - self._idle_since if self._reader.started else 0.0
         self._framing_lost = True
         self._reader.reset()
-        self._count_head(0)
+        call = self.call = Http1Call(self, time.perf_counter() - waited)
+        call.reject(error, responds=responds)
         self.close()
 
 

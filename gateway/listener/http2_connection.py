@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
 from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
@@ -29,13 +28,11 @@ from gateway.http2.session import (
     StreamHandler,
 )
 from gateway.http2.stream import Stream
+from gateway.listener.client_call import CallSource, ClientCall
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
     NO_RECORD,
-    Call,
     ConnectionHost,
-    Continuation,
-    DeferredCall,
     ListenerConnection,
     UnreadCheck,
     seconds_stalled,
@@ -43,25 +40,22 @@ from gateway.listener.connection_host import (
     unread_response_error,
 )
 from gateway.listener.http2_messages import (
-    Http2Request,
+    CONTINUE,
     Http2Response,
     encode_fields,
     encode_request_head,
     response_fields,
 )
 from gateway.listener.lingering import LingeringStreams
-from gateway.listener.messages import ListenerResponse, error_template, with_request_id
-from gateway.observe.call_record import CallRecord
+from gateway.listener.messages import ListenerRequest, ListenerResponse, with_request_id
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.body_io import split
-from gateway.proxy.calls.buffered import BufferedCall
-from gateway.proxy.errors import end_dropped_call, error_body, is_grpc_content
-from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
+from gateway.proxy.errors import end_dropped_call, is_grpc_content
+from gateway.proxy.filters.forwarded_headers import Peer
 from gateway.proxy.interfaces import (
     ClientResponse,
     FieldLines,
-    HeaderLines,
     ResponseTemplate,
 )
 from gateway.system.buffers import NO_ROOM, BodyProgress, ReservedBytes
@@ -95,18 +89,18 @@ _log = logging.getLogger("tensorgate.listener")
 class UnreadResponse:
     """A response that waits for its client to read; see ``Body``."""
 
-    def __init__(self, call: Http2Call) -> None:
-        self._call = call
+    def __init__(self, stream: ClientStream) -> None:
+        self._stream = stream
 
     @property
     def progress(self) -> BodyProgress:
         """Return how fast the client reads: the socket tells it while that is full."""
-        return self._call.session.output_progress or self._call.sending
+        return self._stream.session.output_progress or self._stream.sending
 
     @property
     def reserved(self) -> ReservedBytes:
         """Return what its call has reserved."""
-        return self._call.reserved
+        return self._stream.reserved
 
     def may_pause(self) -> bool:
         """Tell whether its client may pause: not with bytes to read."""
@@ -114,64 +108,113 @@ class UnreadResponse:
 
     def is_reading(self) -> bool:
         """Tell whether the gateway learns what the client has read."""
-        return self._call.is_reading()
+        return self._stream.is_reading()
 
     def fail_body(self, error: Exception) -> None:
         """Drop the call."""
-        self._call.drop_unread()
+        self._stream.drop_unread()
 
 
-class Http2Call(StreamHandler):
-    """A request on a stream, with its response: the CallClient of its call."""
+class ClientStream(StreamHandler):
+    """The stream of a client's ``call``, as long as that goes on."""
+
+    def __init__(self, connection: Http2ClientConnection, stream: Stream, call: Http2Call) -> None:
+        super().__init__(connection, stream)
+        self.call: Http2Call | None = call
+        self.rest_size = 0
+        """Bytes of the rest of a buffered response, all of which wait for the client."""
+        self._connection = connection
+        self._unread: UnreadResponse | None = None
+
+    def give_back(self) -> None:
+        """Give back what the stream holds; its call has ended."""
+        self.call = None
+        super().give_back()
+
+    def may_pause(self) -> bool:
+        """Tell whether its client may have nothing to say for a while; see ``Body``."""
+        return self.call is not None and self.call.is_grpc
+
+    def end_incomplete(self) -> None:
+        """Let the client end its request after a complete response; else reset the stream."""
+        if self.stream.sent_end:
+            self._connection.linger(self.stream)
+        else:
+            super().end_incomplete()
+
+    def open_unread(self, size: int) -> None:
+        """Let the response make room for others while it waits for its client."""
+        self._unread = UnreadResponse(self)
+        self.session.buffers.open_stream(self._unread, size + self.rest_size)
+
+    def close_unread(self) -> None:
+        """Let it do so no more."""
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self.session.buffers.close_stream(unread)
+
+    def drop_unread(self) -> None:
+        """Drop the call because others need the room, and its client does not read."""
+        self.close_unread()
+        if self.call is not None:
+            self.call.record.set_abort(unread_response_error())
+            self.call.drop_call()
+
+    def seconds_stalled(self, now: float, *, has_message: bool) -> float:
+        """Return for how many seconds the call has waited for the client; 0 if it does not.
+
+        A stream of gRPC may be quiet after its first message.
+        """
+        if self._unread is not None:
+            return seconds_stalled(self._unread, now)
+        if self not in self.session.buffers.bodies or has_message:
+            return 0.0
+        return seconds_stalled(self, now)
+
+
+class Http2Call(ClientCall):
+    """The call of a stream."""
 
     def __init__(
-        self,
-        connection: Http2ClientConnection,
-        host: ConnectionHost,
-        stream: Stream,
-        headers: HeaderList,
+        self, connection: Http2ClientConnection, stream: Stream, headers: HeaderList
     ) -> None:
-        super().__init__(connection, stream)
-        self.added_headers: HeaderLines = ()
-        self.added_lines = b""
-        self.carries_trailers = True
-        self.record = NO_RECORD
+        super().__init__(connection.source, NO_RECORD, time.perf_counter())
         self._connection = connection
-        self._host = host
-        self._started = time.perf_counter()
         self._headers = headers
-        self._head: RequestHead | None = None
+        self.stream = ClientStream(connection, stream, self)
         self.head_size = 0
         """Bytes that a large head counts."""
         self._request_bytes = 0
         self._first_message_size = _UNKNOWN_SIZE
         """Bytes of the first message of a gRPC call, with its prefix."""
-        self._call: Call | None = None
-        self._ended = False
-        self._unread: UnreadResponse | None = None
-        self._rest_size = 0
-        """Bytes of the rest of a buffered response, all of which wait for the client."""
 
     @property
-    def reserved(self) -> ReservedBytes:
-        """Return what the call has reserved."""
-        return self.record.reserved
+    def is_grpc(self) -> bool:
+        """Whether it is a call of gRPC."""
+        fields = self._headers.fields
+        return any(name == b"content-type" and is_grpc_content(value) for name, value in fields)
 
     @property
     def has_sent_all(self) -> bool:
         """Whether the whole request is there."""
-        return self.received_end
+        return self.stream.received_end
+
+    @property
+    def is_client_slow(self) -> bool:
+        """Whether a response could not be sent at once."""
+        stream = self.stream
+        return stream.session.write_blocked or not stream.session.http2.sendable(stream.stream)
 
     def start(self) -> None:
         """Start the call: on the fast path if its whole body came together with its headers."""
-        if self._ended:
+        if self.ended:
             return  # it was reset at once
-        headers = self._headers
+        headers, is_complete = self._headers, self.stream.received_end
         if headers.too_large:
             message = f"the headers of the request have more than {MAX_HEADER_LIST} bytes"
-            self._reject(GatewayError(ErrorKind.HEAD_TOO_LARGE, message))
+            self.reject(GatewayError(ErrorKind.HEAD_TOO_LARGE, message))
             return
-        body_size = self._request_bytes if self.received_end else -1
+        body_size = self._request_bytes if is_complete else -1
         is_small = True
         head = self._connection.cached_head(headers, body_size)
         if head is None:
@@ -182,49 +225,35 @@ class Http2Call(StreamHandler):
             try:
                 head = self._connection.parse_head(headers, encoded, body_size)
             except MalformedError as error:
-                self._reject(bad_request(f"malformed HTTP request: {error}"))
+                self.reject(bad_request(f"malformed HTTP request: {error}"))
                 return
-        self._head = head
-        self.added_headers, self.added_lines, request_id = self._connection.add_headers(head)
-        record = self.record = CallRecord(head.method, head.target, request_id, self._started)
-        record.client = self._connection.peer.address or ""
-        record.reserved.client = self.session.buffers.client
-        record.noted = head.noted
-        sampler = self._host.trace_sampler
-        if sampler is not None:
-            record.trace = sampler.sample(head, self._connection.peer, "2")
-        record.request_bytes = self._request_bytes
-        if not is_small or self._is_client_slow:
-            self._start_task(head)
-        elif self.received_end:
-            self._start_buffered(head)
+        self.begin(head).request_bytes = self._request_bytes
+        self.stream.reserved = self.reserved
+        if is_small and is_complete:
+            self.start_complete(self.stream)
+        elif is_small and not self.is_client_slow and self._may_defer(head) and self.defer():
+            self.stream.open_window()
         else:
-            self._defer(head)
+            self.start_task()
 
-    def start_deferred_task(self) -> None:
-        """Start the deferred call on the streaming path."""
-        assert self._head is not None
-        self._end_deferral()
-        self._start_task(self._head)
+    def _may_defer(self, head: RequestHead) -> bool:
+        return (head.length or 0) <= self.stream.session.buffers.window
 
     def count_received(self, data: bytes | memoryview) -> None:
         """Count a piece of the body, which may be the last one."""
         if not self._request_bytes and len(data) >= _PREFIX_SIZE:
             self._first_message_size = _PREFIX_SIZE + int.from_bytes(data[1:_PREFIX_SIZE], "big")
         self._request_bytes += len(data)
-        if self.record is not NO_RECORD:
-            self.record.request_bytes = self._request_bytes
-        if self.received_end and isinstance(self._call, DeferredCall):
-            assert self._head is not None
-            self._end_deferral()
-            if self._is_client_slow:
-                self._start_task(self._head)
-            else:
-                self._start_buffered(self._head)
-        elif self._request_bytes > _MAX_DEFERRED and isinstance(self._call, DeferredCall):
-            assert self._head is not None
-            if self._head.length is None:
-                self.start_deferred_task()
+        if self.head is None:
+            return
+        self.record.request_bytes = self._request_bytes
+        if not self.is_deferred:
+            return
+        if self.stream.received_end:
+            self.end_deferral()
+            self.start_complete(self.stream)
+        elif self._request_bytes > _MAX_DEFERRED and self.head.length is None:
+            self.start_deferred_task()
 
     def respond(
         self,
@@ -236,76 +265,47 @@ class Http2Call(StreamHandler):
         trailers: FieldLines = (),
     ) -> None:
         """Send the response of the current call; see FastPathClient."""
-        record = self.record
+        record, stream = self.record, self.stream
+        if self.head is None and _HEAD in self._headers.fields:
+            body = b""
         if record.request_id:
             lines = with_request_id(lines, record.request_id)
         has_body = bool(body) and template.status not in STATUSES_WITHOUT_BODY
         fields = response_fields(template, lines, len(body))
-        self.send_headers(fields, end_stream=not (has_body or trailers))
+        stream.send_headers(fields, end_stream=not (has_body or trailers))
         if record.grpc_status < 0:
             record.status = template.status
         sent = 0
         if has_body:
+            session = stream.session
             record.response_bytes = len(body)
-            if not self.session.write_blocked:
-                sent = self.session.http2.send_data(self.stream, body, end_stream=not trailers)
-                self.session.flush_soon(sent)
-            self.sending.receive(sent, self.reserved.progress)
-            if sent < len(body) and not self.stream.closed:
+            if not session.write_blocked:
+                sent = session.http2.send_data(stream.stream, body, end_stream=not trailers)
+                session.flush_soon(sent)
+            stream.sending.receive(sent, self.reserved.progress)
+            if sent < len(body) and not stream.stream.closed:
                 self._send_rest(memoryview(body)[sent:], trailers)
                 return
         if trailers:
-            self.send_headers(trailers, end_stream=True)
-        self._end_call()
-
-    def continue_in_task(self, rest: Continuation, on_done: Callable[[], None]) -> None:
-        """Run the rest of the current call in a task; see FastPathClient."""
-        assert self._head is not None
-        fast_path_call = self._call
-        assert isinstance(fast_path_call, BufferedCall)
-        self._start_task(self._head, rest).add_done_callback(lambda _: on_done())
-        # Only now, so that the host always counts one of the two.
-        self._host.remove_call(fast_path_call)
-
-    def finish_call(self, response: ListenerResponse) -> None:
-        """End the call, whose task has ended."""
-        self._end_call()
-
-    def may_pause(self) -> bool:
-        """Tell whether its client may have nothing to say for a while; see ``Body``."""
-        return self._is_grpc
+            stream.send_headers(trailers, end_stream=True)
+        self.end()
 
     def seconds_stalled(self, now: float) -> float:
-        """Return for how many seconds the call has waited for the client; 0 if it does not.
-
-        A stream of gRPC may be quiet after its first message.
-        """
-        bodies, unread = self.session.buffers.bodies, self._unread
-        if unread is not None:
-            return seconds_stalled(unread, now)
-        if self not in bodies or (
-            self._is_grpc and self._request_bytes >= self._first_message_size
-        ):
-            return 0.0
-        return seconds_stalled(self, now)
-
-    def end_incomplete(self) -> None:
-        """Let the client end its request after a complete response; else reset the stream."""
-        if self.stream.sent_end:
-            self._connection.linger(self.stream)
-        else:
-            super().end_incomplete()
+        """Return for how many seconds the call has waited for the client; 0 if it does not."""
+        has_message = self.is_grpc and self._request_bytes >= self._first_message_size
+        return self.stream.seconds_stalled(now, has_message=has_message)
 
     def drop_call(self) -> None:
         """End the stream with an error, and cancel the call.
 
         A gRPC client gets the status UNAVAILABLE with the error of the record.
         """
-        if self._is_grpc:
-            lines = end_dropped_call(self.record, self.stream.sent_headers)
-            self.send_headers(tuple(encode_fields(lines)), end_stream=True)
+        stream = self.stream
+        if self.is_grpc:
+            lines = end_dropped_call(self.record, stream.stream.sent_headers)
+            stream.send_headers(tuple(encode_fields(lines)), end_stream=True)
         else:
-            self.reset(ErrorCode.INTERNAL_ERROR)
+            stream.reset(ErrorCode.INTERNAL_ERROR)
         self.cancel("")
 
     def drop_head(self) -> None:
@@ -314,175 +314,82 @@ class Http2Call(StreamHandler):
         self.record.set_error(overload_error(NO_ROOM))
         self.drop_call()
 
-    def open_unread(self, size: int) -> None:
-        """Let the response make room for others while it waits for its client."""
-        self._unread = UnreadResponse(self)
-        self.session.buffers.open_stream(self._unread, size + self._rest_size)
-
-    def close_unread(self) -> None:
-        """Let it do so no more."""
-        unread, self._unread = self._unread, None
-        if unread is not None:
-            self.session.buffers.close_stream(unread)
-
-    def drop_unread(self) -> None:
-        """Drop the call because others need the room, and its client does not read."""
-        self.close_unread()
-        self.record.set_abort(unread_response_error())
-        self.drop_call()
-
     def cancel(self, why: str) -> None:
         """Cancel the call, as its client is gone."""
-        if self._ended:
-            return
-        call = self._call
-        if call is None:
+        if self._call is None and not self.ended:
             # The fields of a list that is too large were not checked.
             fields = {} if self._headers.too_large else dict(self._headers.fields)
-            self.record = self._make_record(
+            self.make_record(
                 fields.get(b":method", b"-").decode("latin-1"),
                 fields.get(b":path", b"-").decode("latin-1"),
             )
-        self.record.error = self.record.error or why
-        if call is not None:
-            call.cancel()
-        if not isinstance(call, asyncio.Task):
-            self._end_call()
+        super().cancel(why)
 
-    @property
-    def _is_grpc(self) -> bool:
-        fields = self._headers.fields
-        return any(name == b"content-type" and is_grpc_content(value) for name, value in fields)
+    def end(self) -> None:
+        """Give back what the call holds, then tell of its end."""
+        super().end()
+        self._connection.on_call_end()
 
-    @property
-    def _is_client_slow(self) -> bool:
-        """Whether a response could not be sent at once."""
-        return self.session.write_blocked or not self.session.http2.sendable(self.stream)
+    def send_continue(self) -> None:
+        """Tell the client to send its body."""
+        self.stream.send_headers(CONTINUE)
 
-    def _start_buffered(self, head: RequestHead) -> None:
-        """Start a call whose body is complete: on the fast path if it can."""
-        call = self._call = self._host.prepare_fast_path(self, head, self.peek())
-        if call is None:
-            self._start_task(head)
-            return
-        self._host.add_call(call, self)
-        self.discard()
-        call.start()
-
-    def _defer(self, head: RequestHead) -> None:
-        """Wait for the rest of a small body if the call can take the fast path with it."""
-        length = head.length
-        labels = self._host.fast_path_labels(head)
-        if labels is None or (length or 0) > self.session.buffers.window:
-            self._start_task(head)
-            return
-        self.record.labels = labels
-        deferred = self._call = DeferredCall(self)
-        self._host.add_call(deferred, self)
-        self._host.deferrals.add(deferred, length)
-        self.open_window()
-
-    def _end_deferral(self) -> None:
-        deferred, self._call = self._call, None
-        assert isinstance(deferred, DeferredCall)
-        self._host.deferrals.remove(deferred)
-        self._host.remove_call(deferred)
-
-    def _start_task(
-        self, head: RequestHead, rest: Continuation | None = None
-    ) -> asyncio.Task[None]:
-        request = Http2Request(head, self, self.added_headers)
-        response = Http2Response(head, self, self.record)
-        task = self._call = self._host.start_task(self, request, response, rest)
-        task.add_done_callback(self._end_cancelled_task)
-        return task
-
-    def _end_cancelled_task(self, task: asyncio.Task[None]) -> None:
-        """End the call of a task that was cancelled before it ran: it called no ``finish_call``."""
-        if self._call is task:
-            self._end_call()
+    def _make_messages(self) -> tuple[ListenerRequest, ListenerResponse]:
+        if self.head is None:  # it was rejected
+            self.head = self._connection.make_head()
+        request = ListenerRequest(self.head, self.stream, self, self.send_continue)
+        return request, Http2Response(self.head, self.stream, self.record)
 
     def _send_rest(self, body: memoryview, trailers: FieldLines) -> None:
         """Send the rest of a response in a task, as the client reads it."""
-        fast_path_call, record = self._call, self.record
+        fast_path_call, record, stream = self._call, self.record, self.stream
         idle_timeout = self._host.idle_timeouts.idle_timeout
         grpc_status = record.grpc_status
         record.grpc_status = -1  # until its client has the trailers
 
         async def send(response: ClientResponse) -> None:
             response.started = True
-            buffers = self.session.buffers
+            buffers = stream.session.buffers
             buffers.change(len(body))
-            self._rest_size = len(body)
+            stream.rest_size = len(body)
             left = len(body)
             try:
                 for piece in split(body, _SENT_PIECE):
                     left -= len(piece)
                     async with asyncio.timeout(idle_timeout):
-                        await self.send(piece, not (left or trailers), is_counted=True)
+                        await stream.send(piece, not (left or trailers), is_counted=True)
                 if trailers:
-                    self.send_headers(trailers, end_stream=True)
+                    stream.send_headers(trailers, end_stream=True)
                 record.grpc_status = grpc_status
             except TimeoutError:
                 record.error = (
                     f"waiting for the client: nothing moved for {idle_timeout:g} s"
                     " (limits.idle_timeout)"
                 )
-                self.reset(ErrorCode.CANCEL)
+                stream.reset(ErrorCode.CANCEL)
             finally:
                 buffers.change(-len(body))
 
-        if self._head is None:  # it was rejected
-            self._head = self._connection.make_head()
-        self._start_task(self._head, send)
+        self.start_task(send)
         if fast_path_call is not None:
             self._host.remove_call(fast_path_call)
 
-    def _reject(self, error: GatewayError) -> None:
-        """Respond to a request without a valid head."""
-        record = self.record = self._make_record("-", "-")
-        record.set_error(error)
-        REFUSAL_LOG.warn(
-            f"HTTP/2 request of {record.client or 'a Unix socket'} refused", error.message
-        )
-        has_body = _HEAD not in self._headers.fields
-        self.respond(error_template(error), b"", error_body(error.message) if has_body else b"")
-
-    def _make_record(self, method: str, target: str) -> CallRecord:
-        """Return the record of a call without a parsed head."""
-        record = CallRecord(method, target, "", self._started)
-        record.client = self._connection.peer.address or ""
-        return record
-
     def _hold_head(self, size: int) -> bool:
         """Count a large head before it is parsed; if there is no room, reject it."""
-        if not self.session.buffers.hold_head(size):
-            self._reject(overload_error(NO_ROOM))
+        if not self.stream.session.buffers.hold_head(size):
+            self.reject(overload_error(NO_ROOM))
             return False
         self.head_size = size
         return True
 
     def _release_head(self) -> None:
         if self.head_size:
-            self.session.buffers.change_heads(-self.head_size)
+            self.stream.session.buffers.change_heads(-self.head_size)
             self.head_size = 0
 
-    def _end_call(self) -> None:
-        """Give back what the call holds, then tell of its end."""
-        call = self._call
-        if isinstance(call, BufferedCall | DeferredCall):
-            self._host.remove_call(call)
-        if isinstance(call, DeferredCall):
-            self._host.deferrals.remove(call)
-        self._call = None
-        self._ended = True
+    def _release(self) -> None:
         self._release_head()
-        self.close()
-        record = self.record
-        # The clock of uvloop counts whole milliseconds.
-        record.seconds = time.perf_counter() - record.started
-        self._host.observe_call(record)
-        self._connection.on_call_end()
+        self.stream.close()
 
 
 class Http2ClientConnection(Http2Session):
@@ -499,9 +406,8 @@ class Http2ClientConnection(Http2Session):
         super().__init__(http2, host.buffers, host.hangups)
         self.buffers.drop_head = self._drop_head
         self.buffers.stall_error = stalled_body_error
-        self.peer = peer
         self._host = host
-        self._forwarded_headers = ForwardedHeaders(host.forwarding, peer, is_http2=True)
+        self.source = CallSource(host, peer, "", is_http2=True)
         self._heads: dict[tuple[Header, ...], RequestHead] = {}
         self._begun: list[Http2Call] = []
         self._connected_at = self._idle_since = self.loop.time()
@@ -518,7 +424,7 @@ class Http2ClientConnection(Http2Session):
     def take_over(self, old: ListenerConnection, client: str, data: bytes) -> None:
         """Serve the transport of a connection of this client, which has received this data."""
         self._host.replace_connection(old, self)
-        self.buffers.client = client
+        self.buffers.client = self.source.client = client
         transport = old.transport
         transport.set_protocol(self)
         self.connection_made(transport)
@@ -581,7 +487,7 @@ class Http2ClientConnection(Http2Session):
         except Exception:
             _log.exception("a request over HTTP/2 failed before its call had started")
             try:
-                call.reset(ErrorCode.INTERNAL_ERROR)
+                call.stream.reset(ErrorCode.INTERNAL_ERROR)
             finally:
                 call.cancel("the gateway failed before the call had started")
 
@@ -617,43 +523,39 @@ class Http2ClientConnection(Http2Session):
         """Return the head for the response to a request that has none."""
         return self._host.head_parser.parse_request(b"GET / HTTP/1.1\r\nHost: \r\n\r\n")
 
-    def add_headers(self, head: RequestHead) -> tuple[HeaderLines, bytes, str]:
-        """Return the headers that servers get with a request, their lines, and its id."""
-        if self._forwarded_headers.forwarding is not self._host.forwarding:
-            self._forwarded_headers = ForwardedHeaders(
-                self._host.forwarding, self.peer, is_http2=True
-            )
-        return self._forwarded_headers.make(head)
-
     def on_headers(self, event: HeadersReceived) -> None:
         """Begin a call."""
-        self._begun.append(Http2Call(self, self._host, event.stream, event.headers))
+        self._begun.append(Http2Call(self, event.stream, event.headers))
 
     def on_data(self, handler: StreamHandler, event: DataReceived) -> None:
         """Count a piece of a request's body."""
-        assert isinstance(handler, Http2Call)
-        handler.count_received(event.data)
+        assert isinstance(handler, ClientStream)
+        if handler.call is not None:
+            handler.call.count_received(event.data)
 
     def on_trailers(self, handler: StreamHandler) -> None:
         """End a request; its trailers are for gRPC alone."""
-        assert isinstance(handler, Http2Call)
-        handler.count_received(b"")
+        assert isinstance(handler, ClientStream)
+        if handler.call is not None:
+            handler.call.count_received(b"")
 
     def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
         """Cancel the call of a stream."""
-        assert isinstance(handler, Http2Call)
         if event.by_peer:
-            handler.cancel(f"the client reset the stream: {event.error.code.name}")
+            why = f"the client reset the stream: {event.error.code.name}"
         else:
             self.on_refused(event.error)
-            handler.cancel(_protocol_error_text(event.error))
+            why = _protocol_error_text(event.error)
+        assert isinstance(handler, ClientStream)
+        if handler.call is not None:
+            handler.call.cancel(why)
 
     def on_refused(self, error: Http2Error) -> None:
         """Log why a stream was reset."""
         self._log_refusal("stream", error)
 
     def _log_refusal(self, what: str, error: Http2Error) -> None:
-        client = self.peer.address or "a Unix socket"
+        client = self.source.address or "a Unix socket"
         REFUSAL_LOG.warn(f"HTTP/2 {what} of {client} closed", f"{error.reason} ({error.code.name})")
 
     def on_unread(self, stream: Stream, size: int) -> None:
@@ -696,8 +598,7 @@ class Http2ClientConnection(Http2Session):
 
         Without a call, what comes belongs to requests that have their responses.
         """
-        calls = [handler for handler in self.handlers if isinstance(handler, Http2Call)]
-        return min((call.seconds_stalled(now) for call in calls), default=math.inf)
+        return min((call.seconds_stalled(now) for call in self._calls()), default=math.inf)
 
     def drop(self, why: str) -> None:
         """Reset the connection; ``why`` is the error of its calls."""
@@ -730,7 +631,7 @@ class Http2ClientConnection(Http2Session):
         """Drop the connection, as its client does not read, and others need the room."""
         error = unread_response_error()
         _log.info(
-            "HTTP/2 connection of %s reset: %s", self.peer.address or "a client", error.message
+            "HTTP/2 connection of %s reset: %s", self.source.address or "a client", error.message
         )
         self._cancel_calls(error.message)
         super().drop_unread()
@@ -759,11 +660,14 @@ class Http2ClientConnection(Http2Session):
         self.http2.close(code, reason)
         self.fail(Http2Error(code, reason))
 
+    def _calls(self) -> list[Http2Call]:
+        streams = [each for each in self.handlers if isinstance(each, ClientStream)]
+        return [each.call for each in streams if each.call is not None]
+
     def _cancel_calls(self, why: str) -> None:
-        for handler in tuple(self.handlers):
-            assert isinstance(handler, Http2Call)
+        for call in self._calls():
             try:
-                handler.cancel(why)
+                call.cancel(why)
             except Exception:
                 # The other calls of the connection must end, too.
                 _log.exception("a call over HTTP/2 could not be cancelled")
@@ -780,8 +684,7 @@ class Http2ClientConnection(Http2Session):
 
     def _drop_head(self) -> None:
         """Drop the largest head, and the call that it begins: others need the room."""
-        calls = [handler for handler in self.handlers if isinstance(handler, Http2Call)]
-        largest = max(calls, key=_head_size, default=None)
+        largest = max(self._calls(), key=_head_size, default=None)
         if largest is None or largest.head_size <= self._partial_size:
             self._close_for_room()
         else:

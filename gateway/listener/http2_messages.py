@@ -17,13 +17,12 @@ from gateway.http2.session import StreamHandler
 from gateway.listener.messages import (
     ListenerResponse,
     add_gateway_headers,
-    expects_continue,
     http_date,
 )
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.interfaces import ClientRequest, HeaderLines, ResponseTemplate
+from gateway.proxy.interfaces import HeaderLines, ResponseTemplate
 
-_CONTINUE: Final[tuple[Header, ...]] = ((b":status", b"100"),)
+CONTINUE: Final[tuple[Header, ...]] = ((b":status", b"100"),)
 
 _ONCE: Final = frozenset((b"host", b"content-length"))
 
@@ -64,30 +63,6 @@ def encode_request_head(headers: HeaderList, body_size: int) -> bytes:
     target = once.get(b":path") or host or b"*"  # CONNECT has no path
     first = b" ".join((once[b":method"], target, b"HTTP/1.1"))
     return b"\r\n".join((first, *lines, b"", b""))
-
-
-class Http2Request(ClientRequest):
-    """A request, whose body is read from its stream."""
-
-    def __init__(
-        self, head: RequestHead, stream: StreamHandler, added_headers: HeaderLines
-    ) -> None:
-        self.method = head.method
-        self.target = head.target
-        self.headers = head.headers
-        self.content_length = head.length
-        self.added_headers = added_headers
-        self.carries_trailers = True
-        self._stream = stream
-        self._continue_pending = expects_continue(head)
-
-    async def read(self) -> bytes | memoryview:
-        """Return the next piece of the body."""
-        if self._continue_pending:
-            self._continue_pending = False
-            if not self._stream.received_end:
-                self._stream.send_headers(_CONTINUE)
-        return await self._stream.read()
 
 
 class Http2Response(ListenerResponse):

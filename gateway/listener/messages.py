@@ -1,4 +1,4 @@
-"""A client's request and the response to it, over an HTTP/1.1 connection."""
+"""A client's request over any version of HTTP, and the response to it over HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from http import HTTPStatus
 from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, bad_request
-from gateway.http1.connection import BodyStream, Connection
+from gateway.http1.connection import Http1Connection
 from gateway.http1.head import (
     ABSOLUTE_FORM,
     STATUSES_WITHOUT_BODY,
@@ -21,31 +21,39 @@ from gateway.http1.head import (
 )
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines, ResponseTemplate
+from gateway.proxy.interfaces import (
+    ClientRequest,
+    ClientResponse,
+    FastPathClient,
+    HeaderLines,
+    ResponseTemplate,
+)
 from gateway.proxy.server_timing import SERVER_TIMING, server_timing
+from gateway.system.sockets.body_stream import BodyStream
 
 _SERVER_NAME = "tensorgate"
 _REQUEST_ID_LINE = f"{REQUEST_ID}: ".encode()
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class HttpRequest(ClientRequest):
-    """A request, whose body is read from the connection."""
+class ListenerRequest(ClientRequest):
+    """A request, over any version of HTTP; ``send_continue`` tells its client to send the body."""
 
     def __init__(
         self,
         head: RequestHead,
         body: BodyStream,
-        connection: Connection,
-        added_headers: HeaderLines,
+        client: FastPathClient,
+        send_continue: Callable[[], None],
     ) -> None:
         self.method = head.method
         self.target = head.target
         self.headers = head.headers
         self.content_length = head.length
-        self.added_headers = added_headers
+        self.added_headers = client.added_headers
+        self.carries_trailers = client.carries_trailers
         self._body = body
-        self._connection = connection
+        self._send_continue = send_continue
         # RFC 9110, section 10.1.1: the client may wait for 100 before it sends its body.
         self._continue_pending = expects_continue(head) and not head.http_1_0
 
@@ -54,7 +62,7 @@ class HttpRequest(ClientRequest):
         if self._continue_pending:
             self._continue_pending = False
             if not self._body.ended:
-                self._connection.transport.write(_CONTINUE)
+                self._send_continue()
         return await self._body.read()
 
 
@@ -118,7 +126,7 @@ class HttpResponse(ListenerResponse):
     def __init__(
         self,
         head: RequestHead,
-        connection: Connection,
+        connection: Http1Connection,
         closes_after: Callable[[], bool],
         record: CallRecord,
     ) -> None:
@@ -179,11 +187,6 @@ def error_template(error: GatewayError) -> ResponseTemplate:
     if error.retry_after is not None:
         headers += (("Retry-After", str(error.retry_after)),)
     return ResponseTemplate(error.kind.value.status, "", headers)
-
-
-def encode_error(error: GatewayError, body: bytes) -> bytes:
-    """Encode the response to such a request, after which the connection closes."""
-    return b"".join(encode_response(error_template(error), b"", body, last=True))
 
 
 def encode_response(

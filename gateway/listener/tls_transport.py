@@ -7,12 +7,12 @@ import ssl
 from collections.abc import Callable, Iterator
 
 from gateway.errors import bad_request
-from gateway.http1.connection import Connection
 from gateway.listener.client_shares import ClientShares, client_of
-from gateway.listener.messages import encode_error
+from gateway.listener.messages import encode_response, error_template
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.errors import error_body
 from gateway.system.descriptors import descriptor_limit
+from gateway.system.sockets.connection import Connection
 from gateway.system.tls_transport import TlsTransport, tls_reason
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -129,7 +129,8 @@ class ClientTlsTransport(TlsTransport):
         if tls_reason(error) != _HTTP_REQUEST:
             return None
         needs_tls = bad_request("this port requires TLS: use https")
-        return encode_error(needs_tls, error_body(needs_tls.message))
+        template, body = error_template(needs_tls), error_body(needs_tls.message)
+        return b"".join(encode_response(template, b"", body, last=True))
 
     def on_handshake_lost(self, exc: Exception | None) -> None:
         """Log a client that left amid its handshake; a check that a port is open sends nothing."""

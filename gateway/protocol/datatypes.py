@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 
@@ -46,14 +45,13 @@ class Datatype:
     """One datatype of the protocol.
 
     ``dtype`` is its little-endian numpy dtype; None for BYTES, whose elements are a uint32 length
-    and that many bytes. ``struct_code`` is its code in the struct module, if it has one.
-    ``integers`` and ``floats`` are set for datatypes of these families.
+    and that many bytes. numpy has no BF16: its dtype is that of its bits. ``integers`` and
+    ``floats`` are set for datatypes of these families.
     """
 
     name: str
     family: Family
     dtype: np.dtype[Any] | None = None
-    struct_code: str | None = None
     integers: IntegerRange | None = None
     floats: FloatFormat | None = None
     size: int | None = field(init=False)
@@ -63,37 +61,34 @@ class Datatype:
         object.__setattr__(self, "size", None if self.dtype is None else self.dtype.itemsize)
 
 
-def integer_datatype(name: str, dtype: Any, struct_code: str | None = None) -> Datatype:
+def integer_datatype(name: str, dtype: str) -> Datatype:
     """Make an integer datatype; raises ValueError for another dtype."""
-    limits = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+    limits = np.iinfo(dtype)
     values = IntegerRange(int(limits.min), int(limits.max))
-    return Datatype(name, Family.INTEGER, np.dtype(dtype), struct_code, integers=values)
+    return Datatype(name, Family.INTEGER, np.dtype(dtype), integers=values)
 
 
-def float_datatype(name: str, dtype: Any, struct_code: str | None = None) -> Datatype:
-    """Make a float datatype; raises ValueError for another dtype."""
-    info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-    half_unit = math.ldexp(1, int(info.maxexp) - int(info.nmant) - 2)
-    values = FloatFormat(int(info.nmant), int(info.minexp), float(info.max) + half_unit)
-    return Datatype(name, Family.FLOAT, np.dtype(dtype), struct_code, floats=values)
+def float_datatype(name: str, dtype: str, floats: FloatFormat) -> Datatype:
+    """Make a float datatype, in which numpy computes or of which it has the bits."""
+    return Datatype(name, Family.FLOAT, np.dtype(dtype), floats=floats)
 
 
 DATATYPES = {
     datatype.name: datatype
     for datatype in (
         Datatype("BOOL", Family.BOOLEAN, np.dtype("?")),
-        integer_datatype("UINT8", "<u1", "B"),
-        integer_datatype("UINT16", "<u2", "H"),
-        integer_datatype("UINT32", "<u4", "I"),
-        integer_datatype("UINT64", "<u8", "Q"),
-        integer_datatype("INT8", "<i1", "b"),
-        integer_datatype("INT16", "<i2", "h"),
-        integer_datatype("INT32", "<i4", "i"),
-        integer_datatype("INT64", "<i8", "q"),
-        float_datatype("FP16", "<f2", "e"),
-        float_datatype("FP32", "<f4", "f"),
-        float_datatype("FP64", "<f8", "d"),
-        float_datatype("BF16", ml_dtypes.bfloat16),
+        integer_datatype("UINT8", "<u1"),
+        integer_datatype("UINT16", "<u2"),
+        integer_datatype("UINT32", "<u4"),
+        integer_datatype("UINT64", "<u8"),
+        integer_datatype("INT8", "<i1"),
+        integer_datatype("INT16", "<i2"),
+        integer_datatype("INT32", "<i4"),
+        integer_datatype("INT64", "<i8"),
+        float_datatype("FP16", "<f2", FloatFormat(10, -14, 65520.0)),
+        float_datatype("FP32", "<f4", FloatFormat(23, -126, 2.0**128 - 2.0**103)),
+        float_datatype("FP64", "<f8", FloatFormat(52, -1022, math.inf)),
+        float_datatype("BF16", "<u2", FloatFormat(7, -126, 2.0**128 - 2.0**119)),
         Datatype("BYTES", Family.TEXT),
     )
 }

@@ -291,6 +291,11 @@ def model_path(model: str, version: str | None = None, prefix: str = "/v2") -> s
     return f"{prefix}/models/{model}" + (f"/versions/{version}" if version is not None else "")
 
 
+def infer_path(operation: Operation) -> str:
+    """Return the path of inference by the model of an operation."""
+    return model_path(operation.model or "", operation.version) + "/infer"
+
+
 def strip_version(target: str) -> str:
     """Return the path of a raw request target without the model's version."""
     path = target.partition("?")[0]

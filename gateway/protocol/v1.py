@@ -16,7 +16,6 @@ from gateway.errors import ModelMismatchError, bad_request, read_server_error
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE, Tensor
 from gateway.protocol.json_errors import describe_value, quote_value
-from gateway.protocol.operations import Operation, model_path
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
 MODELS_PATH = "/v1/models"
@@ -65,11 +64,6 @@ class V1ResponseLayout:
 
     form: V1Format
     single: bool = False
-
-
-def infer_path(asked: Operation) -> str:
-    """Return the V2 path of inference."""
-    return model_path(asked.model or "", asked.version) + "/infer"
 
 
 def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

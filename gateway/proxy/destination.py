@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import JsonPolicies
+from gateway.codec.v2.buffered_response import ResponsePlan
 from gateway.errors import ErrorKind, GatewayError, upstream_name
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.dialects import Dialect
@@ -16,6 +17,8 @@ from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
+from gateway.sizes import CACHED_HEADS
+from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.grpc.cancellation import GrpcCancellation, drains_cancelled
 from gateway.upstream.inference_protocol import InferenceProtocol
 from gateway.upstream.metadata_cache import MetadataCache
@@ -26,6 +29,12 @@ _MIN_OFFLOADED_BODY = 192 * 1024
 """Bytes of the smallest body of which parts are offloaded."""
 
 _UNBOUNDED = 2**63
+
+ResponsePlans = BoundedCache[
+    tuple[tuple[bytes, ...], tuple[object, ...]], tuple[Dialect, ResponsePlan]
+]
+"""What becomes of responses, by their key and the encoding, and the dialect that decided it."""
+
 _HTTP = InferenceProtocol()
 
 
@@ -139,6 +148,10 @@ class Destination:
     """
     declared_models: Mapping[str, DeclaredModel] = field(default_factory=dict)
     """Models of the settings, by their names at the servers."""
+    response_plans: ResponsePlans = field(
+        init=False, compare=False, default_factory=lambda: BoundedCache(CACHED_HEADS)
+    )
+    """What becomes of responses that are fully buffered."""
 
     def over_grpc(self) -> Destination:
         """Return the destination with the dialect that its servers have over gRPC."""

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
 
-from gateway.http1.connection import Connection
 from gateway.system.descriptors import check_share
+from gateway.system.sockets.connection import Connection
 from gateway.upstream.tls_transport import connect_tls
 
 _HAPPY_EYEBALLS_DELAY = 0.25

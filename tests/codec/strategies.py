@@ -433,8 +433,9 @@ def outputs(draw: st.DrawFn, name: str) -> Output:
     if draw(st.integers(0, 9)) == 0:
         # An output that the server sent as JSON.
         made.shown.pop("parameters")
-        one = {"BOOL": True, "BYTES": "x"}.get(datatype, 2.5 if datatype in FLOATS else 7)
-        return Output(name, made.shown | {"data": [one] * count}, b"")
+        some: tuple[Any, ...] = (2.5, None) if datatype in FLOATS else (7,)
+        some = {"BOOL": (True,), "BYTES": ("x",)}.get(datatype, some)
+        return Output(name, made.shown | {"data": rng.choices(some, k=count)}, b"")
     return Output(name, _reordered(made.shown, rng), data)
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.request import PredictRequestReader
-from gateway.codec.v2.fast_request import read_buffered_request
+from gateway.codec.v2.buffered_request import read_json_fast
 from gateway.codec.v2.request import InferRequestReader
 from gateway.codec.v2.response import ResponseConverter, encoded_converter
 from gateway.errors import GatewayError
@@ -172,7 +172,7 @@ FORMS = ("infer", "infer in front", "small", *V1, *ANSWERS)
 def convert(form: str, datatype: str, body: bytes) -> None:
     """Convert a body, or have it refused."""
     if form == "small":
-        read_buffered_request(body, 64)
+        read_json_fast(body, 64)
         return
     codec = codec_of(form, datatype, len(body))
     with suppress(GatewayError):

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v2.fast_request import read_buffered_request
+from gateway.codec.v2.buffered_request import read_json_fast
 from gateway.codec.v2.request import InferRequestReader, read_without_data
 from gateway.codec.v2.response import encoded_converter
 from gateway.errors import ErrorKind, GatewayError
@@ -158,7 +158,7 @@ def test_error_quotes_a_broken_body_where_it_breaks(
         return
     check_quotes(error.message, body)
     if convert is convert_request:
-        assert read_buffered_request(body, DEPTH) is None
+        assert read_json_fast(body, DEPTH) is None
 
 
 @settings(max_examples=scaled(300))

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.request import PredictRequestReader
-from gateway.codec.v2.fast_request import read_buffered_request
+from gateway.codec.v2.buffered_request import read_json_fast
 from gateway.codec.v2.json_reader import JsonMessageReader
 from gateway.codec.v2.json_request import JsonRequestWriter
 from gateway.codec.v2.request import InferRequestReader, read_without_data
@@ -91,9 +91,9 @@ def test_inputs_are_counted_while_they_arrive(entry: str) -> None:
 
 def test_fast_path_leaves_requests_over_the_cap() -> None:
     for entry in (DATA, SHARED):
-        assert read_buffered_request(request([entry] * CAP), 64, CAP) is not None
-        assert read_buffered_request(request([entry] * (CAP + 1)), 64, CAP) is None
-    assert read_buffered_request(request([DATA], CAP + 1), 64, CAP) is None
+        assert read_json_fast(request([entry] * CAP), 64, CAP) is not None
+        assert read_json_fast(request([entry] * (CAP + 1)), 64, CAP) is None
+    assert read_json_fast(request([DATA], CAP + 1), 64, CAP) is None
 
 
 def test_binary_headers_over_the_cap_are_refused() -> None:

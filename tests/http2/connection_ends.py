@@ -17,7 +17,6 @@ from gateway.http2.events import (
     DataReceived,
     Event,
     HeadersReceived,
-    InterimReceived,
     PingAcknowledged,
     StreamReset,
     TrailersReceived,
@@ -33,7 +32,6 @@ class Received:
     """What an end has received on a stream."""
 
     def __init__(self) -> None:
-        self.interim: list[Fields] = []
         self.headers: Fields | None = None
         self.body = bytearray()
         self.trailers: Fields | None = None
@@ -167,11 +165,11 @@ class OurEnd(End):
             assert got.headers is None
             got.headers = event.headers.fields
             got.ended = event.end_stream
-        elif isinstance(event, (InterimReceived, DataReceived, TrailersReceived, StreamReset)):
+        elif isinstance(event, (DataReceived, TrailersReceived, StreamReset)):
             self._note_more(self.received[event.stream.id], event)
 
     def _note_more(
-        self, got: Received, event: InterimReceived | DataReceived | TrailersReceived | StreamReset
+        self, got: Received, event: DataReceived | TrailersReceived | StreamReset
     ) -> None:
         assert not got.reset
         if isinstance(event, StreamReset):
@@ -181,10 +179,6 @@ class OurEnd(End):
             got.unused.clear()
             return
         assert not got.ended
-        if isinstance(event, InterimReceived):
-            assert got.headers is None
-            got.interim.append(event.headers.fields)
-            return
         assert got.headers is not None
         if isinstance(event, DataReceived):
             got.body += event.data
@@ -282,8 +276,6 @@ class PeerEnd(End):
     def _note_message(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.ResponseReceived):
             self.received[event.stream_id].headers = _fields(event.headers)
-        elif isinstance(event, h2.events.InformationalResponseReceived):
-            self.received[event.stream_id].interim.append(_fields(event.headers))
         elif isinstance(event, h2.events.TrailersReceived):
             self.received[event.stream_id].trailers = _fields(event.headers)
         elif isinstance(event, h2.events.DataReceived):

@@ -29,7 +29,6 @@ def test_decodes_the_single_fields_of_the_rfc(block: str, fields: Fields, table:
     decoder = Decoder()
     headers = decoder.decode(bytes.fromhex(block))
     assert headers.fields == fields
-    assert headers.never_indexed == ({b"password"} if block.startswith("10") else frozenset())
     assert _dynamic_table(decoder) == table
 
 
@@ -43,7 +42,6 @@ def test_decodes_the_examples_of_the_rfc(name: str) -> None:
         headers = decoder.decode(bytes.fromhex(block))
         assert headers.fields == fields
         assert not headers.too_large
-        assert headers.never_indexed == frozenset()
         assert _dynamic_table(decoder) == table
         assert decoder.table_size == table_size
 
@@ -97,15 +95,12 @@ def test_hpack_decodes_what_is_encoded(steps: list[Fields | int], data: st.DataO
             oracle.max_allowed_table_size = step
             again.set_max_table_size(step)
             continue
-        names = [name for name, _ in step] or [b"x"]
-        secret = frozenset(data.draw(st.sets(st.sampled_from(names), max_size=2)))
         for _ in range(data.draw(st.integers(1, 3))):
-            block = encoder.encode(step, secret)
+            block = encoder.encode(step)
             found = oracle.decode(block, raw=True)
             assert tuple((bytes(name), bytes(value)) for name, value in found) == step
             decoded = again.decode(block)
             assert decoded.fields == step
-            assert decoded.never_indexed >= {name for name, _ in step if name in secret}
             assert again.table_size == encoder.table_size <= 4096
 
 
@@ -241,21 +236,7 @@ def test_secrets_are_never_indexed(name: bytes) -> None:
     assert encoder.encode(fields) == first
     assert first[0] & 0xF0 == 0x10
     assert encoder.table_size == 0
-    assert decoder.decode(first).never_indexed == {name}
-
-
-def test_field_that_a_peer_never_indexes_is_not_indexed_when_sent_on() -> None:
-    fields = ((b"x-key", b"secret"), (b"te", b"trailers"))
-    block = hpack.Encoder().encode([(b"x-key", b"secret", True), (b"te", b"trailers", False)])
-    headers = Decoder().decode(block)
-    assert headers.fields == fields
-    encoder = Encoder()
-    plain = encoder.encode(fields)
-    assert encoder.encode(fields) != plain
-    secret = encoder.encode(headers.fields, headers.never_indexed)
-    assert b"secret" in secret
-    headers = Decoder().decode(Encoder().encode(headers.fields, headers.never_indexed))
-    assert headers.never_indexed == {b"x-key"}
+    assert decoder.decode(first).fields == fields
 
 
 def test_values_that_differ_do_not_fill_the_table() -> None:

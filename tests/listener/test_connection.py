@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 from gateway.errors import GatewayError, bad_request
-from gateway.http1.connection import BodyStream, ReadFlow
-from gateway.listener import connection as connection_module
+from gateway.http1.connection import Http1Body
+from gateway.listener import client_call
 from gateway.observe.failure_log import LimitedLog
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.system.buffers import BufferShare
+from gateway.system.sockets.connection import ReadFlow
 from tests.http1.fake_transport import FakeTransport
 from tests.listener.running_listener import echo, read_body, respond, running_listener
 from tests.listener.running_listener import scheme as scheme
@@ -182,7 +183,7 @@ async def test_empty_line_is_no_head_that_could_be_refused(
     async with running_listener(echo) as running, connect(running.url) as client:
         running.listener.buffers.set_limit(1)
         other = BufferShare(running.listener.buffers)
-        body = BodyStream(ReadFlow(FakeTransport()), other)  # so that too much is buffered
+        body = Http1Body(ReadFlow(FakeTransport()), other)  # so that too much is buffered
         await client.send(b"\r\n")
         await until(lambda: running.listener.connections)
         await asyncio.sleep(0.01)
@@ -195,7 +196,7 @@ async def test_empty_line_is_no_head_that_could_be_refused(
 async def test_refused_request_is_logged_at_a_limited_rate(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "REFUSAL_LOG", LimitedLog("were refused"))
+    monkeypatch.setattr(client_call, "REFUSAL_LOG", LimitedLog("were refused"))
     async with running_listener(echo) as running:
         for _ in range(3):
             async with connect(running.url) as client:

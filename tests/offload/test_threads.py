@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gateway.build_info import NATIVE
-from gateway.codec.elements.run_job import run_job
+from gateway.codec.elements.encode import fast_encode_numbers
 from gateway.codec.offload_interface import ConversionJob, OffloadFuture
 from gateway.offload import threads as threads_module
 from gateway.offload.threads import OffloadThreads
@@ -29,7 +29,7 @@ if not NATIVE:
 TO_JSON = ConversionJob(True, DATATYPES["FP32"])
 TO_BINARY = ConversionJob(False, DATATYPES["FP32"])
 DATA = np.random.default_rng(0).normal(size=10_000).astype(np.float32).tobytes()
-TEXT = b"[" + bytes(run_job(TO_JSON, DATA) or b"") + b"]"
+TEXT = b"[" + bytes(fast_encode_numbers(DATA, TO_JSON.datatype) or b"") + b"]"
 LARGE = np.random.default_rng(1).normal(size=4_000_000).tobytes()
 """A thread takes some 80 ms for it."""
 LARGE_JOB = ConversionJob(True, DATATYPES["FP64"])
@@ -252,6 +252,7 @@ async def test_threads_leave_signals_to_python() -> None:
 
 COUNT = 300_000
 VALUES = np.random.default_rng(1).normal(size=COUNT).astype(np.float32)
+NUMBERS = bytes(fast_encode_numbers(VALUES.tobytes(), TO_JSON.datatype) or b"")
 
 
 def _request(numbers: bytes) -> bytes:
@@ -276,7 +277,7 @@ async def _echo(connection: Connection) -> None:
 
 @pytest.mark.parametrize("threads", [1, 4])
 async def test_large_bodies_are_converted_exactly(threads: int) -> None:
-    numbers = bytes(run_job(TO_JSON, VALUES.tobytes()) or b"")
+    numbers = NUMBERS
     async with (
         ScriptedServer(_echo) as server,
         gateway_client(server.url, offload=threads) as client,
@@ -292,7 +293,7 @@ async def test_large_bodies_are_converted_exactly(threads: int) -> None:
 
 
 async def test_invalid_element_is_named() -> None:
-    numbers = (bytes(run_job(TO_JSON, VALUES.tobytes()) or b"")).split(b",")
+    numbers = NUMBERS.split(b",")
     numbers[200_000] = b"true"
     async with (
         ScriptedServer(_echo) as server,
@@ -307,7 +308,7 @@ async def test_invalid_element_is_named() -> None:
 
 
 async def test_calls_that_are_cut_off_leave_no_job() -> None:
-    request = _request(bytes(run_job(TO_JSON, VALUES.tobytes()) or b""))
+    request = _request(NUMBERS)
     async with ScriptedServer(_echo) as server:
         for part in (0.3, 0.6, 0.9, 1.0):
             async with no_leaks(), gateway_client(server.url, offload=2) as client:
@@ -330,7 +331,7 @@ async def test_first_invalid_element_of_a_response_is_named() -> None:
             length = {"Inference-Header-Content-Length": str(len(header))}
             await connection.send(http_response(header + tensor, length))
 
-    request = _request(bytes(run_job(TO_JSON, VALUES.tobytes()) or b""))
+    request = _request(NUMBERS)
     async with ScriptedServer(respond) as server:
         route = {"nonfinite": "error"}
         async with gateway_client(server.url, offload=1, route=route) as client:

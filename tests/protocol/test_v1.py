@@ -8,7 +8,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.messages import OutputTensor
-from gateway.protocol.operations import Operation, OperationKind, parse_operation
+from gateway.protocol.operations import Operation, OperationKind, infer_path, parse_operation
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.protocol.v1 import (
     V1Format,
@@ -16,7 +16,6 @@ from gateway.protocol.v1 import (
     check_fields,
     check_shape,
     error_document,
-    infer_path,
     is_base64_output,
     model_entries,
     models_document,

@@ -160,31 +160,9 @@ async def running_gateway(
 
 
 @asynccontextmanager
-async def gateway_client(
-    *urls: str,
-    route: dict[str, Any] | None = None,
-    upstream: dict[str, Any] | None = None,
-    offload: int | str = 0,
-    tls: dict[str, str] | None = None,
-    models: dict[str, Any] | None = None,
-    **limits: object,
-) -> AsyncIterator[RawClient]:
+async def gateway_client(*urls: str, **settings: Any) -> AsyncIterator[RawClient]:
     """Run a gateway in front of servers, and return a connection to it."""
-    async with (
-        running_gateway(
-            *urls,
-            route=route,
-            upstream=upstream,
-            offload=offload,
-            tls=tls,
-            models=models,
-            others=None,
-            general=None,
-            unchecked="",
-            **limits,
-        ) as gateway,
-        gateway.client() as client,
-    ):
+    async with running_gateway(*urls, **settings) as gateway, gateway.client() as client:
         yield client
 
 

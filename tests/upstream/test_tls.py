@@ -15,8 +15,8 @@ import trustme
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.http1.connection import Connection
 from gateway.system.certificates import CertificateFileError
+from gateway.system.sockets.connection import Connection
 from gateway.upstream.address import TcpAddress, TlsTarget, UnixAddress, parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.tls import CertificateFiles, client_context

@@ -17,14 +17,12 @@ from benchmarks.harness.environment import Environment
 from benchmarks.harness.requests import normal
 from benchmarks.harness.rounds import Ratio, run_rounds
 from benchmarks.report import Row, at_most
-from gateway.codec.elements.decode import TensorDecoder
+from gateway.codec.elements.decode import TensorDecoder, decode_plainly
 from gateway.codec.elements.encode import make_tensor_encoder
-from gateway.codec.elements.fast_decode import parse_numbers
-from gateway.codec.elements.rounding import round_text
 from gateway.codec.json.array_scanner import ArrayScanner
 from gateway.codec.native import DATATYPE_CODES, decode_numbers, encode_numbers
 from gateway.codec.policies import JsonPolicies
-from gateway.protocol.datatypes import DATATYPES, Datatype, Family
+from gateway.protocol.datatypes import DATATYPES
 
 _COUNT = 12_000
 """Numbers of one window, which stay in the CPU's caches."""
@@ -38,7 +36,7 @@ Job = Callable[[], object]
 
 def rows(env: Environment) -> list[Row]:
     """Measure reading and printing of numbers, and of strings through the whole codec."""
-    if decode_numbers is None or encode_numbers is None:
+    if not DATATYPE_CODES:
         return [Row("text to elements in C", result="not measured: the C module is not compiled")]
     values = normal(_COUNT)
     digits = {
@@ -56,39 +54,24 @@ def rows(env: Environment) -> list[Row]:
 
 
 def _reading(env: Environment, what: str, text: bytes, datatype: str) -> Row:
-    """Compare with simdjson and numpy, which rounds or narrows what simdjson has parsed."""
-    assert decode_numbers is not None
-    decode, code, known = decode_numbers, DATATYPE_CODES[datatype], DATATYPES[datatype]
-    by_libraries = _by_simdjson(text, known)
+    """Compare with orjson and numpy, as a gateway reads that is not compiled."""
+    code, known = DATATYPE_CODES[datatype], DATATYPES[datatype]
     return _compared(
         env,
         f"reading {what}",
-        lambda: decode(text, code),
-        by_libraries,
-        "simdjson with numpy",
+        lambda: decode_numbers(text, code),
+        lambda: decode_plainly(text, known),
+        "orjson with numpy",
         _MOST_READING,
     )
 
 
-def _by_simdjson(text: bytes, datatype: Datatype) -> Job:
-    if datatype.family is Family.INTEGER:
-        return lambda: parse_numbers(text, "i").astype(datatype.dtype).tobytes()
-    return lambda: _rounded(text, datatype)
-
-
-def _rounded(text: bytes, datatype: Datatype) -> bytes:
-    values = round_text(parse_numbers(text, "d"), text, datatype)
-    assert values is not None
-    return values.tobytes()
-
-
 def _printing(env: Environment, datatype: str, values: Any) -> Row:
-    assert encode_numbers is not None
-    encode, code, data = encode_numbers, DATATYPE_CODES[datatype], values.tobytes()
+    code, data = DATATYPE_CODES[datatype], values.tobytes()
     return _compared(
         env,
         f"printing {datatype}",
-        lambda: encode(data, code),
+        lambda: encode_numbers(data, code),
         lambda: orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY),
         "orjson",
         _MOST_PRINTING,

@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from gateway.codec.elements.bytes_elements import pack_strings, split_elements
+from gateway.codec.elements.rounding import round_to
 from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
@@ -164,11 +165,11 @@ def _numbers(
 ) -> np.ndarray[Any, Any]:
     if fill == "zeros":
         return np.zeros(count, dtype)
+    generator = np.random.default_rng()
+    if datatype.floats is not None:
+        is_random = fill == "random"
+        return round_to(generator.standard_normal(count) if is_random else np.ones(count), datatype)
     if fill == "ones":
         return np.ones(count, dtype)
-    generator = np.random.default_rng()
-    if datatype.family is Family.BOOLEAN:
-        return generator.integers(2, size=count).astype(dtype)
-    if datatype.integers is not None:
-        return generator.integers(_MOST_RANDOM, size=count).astype(dtype)
-    return generator.standard_normal(count, np.float32).astype(dtype)
+    most = 2 if datatype.family is Family.BOOLEAN else _MOST_RANDOM
+    return generator.integers(most, size=count).astype(dtype)

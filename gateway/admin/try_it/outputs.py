@@ -14,6 +14,7 @@ import orjson
 from multidict import CIMultiDictProxy
 
 from gateway.codec.elements.bytes_elements import split_elements
+from gateway.codec.elements.rounding import read_numbers
 from gateway.codec.grpc.response import read_infer_response
 from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import bad_response, replace_surrogates
@@ -181,10 +182,10 @@ def describe_output(
         elements, _ = split_elements(data, 0)
         texts = [each[: 4 * _MAX_TEXT].decode(errors="replace") for each in elements[:_MAX_VALUES]]
         return _describe_texts(name, list(shape), texts, len(elements))
-    array = np.frombuffer(data, datatype.dtype)
+    array = read_numbers(data, datatype)
     shown = array[:_MAX_VALUES]
     if datatype.family is Family.FLOAT:
-        # BF16 is no number for Python, and FP16 has digits that nobody has sent.
+        # As Python's numbers, FP16 and FP32 have digits that nobody has sent.
         values = [
             value if math.isfinite(value) else None
             for value in (shown.tolist() if datatype.size == 8 else _as_shortest(shown))

@@ -1,51 +1,25 @@
-"""Base64: encodes bytes; decodes BYTES tensors, JSON strings in pieces, and many short texts."""
+"""Base64: decodes BYTES tensors, and JSON strings in pieces."""
 
 from __future__ import annotations
 
 import re
-from binascii import Error, a2b_base64, b2a_base64
-from collections.abc import Callable
-from functools import partial
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
+from binascii import a2b_base64
 
 from gateway.codec import native
 from gateway.codec.elements.bytes_elements import (
     PREFIX_SIZE,
-    Codes,
-    Lengths,
     PartialElement,
-    find_short_lengths,
-    mask_lengths,
     pack_elements,
-    pack_texts,
     read_length,
-    read_lengths,
     split_elements,
 )
+from gateway.codec.elements.decode import TensorDecoder
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
-
-_MANY = 64
-"""From this number of elements on, numpy decodes short ones faster than Python."""
-_SHORT = 64
-"""Up to this average length in bytes, likewise."""
 
 _ALPHABET = re.compile(rb"[A-Za-z0-9+/]*")
 _PADDING = (b"", b"===", b"==", b"=")
 """What a text lacks, by its length modulo 4."""
-
-encode_base64: Callable[[bytes], bytes] = native.encode_base64 or partial(b2a_base64, newline=False)
-"""Encodes bytes as base64 with padding, without a line break."""
-
-
-class BytesTensor(Protocol):
-    """A tensor of BYTES in binary form; ``size`` counts the bytes of its chunks."""
-
-    chunks: list[bytes]
-    size: int
 
 
 class Base64ElementDecoder:
@@ -55,7 +29,7 @@ class Base64ElementDecoder:
     white space (RFC 4648, section 4). ``label`` names the tensor in errors.
     """
 
-    def __init__(self, label: str, tensor: BytesTensor, words: ErrorVocabulary = REQUEST) -> None:
+    def __init__(self, label: str, tensor: TensorDecoder, words: ErrorVocabulary = REQUEST) -> None:
         self._label = label
         self._words = words
         self.tensor = tensor
@@ -96,40 +70,22 @@ class Base64ElementDecoder:
 
     def _decode_complete(self, data: bytes) -> int:
         """Decode the complete elements that data begin with; return where they end."""
-        if native.decode_base64_elements is not None:
-            found = native.decode_base64_elements(data)
-            if found is not None:
-                count, end, decoded = found
-                self._count += count
-                if count:
-                    self._append(decoded)
-                return end
-        short = find_short_lengths(data) if len(data) >= _MANY * PREFIX_SIZE else None
-        lengths, end = short or read_lengths(data, 0)
-        if len(lengths):
-            self._append(self._decode_elements(data[:end], lengths))
+        count, end, decoded = native.decode_base64_elements(data) or self._decode_each(data)
+        self._count += count
+        if count:
+            self._append(decoded)
         return end
 
-    def _decode_elements(self, data: bytes, lengths: Lengths | list[int]) -> bytes:
-        """Decode complete elements into binary form."""
-        if len(lengths) >= _MANY and len(data) <= _SHORT * len(lengths):
-            sizes = np.asarray(lengths)
-            texts = np.compress(~mask_lengths(sizes), np.frombuffer(data, np.uint8))
-            decoded = decode_texts(sizes, texts, canonical=True)
-            if decoded is not None:
-                self._count += len(lengths)
-                return pack_texts(*decoded)
-        return self._decode_each(split_elements(data, 0)[0])
-
-    def _decode_each(self, texts: list[bytes]) -> bytes:
-        try:
-            elements = list(map(a2b_base64, texts))
-        except Error:
-            elements = []
-        if list(map(encode_base64, elements)) != texts:
-            raise self._first_error(texts)
-        self._count += len(elements)
-        return pack_elements(elements)
+    def _decode_each(self, data: bytes) -> tuple[int, int, bytes]:
+        """Decode the complete elements one by one; return their number, end and data."""
+        texts, end = split_elements(data, 0)
+        elements = []
+        for index, text in enumerate(texts, self._count):
+            element = native.decode_base64(text, True)
+            if element is None:
+                raise self._error(index, text, 0, len(text))
+            elements.append(element)
+        return len(elements), end, pack_elements(elements)
 
     def _begin_element(self, data: bytes) -> None:
         """Begin an element that is not complete yet."""
@@ -144,7 +100,7 @@ class Base64ElementDecoder:
         used = missing if missing <= len(data) else len(data) - len(data) % 4
         text = data[:used]
         last = used == missing
-        part = _decode_canonical(text)
+        part = native.decode_base64(text, True)
         if part is None or (text.endswith(b"=") and not last):
             raise self._error(self._count, text, long.done, long.length)
         long.done += used
@@ -156,33 +112,12 @@ class Base64ElementDecoder:
             self._long = None
         return used
 
-    def _first_error(self, texts: list[bytes]) -> GatewayError:
-        for index, text in enumerate(texts):
-            try:
-                is_valid = encode_base64(a2b_base64(text)) == text
-            except Error:
-                is_valid = False
-            if not is_valid:
-                return self._error(self._count + index, text, 0, len(text))
-        raise AssertionError("one of the texts is not base64")
-
     def _error(self, index: int, text: bytes, start: int, length: int) -> GatewayError:
         """Make the error for text at offset ``start`` of an element of ``length`` characters."""
         reason = _describe_error(text, start, length)
         return self._words.malformed(
             f"{self._label}: element {index} is not base64, as its content_type says: {reason}"
         )
-
-
-def _decode_canonical(text: bytes) -> bytes | None:
-    """Decode what encoding gives; return None for any other text."""
-    if native.decode_base64 is not None:
-        return native.decode_base64(text, True)
-    try:
-        data = a2b_base64(text)
-    except Error:
-        return None
-    return data if encode_base64(data) == text else None
 
 
 class _LongText:
@@ -240,11 +175,8 @@ class Base64Decoder:
 
 def _decode_strictly(text: bytes) -> bytes:
     """Decode a text with its padding; raises ValueError that says what is wrong."""
-    if native.decode_base64 is not None and len(text) % 4 == 0:
-        data = native.decode_base64(text, False)
-        if data is not None:
-            return data
-    return a2b_base64(text, strict_mode=True)
+    data = native.decode_base64(text, False) if len(text) % 4 == 0 else None
+    return a2b_base64(text, strict_mode=True) if data is None else data
 
 
 def decode_base64(text: bytes) -> bytes:
@@ -253,57 +185,3 @@ def decode_base64(text: bytes) -> bytes:
         # Fast path: most texts have all of their padding or none.
         return a2b_base64(text + _PADDING[len(text) % 4], strict_mode=True)
     return Base64Decoder().feed(text, last=True)
-
-
-def pad_texts(lengths: Lengths, texts: Codes) -> tuple[Lengths, Codes] | None:
-    """Pad texts that lack all of their padding; return None if one has only a part of it.
-
-    ``texts`` holds their characters, concatenated.
-    """
-    missing = -lengths & 3
-    if not missing.any():
-        return lengths, texts
-    has_some = (missing > 0) & (texts[np.maximum(np.cumsum(lengths) - 1, 0)] == ord("="))
-    if (missing == 3).any() or has_some.any():
-        return None
-    lengths = lengths + missing
-    is_text = _mask_without_last(lengths, missing)
-    padded = np.full(is_text.size, ord("="), np.uint8)
-    np.place(padded, is_text, texts)
-    return lengths, padded
-
-
-def decode_texts(lengths: Lengths, texts: Codes, canonical: bool) -> tuple[Lengths, Codes] | None:
-    """Decode padded, concatenated texts; return the lengths and the bytes, concatenated too.
-
-    Returns None if one is not base64 or, with ``canonical``, if unused bits of its last character
-    are not zero.
-    """
-    if (lengths & 3).any():
-        return None
-    ends = np.cumsum(lengths)[lengths > 0]
-    is_padding = texts == ord("=")
-    padding = np.zeros(lengths.size, np.intp)
-    padding[lengths > 0] = is_padding[ends - 1] * (1 + is_padding[ends - 2].astype(np.intp))
-    if np.count_nonzero(is_padding) != padding.sum():
-        return None
-    try:
-        # One call decodes all texts: each consists of groups of four once padding counts as data.
-        text = texts.tobytes().replace(b"=", b"A")
-        data = np.frombuffer(a2b_base64(text, strict_mode=True), np.uint8)
-    except Error:
-        return None
-    sizes = lengths // 4 * 3
-    is_data = _mask_without_last(sizes, padding)
-    if canonical and np.compress(~is_data, data).any():
-        return None
-    return sizes - padding, np.compress(is_data, data)
-
-
-def _mask_without_last(lengths: Lengths, counts: Lengths) -> npt.NDArray[np.bool_]:
-    """Mask the bytes of concatenated texts but for the last ``counts`` (0 to 2) of each."""
-    ends = np.cumsum(lengths)
-    others = np.ones(int(lengths.sum()), np.bool_)
-    for count in (1, 2):
-        others[ends[counts >= count] - count] = False
-    return others

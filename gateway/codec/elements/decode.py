@@ -2,50 +2,122 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Set
 from functools import cache
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import orjson
 
 from gateway.codec import native
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, PartialElement, pack_strings
-from gateway.codec.elements.diagnose import diagnose_run, invalid_array_error, split_run
-from gateway.codec.elements.fast_decode import (
-    PARSE_ERRORS,
-    native_decode,
-    parse_numbers,
-    pure_decode_numbers,
+from gateway.codec.elements.diagnose import (
+    ELEMENT_TYPES,
+    diagnose_run,
+    invalid_array_error,
+    split_run,
 )
-from gateway.codec.elements.fast_strings import fast_decode_strings
-from gateway.codec.elements.rounding import (
-    Values,
-    find_separators,
-    has_ties,
-    needs_rounding,
-    round_text,
-)
+from gateway.codec.elements.rounding import Values, has_ties, round_text
 from gateway.codec.json.array_scanner import ElementRun, StringPart, find_string_cut
 from gateway.codec.offload_interface import ConversionJob
-from gateway.protocol.datatypes import DATATYPES, Datatype, Family
+from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
-from gateway.sizes import NUMPY_MIN_TEXT, QUOTED_NAME
+from gateway.sizes import QUOTED_NAME
 
-_LONG_DIGITS = 19
-"""An integer with this number of digits may exceed 64 bits."""
-_LONG_INTEGERS = re.compile(rb"([\[, \t\n\r]-?[0-9]{%d,}+)(?![0-9.eE])" % _LONG_DIGITS)
-"""Such an integer, with the byte before it."""
-_IS_DIGIT = bytes(code in b"0123456789" for code in range(256))
-_IS_BEFORE_NUMBER = np.zeros(256, np.bool_)
-_IS_BEFORE_NUMBER[list(b"[, \t\n\r")] = True
-_IN_FRACTION = np.zeros(256, np.bool_)
-_IN_FRACTION[list(b".eE")] = True
+_FLOATS_OR_NULL = ELEMENT_TYPES[Family.FLOAT] | {type(None)}
 
-_BOOLEAN_BYTES = b"truefals[], \t\n\r"
+
+def decode_numbers(text: bytes, datatype: Datatype) -> bytes | None:
+    """Decode a JSON array, nested or flat, of numbers or booleans.
+
+    Also reads the bare NaN, Infinity and -Infinity that clients write. Returns None if the text is
+    no such array, or if an element does not fit.
+    """
+    code = native.DATATYPE_CODES.get(datatype.name)
+    data = None if code is None else native.decode_numbers(text, code)
+    return decode_plainly(text, datatype) if data is None else data
+
+
+def decode_plainly(text: bytes, datatype: Datatype, null_is_nan: bool = False) -> bytes | None:
+    """Decode an array by way of Python's objects, exactly as C does.
+
+    With ``null_is_nan``, null is NaN among floats.
+    """
+    if datatype.floats is not None:
+        values = _parse_floats(text, null_is_nan)
+        rounded = None if values is None else round_text(values, text, datatype)
+        return None if rounded is None else rounded.tobytes()
+    elements = _parse_elements(text, ELEMENT_TYPES[datatype.family])
+    if elements is None or datatype.integers is None:
+        return None if elements is None else bytes(elements)
+    return pack_integers(elements, datatype)
+
+
+def pack_integers(elements: list[Any], datatype: Datatype) -> bytes | None:
+    """Return integers in binary form; None if one does not fit."""
+    limits = datatype.integers
+    assert limits is not None
+    if elements and not limits.least <= min(elements) <= max(elements) <= limits.most:
+        return None
+    return np.array(elements, datatype.dtype).tobytes()
+
+
+def _parse_floats(text: bytes, null_is_nan: bool) -> Values | None:
+    """Parse an array into the doubles nearest to its numbers; None for any other text."""
+    types = _FLOATS_OR_NULL if null_is_nan else ELEMENT_TYPES[Family.FLOAT]
+    elements, infinities = _parse_elements(text, types), 0
+    if elements is None and (b"N" in text or b"I" in text):
+        # The standard library takes the bare words, but makes infinities of large numbers, too.
+        elements, infinities = _parse_elements(text, types, _parse_with_words), text.count(b"I")
+    if elements is None:
+        return None
+    try:
+        values = np.array(elements, np.float64)
+    except OverflowError:
+        return None
+    return values if np.count_nonzero(np.isinf(values)) == infinities else None
+
+
+def _parse_with_words(text: bytes) -> Any:
+    return json.loads(text.decode("ascii"))
+
+
+def _parse_elements(
+    text: bytes, types: Set[type], parse: Callable[[bytes], Any] = orjson.loads
+) -> list[Any] | None:
+    """Parse an array, nested or flat, of elements of some types; None for any other text."""
+    try:
+        items = parse(text)
+    except (ValueError, RecursionError):
+        return None
+    if type(items) is not list:
+        return None
+    while list in (kinds := set(map(type, items))):
+        items = list(chain.from_iterable(items)) if len(kinds) == 1 else _collect(items, [])
+    return items if kinds <= types else None
+
+
+def _collect(items: list[Any], flat: list[Any]) -> list[Any]:
+    """Append the elements of arrays of any depth, visiting each once."""
+    for item in items:
+        if type(item) is list:
+            _collect(item, flat)
+        else:
+            flat.append(item)
+    return flat
+
+
+def decode_strings(array: bytes) -> tuple[int, bytes] | None:
+    """Return the number of an array's strings, and their bytes; None if anything else is in it."""
+    decoded = native.decode_strings(array)
+    return _decode_strings_plainly(array) if decoded is None else decoded
+
+
+def _decode_strings_plainly(array: bytes) -> tuple[int, bytes] | None:
+    strings = _parse_elements(array, ELEMENT_TYPES[Family.TEXT])
+    return None if strings is None else (len(strings), pack_strings(strings))
 
 
 @cache
@@ -69,11 +141,8 @@ class TensorDecoder:
         self._words = words
         self.datatype = datatype
         self.job = _job(datatype)
-        # Not a bound method: a reference cycle would keep the chunks until the garbage collector
-        # runs.
-        self._convert = self._method_for(datatype)
+        self._code = native.DATATYPE_CODES.get(datatype.name)
         self._partial_element: PartialElement | None = None
-        self._expects_nonfinite = False
 
     def feed(self, item: ElementRun | StringPart) -> None:
         """Decode the next run, or the next piece of a long string."""
@@ -114,12 +183,17 @@ class TensorDecoder:
 
     def try_decode(self, run: ElementRun) -> tuple[int, bytes] | None:
         """Return the number of a run's elements, and their bytes; None if one is invalid."""
-        data = native_decode(
-            run.view, self.datatype, run.depth_before, run.depth_after, self._words.null_is_nan
-        )
-        if data is not None:
-            return self._with_count(data)
-        return None if run.lacks_element else self._convert(self, run)
+        size = self.datatype.size
+        if size is None:
+            return self._decode_strings(run)
+        null_is_nan, data = self._words.null_is_nan, None
+        if self._code is not None:
+            data = native.decode_numbers(
+                run.view, self._code, run.depth_before, run.depth_after, null_is_nan
+            )
+        if data is None and not run.lacks_element:
+            data = decode_plainly(run.balanced(), self.datatype, null_is_nan)
+        return None if data is None else (len(data) // size, data)
 
     def _append(self, data: bytes) -> None:
         self.chunks.append(data)
@@ -137,92 +211,18 @@ class TensorDecoder:
                 break
         return invalid_array_error(self._label, max(self.count, index - 1), self._words)
 
-    @classmethod
-    def _method_for(
-        cls, datatype: Datatype
-    ) -> Callable[[Self, ElementRun], tuple[int, bytes] | None]:
-        of_family = {
-            Family.BOOLEAN: cls._decode_booleans,
-            Family.INTEGER: cls._decode_integers,
-            Family.FLOAT: cls._decode_floats,
-            Family.TEXT: cls._decode_strings,
-        }
-        return of_family[datatype.family]
-
-    def _decode_booleans(self, run: ElementRun) -> tuple[int, bytes] | None:
-        text = run.balanced()
-        if text.translate(None, _BOOLEAN_BYTES):
-            return None
-        ones = text.replace(b"true", b" 1 ").replace(b"false", b" 0 ")
-        data = pure_decode_numbers(ones, DATATYPES["UINT8"])
-        return None if data is None else self._with_count(data)
-
-    def _decode_integers(self, run: ElementRun) -> tuple[int, bytes] | None:
-        data = pure_decode_numbers(run.balanced(), self.datatype)
-        return None if data is None else self._with_count(data)
-
-    def _decode_floats(self, run: ElementRun) -> tuple[int, bytes] | None:
-        text = run.balanced()
-        if not (self._expects_nonfinite and self._may_be_nonfinite(text)):
-            data = pure_decode_numbers(text, self.datatype)
-            if data is not None:
-                return self._with_count(data)
-        return self.decode_unusual_floats(text)
-
-    def decode_unusual_floats(self, text: bytes) -> tuple[int, bytes] | None:
-        """Decode floats that ``fast_decode_numbers`` leaves; returns what ``try_decode`` does."""
-        values = self._parse_doubles(text)
-        if values is None:
-            return None
-        narrow = round_text(values, text, self.datatype)
-        return None if narrow is None else (values.size, narrow.tobytes())
-
     def has_ties(self, run: ElementRun) -> bool:
         """Tell whether rounding any number of a run depends on its text."""
-        if not needs_rounding(self.datatype):
+        if self.datatype.floats is None:
             return False
-        values = self._parse_doubles(run.balanced())
+        values = _parse_floats(run.balanced(), null_is_nan=False)
         return values is not None and has_ties(values, self.datatype)
 
-    def _with_count(self, data: bytes) -> tuple[int, bytes]:
-        assert self.datatype.size is not None
-        return len(data) // self.datatype.size, data
-
-    def _may_be_nonfinite(self, text: bytes) -> bool:
-        return b"N" in text or b"I" in text or (self._words.null_is_nan and b"u" in text)
-
-    def _parse_doubles(self, text: bytes) -> Values | None:
-        """Parse numbers that JSON or simdjson does not have; None if anything else is invalid.
-
-        These are bare NaN, Infinity and null, and integers beyond 64 bits. Each such word is
-        replaced by a zero between spaces, so that a word that touches other text stays an error.
-        """
-        numbers = text
-        has_words = self._may_be_nonfinite(text)
-        if has_words:
-            self._expects_nonfinite = True  # probably in the next runs too
-            numbers = numbers.replace(b"NaN", b" 0 ")
-            if self._words.null_is_nan:
-                numbers = numbers.replace(b"null", b" 0 ")
-            if b"I" in numbers:
-                numbers = numbers.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
-        try:
-            values = parse_numbers(numbers, "d")
-        except PARSE_ERRORS:
-            try:
-                values = parse_numbers(_add_exponents(numbers), "d")
-            except PARSE_ERRORS:
-                return None
-        return _insert_nonfinite(values.copy(), text) if has_words else values
-
     def _decode_strings(self, run: ElementRun) -> tuple[int, bytes] | None:
-        decoded = fast_decode_strings(run)
-        if decoded is None:
-            values = parse_strings(run)
-            if values is None:
-                return None
-            decoded = len(values), pack_strings(values)
-        if self._partial_element is None:
+        decoded = native.decode_strings(run.view, run.depth_before, run.depth_after)
+        if decoded is None and not run.lacks_element:
+            decoded = _decode_strings_plainly(run.balanced())
+        if decoded is None or self._partial_element is None:
             return decoded
         # The first string is the placeholder of the long one.
         self.end_element()
@@ -230,7 +230,7 @@ class TensorDecoder:
         return count, data[PREFIX_SIZE:]
 
     def _feed_string_part(self, part: StringPart) -> None:
-        text = native.decode_text(part.text) if native.decode_text is not None else None
+        text = native.decode_text(part.text)
         if text is None:
             text = self._parse_string_part(part)
         if self.datatype.family is not Family.TEXT:
@@ -269,73 +269,3 @@ class TensorDecoder:
                 f"{self._label}: element {self.count} is longer than 4 GiB"
             ) from None
         self._partial_element = None
-
-
-def parse_strings(run: ElementRun) -> list[str] | None:
-    """Parse a run of strings; return None if anything else is in it."""
-    try:
-        items: list[Any] = orjson.loads(run.balanced())
-    except orjson.JSONDecodeError:
-        return None
-    while list in (kinds := set(map(type, items))):
-        items = list(chain.from_iterable(items)) if len(kinds) == 1 else _flatten(items, [])
-    return items if kinds.issubset((str,)) else None
-
-
-def _flatten(items: list[Any], flat: list[Any]) -> list[Any]:
-    """Append the elements of arrays of any depth, visiting each once."""
-    for item in items:
-        if type(item) is list:
-            _flatten(item, flat)
-        else:
-            flat.append(item)
-    return flat
-
-
-def _add_exponents(text: bytes) -> bytes:
-    """Append an exponent to long integers: simdjson parses none beyond 64 bits without it."""
-    if len(text) < NUMPY_MIN_TEXT:
-        return _LONG_INTEGERS.sub(rb"\1e0", text)
-    codes = np.frombuffer(text, np.uint8)
-    is_digit = np.frombuffer(text.translate(_IS_DIGIT), np.bool_)
-    edges = np.flatnonzero(np.diff(is_digit, prepend=False, append=False))
-    begins, ends = edges[::2], edges[1::2]
-    is_long = ends - begins >= _LONG_DIGITS
-    begins, ends = begins[is_long], ends[is_long]
-    before = codes[begins - 1 - (codes[begins - 1] == ord("-"))]
-    is_integer = _IS_BEFORE_NUMBER[before] & ~_IN_FRACTION[codes[np.minimum(ends, codes.size - 1)]]
-    # Each insertion shifts those behind it.
-    offsets = ends[is_integer] + np.arange(0, 2 * np.count_nonzero(is_integer), 2)
-    longer = np.empty(codes.size + 2 * offsets.size, np.uint8)
-    is_code = np.ones(longer.size, np.bool_)
-    for shift, code in enumerate(b"e0"):
-        longer[offsets + shift] = code
-        is_code[offsets + shift] = False
-    np.place(longer, is_code, codes)
-    return longer.tobytes()
-
-
-def _insert_nonfinite(values: Values, text: bytes) -> Values:
-    """Put NaN and infinities into values where the text has such words, parsed as zeros.
-
-    The text is valid, so every N, I and u belongs to a word. NaN contains two of them, the others
-    one.
-    """
-    codes = np.frombuffer(text, np.uint8)
-    marks = find_separators(codes, values.size)
-    nans = np.flatnonzero(codes == ord("N"))[::2]
-    nulls = np.flatnonzero(codes == ord("u"))
-    infinities = np.flatnonzero(codes == ord("I"))
-    values[np.searchsorted(marks, nans)] = np.nan
-    values[np.searchsorted(marks, nulls)] = np.nan
-    signs = np.where(codes[infinities - 1] == ord("-"), -1.0, 1.0)
-    values[np.searchsorted(marks, infinities)] = signs * np.inf
-    return values
-
-
-def parse_finite_float(digits: str) -> float:
-    """Parse a number; raises ValueError if it overflows to infinity."""
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError(digits)
-    return value

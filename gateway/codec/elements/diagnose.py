@@ -11,7 +11,7 @@ from decimal import Decimal
 import numpy as np
 
 from gateway.codec.json.array_scanner import ElementRun
-from gateway.codec.json.structure_scan import mask_strings
+from gateway.codec.structure_scan import ARRAY_STEPS, mask_strings, nesting_steps
 from gateway.errors import GatewayError, shorten
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
@@ -23,14 +23,19 @@ _SPACE = " \t\n\r"
 _PART_SIZE = 1024
 """The size of the parts of a run that are examined element by element."""
 
+ELEMENT_TYPES: dict[Family, frozenset[type]] = {
+    Family.BOOLEAN: frozenset({bool}),
+    Family.INTEGER: frozenset({int}),
+    Family.FLOAT: frozenset({int, float}),
+    Family.TEXT: frozenset({str}),
+}
+"""What Python's JSON libraries make of elements. For orjson, integers beyond 64 bits are floats."""
+
 _NOT_JSON = "is not a JSON value"
 _NOT_UTF8 = "is not UTF-8"
 _HALF_SURROGATE = "holds half of a surrogate pair"
 _MALFORMED = (_NOT_JSON, _NOT_UTF8, _HALF_SURROGATE)
 """What is wrong with a token that no datatype takes."""
-
-_STEPS = np.zeros(256, np.int8)
-_STEPS[ord("[")], _STEPS[ord("]")] = 1, -1
 
 
 def diagnose_run(
@@ -88,10 +93,10 @@ def split_run(run: ElementRun) -> Iterator[ElementRun]:
     """Split a run into small ones at its commas."""
     text = run.text
     codes, inside = mask_strings(text)
-    outside = inside ^ 1
-    depths = run.depth_before + np.cumsum(_STEPS[codes] * outside.view(np.int8), dtype=np.int32)
+    steps = nesting_steps(text, inside, ARRAY_STEPS)
+    depths = run.depth_before + np.cumsum(steps, dtype=np.int32)
     start, depth = 0, run.depth_before
-    commas = np.flatnonzero((codes == ord(",")) & outside.view(np.bool_))
+    commas = np.flatnonzero((codes == ord(",")) & (inside == 0))
     behind = np.searchsorted(commas, np.arange(_PART_SIZE, len(text), _PART_SIZE))
     for cut in dict.fromkeys(commas[behind[behind < commas.size]].tolist()):
         depth_after = int(depths[cut])
@@ -107,21 +112,13 @@ def _describe_token_error(token: str, datatype: Datatype, null_is_nan: bool) -> 
         return _NOT_JSON
     if value is None and null_is_nan and datatype.family is Family.FLOAT:
         return None
-    if type(value) not in _TYPES[datatype.family]:
+    if type(value) not in ELEMENT_TYPES[datatype.family]:
         return f"is not {datatype.family.value}, as {datatype.name} needs"
     if isinstance(value, str):
         return _describe_string_error(value) if _escape_invalid_utf8(token) == token else _NOT_UTF8
     if _fits(value, token, datatype):
         return None
     return f"does not fit {datatype.name}"
-
-
-_TYPES: dict[Family, tuple[type, ...]] = {
-    Family.BOOLEAN: (bool,),
-    Family.INTEGER: (int,),
-    Family.FLOAT: (int, float),
-    Family.TEXT: (str,),
-}
 
 
 def _describe_string_error(value: str) -> str | None:

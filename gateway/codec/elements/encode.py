@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 from gateway.codec import native
-from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
-from gateway.codec.elements.fast_decode import native_code
-from gateway.codec.json.text_search import contains
-from gateway.codec.native import encode_numbers
+from gateway.codec.elements.rounding import read_numbers
 from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import GatewayError
@@ -79,32 +76,9 @@ def make_tensor_encoder(
 ) -> TensorEncoder:
     """Make the encoder of a datatype; ``label`` names the tensor in errors."""
     if datatype.family is Family.TEXT:
-        return _BytesEncoder(label, policies.bytes_encoding, words)
+        as_base64 = policies.bytes_encoding is BytesEncoding.BASE64
+        return BytesEncoder(label, native.BASE64 if as_base64 else native.TEXT, words)
     return NumberEncoder(label, datatype, policies.nonfinite, words)
-
-
-_ORJSON_DTYPES = frozenset(
-    map(np.dtype, ("?", "<u1", "<u2", "<u4", "<u8", "<i1", "<i2", "<i4", "<i8", "<f4", "<f8"))
-)
-"""What orjson writes; floats get the shortest digits that identify them."""
-
-
-def json_dtype(datatype: Datatype) -> np.dtype[Any]:
-    """Return the dtype to write elements in: one that orjson knows and that holds them all."""
-    assert datatype.dtype is not None
-    if datatype.dtype in _ORJSON_DTYPES:
-        return datatype.dtype
-    # float32 holds every FP16 and BF16.
-    return np.dtype("<f4" if datatype.family is Family.FLOAT else "<i8")
-
-
-def can_encode_fast(datatype: Datatype) -> bool:
-    """Tell whether fast_encode_numbers takes elements of a datatype."""
-    if encode_numbers is not None and native_code(datatype) is not None:
-        return True
-    # orjson would write any BOOL.
-    is_number = datatype.family in (Family.INTEGER, Family.FLOAT)
-    return is_number and json_dtype(datatype) == datatype.dtype
 
 
 def fast_encode_numbers(
@@ -114,15 +88,13 @@ def fast_encode_numbers(
 
     Returns None for elements that NumberEncoder must check: a policy decides on NaN and infinities.
     """
-    code = native_code(datatype)
-    if encode_numbers is not None and code is not None:
-        return encode_numbers(data, code, 0, shape)
-    values = np.frombuffer(data, datatype.dtype)
-    if len(shape) > 1:
-        values = values.reshape(shape)
-    text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
-    # null for NaN or an infinity
-    return None if contains(text, b"n") else memoryview(text)[1:-1]
+    code = native.DATATYPE_CODES.get(datatype.name)
+    if code is not None:
+        return native.encode_numbers(data, code, 0, shape)
+    try:
+        return NumberEncoder("", datatype, Nonfinite.ERROR).encode(data, 0, shape)
+    except GatewayError:
+        return None
 
 
 class NumberEncoder:
@@ -140,8 +112,7 @@ class NumberEncoder:
         self._label = label
         self._words = words
         self._datatype = datatype
-        self._code = native_code(datatype)
-        self._dtype = datatype.dtype
+        self._code = native.DATATYPE_CODES.get(datatype.name)
         self._size = datatype.dtype.itemsize
         self._nonfinite = nonfinite
         self._partial = b""
@@ -199,23 +170,23 @@ class NumberEncoder:
         A shape nests them; the outermost array has no brackets. If they are ``continued``, a comma
         comes before them. Raises GatewayError as ``feed`` does.
         """
-        if encode_numbers is not None and self._code is not None:
+        if self._code is not None:
             nonfinite = NONFINITE_CODES[self._nonfinite]
-            text = encode_numbers(data, self._code, nonfinite, shape, continued)
+            text = native.encode_numbers(data, self._code, nonfinite, shape, continued)
             if text is not None:
                 return text
-        view = self._pure_encode(data, first, shape)
+        view = self._encode_plainly(data, first, shape)
         return b"".join((b",", view)) if continued else view
 
-    def _pure_encode(
+    def _encode_plainly(
         self, data: bytes | memoryview, first: int, shape: tuple[int, ...]
     ) -> memoryview:
-        values = np.frombuffer(data, self._dtype)
-        if self._dtype.kind == "b" and values.view(np.uint8).max() > 1:
+        """Encode by orjson, which gives floats the shortest digits; FP16 and BF16 those of FP32."""
+        values = read_numbers(data, self._datatype)
+        if self._datatype.family is Family.BOOLEAN and values.view(np.uint8).max() > 1:
             raise self._words.malformed(
                 f"{self._label} is BOOL, but holds bytes other than 0 and 1"
             )
-        values = values.astype(json_dtype(self._datatype), copy=False)
         if self._datatype.family is Family.FLOAT:
             finite = np.isfinite(values)
             if not finite.all():
@@ -241,10 +212,7 @@ class NumberEncoder:
             return text
         tokens = _NONFINITE_TOKENS[self._nonfinite]
         special = values[offsets]
-        is_nan = np.isnan(special)
-        if is_nan.all():
-            return memoryview(bytes(text).replace(b"null", tokens[0]))
-        kinds = np.where(is_nan, 0, np.where(special > 0, 1, 2)).tolist()
+        kinds = np.where(np.isnan(special), 0, np.where(special > 0, 1, 2)).tolist()
         *pieces, last = bytes(text).split(b"null")
         written = zip(pieces, [tokens[kind] for kind in kinds], strict=True)
         return memoryview(b"".join((*chain.from_iterable(written), last)))
@@ -263,92 +231,107 @@ _NONFINITE_TOKENS = {
 }
 
 
-class _BytesEncoder:
+_QUOTES: Final = ((b'"', b'"'), (b'"', b'"'), (b'{"b64":"', b'"}'))
+"""What stands around the text of an element, by its form."""
+
+
+class BytesEncoder:
     """Encodes BYTES elements: each is a uint32 length and that many bytes.
 
     An incomplete element is written as its bytes arrive, so that large ones are not buffered.
+    ``form`` is one that encode_strings knows.
     """
 
-    def __init__(self, label: str, bytes_encoding: BytesEncoding, words: ErrorVocabulary) -> None:
+    def __init__(self, label: str, form: int, words: ErrorVocabulary = RESPONSE) -> None:
         self.count = 0
         self._label = label
         self._words = words
-        self._encoding = bytes_encoding
+        self._form = form
+        self._opening, self._closing = _QUOTES[form]
         self._partial = b""
         self._element: ElementWriter | None = None
         self._missing = 0
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        data = self._partial + data
-        out = []
-        position = 0
-        if self._element is not None:
-            position = min(self._missing, len(data))
-            out.append(self._continue_element(self._element, data[:position]))
-        text, position = self._encode_complete(data, position)
-        out.append(text)
-        self._partial = data[position:]
-        if self._element is None and len(self._partial) >= PREFIX_SIZE:
-            out.append(self._begin_element(self._partial))
-            self._partial = b""
-        return b"".join(out)
+        """Encode the next bytes; see TensorEncoder."""
+        return b"".join(self.pieces(data))
 
     def parts(
         self, data: bytes | memoryview, offloader: Offloader
     ) -> list[TextChunk | OffloadedText]:
+        """Encode the next bytes here."""
         return [self.feed(data)]
 
+    def pieces(self, data: bytes | memoryview) -> Iterator[bytes]:
+        """Yield the text of the next bytes."""
+        data = self._partial + data
+        self._partial = b""
+        position = 0
+        if self._element is not None:
+            position = min(self._missing, len(data))
+            yield self._continue_element(self._element, data[:position])
+        position = yield from self._encode_complete(data, position)
+        rest = data[position:]
+        if self._element is None and len(rest) >= PREFIX_SIZE:
+            yield self._begin_next()
+            self._missing = read_length(rest)
+            self._element = self._make_element_writer()
+            yield self._opening + self._continue_element(self._element, rest[PREFIX_SIZE:])
+        else:
+            self._partial = rest
+
     def finish(self) -> None:
+        """Raise GatewayError (502, 400) if the bytes ended inside an element."""
         if self._element is not None or self._partial:
             raise self._words.malformed(f"{self._label} ends inside an element")
 
-    def _separator(self) -> bytes:
+    def _lead(self) -> bytes:
+        """Return the text before the next element."""
         return b"," if self.count else b""
 
-    def _encode_complete(self, data: bytes, position: int) -> tuple[bytes, int]:
-        """Encode the complete elements from a position on; return the text, and where they end."""
-        if native.encode_strings is not None:
-            form = native.BASE64 if self._encoding is BytesEncoding.BASE64 else native.TEXT
-            encoded = native.encode_strings(memoryview(data)[position:], form, self.count)
-            if encoded is not None:
-                count, size, text = encoded
-                self.count += count
-                return text, position + size
-        complete, end = split_elements(data, position)
-        if not complete:
-            return b"", end
-        text = self._separator() + self._encode_elements(complete)
-        self.count += len(complete)
-        return text, end
-
-    def _encode_elements(self, elements: list[bytes]) -> bytes:
-        if self._encoding is BytesEncoding.BASE64:
-            return b'"' + b'","'.join(map(encode_base64, elements)) + b'"'
-        try:
-            texts = list(map(bytes.decode, elements))
-        except UnicodeDecodeError as error:
-            index = self.count + elements.index(error.object)
-            raise _not_utf8_error(self._label, index, self._words) from None
-        return orjson.dumps(texts)[1:-1]
-
-    def _begin_element(self, data: bytes) -> bytes:
-        self._missing = read_length(data)
-        base64 = self._encoding is BytesEncoding.BASE64
-        self._element = (
-            Base64ElementWriter()
-            if base64
-            else Utf8ElementWriter(self._label, self.count, self._words)
-        )
-        opening = self._separator() + b'"'
+    def _begin_next(self) -> bytes:
+        lead = self._lead()
         self.count += 1
-        return opening + self._continue_element(self._element, data[PREFIX_SIZE:])
+        return lead
+
+    def _encode_complete(self, data: bytes, position: int) -> Generator[bytes, None, int]:
+        """Yield the text of the complete elements from a position on; return where they end."""
+        encoded = native.encode_strings(memoryview(data)[position:], self._form, self.count)
+        if encoded is not None:
+            count, size, text = encoded
+            self.count += count
+            yield text
+            return position + size
+        complete, end = split_elements(data, position)
+        if complete:
+            yield self._lead()
+            yield b",".join(self._encode_elements(complete, self.count))
+            self.count += len(complete)
+        return end
+
+    def _encode_elements(self, elements: list[bytes], first: int) -> list[bytes]:
+        """Encode complete elements, of which the first is element number ``first``."""
+        if self._form != native.TEXT:
+            encode = native.encode_base64
+            return [b"".join((self._opening, encode(each), self._closing)) for each in elements]
+        try:
+            return list(map(orjson.dumps, map(bytes.decode, elements)))
+        except UnicodeDecodeError as error:
+            index = first + elements.index(error.object)
+            raise _not_utf8_error(self._label, index, self._words) from None
+
+    def _make_element_writer(self) -> ElementWriter:
+        """Make the writer of the element that was counted last."""
+        if self._form != native.TEXT:
+            return Base64ElementWriter()
+        return Utf8ElementWriter(self._label, self.count - 1, self._words)
 
     def _continue_element(self, element: ElementWriter, data: bytes) -> bytes:
         self._missing -= len(data)
         if self._missing:
             return element.feed(data, last=False)
         self._element = None
-        return element.feed(data, last=True) + b'"'
+        return element.feed(data, last=True) + self._closing
 
 
 def _not_utf8_error(label: str, index: int, words: ErrorVocabulary) -> GatewayError:
@@ -379,8 +362,7 @@ class Utf8ElementWriter:
     def feed(self, data: bytes, last: bool) -> bytes:
         """Encode the next bytes."""
         data = self._partial + data
-        encoded = native.encode_text(data) if native.encode_text is not None else None
-        used, text = encoded or (0, b"")
+        used, text = native.encode_text(data) or (0, b"")
         try:
             # Mostly nothing is left, or a character that is incomplete.
             rest, decoded = utf_8_decode(data[used:], "strict", last)
@@ -401,4 +383,4 @@ class Base64ElementWriter:
         data = self._partial + data
         complete = len(data) if last else len(data) - len(data) % 3
         self._partial = data[complete:]
-        return encode_base64(data[:complete])
+        return native.encode_base64(data[:complete])

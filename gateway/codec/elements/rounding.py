@@ -27,10 +27,8 @@ multiple of 10^-f, which is more, unless it is 0. If k > f, it is a multiple of 
 0; so 5^f > 2^27, and f > 11.
 """
 
-_NUMPY_DTYPES = frozenset(map(np.dtype, ("<f2", "<f4", "<f8")))
-"""What numpy itself rounds doubles to, in one step."""
-
-_DOUBLE, _SINGLE = np.dtype("<f8"), np.dtype("<f4")
+_DOUBLE_BITS = 52
+"""Stored bits of the mantissa of a double."""
 
 _BETWEEN = b"[], \t\n\r"
 _IS_BETWEEN = np.zeros(256, np.bool_)
@@ -40,42 +38,38 @@ _DIGITS_TO_ZERO = bytes(ord("0") if chr(code) in "0123456789." else code for cod
 _LONG_NUMBER = b"0" * (MAX_EXACT_LENGTH + 1)
 
 
-def needs_rounding(datatype: Datatype) -> bool:
-    """Tell whether doubles may have to be rounded to a datatype."""
-    return datatype.floats is not None and datatype.dtype != _DOUBLE
+def read_numbers(data: bytes | memoryview, datatype: Datatype) -> Values:
+    """Return elements in binary form as an array of numbers; BF16, which numpy lacks, as FP32."""
+    assert datatype.dtype is not None
+    values = np.frombuffer(data, datatype.dtype)
+    return (values.astype("<u4") << 16).view("<f4") if _is_bits(datatype) else values
 
 
-def round_text(values: Values, text: bytes | memoryview, datatype: Datatype) -> Values | None:
+def round_text(values: Values, text: bytes, datatype: Datatype) -> Values | None:
     """Round the doubles parsed from an array's text; return None if a number does not fit.
 
-    NaN and infinities stay.
+    NaN and infinities stay. The result has the dtype of the datatype.
     """
-    dtype, floats = datatype.dtype, datatype.floats
-    assert dtype is not None
-    assert floats is not None
-    if dtype == _DOUBLE:
-        return values
-    # Counting takes a quarter less time than any().
-    if dtype in _NUMPY_DTYPES and not np.count_nonzero(_find_normal_ties(values, floats)):
-        try:
-            # IEEE 754's flags cost nothing. A tie among subnormal floats raises underflow.
-            with np.errstate(over="raise", under="raise"):
-                return values.astype(dtype)
-        except FloatingPointError:
-            pass
-    ties = np.flatnonzero(_find_ties(values, floats))
-    if ties.size:
-        if ((np.abs(values) > floats.overflow) & np.isfinite(values)).any():
-            return None  # before ties are examined one by one
-        values = _resolve_ties(values, text, ties)
-    narrow = round_to(values, datatype)
-    return narrow if (np.isfinite(narrow) == np.isfinite(values)).all() else None
+    if has_ties(values, datatype):
+        assert datatype.floats is not None
+        values = _resolve_ties(values, text, np.flatnonzero(_find_ties(values, datatype.floats)))
+    return round_values(values, datatype)
+
+
+def round_values(values: Values, datatype: Datatype) -> Values | None:
+    """Round doubles of which the text decides none, as ``round_text``."""
+    assert datatype.floats is not None
+    is_beyond = np.abs(values) >= datatype.floats.overflow
+    if is_beyond.any() and np.isfinite(values[is_beyond]).any():
+        return None
+    return round_to(values, datatype)
 
 
 def has_ties(values: Values, datatype: Datatype) -> bool:
     """Tell whether the text of any double decides how it is rounded."""
     assert datatype.floats is not None
-    return needs_rounding(datatype) and bool(_find_ties(values, datatype.floats).any())
+    is_narrower = datatype.floats.mantissa_bits < _DOUBLE_BITS
+    return is_narrower and bool(_find_ties(values, datatype.floats).any())
 
 
 def may_decide_ties(text: bytes) -> bool:
@@ -88,33 +82,29 @@ def may_decide_ties(text: bytes) -> bool:
 @np.errstate(over="ignore")
 def round_to(values: Values, datatype: Datatype) -> Values:
     """Round doubles to nearest, ties to even; overflow becomes infinity."""
-    dtype, floats = datatype.dtype, datatype.floats
-    assert dtype is not None
-    assert floats is not None
-    if dtype in _NUMPY_DTYPES:
-        return values.astype(dtype, copy=False)
-    # By way of float32, which must not turn other numbers into ties.
-    single = values.astype(_SINGLE)
-    ties = _find_ties(single, floats)
-    if ties.any():
-        low, exact = single[ties], values[ties]
-        upwards = np.where(exact > low, np.inf, -np.inf).astype(_SINGLE)
-        single[ties] = np.where(exact == low, low, np.nextafter(low, upwards))
-    return single.astype(dtype)
+    assert datatype.dtype is not None
+    assert datatype.floats is not None
+    if not _is_bits(datatype):
+        return values.astype(datatype.dtype)
+    # BF16 is the upper half of FP32. In units of its last bit, each number is rounded exactly.
+    exponents = (values.view(np.int64) >> _DOUBLE_BITS & 0x7FF) - 1023
+    exponents = np.maximum(exponents, datatype.floats.min_exponent)
+    units = np.ldexp(1.0, exponents - datatype.floats.mantissa_bits)
+    single = (np.rint(values / units) * units).astype("<f4")
+    bits: Values = single.view("<u4") >> 16
+    return bits.astype(datatype.dtype)
 
 
-def _find_normal_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
-    """Mask the doubles, or singles, that are ties, except among subnormal floats of the format."""
-    is_double = values.dtype == _DOUBLE
-    bits: npt.NDArray[Any] = values.view(np.int64 if is_double else np.int32)
-    beyond = (52 if is_double else 23) - floats.mantissa_bits
-    ties: npt.NDArray[np.bool_] = (bits & ((1 << beyond) - 1)) == 1 << (beyond - 1)
-    return ties
+def _is_bits(datatype: Datatype) -> bool:
+    """Tell whether numpy has a datatype's floats as bits only."""
+    assert datatype.dtype is not None
+    return datatype.floats is not None and datatype.dtype.kind != "f"
 
 
 def _find_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
-    """Mask the doubles, or singles, that are ties."""
-    ties = _find_normal_ties(values, floats)
+    """Mask the doubles that are ties."""
+    beyond = _DOUBLE_BITS - floats.mantissa_bits
+    ties: npt.NDArray[np.bool_] = (values.view(np.int64) & ((1 << beyond) - 1)) == 1 << (beyond - 1)
     small = np.flatnonzero(np.abs(values) < 2.0**floats.min_exponent)
     if small.size:
         units = np.ldexp(np.abs(values[small]), floats.mantissa_bits - floats.min_exponent)
@@ -122,13 +112,10 @@ def _find_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
     return ties
 
 
-def _resolve_ties(
-    values: Values, text: bytes | memoryview, offsets: npt.NDArray[np.intp]
-) -> Values:
+def _resolve_ties(values: Values, text: bytes, offsets: npt.NDArray[np.intp]) -> Values:
     """Move each tie to the side on which the number in the text is, if it differs."""
-    text = bytes(text)
     codes = np.frombuffer(text, np.uint8)
-    bounds = np.concatenate(([-1], find_separators(codes, values.size), [codes.size - 1]))
+    bounds = np.concatenate(([-1], _find_separators(codes, values.size), [codes.size - 1]))
     # Including a few spaces and brackets around them.
     starts, ends = bounds[offsets] + 1, bounds[offsets + 1] + 1
     is_long = ends - starts > MAX_EXACT_LENGTH
@@ -153,7 +140,7 @@ def _nudge_tie(tie: float, number: bytes) -> float:
     return math.nextafter(tie, math.inf if exact > tied else -math.inf)
 
 
-def find_separators(codes: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.intp]:
+def _find_separators(codes: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.intp]:
     """Find the offsets that separate the ``count`` elements of an array's text.
 
     Element number i is behind offset i - 1, and up to offset i; the last may be behind all offsets.

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gateway.codec.json.nesting import NestingCheck
-from gateway.codec.json.structure_scan import mask_strings
+from gateway.codec.structure_scan import mask_strings
 from gateway.errors import (
     ErrorKind,
     GatewayError,

@@ -1,196 +1,92 @@
-"""Reads protobuf messages as JSON documents, by their schema."""
+"""Reads protobuf messages as JSON documents."""
 
 from __future__ import annotations
 
 import base64
 import math
-import struct
-from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
 
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import ErrorVocabulary
-from gateway.protocol.grpc.schema import (
-    FILE_PREFIX,
+from gateway.protocol.grpc.descriptors import message_class
+from gateway.protocol.grpc.json_form import (
+    CHOICES,
     TRACE_LEVEL,
-    Enumeration,
-    Field,
-    Form,
-    Message,
-    Scalar,
-    fields_by_tag,
-    has_files,
+    TRACE_VALUES,
+    JsonForm,
+    is_map,
+    json_form,
+    name_of,
 )
-from gateway.protocol.grpc.wire import (
-    LENGTH,
-    START_GROUP,
-    Buffer,
-    WireError,
-    WireReader,
-    to_int32,
-)
+from gateway.protocol.grpc.wire import LENGTH, START_GROUP, Buffer, WireError, WireReader
 
-Range = tuple[int, int]
-
-_FLOAT = struct.Struct("<f")
-_DOUBLE = struct.Struct("<d")
+_FLOATS: Final = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
 
 
-class DocumentReader:
-    """Reads one message; ``members`` is its JSON, of the form OBJECT.
+def read_message(
+    full_name: str, data: Buffer, max_bytes: int, max_values: int, words: ErrorVocabulary
+) -> Any:
+    """Parse a message by protobuf.
 
     ``max_values`` limits fields and values: each takes memory and time, though it may be one byte.
-    Raises GatewayError, malformed or too large, that names message and field.
+    Raises GatewayError, malformed or too large, that names the message, and the field as far as it
+    is known.
+    """
+    make = message_class(full_name)
+    name = name_of(make.DESCRIPTOR)
+    if len(data) > max_bytes:
+        raise _too_large(name, f"{max_bytes} bytes", words)
+    scan = _Scan(name, max_values, words)
+    try:
+        scan.read(make.DESCRIPTOR, WireReader(data), name)
+        return make.FromString(bytes(data))
+    except WireError as error:
+        raise words.malformed(
+            f"{words.name} is not valid protobuf: {scan.place}: {error}"
+        ) from None
+    except DecodeError:
+        raise words.malformed(f"{words.name} is not valid protobuf: {name}") from None
+
+
+class _Scan:
+    """Counts the fields and values of a message, as protobuf parses all before they can be counted.
+
+    ``place`` is the field that is read, for errors.
     """
 
-    def __init__(
-        self,
-        message: Message,
-        data: Buffer,
-        max_bytes: int,
-        max_values: int,
-        words: ErrorVocabulary,
-    ) -> None:
-        self._name: Final = message.name
-        self._words: Final = words
-        self._data: Final = data
-        self._path: Final[list[str]] = []
+    def __init__(self, name: str, max_values: int, words: ErrorVocabulary) -> None:
+        self.place = name
+        self._name: Final = name
         self._max_values: Final = max_values
+        self._words: Final = words
         self._values = 0
-        if len(data) > max_bytes:
-            raise self._too_large(f"{max_bytes} bytes")
-        self.members: Final = self._read_object(message, [(0, len(data))])
 
-    def _read_message(self, message: Message, ranges: list[Range], key: str = "") -> Any:
-        """Read a message as JSON; ``key`` is its key in a map."""
-        if message.form is Form.OBJECT:
-            return self._read_object(message, ranges)
-        found = self._read_fields(message, ranges)
-        if message.form is Form.CHOICE:
-            return self._read_choice(message, found, key)
-        assert message.form is Form.STRINGS
-        (field,) = message.fields
-        values = found.get(field.number, [])
-        return values if len(values) > 1 or (values and key == TRACE_LEVEL) else _first(values)
-
-    def _read_object(self, message: Message, ranges: list[Range]) -> dict[str, Any]:
-        self._count(len(message.fields))
-        found = self._read_fields(message, ranges)
-        members = {}
-        for field in message.fields:
-            value = found.get(field.number)
-            if field.number in found:
-                value = self._finish(field, value)
-            elif field.oneof or (isinstance(field.kind, Message) and _is_single(field)):
+    def read(self, message: Any, reader: WireReader, place: str) -> None:
+        """Count a message; raises WireError, and GatewayError above the limit."""
+        fields, defaults = _fields_of(message)
+        self._count(defaults)
+        while tag := reader.next_tag():
+            self._count(1)
+            field = fields.get(tag >> 3)
+            if field is None:
+                self._skip(reader, tag)
                 continue
+            self.place = f"{place}.{field.name}"
+            if tag & 7 != LENGTH or field.type == FieldDescriptor.TYPE_BYTES:
+                self._skip(reader, tag)
+            elif field.message_type is not None:
+                self.read(field.message_type, reader.enter(), self.place)
+            elif field.type == FieldDescriptor.TYPE_STRING:
+                reader.read_text()
             else:
-                value = _default(field)
-            if field.json.omit_default and value == _default(field):
-                continue
-            members[field.member] = value
-        return members
-
-    def _read_choice(self, message: Message, found: dict[int, Any], key: str) -> Any:
-        for field in message.fields:
-            if field.number not in found:
-                continue
-            if has_files(message) and key.startswith(FILE_PREFIX) != (field.kind is Scalar.BYTES):
-                raise self._malformed(
-                    f"has a {field.name}; only parameters whose names begin with "
-                    f"'{FILE_PREFIX}' must have bytes"
-                )
-            return self._finish(field, found[field.number])
-        return None
-
-    def _finish(self, field: Field, value: Any) -> Any:
-        """Return a field's value as JSON has it."""
-        if field.json.is_list:
-            return [value[key] for key in sorted(value)]
-        if isinstance(field.kind, Message) and _is_single(field):
-            self._path.append(field.name)
-            value = self._read_message(field.kind, value)
-            self._path.pop()
-        prefix = field.json.drop_prefix
-        return value.removeprefix(prefix) if prefix else value
-
-    def _read_fields(self, message: Message, ranges: Iterable[Range]) -> dict[int, Any]:
-        """Read the fields that are set, by number; messages that occur once as ranges.
-
-        A message that occurs twice is that of both parts together.
-        """
-        tags = fields_by_tag(message)
-        found: dict[int, Any] = {}
-        for start, end in ranges:
-            reader = WireReader(self._data, start, end)
-            field = None
-            try:
-                while tag := reader.next_tag():
-                    self._count(1)
-                    field = tags.get(tag)
-                    if field is None:
-                        self._skip(reader, tag)
-                        continue
-                    if field.oneof:
-                        self._drop_others(message, field, found)
-                    self._read_field(reader, tag, field, found)
-                    field = None
-            except WireError as error:
-                if field is not None:
-                    self._path.append(field.name)
-                raise self._invalid(error) from None
-        return found
-
-    def _read_field(
-        self, reader: WireReader, tag: int, field: Field, found: dict[int, Any]
-    ) -> None:
-        kind = field.kind
-        if field.entry is not None:
-            values = found.setdefault(field.number, {})
-            self._read_entry(field, field.entry, _enter(reader), values)
-        elif not field.repeated:
-            if isinstance(kind, Message):
-                found.setdefault(field.number, []).append(_enter(reader))
-            else:
-                found[field.number] = _read_value(reader, kind)
-        elif isinstance(kind, Message):
-            part = _enter(reader)
-            values = found.setdefault(field.number, [])
-            self._path.append(f"{field.name}[{len(values)}]")
-            values.append(self._read_message(kind, [part]))
-            self._path.pop()
-        elif tag & 7 == LENGTH and field.is_packable:
-            values = found.setdefault(field.number, [])
-            packed = reader.enter()
-            while packed.position < packed.end:
-                self._count(1)
-                values.append(_read_value(packed, kind))
-        else:
-            found.setdefault(field.number, []).append(_read_value(reader, kind))
-
-    def _drop_others(self, message: Message, field: Field, found: dict[int, Any]) -> None:
-        """Drop what the last field of a oneof replaces; it must be valid all the same."""
-        for other in message.fields:
-            if other.oneof == field.oneof and other is not field and other.number in found:
-                self._finish(other, found.pop(other.number))
-
-    def _read_entry(
-        self, field: Field, message: Message, entry: Range, values: dict[str, Any]
-    ) -> None:
-        """Read an entry of a map; of two with the same key the last counts."""
-        key_field, value_field = message.fields
-        self._path.append(field.name)
-        found = self._read_fields(message, [entry])
-        key = str(found.get(key_field.number, _default(key_field)))
-        if isinstance(field.kind, Message):
-            self._path.append(key)
-            value = self._read_message(field.kind, found.get(value_field.number, []), key)
-            self._path.pop()
-        else:
-            value = found.get(value_field.number, _default(value_field))
-        self._path.pop()
-        values[key] = value
+                # Packed numbers of a byte or more.
+                self._count(len(reader.read_view()))
+            self.place = place
 
     def _skip(self, reader: WireReader, tag: int) -> None:
         start = reader.position
@@ -201,105 +97,81 @@ class DocumentReader:
     def _count(self, values: int) -> None:
         self._values += values
         if self._values > self._max_values:
-            raise self._too_large(f"{self._max_values} fields and values")
-
-    # ------------------------------------------------------------------------------ errors
-
-    def _too_large(self, limit: str) -> GatewayError:
-        return GatewayError(
-            self._words.too_large, f"{self._words.name} ({self._name}) has more than {limit}"
-        )
-
-    def _place(self) -> str:
-        return ".".join([self._name, *self._path])
-
-    def _invalid(self, error: WireError) -> GatewayError:
-        return self._words.malformed(
-            f"{self._words.name} is not valid protobuf: {self._place()}: {error}"
-        )
-
-    def _malformed(self, what: str) -> GatewayError:
-        return self._words.malformed(f"{self._place()} of {self._words.name} {what}")
+            raise _too_large(self._name, f"{self._max_values} fields and values", self._words)
 
 
-def _enter(reader: WireReader) -> Range:
-    size = reader.read_length()
-    start = reader.position
-    reader.position = start + size
-    return start, start + size
+@cache
+def _fields_of(message: Any) -> tuple[dict[int, Any], int]:
+    """Return the fields of a message by number, and how many JSON has even if they are not set."""
+    fields = {field.number: field for field in message.fields}
+    return fields, sum(not field.has_presence for field in message.fields)
 
 
-def _is_single(field: Field) -> bool:
-    return not field.repeated and field.entry is None
+def _too_large(name: str, limit: str, words: ErrorVocabulary) -> GatewayError:
+    return GatewayError(words.too_large, f"{words.name} ({name}) has more than {limit}")
 
 
-def _first(values: list[Any]) -> Any:
-    return values[0] if values else None
+# ------------------------------------------------------------------------------------ JSON
 
 
-def _default(field: Field) -> Any:
-    """Return the value of a field that is not set, as JSON has it."""
-    if field.entry is not None:
-        return [] if field.json.is_list else {}
-    if field.repeated:
-        return []
-    if isinstance(field.kind, Enumeration):
-        return field.kind.values[0]
-    assert isinstance(field.kind, Scalar)
-    return _DEFAULTS[field.kind]
+def members_of(message: Any) -> dict[str, Any]:
+    """Return the JSON object that has a message's fields, as ``json_form`` says."""
+    members = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        form = json_form(field)
+        value = json_of_field(field, getattr(message, field.name), form)
+        if value or not form.omits_default:
+            members[form.member or field.name] = value
+    return members
 
 
-def _read_value(reader: WireReader, kind: Scalar | Enumeration) -> Any:
-    if isinstance(kind, Scalar):
-        return _READERS[kind](reader)
-    number = to_int32(reader.read_varint())
-    # An unknown number stays one, as in protobuf's own JSON.
-    return kind.values[number] if 0 <= number < len(kind.values) else number
+def json_of_field(field: Any, value: Any, form: JsonForm) -> Any:
+    """Return the JSON of a field's value."""
+    if is_map(field):
+        each = field.message_type.fields_by_name["value"]
+        found = {str(key): _value(each, value[key], form, str(key)) for key in sorted(value)}
+        return [*found.values()] if form.is_list else found
+    if field.is_repeated:
+        return [_value(field, each, form) for each in value]
+    return _value(field, value, form)
 
 
-def _read_float(reader: WireReader) -> float | str:
-    (value,) = _FLOAT.unpack(reader.read_fixed(4))
-    return _json_number(float(str(np.float32(value))))
+def _value(field: Any, value: Any, form: JsonForm, key: str = "") -> Any:
+    kind = field.type
+    if kind == FieldDescriptor.TYPE_MESSAGE:
+        return _json_of(value, key)
+    if kind == FieldDescriptor.TYPE_ENUM:
+        known = field.enum_type.values_by_number.get(value)
+        # An unknown number stays one, as in protobuf's own JSON.
+        return value if known is None else known.name
+    if kind == FieldDescriptor.TYPE_BYTES:
+        text = base64.b64encode(value).decode()
+        return {"b64": text} if form.is_handle else text
+    if kind in _FLOATS:
+        return _number(value, is_single=kind == FieldDescriptor.TYPE_FLOAT)
+    if form.drop_prefix:
+        return value.removeprefix(form.drop_prefix)
+    return str(value) if form.is_text else value
 
 
-def _read_double(reader: WireReader) -> float | str:
-    (value,) = _DOUBLE.unpack(reader.read_fixed(8))
-    return _json_number(value)
+def _json_of(message: Any, key: str) -> Any:
+    """Return the JSON of a message; ``key`` is its key in a map."""
+    name = name_of(message.DESCRIPTOR)
+    if name in CHOICES:
+        for field, value in message.ListFields():
+            return _value(field, value, json_form(field))
+        return None
+    if name in TRACE_VALUES:
+        values = list(message.value)
+        if len(values) > 1 or (values and key == TRACE_LEVEL):
+            return values
+        return values[0] if values else None
+    return members_of(message)
 
 
-def _json_number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _read_base64(reader: WireReader) -> str:
-    return base64.b64encode(reader.read_view()).decode()
-
-
-_READERS: Final[dict[Scalar, Callable[[WireReader], Any]]] = {
-    Scalar.BOOL: lambda reader: reader.read_varint() != 0,
-    Scalar.INT32: lambda reader: to_int32(reader.read_varint()),
-    Scalar.INT64: WireReader.read_int64,
-    Scalar.INT64_TEXT: lambda reader: str(reader.read_int64()),
-    Scalar.UINT32: lambda reader: reader.read_varint() % 2**32,
-    Scalar.UINT64: WireReader.read_varint,
-    Scalar.FLOAT: _read_float,
-    Scalar.DOUBLE: _read_double,
-    Scalar.TEXT: WireReader.read_text,
-    Scalar.BYTES: _read_base64,
-    Scalar.HANDLE: lambda reader: {"b64": _read_base64(reader)},
-}
-_DEFAULTS: Final[dict[Scalar, Any]] = {
-    Scalar.BOOL: False,
-    Scalar.INT32: 0,
-    Scalar.INT64: 0,
-    Scalar.INT64_TEXT: "0",
-    Scalar.UINT32: 0,
-    Scalar.UINT64: 0,
-    Scalar.FLOAT: 0.0,
-    Scalar.DOUBLE: 0.0,
-    Scalar.TEXT: "",
-    Scalar.BYTES: "",
-    Scalar.HANDLE: {"b64": ""},
-}
+def _number(value: float, *, is_single: bool) -> float | str:
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return float(str(np.float32(value))) if is_single else value

@@ -1,7 +1,7 @@
 """Converts the messages of RPCs beside inference to the JSON of the same operation over HTTP.
 
 A message is limited in bytes by the caller, in values by the two limits here, and in depth by its
-schema: none contains itself. Unknown fields are skipped.
+schema: none contains itself. Unknown fields are skipped. protobuf is imported with the first one.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from gateway.codec.grpc.document_reader import DocumentReader
-from gateway.codec.grpc.document_writer import DocumentWriter
+from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import REQUEST, RESPONSE
+from gateway.protocol.grpc.json_form import BODIES, FILE_PREFIX, PACKAGE, PATH_NAMES
 from gateway.protocol.grpc.rpcs import Rpc
-from gateway.protocol.grpc.schema import Form, Message, body_field
 from gateway.protocol.grpc.wire import Buffer
 from gateway.sizes import MAX_SERVER_DOCUMENT
 
@@ -39,14 +38,18 @@ def read_request(rpc: Rpc, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) -
 
     Raises GatewayError: 400 that names message and field, 413 above a limit.
     """
-    members = DocumentReader(rpc.request, data, max_bytes, MAX_REQUEST_VALUES, REQUEST).members
-    path = {
-        field.name: str(members.pop(field.member)) for field in rpc.request.fields if field.in_path
-    }
+    from gateway.codec.grpc.document_reader import members_of, read_message
+
+    name = f"{rpc.name}Request"
+    message = read_message(PACKAGE + name, data, max_bytes, MAX_REQUEST_VALUES, REQUEST)
+    members = members_of(message)
+    path: dict[str, str] = {each: str(members.pop(each)) for each in PATH_NAMES if each in members}
     if _MODEL_NAME in path and not path[_MODEL_NAME] and path.get(_REPOSITORY_NAME):
         # Clients of KServe have the model's name where others have the repository's.
         path = {_REPOSITORY_NAME: "", _MODEL_NAME: path[_REPOSITORY_NAME]}
-    return RequestDocument(path, _body(rpc.request, members))
+    if rpc.name.startswith("RepositoryModel"):
+        _check_files(name, message)
+    return RequestDocument(path, members.get(BODIES.get(name, ""), members))
 
 
 def write_request(rpc: Rpc, path: Mapping[str, str], body: Any = None) -> bytes:
@@ -55,8 +58,14 @@ def write_request(rpc: Rpc, path: Mapping[str, str], body: Any = None) -> bytes:
     ``body`` is the parsed JSON, or None without a body. Members that the protocol does not know
     are left out. Raises GatewayError (400) that names message and field.
     """
-    names = {field.member: path.get(field.name) for field in rpc.request.fields if field.in_path}
-    return DocumentWriter(rpc.request, REQUEST).write(_members(rpc.request, body), names)
+    from gateway.codec.grpc.document_writer import DocumentWriter
+
+    name = f"{rpc.name}Request"
+    names = {each: path.get(each) for each in PATH_NAMES}
+    members = _members(name, body)
+    if rpc.names_model_first:
+        names, members = {_REPOSITORY_NAME: path.get(_MODEL_NAME)}, {}
+    return bytes(DocumentWriter(REQUEST).write(PACKAGE + name, members, names).SerializeToString())
 
 
 def read_response(rpc: Rpc, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) -> Any:
@@ -64,8 +73,12 @@ def read_response(rpc: Rpc, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) 
 
     Raises GatewayError (502) that names message and field, or the limit that it exceeds.
     """
-    members = DocumentReader(rpc.response, data, max_bytes, MAX_RESPONSE_VALUES, RESPONSE).members
-    return _body(rpc.response, members)
+    from gateway.codec.grpc.document_reader import members_of, read_message
+
+    name = f"{rpc.name}Response"
+    message = read_message(PACKAGE + name, data, max_bytes, MAX_RESPONSE_VALUES, RESPONSE)
+    members = members_of(message)
+    return members.get(BODIES[name], {}) if name in BODIES else members
 
 
 def write_response(rpc: Rpc, document: Any) -> bytes:
@@ -73,17 +86,51 @@ def write_response(rpc: Rpc, document: Any) -> bytes:
 
     An empty body is None. Raises GatewayError (502) that names message and field.
     """
-    return DocumentWriter(rpc.response, RESPONSE).write(_members(rpc.response, document))
+    from gateway.codec.grpc.document_writer import DocumentWriter
+
+    name = f"{rpc.name}Response"
+    message = DocumentWriter(RESPONSE).write(PACKAGE + name, _members(name, document))
+    return bytes(message.SerializeToString())
 
 
-def _members(message: Message, body: Any) -> Any:
-    if message.form is Form.BODY:
-        return {body_field(message).member: body}
+def write_model_config(metadata: Any) -> bytes:
+    """Write a configuration of a model, for a server that has none, by the JSON of its metadata.
+
+    It has what ``perf_analyzer`` and other clients of Triton look for: the name, the platform, and
+    inputs and outputs with datatypes and dimensions. Metadata does not tell whether a model
+    batches, so it does not: the dimensions are whole shapes. Raises GatewayError (502) that names
+    the invalid member of the metadata.
+    """
+    from gateway.codec.grpc.document_writer import DocumentWriter
+    from gateway.protocol.grpc.descriptors import message_class
+
+    known = DocumentWriter(RESPONSE).write(f"{PACKAGE}ModelMetadataResponse", metadata)
+    response = message_class(f"{PACKAGE}ModelConfigResponse")()
+    config = response.config
+    config.name = known.name
+    # Clients ask for the steps of an ensemble, which metadata does not have.
+    config.platform = "" if known.platform == "ensemble" else known.platform
+    for described, tensors in ((known.inputs, config.input), (known.outputs, config.output)):
+        for each in described:
+            name = each.datatype.replace("BYTES", "STRING")
+            # A client need not use a tensor whose datatype only its server knows.
+            kind = f"TYPE_{name if each.datatype in DATATYPES else 'INVALID'}"
+            tensors.add(name=each.name, data_type=kind, dims=each.shape)
+    return bytes(response.SerializeToString())
+
+
+def _members(name: str, body: Any) -> Any:
+    if name in BODIES:
+        return {BODIES[name]: body}
     return {} if body is None else body
 
 
-def _body(message: Message, members: dict[str, Any]) -> Any:
-    if message.form is not Form.BODY:
-        return members
-    field = body_field(message)
-    return members.get(field.member, {})
+def _check_files(name: str, message: Any) -> None:
+    """Refuse parameters of a load that would be others over HTTP; raises GatewayError (400)."""
+    for key, value in message.parameters.items():
+        kind = value.WhichOneof("parameter_choice")
+        if kind and key.startswith(FILE_PREFIX) != (kind == "bytes_param"):
+            raise REQUEST.malformed(
+                f"{name}.parameters.{key} of {REQUEST.name} has a {kind}; only parameters whose "
+                f"names begin with '{FILE_PREFIX}' must have bytes"
+            )

@@ -5,22 +5,19 @@ The protocol is grpc.reflection.v1, with reflection.proto's messages; v1alpha ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.codec.grpc.document_reader import DocumentReader
-from gateway.codec.grpc.document_writer import DocumentWriter
+from gateway.codec.grpc.document_reader import read_message
 from gateway.codec.grpc.documents import MAX_REQUEST_VALUES
-from gateway.protocol.error_vocabulary import REQUEST, RESPONSE
-from gateway.protocol.grpc.descriptors import Kind, load_files
-from gateway.protocol.grpc.schema import find_message
+from gateway.protocol.error_vocabulary import REQUEST
+from gateway.protocol.grpc.descriptors import FILES, POOL, message_class
 from gateway.protocol.grpc.status import GrpcStatus
-from gateway.protocol.grpc.wire import Buffer, bytes_field
+from gateway.protocol.grpc.wire import Buffer
 from gateway.protocol.json_errors import quote_value
 
 _REQUEST: Final = "grpc.reflection.v1.ServerReflectionRequest"
 _RESPONSE: Final = "grpc.reflection.v1.ServerReflectionResponse"
-_ORIGINAL_REQUEST: Final = 2
 
 
 def answer_reflection(request: Buffer) -> bytes:
@@ -28,42 +25,48 @@ def answer_reflection(request: Buffer) -> bytes:
 
     Raises GatewayError: 400 for invalid protobuf, 413 for more fields than any request needs.
     """
-    size = len(request)
-    asked = DocumentReader(find_message(_REQUEST), request, size, MAX_REQUEST_VALUES, REQUEST)
-    host = asked.members.pop("host")
-    response = {"valid_host": host, **_answer(asked.members)}
-    written = DocumentWriter(find_message(_RESPONSE), RESPONSE).write(response)
-    return written + bytes_field(_ORIGINAL_REQUEST, bytes(request))
+    asked = read_message(_REQUEST, request, len(request), MAX_REQUEST_VALUES, REQUEST)
+    answer = message_class(_RESPONSE)(
+        valid_host=asked.host, original_request=asked, **_answer(asked)
+    )
+    return bytes(answer.SerializeToString())
 
 
-def _answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Return the member of a response that answers a question, the only one of its oneof."""
-    for kind, asked in question.items():
-        if kind == "list_services":
-            services = [{"name": name} for name in _names(Kind.SERVICE)]
-            return {"list_services_response": {"service": services}}
-        if kind == "file_by_filename":
-            return _file([file.data for file in load_files() if file.path == asked], "file", asked)
-        if kind == "file_containing_symbol":
-            found = [file.data for file in load_files() if asked in file.symbols]
-            return _file(found, "symbol", asked)
-        if kind == "file_containing_extension":
-            return _unknown("extension", f"{asked['containing_type']} {asked['extension_number']}")
-        if asked not in _names(Kind.MESSAGE):
+def _answer(request: Any) -> dict[str, Any]:
+    """Return the field of a response that answers a request."""
+    kind = request.WhichOneof("message_request")
+    asked = kind and getattr(request, kind)
+    if kind == "list_services":
+        names = [f"{file.package}.{each.name}" for file in FILES.file for each in file.service]
+        return {"list_services_response": {"service": [{"name": name} for name in names]}}
+    if kind == "file_by_filename":
+        return _file(POOL.FindFileByName, "file", asked)
+    if kind == "file_containing_symbol":
+        return _file(_find_file, "symbol", asked)
+    if kind == "file_containing_extension":
+        return _unknown("extension", f"{asked.containing_type} {asked.extension_number}")
+    if kind == "all_extension_numbers_of_type":
+        try:
+            POOL.FindMessageTypeByName(asked)
+        except KeyError:
             return _unknown("message", asked)
         return {"all_extension_numbers_response": {"base_type_name": asked}}
     return _error(GrpcStatus.INVALID_ARGUMENT, "the request does not say what it asks for")
 
 
-def _names(kind: Kind) -> Iterator[str]:
-    for file in load_files():
-        yield from (name for name, each in file.symbols.items() if each.kind is kind)
+def _find_file(symbol: str) -> Any:
+    try:
+        return POOL.FindFileContainingSymbol(symbol)
+    except KeyError:  # it does not look at methods
+        return POOL.FindMethodByName(symbol).containing_service.file
 
 
-def _file(found: list[bytes], what: str, asked: str) -> dict[str, Any]:
-    if not found:
+def _file(find: Callable[[str], Any], what: str, asked: str) -> dict[str, Any]:
+    try:
+        found = find(asked).serialized_pb
+    except KeyError:
         return _unknown(what, asked)
-    return {"file_descriptor_response": {"file_descriptor_proto": found}}
+    return {"file_descriptor_response": {"file_descriptor_proto": [found]}}
 
 
 def _unknown(what: str, asked: str) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from gateway.codec import native
-from gateway.codec.json.number_scan import scan_numbers
-from gateway.codec.json.structure_scan import StringScan, scan_strings
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
@@ -23,9 +21,6 @@ WINDOW = 256 * 1024
 
 STRING_WINDOW = 32 * 1024
 """Bytes of strings scanned and converted at once: tiny ones cost ten times as much per byte."""
-
-_FIRST_WINDOWS = (2 * 1024, 8 * 1024)
-"""Bytes of strings scanned before a whole window: most arrays are short."""
 
 _PEEK_BYTES = 16
 
@@ -114,15 +109,6 @@ class _Step:
 
 _SPACE = b" \t\n\r"
 _BEFORE_FIRST_VALUE = re.compile(rb"[\[\], \t\n\r]*+")
-# A flat array of strings. For a short one this takes a thirtieth of the time of scan_strings.
-_FLAT_STRINGS = re.compile(
-    rb"\[[ \t\n\r]*+"
-    rb'(?:"(?:[^"\\]++|\\.)*+"[ \t\n\r]*+(?:,[ \t\n\r]*+(?=")|(?=\])))++\]',
-    re.DOTALL,
-)
-_WHOLE_CHARACTERS = re.compile(
-    rb'(?:[^"\\]++|\\[^u]|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....)*+', re.DOTALL
-)
 _MAX_ESCAPE = len(rb"\ud83d\ude00")
 
 
@@ -143,7 +129,6 @@ class ArrayScanner:
         self._is_strings: bool | None = None
         self._before_long_string: bytes | None = None
         self._searched = 0
-        self._looked_bytes = 0
         self.ended = False
         self._buffer = b""
         self._position = 0
@@ -201,8 +186,7 @@ class ArrayScanner:
             return self._long_string(buffer[start:end], self._before_long_string, full, last)
         if not self._is_strings:
             return self._number_run(buffer, start, end, last)
-        step = self._short_array(buffer, start) if self._first else None
-        return step or self._string_run(buffer[start:end], full, last)
+        return self._string_run(buffer, start, end, last)
 
     def _detect_kind(self, buffer: bytes, start: int, last: bool) -> bool:
         """Look whether the first value is a string; return whether that can be told yet."""
@@ -218,34 +202,16 @@ class ArrayScanner:
             self._window = STRING_WINDOW
         return True
 
-    def _short_array(self, buffer: bytes, start: int) -> _Step | None:
-        """Return the run of an array of strings that ends within its first few KiB."""
-        limit = _FIRST_WINDOWS[-1]
-        if self._looked_bytes == limit or self._window <= limit:
-            return None
-        if buffer.find(b"]", start + self._searched, start + limit) < 0:
-            return None
-        flat = _FLAT_STRINGS.match(buffer, start, start + _FIRST_WINDOWS[0])
-        if flat is not None:
-            return self._run(flat[0], 0, len(flat[0]), 0, len(flat[0]))
-        for size in _FIRST_WINDOWS:
-            if self._looked_bytes < size <= len(buffer) - start:
-                self._looked_bytes = size
-                step = self._string_run(buffer[start : start + size], full=False, last=False)
-                if step is not None:
-                    return step
-        return None
-
     def _number_run(self, buffer: bytes, start: int, end: int, last: bool) -> _Step | None:
         size = end - start
         full = size == self._window
         searched = 0 if full else self._searched
-        scan = scan_numbers(buffer, start + searched, end)
+        scan = native.scan_numbers(buffer, start + searched, end)
         stopped = searched + scan[0] < size
         if not stopped and not full:
             return self._wait(size)
         if searched:
-            scan = scan_numbers(buffer, start, end)
+            scan = native.scan_numbers(buffer, start, end)
         stop, close, opened, closed, cut, opened_before_cut, closed_before_cut = scan
         quoted_end = min(start + stop + _QUOTED_SUFFIX, end)
         is_end = close > 0 and buffer[start + close : start + stop].strip(_SPACE) in (b"", b",")
@@ -265,25 +231,28 @@ class ArrayScanner:
             self._check_depth(self._depth + max_depth(buffer[start : start + size]))
         return self._depth + opened - closed
 
-    def _string_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
-        if not full and not last and window.find(b"]", self._searched) < 0:
-            return self._wait(len(window))
-        walk = scan_strings(window, self._depth)
-        self._check_depth(walk.max_depth)
-        if walk.ended:
-            return self._run(window, 0, walk.position, 0, walk.position)
-        tail = window[walk.position :].lstrip(_SPACE)
+    def _string_run(self, buffer: bytes, start: int, end: int, last: bool) -> _Step | None:
+        size = end - start
+        full = size == self._window
+        if not full and not last and buffer.find(b"]", start + self._searched, end) < 0:
+            return self._wait(size)
+        scan = native.scan_strings(memoryview(buffer)[start:end], self._depth)
+        position, cut, depth_at_cut, deepest, last_string, ended = scan
+        self._check_depth(deepest)
+        if ended:
+            return self._run(buffer, start, position, 0, position)
+        window = buffer[start:end]
+        tail = window[position:].lstrip(_SPACE)
         if tail and not tail.startswith(b'"'):
-            return self._invalid_run(window, walk.position, full or last)
+            return self._invalid_run(window, position, full or last)
         if not full:
-            return self._wait(len(window))
-        if walk.cut:
-            return self._run(window, 0, walk.cut - 1, walk.depth_at_cut, walk.cut)
-        return self._open_long_string(window, walk)
+            return self._wait(size)
+        if cut:
+            return self._run(window, 0, cut - 1, depth_at_cut, cut)
+        return self._open_long_string(window, last_string)
 
-    def _open_long_string(self, window: bytes, walk: StringScan) -> _Step:
+    def _open_long_string(self, window: bytes, start: int | None) -> _Step:
         # The window may end right behind a complete string: that one is long too.
-        start = walk.last_string
         # An empty string, or one that has only begun, would come up again in the next window.
         if start is None or window[start : start + 2] in (b'"', b'""'):
             raise self._no_comma_error()
@@ -348,7 +317,7 @@ def find_string_cut(window: bytes, full: bool, last: bool) -> tuple[int, bool] |
     ``full``: the window is full. ``last``: no more text will come. Returns None if
     more text is needed.
     """
-    end = _end_of_characters(window)
+    end = native.find_string_end(window)
     if window[end : end + 1] == b'"':
         return end, True
     if not full and not (last and end < len(window)):
@@ -357,14 +326,6 @@ def find_string_cut(window: bytes, full: bool, last: bool) -> tuple[int, bool] |
         # This is no valid escape: the decoder gets it and reports it.
         return min(end + _MAX_ESCAPE, len(window)), False
     return _character_end(window, end), False
-
-
-def _end_of_characters(text: bytes) -> int:
-    """Return where text within a string ends, or stops being complete characters and escapes."""
-    if native.find_string_end is not None:
-        return native.find_string_end(text)
-    match = _WHOLE_CHARACTERS.match(text)
-    return match.end() if match else 0
 
 
 def _first_byte(text: memoryview) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.codec.json.structure_scan import mask_strings, scan_values
+from gateway.codec.structure_scan import mask_strings, nesting_steps, scan_values
 from gateway.errors import bad_request, bad_response
 from gateway.protocol.json_errors import ExtractedArray, original_offset
 from gateway.sizes import SCAN_WINDOW
@@ -14,10 +14,6 @@ from gateway.sizes import SCAN_WINDOW
 _KEY = b'"binary_data_size"'
 _SPACE = b" \t\r\n"
 _BACKSLASH = ord("\\")
-
-_STEPS = np.zeros(256, np.int8)
-_STEPS[list(b"[{")] = 1
-_STEPS[list(b"]}")] = -1
 
 
 class HeaderLengthCheck:
@@ -69,7 +65,7 @@ class HeaderLengthCheck:
         """Return where the JSON ends in a window; the window's size if the end is to come."""
         text = self._carry + window
         codes, inside = mask_strings(text)
-        depth_steps = _STEPS[codes] * (inside ^ 1).view(np.int8)
+        depth_steps = nesting_steps(text, inside)
         offsets = np.flatnonzero(depth_steps)
         depths = self._depth + np.cumsum(depth_steps[offsets], dtype=np.int64)
         ends = offsets[depths <= 0]

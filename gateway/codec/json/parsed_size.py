@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gateway.codec.json.structure_scan import mask_strings
+from gateway.codec.structure_scan import mask_strings
 
 _MIN_SCANNED = 2 * 1024
 """Shorter texts are estimated by their length: they need little memory in any case."""

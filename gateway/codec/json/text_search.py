@@ -20,18 +20,6 @@ def has_data_key(text: bytes) -> bool:
     return contains(text, b'"data"') and _DATA_KEY.search(text) is not None
 
 
-def end_of_numbers(text: bytes, start: int, end: int) -> int:
-    """Return where text that begins among numbers certainly stops being numbers, or ends.
-
-    Numbers contain no quotes and no braces.
-    """
-    for mark in (b'"', b"{", b"}"):
-        at = text.find(mark, start, end)
-        if at >= 0:
-            end = at
-    return end
-
-
 def split_id(text: bytes) -> tuple[bytes, str | None]:
     """Return a JSON text with an empty id, and its id; the id is None if it stays in the text.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.codec.json.structure_scan import count_marks
+from gateway.codec.structure_scan import count_marks
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.tensors import MAX_TENSORS
 

@@ -1,9 +1,9 @@
 /*
  * Decodes the text of a JSON array of numbers in one pass.
  *
- * simdjson parses any JSON, and numpy rounds its doubles. This module handles the one case that
- * large requests consist of, without the steps between. Text that it does not decode with
- * certainty, invalid text included, is left to them.
+ * orjson parses any JSON, and numpy rounds its doubles. This module handles the one case that large
+ * requests consist of, without the steps between. Text that it does not decode with certainty,
+ * invalid text included, is left to them.
  *
  * After Daniel Lemire, "Number Parsing at a Gigabyte per Second" (2021). The digits are multiplied
  * by the first 128 bits of the power of ten (powers_of_ten.h, made by the build). The product gives

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* How far a text consists of complete elements: see StringScan in structure_scan.py. */
+/* How far a text consists of complete elements: see scan_strings in plain.py. */
 struct string_scan {
     ptrdiff_t position;
     ptrdiff_t cut;

@@ -282,7 +282,7 @@ encode_text_in_python(PyObject *Py_UNUSED(module), PyObject *argument)
 
 PyDoc_STRVAR(scan_strings_doc,
 "scan_strings(text, depth, /) -> tuple[int, int, int, int, int | None, bool]\n\n"
-"Return the members of a StringScan for text of strings, brackets and commas.");
+"Return what scan_strings of plain.py does for text of strings, brackets and commas.");
 
 static PyObject *
 scan_strings_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)

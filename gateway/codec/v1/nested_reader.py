@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from gateway.codec import native
 from gateway.codec.elements.base64_elements import Base64Decoder
 from gateway.codec.json.array_scanner import (
     ArrayScanner,
@@ -12,7 +13,6 @@ from gateway.codec.json.array_scanner import (
     StringPart,
     find_string_cut,
 )
-from gateway.codec.json.structure_scan import scan_array_values
 from gateway.codec.json.text_reader import WINDOW, JsonTextReader, PauseReason, Steps
 from gateway.codec.v1.nested_tensor import NestedTensorBuilder
 from gateway.errors import ModelMismatchError, bad_request
@@ -192,7 +192,7 @@ def _read_window(text: JsonTextReader, tensor: NestedTensorBuilder, depth: int) 
     """Convert the elements of a window; return how many must be read one by one."""
     for size in _ELEMENT_WINDOWS:
         window = yield from text.peek_window(size)
-        end, ends, max_depth = scan_array_values(window)
+        end, ends, max_depth = native.scan_array_values(window)
         if ends:
             break
     if not end:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +13,16 @@ import orjson
 from gateway.codec import native
 from gateway.codec.elements.base64_elements import decode_base64
 from gateway.codec.elements.bytes_elements import pack_elements, pack_strings
-from gateway.codec.elements.decode import TensorDecoder
-from gateway.codec.elements.fast_strings import fast_decode_elements
-from gateway.codec.elements.rounding import has_ties
+from gateway.codec.elements.decode import TensorDecoder, pack_integers
+from gateway.codec.elements.rounding import has_ties, round_values
 from gateway.codec.json.array_scanner import ElementRun, StringPart
-from gateway.codec.json.structure_scan import count_objects_and_members, mask_strings
+from gateway.codec.structure_scan import count_objects_and_members
 from gateway.errors import GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.json_errors import parse_json
 from gateway.protocol.tensors import MAX_RANK, TensorSpec, element_count
 from gateway.protocol.v1 import BASE64_KEY
-from gateway.sizes import CHUNK_OVERHEAD, NUMPY_MIN_TEXT
+from gateway.sizes import CHUNK_OVERHEAD
 
 _MARKS_AT_ONCE = 4096
 """Brackets and commas processed together."""
@@ -122,7 +120,7 @@ class NestedTensorBuilder:
         if isinstance(item, ElementRun):
             if not item.first:
                 self.add_marks(b",")
-            self.add_marks(structural_marks(item.text))
+            self.add_marks(native.collect_marks(item.text))
             self._merge_small_chunks()
         self._count_memory()
 
@@ -150,22 +148,24 @@ class NestedTensorBuilder:
 
         With ``may_tie``, raises ValueError for numbers whose text decides how they are rounded.
         """
-        data = self._pack_scalars(rows, may_tie)
-        if data is not None:
-            return ConvertedRows([data], len(rows), b"," * (len(rows) - 1))
-        if not self.is_text:
+        kinds = set(map(type, rows))
+        if self.is_text:
+            if kinds != {str}:
+                return self._flatten_rows(rows)
+            data: bytes | None = pack_strings(rows)
+        else:
+            data = self._pack_numbers(rows, kinds, may_tie)
+        if data is None:
             return self._convert_as_text(rows, may_tie)
-        try:
-            return self._convert_as_text(rows, may_tie=False)
-        except GatewayError:
-            return self._flatten_rows(rows)  # some elements are base64 objects
+        return ConvertedRows([data], len(rows), b"," * (len(rows) - 1))
 
     def convert_elements(self, text: bytes) -> ConvertedRows | None:
         """Convert text between the brackets of an array of BYTES; None if anything is invalid."""
-        plain = fast_decode_elements(text)
-        if plain is not None:
-            self.has_base64 |= plain.has_base64
-            return ConvertedRows([plain.data], plain.count, plain.marks)
+        decoded = native.decode_elements(text, 1, 1)
+        if decoded is not None:
+            count, data, marks, has_base64 = decoded
+            self.has_base64 |= has_base64
+            return ConvertedRows([data], count, marks)
         objects, members = count_objects_and_members(text)
         if objects != members:
             return None  # an object is not base64, or has a duplicate key
@@ -198,29 +198,23 @@ class NestedTensorBuilder:
         values.feed(run)
         if may_tie and values.has_ties(run):
             raise ValueError("the text of a number is needed")
-        return ConvertedRows(values.chunks, values.count, structural_marks(text))
+        return ConvertedRows(values.chunks, values.count, native.collect_marks(text))
 
-    def _pack_scalars(self, rows: list[Any], may_tie: bool) -> bytes | None:
-        """Convert rows of one element each; return None for others, and for unusual values."""
-        kinds = set(map(type, rows))
-        if self.is_text:
-            if kinds == {str}:
-                return pack_strings(rows)
-            if kinds <= {str, dict}:
-                return pack_elements(list(map(self._element_bytes, rows)))
-            return None
+    def _pack_numbers(self, rows: list[Any], kinds: set[type], may_tie: bool) -> bytes | None:
+        """Convert rows of one number each; return None for others, and for unusual numbers."""
         datatype = self.declared.datatype
-        code = datatype.struct_code
-        is_float = datatype.family is Family.FLOAT
-        is_plain = kinds == {int} or (is_float and kinds <= {int, float})
-        if code is None or not is_plain:
+        if datatype.integers is not None:
+            return pack_integers(rows, datatype) if kinds == {int} else None
+        if datatype.floats is None or not kinds <= {int, float}:
             return None
         try:
-            if may_tie and is_float and has_ties(np.array(rows, np.float64), datatype):
-                return None
-            return struct.pack(f"<{len(rows)}{code}", *rows)
-        except (struct.error, OverflowError):
+            values = np.array(rows, np.float64)
+        except OverflowError:
             return None  # the slow path names what does not fit
+        if may_tie and has_ties(values, datatype):
+            return None
+        narrow = round_values(values, datatype)
+        return None if narrow is None else narrow.tobytes()
 
     def append_rows(self, rows: ConvertedRows) -> None:
         """Append converted rows."""
@@ -267,26 +261,6 @@ def _dump(rows: list[Any]) -> bytes:
 
 
 _Offsets = npt.NDArray[np.intp]
-
-_NON_MARKS = bytes(set(range(256)) - set(b"[],"))
-_IS_MARK = bytes(code in b"[]," for code in range(256))
-
-
-def structural_marks(text: bytes) -> bytes:
-    """Return the brackets and commas of a text outside of its strings, which are complete."""
-    if native.collect_marks is not None:
-        return native.collect_marks(text)
-    if len(text) >= NUMPY_MIN_TEXT and b'"' in text:
-        codes, inside = mask_strings(text)
-        is_mark = np.frombuffer(text.translate(_IS_MARK), np.uint8) > inside
-        return np.compress(is_mark, codes).tobytes()
-    if b'"' in text:
-        if b"\\" in text:
-            # Remove escapes, pairs of backslashes first, so that each quote begins or ends a
-            # string.
-            text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-        text = b"".join(text.split(b'"')[::2])
-    return text.translate(None, _NON_MARKS)
 
 
 class ShapeFinder:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from functools import cached_property
 from struct import pack
 from typing import Protocol
 
-import orjson
-
 from gateway.codec import native
-from gateway.codec.elements.base64_elements import encode_base64
-from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
-from gateway.codec.elements.encode import (
-    Base64ElementWriter,
-    ElementWriter,
-    NumberEncoder,
-    TextChunk,
-    Utf8ElementWriter,
-)
+from gateway.codec.elements.bytes_elements import split_elements
+from gateway.codec.elements.encode import BytesEncoder, NumberEncoder, TextChunk
 from gateway.codec.policies import Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.datatypes import Datatype
 from gateway.protocol.tensors import element_count
-from gateway.protocol.v1 import BASE64_KEY, V1_RESPONSE
+from gateway.protocol.v1 import V1_RESPONSE
 
 MAX_NESTED_RANK = 32
 """The most dimensions of a tensor that is written as nested arrays."""
@@ -33,8 +23,6 @@ _MAX_EMPTY_ARRAYS = 64 * 1024
 """The most empty arrays that a tensor without elements may become."""
 
 _MAX_UINT64 = 2**64 - 1
-
-_BASE64_OPENING, _BASE64_CLOSING = b'{"%b":"' % BASE64_KEY.encode(), b'"}'
 
 
 class NestedEncoder(Protocol):
@@ -210,98 +198,34 @@ class NestedNumberEncoder(NumberEncoder):
         return rows * brackets.sizes[level], (rows, *self._shape[level:])
 
 
-class BytesElementEncoder(ABC):
-    """Encodes BYTES elements while they arrive, so that large ones are not buffered.
-
-    Elements become strings or, with ``as_base64``, objects with their base64.
-    """
+class BytesElementEncoder(BytesEncoder):
+    """Encodes BYTES elements of a shape, as strings or, with ``as_base64``, as objects."""
 
     def __init__(self, label: str, shape: tuple[int, ...], as_base64: bool) -> None:
-        self.count = 0
-        self._label = label
+        form = native.BASE64_OBJECT if as_base64 else native.TEXT
+        super().__init__(label, form, V1_RESPONSE)
         self._shape = shape
         self._expected_count = element_count(shape)
-        self._as_base64 = as_base64
-        self._quotes = (_BASE64_OPENING, _BASE64_CLOSING) if as_base64 else (b'"', b'"')
-        self._partial = b""
-        self._open: ElementWriter | None = None
-        self._missing = 0
-
-    def parts(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """Yield the text of the next bytes; raises GatewayError as NestedEncoder does."""
-        data = self._partial + data
-        self._partial = b""
-        position = 0
-        if self._open is not None:
-            position = min(self._missing, len(data))
-            yield from self._continue_element(self._open, data[:position])
-        position = yield from self._encode_complete(data, position)
-        rest = data[position:]
-        if self._open is None and len(rest) >= PREFIX_SIZE:
-            yield self._begin_next()
-            yield from self._begin(rest)
-        else:
-            self._partial = rest
 
     def check_ended(self) -> None:
         """Raise GatewayError (502) unless all elements have come."""
-        if self._open is not None or self._partial:
-            raise bad_response(f"{self._label} ends inside an element")
+        self.finish()
         check_count(self._label, self._shape, self.count)
 
-    @abstractmethod
-    def _lead(self) -> bytes:
-        """Return the text before the next element."""
-
     def _encode_complete(self, data: bytes, position: int) -> Generator[bytes, None, int]:
-        """Yield the text of the complete elements from a position on; return where they end."""
         complete, end = split_elements(data, position)
         for element in complete:
             yield self._begin_next()
-            yield b"".join((self._quotes[0], self._encode_element(element), self._quotes[1]))
+            yield from self._encode_elements([element], self.count - 1)
         return end
 
     def _begin_next(self) -> bytes:
         self._check_more(1)
-        lead = self._lead()
-        self.count += 1
-        return lead
-
-    def _add_count(self, count: int) -> None:
-        self._check_more(count)
-        self.count += count
+        return super()._begin_next()
 
     def _check_more(self, count: int) -> None:
         if self.count + count > self._expected_count:
             check_count(self._label, self._shape, self._expected_count + 1)
-
-    def _encode_element(self, element: bytes) -> bytes:
-        """Encode a complete element; fast, as there may be many small ones."""
-        if self._as_base64:
-            return encode_base64(element)
-        try:
-            return orjson.dumps(element.decode())[1:-1]
-        except UnicodeDecodeError:
-            return self._make_element_writer().feed(element, last=True)
-
-    def _make_element_writer(self) -> ElementWriter:
-        """Make the writer of the current element."""
-        if self._as_base64:
-            return Base64ElementWriter()
-        return Utf8ElementWriter(self._label, self.count - 1, V1_RESPONSE)
-
-    def _begin(self, data: bytes) -> Iterator[bytes]:
-        self._missing = read_length(data)
-        self._open = self._make_element_writer()
-        yield self._quotes[0]
-        yield from self._continue_element(self._open, data[PREFIX_SIZE:])
-
-    def _continue_element(self, element: ElementWriter, data: bytes) -> Iterator[bytes]:
-        self._missing -= len(data)
-        yield element.feed(data, last=not self._missing)
-        if not self._missing:
-            self._open = None
-            yield self._quotes[1]
 
 
 class NestedBytesEncoder(BytesElementEncoder):
@@ -310,23 +234,16 @@ class NestedBytesEncoder(BytesElementEncoder):
     def __init__(self, label: str, shape: tuple[int, ...], as_base64: bool) -> None:
         super().__init__(label, shape, as_base64)
         self._brackets = BracketWriter(shape)
-        self._form = native.BASE64_OBJECT if as_base64 else native.TEXT
-
-    def feed(self, data: bytes | memoryview) -> bytes:
-        """Encode the next bytes."""
-        return b"".join(self.parts(data))
 
     def _encode_complete(self, data: bytes, position: int) -> Generator[bytes, None, int]:
-        encoded = None
-        if native.encode_strings is not None:
-            rows = self._brackets.packed_sizes
-            rest = memoryview(data)[position:]
-            encoded = native.encode_strings(rest, self._form, self.count, rows)
+        rows, rest = self._brackets.packed_sizes, memoryview(data)[position:]
+        encoded = native.encode_strings(rest, self._form, self.count, rows)
         if encoded is None:
             return (yield from super()._encode_complete(data, position))
         count, size, text = encoded
         if count:
-            self._add_count(count)
+            self._check_more(count)
+            self.count += count
             self._brackets.open_rows()
             yield text
         return position + size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from itertools import count
@@ -10,10 +11,9 @@ from typing import Any
 
 import orjson
 
-from gateway.codec.elements.decode import parse_finite_float
 from gateway.codec.elements.rounding import may_decide_ties
-from gateway.codec.json.structure_scan import count_objects_and_members, scan_values
 from gateway.codec.json.text_reader import JsonTextReader, PauseReason, Steps
+from gateway.codec.structure_scan import count_objects_and_members, scan_values
 from gateway.codec.v1.nested_reader import input_names, is_base64_object, read_members, read_value
 from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
 from gateway.errors import GatewayError, ModelMismatchError, bad_request
@@ -283,7 +283,8 @@ class RowsReader:
             return 0
         try:
             rows = _parse(b"[%b]" % text)
-            if not all(self._has_all_inputs(row) for row in rows):
+            names = self._tensors.keys()
+            if not all(isinstance(row, dict) and row.keys() == names for row in rows):
                 return 0
             # All objects within the rows are base64 elements, with one member each.
             objects, members = count_objects_and_members(text)
@@ -301,9 +302,6 @@ class RowsReader:
             tensor.append_rows(values)
         return len(rows)
 
-    def _has_all_inputs(self, row: Any) -> bool:
-        return isinstance(row, dict) and row.keys() == self._tensors.keys()
-
     def _read_instance(self) -> Steps[None]:
         yield from read_members(
             self._text, self._tensors, f"instances[{self._number}]", in_rows=True
@@ -317,4 +315,11 @@ def _parse(text: bytes) -> Any:
     if b"NaN" not in text and b"Infinity" not in text:
         return orjson.loads(text)
     # Only the slower standard library parses those.
-    return json.loads(text, parse_float=parse_finite_float)
+    return json.loads(text, parse_float=_parse_finite_float)
+
+
+def _parse_finite_float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(digits)
+    return value

@@ -125,7 +125,7 @@ class PredictResponseWriter:
         if self._rows is not None:
             rows = self._rows[piece.index]
             before = rows.buffered_bytes
-            rows.feed(piece.data)
+            rows.append(piece.data)
             self._buffered_rows_size += rows.buffered_bytes - before
             if self._buffered_rows_size > self._body_cap:
                 raise bad_response(
@@ -208,7 +208,7 @@ class RowBuffer(Protocol):
     def row_size(self) -> int:
         """Return the approximate size of a row in bytes."""
 
-    def feed(self, data: bytes | memoryview) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Take the next bytes; raises GatewayError as NestedEncoder does."""
 
     def end(self) -> None:
@@ -217,7 +217,7 @@ class RowBuffer(Protocol):
     def texts(self, first: int, last: int) -> list[bytes]:
         """Return the text of the rows from ``first`` up to ``last``."""
 
-    def pieces(self, number: int) -> Iterator[bytes]:
+    def row(self, number: int) -> Iterator[bytes]:
         """Yield the text of one row in pieces."""
 
 
@@ -239,7 +239,7 @@ class NumberRowBuffer:
         """Return the bytes buffered."""
         return len(self._data)
 
-    def feed(self, data: bytes | memoryview) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Take the next bytes."""
         self._data += data
 
@@ -261,7 +261,7 @@ class NumberRowBuffer:
         inner = text[depth : len(text) - depth].split(closing + b"," + opening)
         return [b"".join((opening, row, closing)) for row in inner]
 
-    def pieces(self, number: int) -> Iterator[bytes]:
+    def row(self, number: int) -> Iterator[bytes]:
         """Yield the text of one row."""
         if not self.row_size:
             yield EmptyTensorEncoder(self._label, self._shape).end()
@@ -298,10 +298,10 @@ class BytesRowBuffer(BytesElementEncoder):
         """Return the average size of a row in bytes."""
         return len(self._text) // max(1, len(self._starts))
 
-    def feed(self, data: bytes | memoryview) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Take the next bytes."""
-        for part in self.parts(data):
-            self._text += part
+        for piece in self.pieces(data):
+            self._text += piece
 
     def end(self) -> None:
         """Check that all elements have come."""
@@ -312,9 +312,9 @@ class BytesRowBuffer(BytesElementEncoder):
 
     def texts(self, first: int, last: int) -> list[bytes]:
         """Return the text of rows."""
-        return [b"".join(self.pieces(number)) for number in range(first, last)]
+        return [b"".join(self.row(number)) for number in range(first, last)]
 
-    def pieces(self, number: int) -> Iterator[bytes]:
+    def row(self, number: int) -> Iterator[bytes]:
         """Yield the text of one row."""
         if not self._in_row:
             yield EmptyTensorEncoder(self._label, self._shape[1:]).end()
@@ -350,7 +350,7 @@ def write_rows(names: Sequence[str], tensors: Sequence[RowBuffer], count: int) -
             continue
         for key, tensor in zip(keys, tensors, strict=True):
             yield key
-            yield from tensor.pieces(first)
+            yield from tensor.row(first)
         yield b"}"
     yield b"]"
 

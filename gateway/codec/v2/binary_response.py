@@ -6,11 +6,10 @@ from typing import Final
 
 import orjson
 
-from gateway.codec.policies import JsonPolicies
+from gateway.codec.policies import DEFAULT_POLICIES
 from gateway.codec.v2.response import response_fields
 from gateway.protocol.messages import InferResponse, InferResponseHead
 
-_NO_POLICIES: Final = JsonPolicies()
 _WRITTEN: Final = "binary"
 """The key of what was written of a head."""
 
@@ -27,7 +26,7 @@ def write_binary_response_header(response: InferResponse) -> bytes:
 
 
 def _write_head(head: InferResponseHead) -> bytes:
-    fields = response_fields(InferResponse(head), _NO_POLICIES)
+    fields = response_fields(InferResponse(head), DEFAULT_POLICIES)
     for entry, output in zip(fields.get("outputs", ()), head.outputs, strict=True):
         if output.binary_size is not None:
             entry["parameters"] = {**output.parameters, "binary_data_size": output.binary_size}

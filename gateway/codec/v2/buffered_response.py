@@ -1,18 +1,29 @@
-"""Converts fully buffered infer responses to the encoding that the client wants, by a plan."""
+"""Converts fully buffered infer responses to the encoding that the client wants, by a plan.
+
+Binary responses of a model look alike but for their numbers and their id. The header is read once,
+and the JSON text made of it is kept with the head. Unusual and invalid responses are left to
+InferResponseReader and its writers; for all others both give the same result.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
+import orjson
+
+from gateway.codec.elements.encode import TextChunk, fast_encode_numbers
 from gateway.codec.json.header_length_check import check_header_length
-from gateway.codec.policies import JsonPolicies
-from gateway.codec.v2.fast_response import fast_convert_response
-from gateway.codec.v2.response import encoded_converter, json_converter
-from gateway.codec.v2.response_reader import has_text_for_base64
+from gateway.codec.policies import DEFAULT_POLICIES, JsonPolicies
+from gateway.codec.v2.json_writer import split_around_data
+from gateway.codec.v2.response import encoded_converter, json_converter, response_fields
+from gateway.codec.v2.response_reader import has_text_for_base64, read_header_fast
 from gateway.codec.v2.tensor_check import TensorCheck
 from gateway.errors import GatewayError
-from gateway.protocol.messages import OutputEncoding
+from gateway.protocol.datatypes import Datatype
+from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.messages import InferResponse, InferResponseHead, OutputEncoding
 from gateway.protocol.response_header import (
     ResponseAction,
     check_no_binary_outputs,
@@ -20,6 +31,9 @@ from gateway.protocol.response_header import (
     parse_response_header,
     read_outputs,
 )
+
+_KEY = "json"
+"""The key of what was written of a head."""
 
 _EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
@@ -120,7 +134,7 @@ def convert_large_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | N
     """Convert binary outputs of numbers to JSON; None if that takes several time slices."""
     if plan.action is not ResponseAction.WRITE_JSON or plan.header_size is None:
         return None
-    written = fast_convert_response(body, plan.header_size)
+    written = write_json_fast(body, plan.header_size)
     return None if written is None else ConvertedResponse(written[0], elements=written[1])
 
 
@@ -159,7 +173,7 @@ def has_requested_encoding(header: bytes, plan: ResponsePlan) -> bool:
 
 def _write_json(body: bytes, header_size: int, plan: ResponsePlan) -> ConvertedResponse:
     """Write a binary response as JSON."""
-    written = fast_convert_response(body, header_size)
+    written = write_json_fast(body, header_size)
     if written is None:
         converter = json_converter(header_size, *plan.policies_and_caps)
         text = converter.text(body)
@@ -180,3 +194,70 @@ def _encode(body: bytes, header_size: int | None, plan: ResponsePlan) -> Convert
         return ConvertedResponse(header, elements=elements)
     body = b"".join((header, *tensors))
     return ConvertedResponse(body, "application/octet-stream", len(header), elements)
+
+
+def write_json_fast(body: bytes, header_size: int) -> tuple[bytes, int] | None:
+    """Write a binary response as JSON; return it with the number of its elements.
+
+    Returns None if JsonResponseWriter is needed.
+    """
+    response = read_header_fast(body, header_size)
+    if response is None:
+        return None
+    written = response.head.written
+    if _KEY not in written:
+        written[_KEY] = _make_text(response.head)
+    around: _TextAroundData | None = written[_KEY]
+    if around is None or header_size + around.size != len(body):
+        return None
+    text: list[TextChunk] = [around.split_around_data[0]]
+    count = 0
+    if response.id is not None:
+        text = [b'{"id":', orjson.dumps(response.id), b",", around.split_around_data[0][1:]]
+    tensors = memoryview(body)[header_size:]
+    for number, tensor in enumerate(around.tensors, 1):
+        elements = fast_encode_numbers(tensors[tensor.start : tensor.end], tensor.datatype)
+        if elements is None:
+            return None
+        text += elements, around.split_around_data[number]
+        count += tensor.count
+    return b"".join(text), count
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """Where a tensor begins and ends in the data, its number of elements, and their type."""
+
+    start: int
+    end: int
+    count: int
+    datatype: Datatype
+
+
+@dataclass(frozen=True, slots=True)
+class _TextAroundData:
+    """What a response becomes, apart from its id and numbers; ``size`` counts the bytes of data."""
+
+    split_around_data: tuple[bytes, ...]
+    tensors: tuple[_Tensor, ...]
+    size: int
+
+
+def _make_text(head: InferResponseHead) -> _TextAroundData | None:
+    if not head.outputs:
+        return None
+    tensors: list[_Tensor] = []
+    size = 0
+    for output in head.outputs:
+        if output.binary_size is None:
+            continue  # it is in shared memory
+        datatype, start = output.datatype, size
+        if not output.binary_size or datatype.size is None:
+            return None
+        size += output.binary_size
+        tensors.append(_Tensor(start, size, output.binary_size // datatype.size, datatype))
+    follows = [output.binary_size is not None for output in head.outputs]
+    fields = response_fields(InferResponse(head), DEFAULT_POLICIES)
+    return _TextAroundData(
+        tuple(split_around_data(fields, RESPONSE.tensors, follows)), tuple(tensors), size
+    )

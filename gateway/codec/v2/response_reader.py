@@ -11,16 +11,13 @@ from functools import partial
 
 import orjson
 
-from gateway.codec import native
-from gateway.codec.elements.base64_elements import encode_base64
-from gateway.codec.elements.decode import TensorDecoder, parse_strings
+from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.elements.encode import make_tensor_encoder
-from gateway.codec.elements.fast_decode import PARSE_ERRORS, simd_parse
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import Event
 from gateway.codec.json.parsed_size import estimate_parsed_size
 from gateway.codec.json.text_search import contains, has_data_key, split_id
-from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.policies import DEFAULT_POLICIES, BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_reader import ElementSink, JsonMessageReader
 from gateway.codec.v2.json_writer import TensorPiece, TensorSplitter
 from gateway.errors import GatewayError, bad_response
@@ -45,7 +42,6 @@ from gateway.protocol.response_header import (
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
 from gateway.system.bounded_cache import cached
 
-_DEFAULT_POLICIES = JsonPolicies()
 _BASE64_POLICIES = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
 
 _OUTPUT_OVERHEAD = 350
@@ -69,7 +65,7 @@ class InferResponseReader:
         header_cap: int,
         body_cap: int,
         encoding: OutputEncoding = ALL_BINARY,
-        policies: JsonPolicies = _DEFAULT_POLICIES,
+        policies: JsonPolicies = DEFAULT_POLICIES,
     ) -> None:
         self.response: InferResponse | None = None
         """The response without data, once its JSON part was read."""
@@ -155,6 +151,16 @@ class InferResponseReader:
         self._memory = response.head.memory
         self._json = None
         self._splitter = TensorSplitter(response.head.outputs, RESPONSE, data)
+
+
+def read_header_fast(body: bytes, header_size: int) -> InferResponse | None:
+    """Read the header of a buffered response; None if it is large, invalid or contains data."""
+    if header_size > MAX_CACHED_DOCUMENT:
+        return None
+    try:
+        return read_without_data(body[:header_size])
+    except GatewayError:
+        return None
 
 
 def read_without_data(header: bytes) -> InferResponse | None:
@@ -335,8 +341,8 @@ class _VerbatimText:
         """Check that the run is JSON, apart from bare NaN and infinities."""
         if not run.lacks_element:
             text = run.balanced()
-            with suppress(*PARSE_ERRORS):
-                simd_parse(text)
+            with suppress(orjson.JSONDecodeError):
+                orjson.loads(text)
                 return
             with suppress(ValueError):
                 json.loads(text, parse_int=str, parse_float=str)
@@ -364,13 +370,6 @@ class _Base64Text:
         """Take the next run or piece of a long string; raises GatewayError (502) if invalid."""
         strings = self._strings
         before_size = strings.size
-        # The C module takes less time for each of the two steps than Python for both at once.
-        in_one_step = native.decode_strings is None and not strings.size
-        if isinstance(item, ElementRun) and in_one_step:
-            values = None if item.lacks_element else parse_strings(item)
-            if values is not None:
-                self._encode(values)
-                return
         strings.feed(item)
         self.size += strings.size - before_size
         if isinstance(item, StringPart):
@@ -379,15 +378,6 @@ class _Base64Text:
         self.size += sum(map(len, texts)) - strings.size
         strings.chunks, strings.size = [], 0
         self._chunks += texts
-
-    def _encode(self, values: list[str]) -> None:
-        """Encode many strings at once."""
-        texts = b'","'.join(map(encode_base64, map(str.encode, values)))
-        if values:
-            self._chunks.append((b',"' if self._strings.count else b'"') + texts + b'"')
-            self.size += len(self._chunks[-1])
-        self._strings.count += len(values)
-        self._writer.count += len(values)
 
 
 def becomes_base64(entry: Fields) -> bool:

@@ -336,11 +336,11 @@ def _describe_rpc(attributes: Attributes, target: str, operation: str) -> str:
 
 def http_route(path: str, operation: str) -> str:
     """Return the template of a path of the protocol; empty for any other path."""
-    return _find_route(path, operation) if len(path) <= _MAX_PATH else ""
+    return _path_template(path, operation) if len(path) <= _MAX_PATH else ""
 
 
 @cached(256)
-def _find_route(path: str, operation: str) -> str:
+def _path_template(path: str, operation: str) -> str:
     if path == _STATISTICS:
         return path
     if operation in ("", "other"):

@@ -32,7 +32,6 @@ MAX_TAG_BYTES: Final = 5
 
 _UINT32_END: Final = 2**32
 UINT64_END: Final = 2**64
-_INT32_END: Final = 2**31
 _INT64_END: Final = 2**63
 
 
@@ -226,12 +225,6 @@ def check_tag(tag: int, offset: int) -> None:
 def to_int64(value: int) -> int:
     """Return the signed number that 64 bits mean."""
     return value if value < _INT64_END else value - UINT64_END
-
-
-def to_int32(value: int) -> int:
-    """Return the signed number that the lower 32 bits mean; the runtime drops the others."""
-    value %= _UINT32_END
-    return value if value < _INT32_END else value - _UINT32_END
 
 
 def varint(value: int) -> bytes:

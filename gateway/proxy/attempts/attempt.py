@@ -17,7 +17,7 @@ class Attempt:
     """Holds the lease of an endpoint for a call, and tells record and trace of the attempt.
 
     ``hold`` takes the lease, ``begin`` is the moment of the send, and ``end`` gives the lease back.
-    What happens between is told by ``respond``, ``fail``, ``repeat`` and ``close``.
+    What happens between is told by ``record_head``, ``fail``, ``repeat`` and ``close``.
     """
 
     def __init__(self, upstream: str, lease: Lease, record: CallRecord) -> None:
@@ -40,7 +40,7 @@ class Attempt:
         trace = record.trace
         return "" if trace is None else trace.begin_attempt(record, method, target, is_grpc)
 
-    def respond(self, status: int, head_delay: float) -> None:
+    def record_head(self, status: int, head_delay: float) -> None:
         """Record that the head of a response has come, ``head_delay`` seconds ago."""
         record = self.record
         record.server_seconds = time.perf_counter() - record.sent_at

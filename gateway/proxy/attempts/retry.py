@@ -167,7 +167,7 @@ async def send_attempt(attempt: Attempt, request: UpstreamRequest) -> UpstreamRe
     else:
         response = await send_captured(endpoint, request, record.capture, record.upstream)
     with closed_on_error(response):
-        attempt.respond(response.status, response.head_delay)
+        attempt.record_head(response.status, response.head_delay)
         return quoted_response(response)
 
 

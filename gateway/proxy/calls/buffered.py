@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDictProxy
 
 from gateway.errors import GatewayError, ServerName, strip_tracebacks
-from gateway.http1.head import parse_lines
 from gateway.observe.call_record import NO_LABELS, CallLabels, CallRecord
 from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
 from gateway.protocol.dialects import Dialect
-from gateway.protocol.messages import ALL_BINARY
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import release_all
 from gateway.proxy.admission.deadline import (
@@ -28,7 +26,7 @@ from gateway.proxy.admission.deadline import (
 )
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.attempts.retry import RetryState, UpstreamCall
-from gateway.proxy.calls.handler import CallHandler, ServerRequest, ServerResponse
+from gateway.proxy.calls.handler import BufferedHandler, ServerRequest, ServerResponse
 from gateway.proxy.destination import Destination
 from gateway.proxy.errors import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.infer.convert_response import ResponseRelay
@@ -44,7 +42,6 @@ from gateway.upstream.transport import (
     FIRST_ERROR_STATUS,
     FieldLines,
     ReservedConnection,
-    UpstreamRequest,
     UpstreamResponse,
     UpstreamResponseHead,
 )
@@ -59,7 +56,7 @@ _log = logging.getLogger("tensorgate.proxy")
 class CallPlan:
     """How requests with the same head are served."""
 
-    handler: CallHandler
+    handler: BufferedHandler
     headers: CIMultiDictProxy[str]
     """The client's keyed headers that go to the server."""
     choice: WeightedChoice[Destination]
@@ -134,7 +131,10 @@ class BufferedCall:
         record = self._record = client.record
         passed = plan.passed_lines(head, record.trace)
         self._lines = b"".join((client.added_lines, request.lines, passed))
-        self._size = sum(map(len, request.body))
+        body = request.body
+        assert isinstance(body, (list, tuple))
+        self._body: Sequence[bytes | memoryview] = body
+        self._size = sum(map(len, body))
         self._began = began
         self._holds_slots = True
         self._reserved = 0
@@ -164,7 +164,7 @@ class BufferedCall:
                 loop = asyncio.get_running_loop()
                 self._client_timer = loop.call_later(client_timeout, self._on_client_timeout)
             self._record_start(self._record)
-            connection.send(request.template, self._lines, request.body, self)
+            connection.send(request.template, self._lines, self._body, self)
         except Exception as error:
             # Not at once: the client may have sent many such requests, each of which would begin
             # within the end of the one before.
@@ -224,7 +224,7 @@ class BufferedCall:
         try:
             record, connection = self._record, self._connection
             assert connection is not None
-            self._attempt.respond(head.status, connection.head_delay)
+            self._attempt.record_head(head.status, connection.head_delay)
             handler, request = self._plan.handler, self._request
             response = ServerResponse(request, head, body, trailers)
             status = response.final_status
@@ -256,7 +256,7 @@ class BufferedCall:
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
         try:
-            self._attempt.respond(response.status, response.head_delay)
+            self._attempt.record_head(response.status, response.head_delay)
             if self._retry_status(response.final_status, response.error):
                 return
             lease = self._attempt.lease
@@ -434,18 +434,7 @@ class BufferedCall:
             self._attempt.close(upstream_response)
 
     async def _retry(self, spent: float, response: ClientResponse) -> None:
-        template, body = self._request.template, self._request.body
-        headers = CIMultiDict([*template.headers, *parse_lines(self._lines)])
-        has_body = any(body) or "Content-Length" in headers
-        request = UpstreamRequest(
-            template.method,
-            template.target,
-            headers,
-            body if has_body else None,
-            self.waits_for_chunks,
-            self._request.is_grpc,
-            self._request.is_idempotent,
-        )
+        request = self._request.for_attempts(self._lines, waits_for_chunks=self.waits_for_chunks)
         # The call has its slots already.
         destination = replace(self._destination, concurrency_limits=())
 
@@ -477,10 +466,14 @@ class BufferedCall:
         response: ClientResponse,
         deadline: Deadline,
     ) -> None:
-        request, destination = self._request, self._destination
-        received, layout = request.received, request.layout
-        encoding = ALL_BINARY if received is None else received.request.head.output_encoding
+        request = self._request
         relay = ResponseRelay(
-            upstream_response, server, response, encoding, destination, deadline, layout
+            upstream_response,
+            server,
+            response,
+            request.output_encoding,
+            self._destination,
+            deadline,
+            request.response_form,
         )
         await self._plan.handler.relay(request, relay)

@@ -16,41 +16,37 @@ from gateway.errors import (
     strip_tracebacks,
 )
 from gateway.protocol.grpc.methods import (
-    HEALTH_SERVICE,
     GrpcMethod,
     find_method,
     operation_of,
 )
 from gateway.protocol.grpc.model_scanner import ScannedModel
 from gateway.protocol.json_errors import quote_value
-from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
+from gateway.protocol.operations import OPERATION_KINDS, model_name_of
 from gateway.proxy.admission.concurrency_limit import check_room
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.calls.handler import scope_of
 from gateway.proxy.calls.kinds import (
-    ALL_SERVERS,
     OPERATORS,
     PASSED,
-    is_for_one_server,
+    REFLECTION,
+    CallKind,
+    kind_of,
     one_server_kind,
 )
 from gateway.proxy.destination import Limits
 from gateway.proxy.errors import run_with_deadline, send_error
 from gateway.proxy.filters.chain import filter_call, filter_response
 from gateway.proxy.filters.mirror import tee
-from gateway.proxy.grpc.health import serve_health
 from gateway.proxy.grpc.idle_streams import IdleStreamCheck
-from gateway.proxy.grpc.infer import grpc_as_http, grpc_infer, grpc_model_config
-from gateway.proxy.grpc.passthrough import client_timeout, grpc_passthrough
-from gateway.proxy.grpc.reflection import serve_reflection
+from gateway.proxy.grpc.passthrough import client_timeout
 from gateway.proxy.grpc.request import GrpcRequest, is_grpc
 from gateway.proxy.grpc.rewrite import ModelRewriter
-from gateway.proxy.grpc.stream_infer import grpc_stream_infer
 from gateway.proxy.headers import to_server
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
 from gateway.proxy.readiness import Readiness
 from gateway.proxy.router import RouteMatch, Router
-from gateway.proxy.server_dialect import prepare_dialect, wait_for_dialects
+from gateway.proxy.server_dialect import prepare_dialect
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
 _ALWAYS_ADMITTED_KINDS = OPERATION_KINDS["health"]
@@ -98,6 +94,7 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
         first, first_names = await grpc_request.find_model(deadline, reservation)
         found = find(first, first_names)
         response.record.labels = found.labels
+        response.header_policy = found.header_policy
 
         def check(model: ScannedModel, names: tuple[str, ...]) -> None:
             if find(model, names).labels.route != found.labels.route:
@@ -129,7 +126,6 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
             await run_with_deadline(find_route, idle_check or response, deadline)
             if route_match is None:
                 return
-            response.header_policy = route_match.header_policy
             limits = _limits_of(rpc, route_match.choice.next.limits)
             deadline = limits.new_deadline(deadline.busy_seconds, timeout)
             if idle_check is not None:
@@ -168,21 +164,16 @@ async def _serve(
 
 
 async def _serve_call(call: Call, route_match: RouteMatch) -> None:
-    kind, record, deadline = call.operation.kind, call.response.record, call.deadline
-    is_proxied = not _is_reflection(call.request) and is_for_one_server(route_match)
-    if is_proxied:
+    operation_kind, record, deadline = call.operation.kind, call.response.record, call.deadline
+    kind = REFLECTION if _is_reflection(call.request) else kind_of(route_match)
+    if not kind.is_own:
         record.upstream = call.destination.upstream.name
 
     async def run(deadline: Deadline) -> None:
         try:
-            if kind not in _ALWAYS_ADMITTED_KINDS:
+            if operation_kind not in _ALWAYS_ADMITTED_KINDS:
                 call.destination.memory_budget.check_admission(record.reserved.client)
-            if is_proxied:
-                await proxy_call(call)
-            elif is_grpc(call.request):
-                await _serve_grpc_from_all(call)
-            else:
-                await _serve_from_all(call)
+            await _handle(call, kind)
         except UpstreamResponseError as error:
             strip_tracebacks(error)
             deadline.expect_client()
@@ -190,7 +181,7 @@ async def _serve_call(call: Call, route_match: RouteMatch) -> None:
             headers = CIMultiDict({"Content-Type": error.content_type})
             await call.response.send(error.status, "", headers, error.body)
 
-    audience = Audience.OPERATORS if kind in OPERATORS else Audience.CLIENTS
+    audience = Audience.OPERATORS if operation_kind in OPERATORS else Audience.CLIENTS
     await run_with_deadline(run, call.response, deadline, audience)
 
 
@@ -202,58 +193,25 @@ async def proxy_call(call: Call) -> None:
     so that a client that sends slowly holds none. Raises GatewayError, and UpstreamResponseError
     with a server's response to a request of the gateway's own.
     """
-    await prepare_dialect(call)
-    destination = call.destination
-    destination.upstream.pool.lease(model=model_name_of(call.operation))  # raises without one
-    check_room(destination.concurrency_limits)
+    await _handle(call, one_server_kind(call.operation.kind))
+
+
+async def _handle(call: Call, kind: CallKind) -> None:
+    """Run the handler of a call."""
+    if not kind.is_own:
+        await prepare_dialect(call)
+        destination = call.destination
+        destination.upstream.pool.lease(model=model_name_of(call.operation))  # raises without one
+        check_room(destination.concurrency_limits)
+    if is_grpc(call.request):
+        await kind.grpc(scope_of(call)).serve(call)
+        return
     with call.reserve() as reservation:
-        if is_grpc(call.request):
-            await _proxy_grpc(call, reservation)
-            return
         call = await filter_call(call, reservation)
         capture = call.response.record.capture
-        skips = capture is not None and capture.skips_conversion
-        kind = PASSED if skips else one_server_kind(call.operation.kind)
-        await kind.serve(call)
-
-
-async def _proxy_grpc(call: Call, reservation: Reservation) -> None:
-    """Serve a gRPC call from one server, untouched if that is reached over gRPC."""
-    upstream, rpc = call.destination.upstream, _rpc_of(call.request)
-    if rpc.kind is OperationKind.CONFIG:
-        await wait_for_dialects([upstream], call.deadline)
-        if not upstream.dialect.has_config:
-            await grpc_model_config(call, reservation, proxy_call)
-            return
-    is_unary_infer = rpc.kind is OperationKind.INFER and not rpc.request_streams
-    is_converted = is_unary_infer and not upstream.dialect.grpc.infer_passes
-    # Whoever changes settings has to learn which upstream lacks them.
-    if upstream.speaks_grpc and not is_converted and rpc.kind is not OperationKind.LOGGING:
-        await grpc_passthrough(call, reservation)
-    elif rpc.kind is OperationKind.INFER:
-        serve = grpc_stream_infer if rpc.request_streams else grpc_infer
-        await serve(call, reservation)
-    else:
-        await grpc_as_http(call, rpc, reservation, proxy_call)
-
-
-async def _serve_from_all(call: Call) -> None:
-    """Serve an operation of the gateway itself, or over several servers."""
-    with call.reserve() as reservation:
-        call = await filter_call(call, reservation)
-        await ALL_SERVERS[call.operation.kind].serve(call)
-
-
-async def _serve_grpc_from_all(call: Call) -> None:
-    """Serve a gRPC call of the gateway itself, or over several servers."""
-    rpc = _rpc_of(call.request)
-    with call.reserve() as reservation:
-        if rpc.service == HEALTH_SERVICE:
-            await serve_health(call, rpc, reservation)
-        elif rpc.is_reflection:
-            await serve_reflection(call, reservation)
-        else:
-            await grpc_as_http(call, rpc, reservation, _serve_from_all)
+        if capture is not None and capture.skips_conversion and not kind.is_own:
+            kind = PASSED
+        await kind.http(scope_of(call)).serve(call)
 
 
 def _is_reflection(request: ClientRequest) -> bool:

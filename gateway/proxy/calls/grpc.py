@@ -19,13 +19,15 @@ from gateway.protocol.grpc.headers import (
     is_written_well,
     read_message,
 )
-from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod
+from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod, find_method
 from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.response_header import is_success, response_header_length
+from gateway.proxy.body_io import convert_message
 from gateway.proxy.calls.handler import (
     OK,
+    CallHandler,
     ClientMessage,
     HandlerScope,
     ServerRequest,
@@ -33,21 +35,23 @@ from gateway.proxy.calls.handler import (
     explain,
 )
 from gateway.proxy.calls.infer import InferHandler, convert_whole
+from gateway.proxy.calls.stream_infer import StreamInferHandler
 from gateway.proxy.calls.templates import make_template, passed_lines
-from gateway.proxy.destination import Destination, Upstream
+from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.errors import record_status
 from gateway.proxy.grpc.http_form import HttpFormResponse, http_headers
 from gateway.proxy.grpc.infer import (
     infer_converter,
     infer_target,
+    received_message,
     response_message,
-    without_stream_parameter,
 )
-from gateway.proxy.grpc.passthrough import relay_messages
+from gateway.proxy.grpc.message import receive_message
+from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
-from gateway.proxy.interfaces import ClientHead, ResponseTemplate
+from gateway.proxy.interfaces import Call, ClientHead, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
@@ -149,17 +153,29 @@ class GrpcHandler(InferHandler):
             return None  # the streaming path sends the error
         if self._operation.version is not None and not destination.upstream.dialect.versioned_paths:
             return None
-        if not self._scope.target:
-            self._scope.target = infer_target(self._operation)
-        caps = limits.max_inference_header_bytes, limits.max_tensors
-        read = read_infer_request(memoryview(body)[PREFIX_SIZE:], *caps)
-        request = without_stream_parameter(read.request)
-        received = ReceivedRequest(request, request.chunks)
-        sent = self._write(head, received, destination)
+        message = memoryview(body)[PREFIX_SIZE:]
+        sent = self._write(head, self._read(message, limits), destination)
         if sent is not None:
             sent.client_timeout = seconds
-            sent.wants_raw = read.is_raw
         return sent
+
+    def _read(self, message: bytes | memoryview, limits: Limits) -> ReceivedRequest:
+        """Read a message; raises GatewayError (400) also for a name that fits into no path."""
+        if not self._target:
+            self._target = infer_target(self._operation)
+        read = read_infer_request(message, limits.max_inference_header_bytes, limits.max_tensors)
+        return received_message(read)
+
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task."""
+        upstream, limits = call.destination.upstream, call.destination.limits
+        with call.reserve() as reservation:
+            if upstream.speaks_grpc and upstream.dialect.grpc.infer_passes:
+                await grpc_passthrough(call, reservation)
+                return
+            message = await receive_message(call, reservation)
+            received = await convert_message(len(message), self._read, message, limits)
+            await self.send(call, received)
 
     def passes_untouched(
         self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
@@ -208,7 +224,8 @@ class GrpcHandler(InferHandler):
             record.response_elements = converted.elements
         if len(body) > limits.max_buffered_body_bytes:
             return None  # the streaming path sends the error
-        chunks = response_message(size, body, limits, is_raw=request.wants_raw)
+        assert request.received is not None
+        chunks = response_message(size, body, limits, is_raw=request.received.wants_raw)
         return b"".join((frame(sum(map(len, chunks))), *chunks))
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
@@ -219,11 +236,17 @@ class GrpcHandler(InferHandler):
             )
             return
         limits = relay.destination.limits
-        convert = infer_converter(limits, is_raw=request.wants_raw)
+        convert = infer_converter(limits, is_raw=request.received.wants_raw)
         cap = limits.max_buffered_body_bytes
         with relay.reserve() as reservation:
             response = HttpFormResponse(relay.response, convert, cap, reservation)
             await super().relay(request, replace(relay, response=response))
+
+
+def make_grpc_infer_handler(scope: HandlerScope) -> CallHandler:
+    """Return the handler of ModelInfer or ModelStreamInfer."""
+    is_stream = find_method(scope.target.partition("?")[0]).request_streams
+    return StreamInferHandler(scope) if is_stream else GrpcHandler(scope)
 
 
 def _passes(upstream: Upstream) -> bool:

@@ -1,37 +1,37 @@
-"""What a kind of call does with requests and responses that are fully buffered."""
+"""What serves a kind of call: fully buffered, without a task, and as it streams, in a task."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from multidict import CIMultiDictProxy
+from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.v2.buffered_response import ResponsePlan
+from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.tensor_check import NoTensorsError
 from gateway.errors import GatewayError, ServerName, describe_error, name_server
+from gateway.http1.head import parse_lines
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.framing import PREFIX_SIZE, is_one_message
 from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, read_status
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
+from gateway.protocol.messages import ALL_BINARY, OutputEncoding
 from gateway.protocol.operations import Operation
-from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
-from gateway.proxy.interfaces import ClientHead, ResponseTemplate
+from gateway.proxy.interfaces import Call, ClientHead, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CONVERT_CHUNK
-from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.quoted_response import quote_error
-from gateway.upstream.transport import FieldLines, RequestTemplate, UpstreamResponseHead
-
-ResponsePlans = BoundedCache[
-    tuple[tuple[bytes, ...], tuple[object, ...], int], tuple[Dialect, ResponsePlan, Destination]
-]
-"""What becomes of responses, by their key, the encoding and the destination's identity."""
+from gateway.upstream.transport import (
+    Body,
+    FieldLines,
+    RequestTemplate,
+    UpstreamRequest,
+    UpstreamResponseHead,
+)
 
 ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview, FieldLines]
 """A response for a client: its template, the lines of further headers, its body and trailers."""
@@ -42,18 +42,18 @@ _OK_TRAILERS: Final = frozenset((OK, (*OK, (b"grpc-message", b""))))
 
 
 class ServerRequest:
-    """A fully buffered request for a server; ``lines`` are the headers that depend on its body.
+    """A request for a server; ``lines`` are the headers beside those of its template.
 
-    ``received`` and ``layout`` tell how to convert the response: None if it is not converted.
+    ``received`` tells how to convert the response: None if it is not converted. A buffered body is
+    a list or a tuple.
     """
 
     def __init__(
         self,
         template: RequestTemplate,
         lines: bytes,
-        body: Sequence[bytes | memoryview],
+        body: Body,
         received: ReceivedRequest | None = None,
-        layout: V1ResponseLayout | None = None,
         form: str = "",
         elements: int = 0,
         client_timeout: float | None = None,
@@ -64,7 +64,6 @@ class ServerRequest:
         self.lines: Final = lines
         self.body: Final = body
         self.received: Final = received
-        self.layout: Final = layout
         self.form: Final = form
         """json, binary or grpc; empty if it is the client's own."""
         self.elements: Final = elements
@@ -75,13 +74,37 @@ class ServerRequest:
         """Whether it has no effect, whatever its method."""
         self.is_grpc: Final = is_grpc
         """Whether it goes to the server as a gRPC call."""
-        self.wants_raw = True
-        """Whether a gRPC client gets a converted response with raw contents."""
 
     @property
     def is_idempotent(self) -> bool:
         """Whether a server may execute the request twice; see UpstreamRequest."""
         return self.is_query or (self.received is not None and self.received.is_idempotent)
+
+    @property
+    def response_form(self) -> ResponseForm | None:
+        """Return how the response is written; None if as the protocol says."""
+        return None if self.received is None else self.received.response_form
+
+    @property
+    def output_encoding(self) -> OutputEncoding:
+        """Return how the client wants its outputs."""
+        return ALL_BINARY if self.received is None else self.received.request.head.output_encoding
+
+    def for_attempts(self, lines: bytes, *, waits_for_chunks: bool) -> UpstreamRequest:
+        """Return the request as UpstreamCall sends it; ``lines`` are all beside the template's."""
+        template, body = self.template, self.body
+        headers = CIMultiDict([*template.headers, *parse_lines(lines)])
+        if isinstance(body, Sequence) and not any(body) and "Content-Length" not in headers:
+            body = None
+        return UpstreamRequest(
+            template.method,
+            template.target,
+            headers,
+            body,
+            waits_for_chunks,
+            self.is_grpc,
+            self.is_idempotent,
+        )
 
 
 class ServerResponse:
@@ -152,9 +175,9 @@ class ServerResponse:
 
 
 class HandlerScope:
-    """What a handler serves: requests with the same head, on one route.
+    """What a handler serves: one call that streams, or all requests with the same key on a route.
 
-    ``headers`` are those of the key that pass to a server. ``response_plans`` are kept for all.
+    ``headers`` are those that pass to a server: all of the call's, or those of the key.
     """
 
     def __init__(
@@ -164,26 +187,44 @@ class HandlerScope:
         headers: CIMultiDictProxy[str],
         operation: Operation,
         limits: Limits,
-        response_plans: ResponsePlans,
     ) -> None:
         self.method: Final = method
-        self.target = target
+        self.target: Final = target
         self.headers: Final = headers
         self.operation: Final = operation
         self.limits: Final = limits
-        self.response_plans: Final = response_plans
 
     def with_request(
         self, method: str, target: str, headers: CIMultiDictProxy[str]
     ) -> HandlerScope:
         """Return the scope of requests that become others."""
-        return HandlerScope(
-            method, target, headers, self.operation, self.limits, self.response_plans
-        )
+        return HandlerScope(method, target, headers, self.operation, self.limits)
+
+
+def scope_of(call: Call) -> HandlerScope:
+    """Return the scope of one call."""
+    request, limits = call.request, call.destination.limits
+    return HandlerScope(request.method, request.target, request.headers, call.operation, limits)
 
 
 class CallHandler(ABC):
-    """Serves fully buffered calls with the same head."""
+    """Serves calls of one kind."""
+
+    @abstractmethod
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task; its request may stream, and may have to wait for metadata.
+
+        Raises GatewayError, and UpstreamResponseError with a server's response to a request of
+        the gateway's own.
+        """
+
+
+MakeHandler = Callable[[HandlerScope], CallHandler]
+"""Makes the handler of a scope; raises GatewayError (400) for headers that are not valid."""
+
+
+class BufferedHandler(CallHandler):
+    """Serves fully buffered calls without a task, too."""
 
     max_size: int = CONVERT_CHUNK
     """Bytes of the largest request; larger ones take the streaming path."""
@@ -217,13 +258,13 @@ class CallHandler(ABC):
     ) -> ClientMessage | None:
         """Return a complete response, and record what was converted; raises GatewayError.
 
-        The status of a gRPC call is recorded, too. None leaves the response to the streaming path:
-        it takes several time slices, or is one of gRPC without a status or its message.
+        The status of a gRPC call is recorded, too. None leaves the response to ``relay``: it takes
+        several time slices, or is one of gRPC without a status or its message.
         """
 
     @abstractmethod
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
-        """Pass on a response that arrives in parts, as the streaming path does."""
+        """Pass on a response that arrives in parts."""
 
 
 def explain(error: GatewayError, server: ServerName, body: bytes | memoryview) -> GatewayError:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from gateway.codec.v1.buffered_response import convert_buffered_v1_response
+from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
 from gateway.codec.v2.buffered_response import (
     ConvertedResponse,
     ResponsePlan,
     convert_body,
     convert_large_body,
 )
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
-from gateway.errors import GatewayError, ServerName
+from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.protocol.messages import InferRequestHead
+from gateway.protocol.operations import model_name_of
 from gateway.protocol.request_header import header_length
 from gateway.protocol.response_header import ResponseAction
-from gateway.protocol.v1 import V1ResponseLayout
+from gateway.proxy.attempts.retry import UpstreamCall
 from gateway.proxy.calls.handler import (
-    CallHandler,
+    BufferedHandler,
     ClientMessage,
     HandlerScope,
     ServerRequest,
@@ -37,17 +38,19 @@ from gateway.proxy.infer.convert_buffered_request import (
     is_accepted,
     read_buffered,
 )
-from gateway.proxy.infer.convert_response import ResponseRelay
+from gateway.proxy.infer.convert_request import check_request, outputs_to_list, receive_request
+from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
 from gateway.proxy.infer.grpc_upstream import (
     binary_body,
     binary_headers,
     grpc_headers,
+    in_binary_form,
     infer_message,
+    with_all_data,
 )
-from gateway.proxy.infer.handler import relay_infer
 from gateway.proxy.infer.response_plan import plan_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
-from gateway.proxy.interfaces import ClientHead
+from gateway.proxy.interfaces import Call, ClientHead
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
@@ -58,13 +61,15 @@ _MAX_CACHED_OUTPUTS = 32
 """Outputs that a request may list if what becomes of its responses is cached."""
 
 
-class InferHandler(CallHandler):
+class InferHandler(BufferedHandler):
     """Converts infer requests; ``header_size`` is their Inference-Header-Content-Length."""
 
     def __init__(self, scope: HandlerScope, header_size: int | None, max_size: int) -> None:
         self.max_size = max_size
         self._scope: Final = scope
         self._operation: Final = scope.operation
+        self._target = scope.target
+        """That of infer requests over HTTP."""
         self._header_size = header_size
         self._templates: dict[tuple[str, bool], RequestTemplate] = {}
         self._grpc_templates: dict[str, RequestTemplate] = {}
@@ -93,48 +98,90 @@ class InferHandler(CallHandler):
         return dialect.grpc.takes_raw if self.sends_grpc(upstream) else dialect.binary
 
     def _write(
-        self,
-        head: ClientHead,
-        received: ReceivedRequest,
-        destination: Destination,
-        layout: V1ResponseLayout | None = None,
+        self, head: ClientHead, received: ReceivedRequest, destination: Destination
     ) -> ServerRequest | None:
+        """Write what was read in the server's form; None if the call takes the streaming path."""
         if not is_accepted(self._operation, destination, received):
             return None  # the streaming path sends the error
         if self.sends_grpc(destination.upstream):
-            if _has_grpc_fields(head, self.is_grpc):
-                return None  # the streaming path drops them
-            return self._write_grpc(received, destination, layout)
+            if received.request.missing_size or _has_grpc_fields(head, self.is_grpc):
+                return None  # the streaming path drops the fields
+            return self._write_grpc(received, destination)
         unlisted = cached_outputs_to_list(self._operation, destination, received.request.head)
         if unlisted is None:
             return None
+        request = self._write_http(received, unlisted, destination)
+        return request if isinstance(request.body, list) else None
+
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task."""
+        with call.reserve() as reservation:
+            received = await receive_request(call, self._header_size, reservation)
+            reservation.resize(received.buffered_size)
+            if received.request.head.memory > CONVERT_CHUNK:
+                await call.destination.scheduler.next_slice()  # to check and write many inputs
+            await self.send(call, received)
+
+    async def send(self, call: Call, received: ReceivedRequest) -> None:
+        """Send a request in the server's form, and the response to the client.
+
+        Raises GatewayError (400), before any server sees the request, as ``check_request``.
+        """
+        await check_request(call, received)
+        destination = call.destination
+        if not self.sends_grpc(destination.upstream):
+            unlisted = await outputs_to_list(call, received.request)
+            await self._exchange(call, self._write_http(received, unlisted, destination))
+            return
+        with call.reserve() as reservation:
+            complete = await with_all_data(received, destination, reservation)
+            await self._exchange(call, self._write_grpc(complete, destination))
+
+    async def _exchange(self, call: Call, request: ServerRequest) -> None:
+        destination, record = call.destination, call.response.record
+        record.server_form = request.form
+        record.request_elements = request.elements
+        sent = request.for_attempts(request.lines, waits_for_chunks=True)
+        model = model_name_of(self._operation)
+        async with UpstreamCall(
+            destination, sent, call.deadline, record, model=model
+        ) as upstream_call:
+            relay = ResponseRelay(
+                upstream_call.response,
+                upstream_call.server,
+                call.response,
+                request.output_encoding,
+                destination,
+                call.deadline,
+                request.response_form,
+            )
+            await self.relay(request, relay)
+
+    def _write_http(
+        self, received: ReceivedRequest, unlisted: tuple[str, ...], destination: Destination
+    ) -> ServerRequest:
         form, content = write_for_server(received, unlisted, destination)
-        if not isinstance(content, list):
-            return None
-        lines = b"Content-Length: %d\r\n" % sum(map(len, content))
+        lines = b""
         if form.header_size is not None:
+            lines = b"Content-Length: %d\r\n" % (form.size or 0)
             lines += _header_length_line(form.header_size)
+        elif isinstance(content, list):
+            lines = b"Content-Length: %d\r\n" % sum(map(len, content))
         template = self._template_for(form.content_type, form.reads_response)
         is_converted = form.is_converted(from_json=self._header_size is None)
         elements = self._count_elements(received) if is_converted else 0
-        return ServerRequest(template, lines, content, received, layout, form.name, elements)
+        return ServerRequest(template, lines, content, received, form.name, elements)
 
-    def _write_grpc(
-        self, received: ReceivedRequest, destination: Destination, layout: V1ResponseLayout | None
-    ) -> ServerRequest | None:
-        request, form = received.request, destination.upstream.dialect.grpc
-        if request.missing_size:
-            return None
-        message = infer_message(request, self._operation, form)
+    def _write_grpc(self, received: ReceivedRequest, destination: Destination) -> ServerRequest:
+        form = destination.upstream.dialect.grpc
+        message = infer_message(received.request, self._operation, form)
         if (template := self._grpc_templates.get(form.service)) is None:
             headers: HeaderLines = tuple(grpc_headers(with_body(self._scope.headers, {})).items())
             template = RequestTemplate("POST", f"/{form.service}/ModelInfer", headers)
             self._grpc_templates[form.service] = template
         content = [frame(sum(map(len, message))), *message]
         elements = self._count_elements(received) if self._header_size is None else 0
-        return ServerRequest(
-            template, b"", content, received, layout, "grpc", elements, is_grpc=True
-        )
+        return ServerRequest(template, b"", content, received, "grpc", elements, is_grpc=True)
 
     def _count_elements(self, received: ReceivedRequest) -> int:
         head = received.request.head
@@ -150,7 +197,7 @@ class InferHandler(CallHandler):
                 headers.popall("Accept-Encoding", None)
             lines = tuple(headers.items())
             template = self._templates[key] = RequestTemplate(
-                self._scope.method, self._scope.target, lines
+                self._scope.method, self._target, lines
             )
         return template
 
@@ -164,7 +211,7 @@ class InferHandler(CallHandler):
             plan = self._plan(request, head, destination)
         except GatewayError:
             return False  # ``to_client`` raises it
-        return plan.action is ResponseAction.UNTOUCHED and request.layout is None
+        return plan.action is ResponseAction.UNTOUCHED and request.response_form is None
 
     def to_client(
         self,
@@ -181,7 +228,7 @@ class InferHandler(CallHandler):
                 return None
             request, (head, body) = response.request, form
             plan = self._plan(request, head, destination)
-            if plan.action is ResponseAction.UNTOUCHED and request.layout is None:
+            if plan.action is ResponseAction.UNTOUCHED and request.response_form is None:
                 if plan.check is not None:
                     plan.check.check_whole(body)
                 return untouched_message(head, body, policy)
@@ -191,7 +238,7 @@ class InferHandler(CallHandler):
             if len(content) <= CONVERT_CHUNK:
                 converted = convert_whole(request, head, content, plan)
             else:
-                is_small = request.layout is None and len(content) <= MAX_FAST_RESPONSE
+                is_small = request.response_form is None and len(content) <= MAX_FAST_RESPONSE
                 converted = convert_large_body(content, plan) if is_small else None
                 if converted is None:
                     return None
@@ -230,33 +277,44 @@ class InferHandler(CallHandler):
 
         The head of a response that came over gRPC is none that comes over HTTP.
         """
-        assert request.received is not None
-        encoding = request.received.request.head.output_encoding
+        encoding = request.output_encoding
         dialect = destination.upstream.dialect
         is_cached = len(encoding.binary_by_output) <= _MAX_CACHED_OUTPUTS
-        key = head.key, encoding.key, id(destination)
-        cached = self._scope.response_plans.get(key) if is_cached else None
+        key = head.key, encoding.key
+        cached = destination.response_plans.get(key) if is_cached else None
         if cached is not None and cached[0] is dialect:
             return cached[1]
         served = destination.over_grpc() if request.is_grpc else destination
         plan = plan_response(head.status, head.headers, encoding, served)
         if is_cached:
-            # It keeps the destination, so that no other can get its id.
-            self._scope.response_plans.put(key, (dialect, plan, destination))
+            destination.response_plans.put(key, (dialect, plan))
         return plan
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
-        assert request.received is not None
-        await relay_infer(relay, request.received, self._operation, is_grpc=request.is_grpc)
+        received, destination, server = request.received, relay.destination, relay.server
+        assert received is not None
+        response = relay.upstream_response
+        if not request.is_grpc:
+            check_metadata(response.status, self._operation, destination, received)
+            await convert_response(relay)
+            return
+        relay.deadline.expect_server(server)
+        with relay.reserve() as reservation:
+            with name_server_in_errors(server):
+                response = await in_binary_form(
+                    response, received.request, server, destination, reservation
+                )
+            check_metadata(response.status, self._operation, destination, received)
+            over_grpc = destination.over_grpc()
+            await convert_response(
+                replace(relay, upstream_response=response, destination=over_grpc)
+            )
 
 
-def make_infer_handler(scope: HandlerScope) -> CallHandler | None:
-    """Return the handler of infer requests; None if the streaming path sends an error."""
-    try:
-        header_size = header_length(scope.headers)
-    except GatewayError:
-        return None
+def make_infer_handler(scope: HandlerScope) -> InferHandler:
+    """Return the handler of infer requests; raises GatewayError (400) as ``header_length``."""
+    header_size = header_length(scope.headers)
     max_size = MAX_WINDOW  # tensors pass as they are
     if header_size is None:
         max_size = min(MAX_FAST_REQUEST, scope.limits.max_inference_header_bytes)
@@ -302,11 +360,10 @@ def convert_whole(
     request: ServerRequest, head: UpstreamResponseHead, body: bytes, plan: ResponsePlan
 ) -> ConvertedResponse | None:
     """Convert a complete response as planned; None if it passes untouched."""
-    if request.layout is None:
+    form = request.response_form
+    if form is None:
         return convert_body(body, plan)
-    return convert_buffered_v1_response(
-        head.status, head.reason, head.headers, body, request.layout, plan
-    )
+    return form.convert(head.status, head.reason, head.headers, body, plan)
 
 
 def _header_length_line(size: int) -> bytes:

@@ -1,6 +1,8 @@
-"""Passes fully buffered calls through, but for the check of JSON and of what infers."""
+"""Passes calls through, but for the check of JSON and of what infers."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from gateway.codec.json.nesting import nests_deeper
 from gateway.codec.v2.tensor_check import tensor_check
@@ -8,7 +10,7 @@ from gateway.errors import GatewayError, ServerName
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import QUERIES, OperationKind
 from gateway.proxy.calls.handler import (
-    CallHandler,
+    BufferedHandler,
     ClientMessage,
     HandlerScope,
     ServerRequest,
@@ -18,21 +20,24 @@ from gateway.proxy.calls.handler import (
 from gateway.proxy.calls.templates import untouched_message
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_response import ResponseRelay
-from gateway.proxy.interfaces import ClientHead
-from gateway.proxy.passthrough import relay_response, relay_tensors
+from gateway.proxy.infer.generate import generate
+from gateway.proxy.interfaces import Call, ClientHead
+from gateway.proxy.passthrough import passthrough, relay_response, relay_tensors
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
 
 
-class PassthroughHandler(CallHandler):
+class PassthroughHandler(BufferedHandler):
     """Passes requests and responses untouched; JSON that is nested too deep is not sent.
 
     Queries have no effect, whatever their method.
     """
 
-    def __init__(self, template: RequestTemplate, is_query: bool = False) -> None:
-        self._template = template
-        self._is_query = is_query
+    def __init__(self, scope: HandlerScope) -> None:
+        self._template: Final = RequestTemplate(
+            scope.method, scope.target, tuple(scope.headers.items())
+        )
+        self._is_query: Final = scope.operation.kind in QUERIES
 
     def to_server(
         self, head: ClientHead, body: bytes, destination: Destination, request_id: str
@@ -65,13 +70,17 @@ class PassthroughHandler(CallHandler):
         """Return a complete response."""
         return untouched_message(response.head, response.body, policy)
 
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task."""
+        await passthrough(call)
+
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
         await relay_response(relay.upstream_response, relay.response, relay.server, relay.deadline)
 
 
 class GenerateHandler(PassthroughHandler):
-    """Passes requests to generate untouched, and responses that hold text."""
+    """Passes requests to generate untouched over HTTP, and responses that hold text."""
 
     def to_client(
         self,
@@ -91,23 +100,13 @@ class GenerateHandler(PassthroughHandler):
             raise explain(error, server, body) from error
         return untouched_message(head, body, policy)
 
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task."""
+        await generate(call)
+
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
         received, deadline = relay.upstream_response, relay.deadline
         await relay_tensors(
             received, relay.response, relay.server, deadline, OperationKind.GENERATE
         )
-
-
-def make_passthrough_handler(scope: HandlerScope) -> CallHandler:
-    """Return the handler of requests that pass untouched."""
-    return PassthroughHandler(_template_of(scope), scope.operation.kind in QUERIES)
-
-
-def make_generate_handler(scope: HandlerScope) -> CallHandler:
-    """Return the handler of requests to generate."""
-    return GenerateHandler(_template_of(scope))
-
-
-def _template_of(scope: HandlerScope) -> RequestTemplate:
-    return RequestTemplate(scope.method, scope.target, tuple(scope.headers.items()))

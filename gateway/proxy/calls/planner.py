@@ -26,10 +26,10 @@ from gateway.protocol.grpc.model_scanner import ScannedModel
 from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
 from gateway.proxy.calls.buffered import BODY_COPIES, BufferedCall, CallPlan
-from gateway.proxy.calls.grpc import MAX_REQUEST, GrpcHandler, scan_message
-from gateway.proxy.calls.handler import HandlerScope, ResponsePlans
+from gateway.proxy.calls.grpc import MAX_REQUEST, scan_message
+from gateway.proxy.calls.handler import BufferedHandler, HandlerScope, MakeHandler
 from gateway.proxy.calls.infer import InferHandler
-from gateway.proxy.calls.kinds import OPERATORS, MakeHandler, kind_of
+from gateway.proxy.calls.kinds import OPERATORS, kind_of
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
@@ -85,7 +85,6 @@ class FastPath:
             BoundedCache(CACHED_HEADS)
         )
         """False stands for the streaming path."""
-        self._response_plans: ResponsePlans = BoundedCache(CACHED_HEADS)
 
     def plan(self, head: ClientHead, target: str) -> Plan | None:
         """Return the plan for requests with this key; None if they take the streaming path.
@@ -114,10 +113,9 @@ class FastPath:
         keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
         if any_filter_applies(route_match.filtered_head(method, keyed)):
             return None
-        make_handler = kind_of(route_match).make_handler
-        if make_handler is None or route_match.operation.kind in OPERATORS:
+        if route_match.operation.kind in OPERATORS:
             return None
-        return self._plan_match(head, keyed, route_match, make_handler)
+        return self._plan_match(head, keyed, route_match, kind_of(route_match).http)
 
     def _plan_match(
         self,
@@ -126,18 +124,19 @@ class FastPath:
         route_match: RouteMatch,
         make_handler: MakeHandler,
     ) -> CallPlan | None:
-        """Return the plan for calls with this key and this route; None without a handler."""
+        """Return the plan for calls with this key and this route; None if they are streamed."""
         operation, limits = route_match.operation, route_match.choice.next.limits
         dropped, policy = route_match.dropped_headers, route_match.header_policy
         passed = to_server(keyed, dropped)
         # Noted headers come with the lines of each request: see CallPlan.passed_lines.
         sent = to_server(passed, NOTED_HEADERS)
-        handler = make_handler(
-            HandlerScope(
-                head.method, route_match.target, sent, operation, limits, self._response_plans
+        try:
+            handler = make_handler(
+                HandlerScope(head.method, route_match.target, sent, operation, limits)
             )
-        )
-        if handler is None:
+        except GatewayError:
+            return None  # the streaming path sends the error
+        if not isinstance(handler, BufferedHandler):
             return None
         is_grpc = handler.is_grpc
         converts = isinstance(handler, InferHandler) and not is_grpc
@@ -185,7 +184,7 @@ class FastPath:
         if route_match.rewrite is not None or route_match.mirror is not None:
             return None
         keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
-        return self._plan_match(head, keyed, route_match, GrpcHandler)
+        return self._plan_match(head, keyed, route_match, kind_of(route_match).grpc)
 
     def prepare(
         self, plan: Plan, head: ClientHead, body: bytes, client: FastPathClient

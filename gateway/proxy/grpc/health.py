@@ -13,7 +13,7 @@ from gateway.protocol.grpc.wire import LENGTH, WireError, WireReader
 from gateway.protocol.json_errors import quote_value
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.errors import send_status
-from gateway.proxy.grpc.message import read_message
+from gateway.proxy.grpc.message import receive_message
 from gateway.proxy.grpc.response import finish, start_response, write_message
 from gateway.proxy.interfaces import Call
 from gateway.proxy.readiness import CACHE_SECONDS, Readiness
@@ -32,7 +32,7 @@ async def serve_health(call: Call, rpc: GrpcMethod, reservation: Reservation) ->
 
     Raises GatewayError: 400 for a broken request, 404 for a check of an unknown service.
     """
-    service = _read_service(await read_message(call, reservation))
+    service = _read_service(await receive_message(call, reservation))
     if rpc.response_streams:
         with call.deadline.suspended():  # it may run for days
             await _watch(call, service)

@@ -16,7 +16,7 @@ from gateway.proxy.interfaces import Call
 _CAP_NAME: Final = "limits.max_buffered_body_bytes"
 
 
-async def read_message(call: Call, reservation: Reservation) -> bytes | memoryview:
+async def receive_message(call: Call, reservation: Reservation) -> bytes | memoryview:
     """Read the one message of a unary call, decompressed.
 
     Raises GatewayError: 400 for a broken one, 413 over a cap, 503 if too much is buffered.
@@ -30,10 +30,12 @@ async def read_message(call: Call, reservation: Reservation) -> bytes | memoryvi
     return await _decompress(call, message, cap, reservation) if data[0] else message
 
 
-async def read_messages(call: Call, reservation: Reservation) -> AsyncIterator[bytes | memoryview]:
+async def receive_messages(
+    call: Call, reservation: Reservation
+) -> AsyncIterator[bytes | memoryview]:
     """Yield the messages of a stream as they arrive, decompressed; only the last one is reserved.
 
-    A client may pause between them. Raises GatewayError as ``read_message``.
+    A client may pause between them. Raises GatewayError as ``receive_message``.
     """
     cap = call.destination.limits.max_buffered_body_bytes
     reader = MessageReader(cap, _CAP_NAME, REQUEST)

@@ -40,7 +40,7 @@ from gateway.proxy.body_io import (
 )
 from gateway.proxy.errors import record_status, send_status, status_lines
 from gateway.proxy.grpc.classification import check_chunks, check_outputs, marking_request
-from gateway.proxy.grpc.message import read_messages
+from gateway.proxy.grpc.message import receive_messages
 from gateway.proxy.grpc.stream_errors import (
     StreamError,
     end_at_first_error,
@@ -189,7 +189,7 @@ async def _checked_messages(call: Call, reservation: Reservation) -> Chunks:
     """Yield infer requests whose tensors fit their data; raises GatewayError (400) for another."""
     limits = call.destination.limits
     caps = limits.max_inference_header_bytes, limits.max_tensors
-    async for message in read_messages(call, reservation):
+    async for message in receive_messages(call, reservation):
         await convert_message(len(message), read_infer_request, message, *caps)
         yield frame(len(message))
         yield message

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from gateway.codec.response_form import ResponseForm
 from gateway.codec.v1.buffered_request import read_prediction
+from gateway.codec.v1.prediction_form import PredictionForm
 from gateway.codec.v2.buffered_request import read_buffered_binary, read_buffered_json, with_data
 from gateway.errors import GatewayError
 from gateway.protocol.declared_model import complete_metadata
@@ -29,7 +31,9 @@ class ReceivedRequest:
     """A request that was read; ``body`` has the data of all its tensors, in order.
 
     ``uses_metadata`` tells whether it was read by the model's metadata. Raw binary is read by those
-    of the server, which precede the declared ones.
+    of the server, which precede the declared ones. Responses are written in ``response_form``, or
+    as the protocol says without one. A gRPC client gets a converted one with raw contents if it
+    ``wants_raw``.
     """
 
     def __init__(
@@ -38,11 +42,26 @@ class ReceivedRequest:
         body: Sequence[bytes | memoryview] | Chunks,
         uses_metadata: bool = False,
         is_raw_binary: bool = False,
+        response_form: ResponseForm | None = None,
+        wants_raw: bool = True,
     ) -> None:
         self.request: Final = request
         self.body: Final = body
         self.uses_metadata: Final = uses_metadata
         self.is_raw_binary: Final = is_raw_binary
+        self.response_form: Final = response_form
+        self.wants_raw: Final = wants_raw
+
+    def with_data(self, request: InferRequest) -> ReceivedRequest:
+        """Return the same request with all of its data."""
+        return ReceivedRequest(
+            request,
+            request.chunks,
+            self.uses_metadata,
+            self.is_raw_binary,
+            self.response_form,
+            self.wants_raw,
+        )
 
     @property
     def is_idempotent(self) -> bool:
@@ -81,8 +100,8 @@ def read_buffered(
 
 def read_buffered_prediction(
     operation: Operation, destination: Destination, body: bytes, request_id: str
-) -> tuple[ReceivedRequest, V1ResponseLayout] | None:
-    """Read a V1 prediction; return it with the layout of its response. None as above."""
+) -> ReceivedRequest | None:
+    """Read a V1 prediction; None as above."""
     model = cached_metadata(operation, destination)
     if model is None or not model.inputs or not body or len(body) > MAX_UNSCHEDULED:
         return None
@@ -90,7 +109,13 @@ def read_buffered_prediction(
         request, layout = read_prediction(body, model, *destination.limits.reader_caps, request_id)
     except GatewayError:
         return None
-    return ReceivedRequest(request, request.chunks, uses_metadata=True), layout
+    return received_prediction(request, layout)
+
+
+def received_prediction(request: InferRequest, layout: V1ResponseLayout) -> ReceivedRequest:
+    """Return a V1 prediction as it was read."""
+    form = PredictionForm(layout)
+    return ReceivedRequest(request, request.chunks, uses_metadata=True, response_form=form)
 
 
 def is_accepted(operation: Operation, destination: Destination, received: ReceivedRequest) -> bool:

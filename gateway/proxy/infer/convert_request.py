@@ -6,14 +6,15 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
+from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
 from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
 from gateway.errors import ErrorKind, GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.messages import InferRequest, TensorData
 from gateway.protocol.operations import model_name_of
 from gateway.protocol.raw_binary import read_raw_binary
-from gateway.protocol.request_header import HEADER_LENGTH, header_length
+from gateway.protocol.request_features import check_classified_inputs, check_classified_outputs
+from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
@@ -35,12 +36,14 @@ _FIRST_SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
 
 
-async def receive_request(call: Call, reservation: Reservation) -> ReceivedRequest:
+async def receive_request(
+    call: Call, length: int | None, reservation: Reservation
+) -> ReceivedRequest:
     """Read a request; binary tensors at its end may still be to come.
 
-    Raises GatewayError: 400 for an invalid request, 413 over a cap.
+    ``length`` is its Inference-Header-Content-Length. Raises GatewayError: 400 for an invalid
+    request, 413 over a cap.
     """
-    length = header_length(call.request.headers)
     body = ClientBody(call.request, call.destination.limits.max_request_bytes, call.deadline)
     if length is not None and body.size is not None and length > body.size:
         raise bad_request(f"{HEADER_LENGTH} is {length}, but the body has {body.size} bytes")
@@ -264,3 +267,23 @@ async def outputs_to_list(call: Call, request: InferRequest) -> tuple[str, ...]:
             raise
         return ()
     return tuple(output.name for output in outputs)
+
+
+async def check_request(call: Call, received: ReceivedRequest) -> None:
+    """Refuse a request that its model does not accept, or that would crash its server.
+
+    Raises GatewayError (400) that names the input, output or parameter, and what ``model_metadata``
+    raises if that is needed.
+    """
+    head = received.request.head
+    declared = call.destination.declared_models.get(call.operation.model or "")
+    if declared is not None and not received.is_raw_binary:
+        declared.check(head.inputs)
+    features = head.features
+    if features.is_plain or not call.destination.upstream.dialect.triton_extensions:
+        return
+    if features.error:
+        raise bad_request(features.error)
+    check_classified_inputs(head)
+    outputs = (await model_metadata(call)).outputs
+    check_classified_outputs(features, outputs, call.operation.model)

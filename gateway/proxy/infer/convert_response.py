@@ -9,8 +9,7 @@ from functools import partial
 
 from gateway.codec.elements.encode import OffloadedText, TextChunk
 from gateway.codec.json.header_length_check import HeaderLengthCheck
-from gateway.codec.v1.buffered_response import convert_buffered_v1_response
-from gateway.codec.v1.response import predict_converter
+from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.buffered_response import (
     ConvertedResponse,
     ResponsePlan,
@@ -29,7 +28,6 @@ from gateway.protocol.response_header import (
     is_success,
     response_header_length,
 )
-from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import (
@@ -68,7 +66,7 @@ _MAX_QUEUED_PARTS = 5
 class ResponseRelay:
     """A server's response on its way to the client, with the encoding that the client wants.
 
-    The responses of V1 clients have a ``layout``; they are converted from binary ones.
+    It is written in ``form``, from a binary one, or as the protocol says without a form.
     """
 
     upstream_response: UpstreamResponse
@@ -77,7 +75,7 @@ class ResponseRelay:
     encoding: OutputEncoding
     destination: Destination
     deadline: Deadline
-    layout: V1ResponseLayout | None = None
+    form: ResponseForm | None = None
 
     def reserve(self) -> Reservation:
         """Return a reservation for what is buffered of the response."""
@@ -103,24 +101,24 @@ async def convert_response(relay: ResponseRelay) -> None:
     """Convert a server's response into the client's encoding; errors pass untouched.
 
     A response that is in that encoding already passes untouched, too. A small response is
-    converted at once, a larger one while it arrives. V1 clients get errors in the format of V1. A
+    converted at once, a larger one while it arrives. Clients of another form get errors in it. A
     response with a content coding, although none was asked for, is decoded if it is converted.
     """
     with name_server_in_errors(relay.server):
         plan = await _plan(relay)
-        is_passed = plan.action is ResponseAction.UNTOUCHED and relay.layout is None
+        is_passed = plan.action is ResponseAction.UNTOUCHED and relay.form is None
         if plan.is_coded and (relay.response.is_grpc or not is_passed):
             relay = _decoded(relay)
             plan = await _plan(relay)
         response = relay.upstream_response
         size = response.content_length
-        if plan.action is ResponseAction.UNTOUCHED and relay.layout is None:
+        if plan.action is ResponseAction.UNTOUCHED and relay.form is None:
             await relay_response(
                 response, relay.response, relay.server, relay.deadline, check=plan.check
             )
         elif size is not None and size <= CONVERT_CHUNK:
             await _convert_buffered(relay, plan)
-        elif size is not None and size <= MAX_FAST_RESPONSE and relay.layout is None:
+        elif size is not None and size <= MAX_FAST_RESPONSE and relay.form is None:
             await _convert_large(relay, plan)
         else:
             await _convert_streamed(relay, plan, relay.chunks())
@@ -146,11 +144,11 @@ async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
     response = relay.upstream_response
     body = await read_response(response, relay.server, relay.deadline)
     converted: ConvertedResponse | None
-    if relay.layout is None:
+    if relay.form is None:
         converted = convert_body(body, plan)
     else:
         head = response.status, response.reason, response.headers
-        converted = convert_buffered_v1_response(*head, body, relay.layout, plan)
+        converted = relay.form.convert(*head, body, plan)
     if converted is not None:
         await relay.send(converted)
         return
@@ -175,14 +173,14 @@ async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Ch
     response = relay.upstream_response
     if plan.check is not None and plan.header_size is None:
         chunks, end = await check_start(chunks, plan.check, response.content_length)
-        if plan.action is ResponseAction.FILL and relay.layout is None:  # else it is read
+        if plan.action is ResponseAction.FILL and relay.form is None:  # else it is read
             chunks = check_end(chunks, end, response.content_length)
     if plan.action is not ResponseAction.UNTOUCHED and plan.header_size is None:
         chunks = check_all_json(chunks)
     if plan.action in (ResponseAction.ENCODE, ResponseAction.ENCODE_UNLESS_FITTING):
         await _encode(relay, plan, chunks)
-    elif relay.layout is not None:
-        await _relay_prediction(relay, relay.layout, plan, chunks)
+    elif relay.form is not None:
+        await _relay_in_form(relay, relay.form, plan, chunks)
     elif plan.action is ResponseAction.FILL:
         await relay_rewritten(
             response,
@@ -225,23 +223,23 @@ async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> N
             await run_steps(converter, reservation, scheduler)
         header, tensors = converter.finish()
         relay.response.record.response_elements = converter.element_count
-        if relay.layout is None:
+        if relay.form is None:
             await _send_encoded(relay, header, tensors)
         else:
-            predict = predict_converter(len(header), relay.layout, *plan.policies_and_caps)
-            await _relay_text(relay, predict, stream((header, *tensors)))
+            in_form = relay.form.converter(len(header), plan)
+            await _relay_text(relay, in_form, stream((header, *tensors)))
 
 
 async def _pass_fitting(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
     """Pass a response on that has the requested encoding already."""
-    if relay.layout is None:
+    if relay.form is None:
         response = relay.upstream_response
         if plan.check is not None:
             chunks, end = await check_start(chunks, plan.check, response.content_length)
             chunks = check_end(chunks, end, response.content_length)
         await relay_response(response, relay.response, relay.server, relay.deadline, chunks)
     else:
-        await _relay_prediction(relay, relay.layout, plan, chunks)
+        await _relay_in_form(relay, relay.form, plan, chunks)
 
 
 async def _send_encoded(
@@ -258,21 +256,21 @@ async def _send_encoded(
     await relay_chunks(stream((header, *tensors)), relay.response, relay.deadline)
 
 
-async def _relay_prediction(
-    relay: ResponseRelay, layout: V1ResponseLayout, plan: ResponsePlan, chunks: Chunks
+async def _relay_in_form(
+    relay: ResponseRelay, form: ResponseForm, plan: ResponsePlan, chunks: Chunks
 ) -> None:
-    """Send a binary response, or a server's error, to a V1 client."""
+    """Send a binary response, or a server's error, in the form of the client."""
     response, size = relay.upstream_response, None
     if is_success(response.status):
         size = response_header_length(response.headers, plan.header_cap)
     if size is not None:
-        await _relay_text(relay, predict_converter(size, layout, *plan.policies_and_caps), chunks)
+        await _relay_text(relay, form.converter(size, plan), chunks)
         return
     with relay.reserve() as reservation:
         # Above the cap, no more of an error is of interest, and a response is invalid.
         body = b"".join(await read_first(chunks, plan.header_cap + 1, reservation))
         head = response.status, response.reason, response.headers
-        await relay.send(convert_buffered_v1_response(*head, body, layout, plan))
+        await relay.send(form.convert(*head, body, plan))
 
 
 async def _relay_text(
@@ -286,7 +284,7 @@ async def _relay_text(
     long time, and a server's data may all be there without a pause.
     """
     scheduler = relay.destination.scheduler
-    size = CONVERT_CHUNK if relay.layout is None else ENCODE_CHUNK
+    size = CONVERT_CHUNK if relay.form is None else ENCODE_CHUNK
     with relay.reserve() as reservation:
         sender = _TextSender(relay, converter, reservation)
         async for chunk in chunks:

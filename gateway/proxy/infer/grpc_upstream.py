@@ -27,25 +27,11 @@ from gateway.upstream.grpc.endpoint import DocumentResponse, error_of, read_mess
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 
 
-async def grpc_infer_request(
-    received: ReceivedRequest,
-    operation: Operation,
-    headers: CIMultiDict[str],
-    destination: Destination,
-    reservation: Reservation,
-) -> UpstreamRequest:
-    """Write a ModelInfer request; tensors that are still to come are buffered first.
-
-    A message begins with its size. Raises GatewayError: 400 for what protobuf cannot hold, 413.
-    """
-    request = await _complete(received, destination, reservation)
-    form = destination.upstream.dialect.grpc
-    message = infer_message(request, operation, form)
-    return one_message_request("ModelInfer", message, headers, form.service)
-
-
 def infer_message(request: InferRequest, operation: Operation, form: GrpcForm) -> Chunks:
-    """Write a ModelInfer request with all of its data; raises GatewayError as above."""
+    """Write a ModelInfer request with all of its data.
+
+    Raises GatewayError (400) for what protobuf cannot hold.
+    """
     model = decode_utf8_name(operation.model or "", "model")
     version = decode_utf8_name(operation.version or "", "version")
     return write_infer_request(request, model, version, form.takes_raw)
@@ -70,16 +56,19 @@ def grpc_headers(headers: CIMultiDict[str]) -> CIMultiDict[str]:
     return passed
 
 
-async def _complete(
+async def with_all_data(
     received: ReceivedRequest, destination: Destination, reservation: Reservation
-) -> InferRequest:
-    """Return a request with all of its data."""
+) -> ReceivedRequest:
+    """Return a request with all of its data; what is still to come is buffered.
+
+    A message begins with its size. Raises GatewayError: 400 as the body does, 413 over the cap.
+    """
     request, body = received.request, received.body
     if isinstance(body, AsyncIterator):
         cap = destination.limits.max_buffered_body_bytes
         body = await buffer_chunks(body, reservation, cap, _too_large)
     elif not request.missing_size:
-        return request
+        return received
     data = memoryview(b"".join(body))
     tensors: list[Sequence[bytes | memoryview]] = []
     start = 0
@@ -87,7 +76,7 @@ async def _complete(
         if tensor.binary_size is not None:
             tensors.append((data[start : start + tensor.binary_size],))
             start += tensor.binary_size
-    return InferRequest(request.head, request.id, tuple(tensors))
+    return received.with_data(InferRequest(request.head, request.id, tuple(tensors)))
 
 
 def _too_large(cap: int) -> GatewayError:

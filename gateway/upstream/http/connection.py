@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import select
-import time
 from http import HTTPStatus
-from typing import Protocol
 
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response, strip_tracebacks
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
-from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
-from gateway.http1.deferrals import DEFER_TIMEOUT
+from gateway.http1.connection import HEAD_COPIES, Http1Body, Http1Connection
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http1.head_reader import ResponseHeadReader
 from gateway.sizes import MAX_FAST_RESPONSE
 from gateway.system.buffers import MAX_WINDOW, BufferAccount
-from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.address import ClosedTransport
 from gateway.upstream.connect_errors import describe_certificate_refusal
+from gateway.upstream.exchange import Exchange
 from gateway.upstream.transport import KEYED_RESPONSE_HEADERS
 
 _MAX_COMPLETE = MAX_FAST_RESPONSE
@@ -64,30 +61,6 @@ class StaleConnectionError(GatewayError):
         super().__init__(ErrorKind.NO_RESPONSE, message, server=server)
 
 
-class HeadReceiver(Protocol):
-    """Gets the head of a response: exactly one of these calls.
-
-    After an ``on_complete`` that returns False, ``on_headers`` follows.
-    """
-
-    waits_for_body: bool
-    """Whether to wait a moment for the rest of a small body of known length."""
-    waits_for_chunks: bool
-    """Whether to do so for a chunked body, too; not for events, which must not be delayed."""
-
-    def passes_untouched(self, head: ResponseHead) -> bool:
-        """Tell whether the body is not converted, so that ``on_complete`` may get a large one."""
-
-    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> bool:
-        """Handle a small head with its complete body; False leaves the body to be read."""
-
-    def on_headers(self, head: ResponseHead) -> None:
-        """Handle a head; the connection's ``body`` is still to be read."""
-
-    def on_error(self, error: Exception) -> None:
-        """Handle a failure: there will be no response."""
-
-
 class OpenConnections:
     """Counts the open connections to an endpoint."""
 
@@ -95,10 +68,9 @@ class OpenConnections:
         self.count = 0
 
 
-class ServerConnection(Connection):
-    """Reads the responses of a ``server``; the caller writes the requests.
+class ServerConnection(Http1Connection):
+    """Reads the responses of a ``server``; their exchanges write the requests.
 
-    ``deferrals`` end the waits for the rest of small bodies; connections may share them.
     ``open_connections`` counts it from connect to close.
     """
 
@@ -106,21 +78,15 @@ class ServerConnection(Connection):
         self,
         server: ServerName,
         buffers: BufferAccount | None = None,
-        deferrals: TimeoutQueue | None = None,
         open_connections: OpenConnections | None = None,
     ) -> None:
         super().__init__(buffers)
         self._open_connections = open_connections or OpenConnections()
         self._is_counted = False
         self._server = server
-        self._deferrals = deferrals or TimeoutQueue(DEFER_TIMEOUT)
-        self._deferred_head: ResponseHead | None = None
-        self._deferred_at = 0.0
-        self.head_delay = 0.0
-        """Seconds from the arrival of the response's head until the receiver got it."""
         self._reader = ResponseHeadReader()
         self._method = ""
-        self._receiver: HeadReceiver | None = None
+        self._exchange: Exchange | None = None
         self._keep = False
         self._ended = False
         self._is_reused = False
@@ -132,10 +98,8 @@ class ServerConnection(Connection):
         self._interim = 0
         self._speaks_http2 = False
         self._decoder: BodyDecoder | None = None
-        self.body: BodyStream | None = None
+        self.body: Http1Body | None = None
         """The response's body, once the head is there."""
-        self.chunks_size: int | None = None
-        """The size of a chunked body that was complete when the head was handed over."""
 
     @property
     def reusable(self) -> bool:
@@ -165,7 +129,7 @@ class ServerConnection(Connection):
         """Let a new connection be kept idle: it is reusable although it had no request."""
         self._keep = self._ended = not self.closed
 
-    def begin_request(self, method: str, receiver: HeadReceiver) -> None:
+    def begin_request(self, method: str, exchange: Exchange) -> None:
         """Expect the response to a request of this method.
 
         It fails with a GatewayError (502) if the server closes or sends no valid response.
@@ -175,40 +139,29 @@ class ServerConnection(Connection):
         self._silent = True
         self._interim = 0
         self._method = method
-        self._receiver = receiver
+        self._exchange = exchange
         self._keep = self._ended = False
-        self.head_delay = 0.0
-        self._decoder = self.body = self.chunks_size = None
+        self._decoder = self.body = None
         if self.closed:
             self.fail(self._closed_too_early())
 
-    def expect_response(
-        self, method: str, waits_for_chunks: bool = False
-    ) -> asyncio.Future[ResponseHead]:
-        """Expect a response as ``begin_request`` does; return a future of its head."""
-        waiting = _HeadFuture(self, waits_for_chunks)
-        self.begin_request(method, waiting)
-        return waiting.head
-
     def buffer_body(self, body: bytes | memoryview) -> None:
         """Keep a complete body for its reader."""
-        self.body = BodyStream(self.read_flow, self.buffers)
+        self.body = Http1Body(self.read_flow, self.buffers)
         self.body.feed(body, last=True)
         self.body.end()
 
     def fail(self, error: Exception) -> None:
-        """Pass an error to the receiver or the body's reader, and drop the connection."""
-        self._keep = False
-        self._end_deferral()
+        """Pass an error to the exchange or the body's reader, and drop the connection."""
         strip_tracebacks(error)  # perhaps nobody ever raises it
-        receiver = self._receiver
-        if receiver is not None:
+        exchange = self._exchange
+        if exchange is not None and exchange.receiver is not None:
             self.discard_body()  # it has no reader
         elif self.body is not None:
             self.body.fail_body(error)
         self._abort()
-        if receiver is not None:
-            receiver.on_error(error)
+        if exchange is not None:
+            exchange.on_error(error)
 
     def detach_transport(self) -> None:
         """Release the transport after a cancelled connect.
@@ -224,7 +177,7 @@ class ServerConnection(Connection):
             self._open_connections.count -= 1
 
     def drop(self) -> None:
-        """Close at once, without a call to the receiver or an error for the body's reader."""
+        """Close at once, without a call to the exchange or an error for the body's reader."""
         self.discard_body()
         self._abort()
 
@@ -236,10 +189,9 @@ class ServerConnection(Connection):
             self.body.discard()
 
     def _abort(self) -> None:
-        self._end_deferral()
         self.discard_read_ahead()
         self._keep = False
-        self._receiver = None
+        self._exchange = None
         self.transport.abort()
 
     def data_received(self, data: bytes | memoryview) -> None:
@@ -302,7 +254,8 @@ class ServerConnection(Connection):
             self.fail(self._closed_too_early())
 
     def _read_head(self, data: bytes | memoryview) -> None:
-        if self._receiver is None:
+        exchange = self._exchange
+        if exchange is None:
             # An unexpected response would be taken for the response to the next request.
             self._speaks_http2 = _begins_http2(data)
             self.drop()
@@ -314,7 +267,7 @@ class ServerConnection(Connection):
                 is_small = len(text) <= MAX_CACHED_HEAD
                 if self._head_size or not is_small:
                     self._count_head(0 if is_small else HEAD_COPIES * len(text))
-                self._finish_head(head, self._receiver, data, is_small)
+                self._finish_head(head, exchange, data, is_small)
                 return
             self._check_interim(head.status)
         self._count_head(self._reader.size)
@@ -336,11 +289,7 @@ class ServerConnection(Connection):
             )
 
     def _finish_head(
-        self,
-        head: ResponseHead,
-        receiver: HeadReceiver,
-        data: bytes | memoryview,
-        is_small: bool,
+        self, head: ResponseHead, exchange: Exchange, data: bytes | memoryview, is_small: bool
     ) -> None:
         # Some servers send a body after HEAD; it may arrive when the next response is expected.
         self._keep = head.keep_alive and self._method != "HEAD"
@@ -348,37 +297,20 @@ class ServerConnection(Connection):
         if timeout is not None:
             timeout -= min(_KEEP_ALIVE_MARGIN, timeout / 2)
         self.max_idle = timeout
-        if is_small and _may_be_complete(head, receiver):
+        if is_small and _may_be_complete(head, exchange):
             if len(data) == head.length:
-                self._complete(head, receiver, data)
+                self._complete(head, exchange, data)
                 return
-            if _is_worth_waiting(head, receiver):
-                self._deferred_head = head
-                self._deferred_at = time.perf_counter()
-                self._deferrals.add(self)
+            if _is_worth_waiting(head, exchange):
+                exchange.hold(head)
                 self._begin_body(head, data)
                 return
         self._begin_body(head, data)
         # Only now: if the body is broken from its start, the receiver gets the error.
-        self._receiver = None
-        receiver.on_headers(head)
-
-    def on_timeout(self) -> None:
-        """Hand over a response whose body is not complete soon, or is large."""
-        head, receiver = self._end_deferral(), self._receiver
-        if head is not None and receiver is not None:
-            self._receiver = None
-            receiver.on_headers(head)
-
-    def _end_deferral(self) -> ResponseHead | None:
-        head, self._deferred_head = self._deferred_head, None
-        if head is not None:
-            self._deferrals.remove(self)
-            self.head_delay = time.perf_counter() - self._deferred_at
-        return head
+        exchange.hand_over(head)
 
     def _begin_body(self, head: ResponseHead, data: bytes | memoryview) -> None:
-        self.body = BodyStream(self.read_flow, self.buffers)
+        self.body = Http1Body(self.read_flow, self.buffers)
         if head.length is not None:
             self._decoder = LengthDecoder(head.length)
         else:
@@ -399,29 +331,25 @@ class ServerConnection(Connection):
             self._keep = self._keep and not decoder.rest
             self._end_body(body)
             return
-        head = self._deferred_head
-        if head is not None and (
-            body.is_full or (head.length is None and body.available > _MAX_COMPLETE)
-        ):
-            self.on_timeout()
+        exchange = self._exchange
+        if exchange is not None and exchange.held is not None:
+            is_chunked = not isinstance(decoder, LengthDecoder)
+            if body.is_full or (is_chunked and body.buffered_size > _MAX_COMPLETE):
+                exchange.on_timeout()
         if decoder.rest:
             self.defer_read_ahead(decoder.rest)
 
-    def _end_body(self, body: BodyStream) -> None:
+    def _end_body(self, body: Http1Body) -> None:
         body.end()
         self._ended = True
-        head, receiver = self._end_deferral(), self._receiver
-        if head is not None and receiver is not None:
-            self._complete(head, receiver, body.take())
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None and (head := exchange.take_held()) is not None:
+            self._complete(head, exchange, body.take())
 
-    def _complete(
-        self, head: ResponseHead, receiver: HeadReceiver, body: bytes | memoryview
-    ) -> None:
+    def _complete(self, head: ResponseHead, exchange: Exchange, body: bytes | memoryview) -> None:
         self._ended = True
-        self._receiver = self.body = None
-        if not receiver.on_complete(head, body):
-            self.buffer_body(body)
-            receiver.on_headers(head)
+        self._exchange = self.body = None
+        exchange.complete(head, body)
 
     def _no_http1(self) -> GatewayError:
         return bad_response(
@@ -447,49 +375,17 @@ def _begins_http2(data: bytes | memoryview) -> bool:
     return len(header) == _FRAME_HEADER and header[3] == _SETTINGS and not any(header[5:])
 
 
-def _is_worth_waiting(head: ResponseHead, receiver: HeadReceiver) -> bool:
+def _is_worth_waiting(head: ResponseHead, exchange: Exchange) -> bool:
     """Tell whether to wait for the rest of a body: servers often send it after the head."""
     if head.length is not None:
-        return receiver.waits_for_body and head.length <= _MAX_COMPLETE
-    return receiver.waits_for_chunks and head.chunked
+        return head.length <= _MAX_COMPLETE
+    return exchange.waits_for_chunks and head.chunked
 
 
-def _may_be_complete(head: ResponseHead, receiver: HeadReceiver) -> bool:
+def _may_be_complete(head: ResponseHead, exchange: Exchange) -> bool:
     """Tell whether the receiver may get a response with its complete body."""
     if head.length is None:
         return head.chunked
     if head.length <= _MAX_COMPLETE:
         return True
-    return head.length <= _MAX_UNTOUCHED and receiver.passes_untouched(head)
-
-
-class _HeadFuture:
-    """A HeadReceiver that makes a future of the head."""
-
-    waits_for_body = True
-
-    def __init__(self, connection: ServerConnection, waits_for_chunks: bool) -> None:
-        self.waits_for_chunks = waits_for_chunks
-        self.head: asyncio.Future[ResponseHead] = connection.loop.create_future()
-        self._connection = connection
-
-    def passes_untouched(self, head: ResponseHead) -> bool:
-        return False  # the reader may convert it as it arrives
-
-    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> bool:
-        if self.head.done():  # cancelled
-            self._connection.drop()
-            return True
-        if head.chunked:
-            self._connection.chunks_size = len(body)
-        return False
-
-    def on_headers(self, head: ResponseHead) -> None:
-        if self.head.done():  # cancelled
-            self._connection.drop()
-        else:
-            self.head.set_result(head)
-
-    def on_error(self, error: Exception) -> None:
-        if not self.head.done():
-            self.head.set_exception(error)
+    return head.length <= _MAX_UNTOUCHED and exchange.passes_untouched(head)

@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 from gateway.errors import (
     ErrorKind,
@@ -38,6 +38,7 @@ from gateway.sizes import QUOTED_TEXT
 from gateway.system.buffers import MAX_WINDOW, BufferAccount
 from gateway.upstream.address import ClosedTransport
 from gateway.upstream.connect_errors import describe_certificate_refusal
+from gateway.upstream.exchange import forget
 
 MAX_STREAMS: Final = 100
 """Streams of one connection, if the server allows more: RFC 9113, section 6.5.2, recommends that
@@ -165,6 +166,10 @@ class ServerStream(StreamHandler):
                 session.http2.send_data(self.stream, data, end_stream=not left)
         session.flush_soon(size)
         return True
+
+    async def end_sending(self) -> None:
+        """End the request, all of which was sent; see BodySink."""
+        await self.send(b"", end_stream=True)
 
     def end_request(self) -> None:
         """End the request here, whatever was sent of it."""
@@ -562,12 +567,6 @@ def _progress(handler: StreamHandler) -> tuple[ErrorKind, str]:
     if handler.stream.has_headers:
         return ErrorKind.BAD_RESPONSE, "before the end of its response"
     return ErrorKind.NO_RESPONSE, "before it responded"
-
-
-def forget(future: asyncio.Future[Any]) -> None:
-    """Cancel a future that nobody waits for, or whose error nobody needs to see."""
-    if not future.cancel() and not future.cancelled():
-        future.exception()
 
 
 def _watch_for_death(sock: socket.socket) -> None:

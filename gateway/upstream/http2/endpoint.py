@@ -2,48 +2,57 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, Iterable, Sequence
 from typing import Final
 
-from gateway.errors import ErrorKind, GatewayError, ServerName, strip_tracebacks
-from gateway.http1.deferrals import DEFER_TIMEOUT
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http2.header_table import Header
 from gateway.http2.hpack import HeaderList
 from gateway.sizes import CACHED_HEADS, CACHED_LINES
 from gateway.system.bounded_cache import BoundedCache, cached
 from gateway.system.buffers import BufferAccount
-from gateway.system.timeout_queue import TimeoutQueue
+from gateway.system.sockets.connection import Connection
 from gateway.upstream.address import ServerAddress
-from gateway.upstream.connect_errors import connect_error
-from gateway.upstream.http2.connection import (
-    Http2ServerConnection,
-    ServerStream,
-    SilenceLimits,
-    forget,
+from gateway.upstream.exchange import (
+    WRITE_CHUNK,
+    Exchange,
+    ResponseBody,
+    ServerEndpoint,
+    decode_fields,
+    is_repeatable,
+    send_body,
 )
+from gateway.upstream.http2.connection import Http2ServerConnection, ServerStream, SilenceLimits
 from gateway.upstream.http2.connections import MAX_CONNECTIONS, ServerConnections
 from gateway.upstream.http2.drained_streams import DrainedStreams
-from gateway.upstream.http2.reserved_stream import MAX_SENDS, ReservedStream
-from gateway.upstream.http2.response import Http2Response
 from gateway.upstream.transport import (
     HOP_BY_HOP,
+    KEYED_RESPONSE_HEADERS,
     CallCounter,
     HeaderLines,
     RequestTemplate,
     ReservedConnection,
+    ResponseReceiver,
     SentBody,
-    UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
 )
 
-_WRITE_CHUNK: Final = 256 * 1024
-"""Bytes of a buffered body that are sent without a task."""
+_MAX_SENDS: Final = 3
+"""How often a request is sent that the server refuses without having processed it."""
+
+_MAX_COMPLETE: Final = 32 * 1024
+"""Bytes of a body that are waited for: less than a stream's first window."""
+
+_HEAD_PARSER: Final = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
+_heads: BoundedCache[tuple[Header, ...], ResponseHead] = BoundedCache(CACHED_HEADS)
 
 
-class Http2Endpoint(UpstreamEndpoint):
-    """An endpoint at an address; see ``upstream/http/endpoint.py:HttpEndpoint``.
+class Http2Endpoint(ServerEndpoint):
+    """An endpoint over HTTP/2; see ServerEndpoint.
 
     ``drained`` takes over the streams of calls that are given up; without it they are reset.
     """
@@ -60,41 +69,25 @@ class Http2Endpoint(UpstreamEndpoint):
         silence: SilenceLimits | None = None,
         drained: DrainedStreams | None = None,
     ) -> None:
-        self.url = address.url
-        self.name = ServerName(address.url, public_name or address.url)
-        self.own_request_headers = own_request_headers
-        self._address = address
+        super().__init__(address, connect_timeout, buffers, own_request_headers, public_name)
         self._scheme = b"http" if address.tls is None else b"https"
-        self._connect_timeout = connect_timeout
-        self._buffers = buffers
         self._silence = silence
-        self._senders: set[asyncio.Task[None]] = set()
         self._encoded: BoundedCache[RequestTemplate, tuple[Header, ...]] = BoundedCache(
             CACHED_HEADS
         )
-        self.deferrals = TimeoutQueue(DEFER_TIMEOUT)
         self.connections = ServerConnections(self._connect, idle_timeout, max_connections)
         self._drained = drained
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
-        for _ in range(MAX_SENDS - 1):
-            try:
-                return await _Call(self, request).run()
-            except GatewayError as error:
-                # A body that is an iterator cannot be sent again: its first chunks are gone.
-                if error.kind is not ErrorKind.REFUSED or isinstance(request.body, AsyncIterator):
-                    raise
-                strip_tracebacks(error)
-        return await _Call(self, request).run()
+        return await Http2Exchange(self, None).run(request)
 
     async def close(self) -> None:
         """Close the idle connections, and cancel drained calls; calls in flight close theirs."""
         if self._drained is not None:
             self._drained.close()
         await self.connections.close()
-        if self._senders:
-            await asyncio.wait(self._senders)
+        await self._wait_for_tasks()
 
     def after_timeout(self) -> None:
         """Use the connection of a call that has timed out no more; see UpstreamEndpoint."""
@@ -103,7 +96,7 @@ class Http2Endpoint(UpstreamEndpoint):
     def try_reserve_stream(self) -> ReservedConnection | None:
         """Take a stream of a connection that has one free; see UpstreamEndpoint."""
         session = self.connections.take()
-        return None if session is None else ReservedStream(session, self)
+        return None if session is None else Http2Exchange(self, session)
 
     def count_drained_in(self, counter: CallCounter) -> None:
         """Count drained calls; see UpstreamEndpoint."""
@@ -144,139 +137,172 @@ class Http2Endpoint(UpstreamEndpoint):
             *fields,
         )
 
-    def start_sender(
-        self,
-        stream: ServerStream,
-        body: SentBody,
-    ) -> asyncio.Task[None]:
-        """Start a task that sends a body."""
-        task = asyncio.create_task(_send_body(stream, body))
-        task.add_done_callback(self._senders.discard)
-        self._senders.add(task)
-        return task
-
     async def _connect(self) -> Http2ServerConnection:
         session = Http2ServerConnection(
             self.name, self.connections, self._buffers, self._silence, self._drained
         )
         try:
-            async with asyncio.timeout(self._connect_timeout):
-                await self._address.connect(session)
-                await session.ready
+            await self._establish(session)
         except BaseException as error:
             session.drop()
-            if isinstance(error, TimeoutError) and session.max_streams <= 0:
+            if isinstance(error.__cause__, TimeoutError) and session.max_streams <= 0:
                 assert session.refusal is not None
                 raise session.refusal from error
-            # A TimeoutError is an OSError; an invalid host name is a UnicodeError.
-            if isinstance(error, (OSError, UnicodeError)):
-                raise connect_error(error, self.name, self._address) from error
             raise
         return session
 
+    async def _until_ready(self, connection: Connection) -> None:
+        assert isinstance(connection, Http2ServerConnection)
+        await connection.ready
 
-class _Call:
-    """A request, from its wait for a stream to the end of its response."""
 
-    def __init__(self, endpoint: Http2Endpoint, request: UpstreamRequest) -> None:
+class Http2Exchange(Exchange):
+    """An exchange on a stream of a connection that had one free, or on one that it waits for.
+
+    It is the StreamReceiver of its response. If the server refuses the request unseen, it is sent
+    again, perhaps over another connection.
+    """
+
+    def __init__(self, endpoint: Http2Endpoint, session: Http2ServerConnection | None) -> None:
+        super().__init__(endpoint.deferrals)
         self._endpoint = endpoint
-        self._body = () if request.body is None else request.body
-        self._fields = endpoint.request_fields(request)
-        loop = asyncio.get_running_loop()
-        self._sent: asyncio.Future[None] | None = None
-        self._head: asyncio.Future[HeaderList] = loop.create_future()
+        self._session = session
         self._stream: ServerStream | None = None
-        self._sender: asyncio.Task[None] | None = None
+        self._fields: tuple[Header, ...] = ()
+        self._buffered: Sequence[bytes | memoryview] = ()
+        self._streamed: AsyncIterable[bytes | memoryview] | None = None
+        self._is_held = True
+        """Whether a small response is held back."""
+        self._sends = 0
 
-    async def run(self) -> UpstreamResponse:
-        """Send the request; return once the headers of the response are there."""
-        connections = self._endpoint.connections
-        try:
-            if (session := connections.take()) is not None:
-                self._send(session)
-            else:
-                self._sent = asyncio.get_running_loop().create_future()
-                connections.wait(self)
-                await self._sent
-            assert self._stream is not None
-            return Http2Response(await self._head, self._stream, self)
-        except BaseException:
-            self.close()
-            raise
+    def send(
+        self,
+        template: RequestTemplate,
+        lines: bytes,
+        body: Sequence[bytes | memoryview],
+        receiver: ResponseReceiver,
+    ) -> None:
+        """Send the request; see ReservedConnection."""
+        assert self._session is not None
+        self.receiver = receiver
+        self._fields = self._endpoint.template_fields(template, lines)
+        self._buffered = body
+        self._send(self._session)
+
+    async def _begin(self, request: UpstreamRequest) -> None:
+        connections, body = self._endpoint.connections, request.body
+        self._is_held = False
+        self._fields = self._endpoint.request_fields(request)
+        if isinstance(body, AsyncIterable):
+            self._streamed = body
+        elif body is not None:
+            self._buffered = body
+        if (session := connections.take()) is not None:
+            self._send(session)
+        else:
+            connections.wait(self)
 
     def send_over(self, session: Http2ServerConnection) -> None:
         """Send the request; see WaitingRequest."""
-        assert self._sent is not None
         try:
             self._send(session)
         except Exception as error:
-            self.on_error(error)
-            return
-        if not self._sent.done():
-            self._sent.set_result(None)
-
-    def on_headers(self, headers: HeaderList) -> None:
-        """Let ``run`` return; see StreamReceiver."""
-        if not self._head.done():
-            self._head.set_result(headers)
-
-    def on_data(self, size: int) -> None:
-        """Do nothing: whoever reads the stream is told by it."""
-
-    def on_end(self) -> None:
-        """Do nothing: whoever reads the stream is told by it."""
-
-    def on_error(self, error: Exception) -> None:
-        """Let ``run`` raise the error; see WaitingRequest and StreamReceiver."""
-        for waiting in (self._sent, self._head):
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(error)
-                return
+            self._fail(error)
 
     def close(self) -> None:
         """Release the stream, or reset it if the call is not complete."""
-        # A cancelled task keeps its exception, whose frames may refer back here.
-        sender, self._sender = self._sender, None
-        stream, self._stream = self._stream, None
+        self.receiver = None
+        if self._session is not None and not self._sends:
+            self._session.run_guarded(self._session.after_stream)  # it may be idle again
+            return
         self._endpoint.connections.stop_waiting(self)
-        if sender is not None:
-            sender.cancel()
-        if stream is not None:
-            stream.close()
-        forget(self._head)
+        self._release()
+
+    def on_headers(self, headers: HeaderList) -> None:
+        """Hold the headers back until the response is complete; see StreamReceiver."""
+        head = _parse(headers) if self._is_held else None
+        if head is None:
+            self.hand_over(_PlainStart(headers))
+        else:
+            assert self._stream is not None
+            self.hold(head, is_complete=self._stream.received_end)
+
+    def on_data(self, size: int) -> None:
+        """Hold back no large response; see StreamReceiver."""
+        stream = self._stream
+        if self.held is not None and stream and stream.buffered_size > _MAX_COMPLETE:
+            self.on_timeout()
+
+    def on_end(self) -> None:
+        """Give the receiver the complete response; see StreamReceiver."""
+        head, stream = self.take_held(), self._stream
+        if head is not None and stream is not None:  # else it was handed over before
+            self.complete(head, stream.peek(), stream.trailers)
 
     def _send(self, session: Http2ServerConnection) -> None:
-        """Send the headers, and a small body; start a task for another one."""
-        endpoint, fields, body = self._endpoint, self._fields, self._body
+        self._sends += 1
         stream = self._stream = session.open_stream(self)
-        if isinstance(body, AsyncIterable):
-            stream.send_headers(fields)
-            self._sender = endpoint.start_sender(stream, body)
-            return
-        size = sum(map(len, body))
-        stream.send_headers(fields, end_stream=not size)
-        if not size:
-            return
-        if size > _WRITE_CHUNK or not stream.try_send(body, size):
-            self._sender = endpoint.start_sender(stream, body)
-
-
-async def _send_body(stream: ServerStream, body: SentBody) -> None:
-    """Send a body as fast as the server reads it; an error that it raises fails the call."""
-    try:
-        if isinstance(body, AsyncIterable):
-            async for data in body:
-                if data:
-                    await stream.send(data)
+        body: SentBody | None = self._streamed
+        if body is None:
+            body = self._buffered
+            size = sum(map(len, body))
+            stream.send_headers(self._fields, end_stream=not size)
+            if not size or (size <= WRITE_CHUNK and stream.try_send(body, size)):
+                return
         else:
-            for data in body:
-                if data:
-                    await stream.send(data, is_counted=True)  # by the call that has it
-        await stream.send(b"", end_stream=True)
-    except ConnectionResetError:
-        pass  # the stream reports it
-    except Exception as error:
-        stream.fail(error)  # whoever closes the stream tells the server
+            stream.send_headers(self._fields)
+        self._sender = self._endpoint.start_task(send_body(stream, body))
+
+    def _may_resend(self, error: Exception) -> bool:
+        is_refused = isinstance(error, GatewayError) and error.kind is ErrorKind.REFUSED
+        return is_refused and self._sends < _MAX_SENDS and is_repeatable(self._streamed)
+
+    def _resend(self) -> None:
+        self._release()
+        self._endpoint.connections.wait(self)
+
+    def _release(self) -> None:
+        self.take_held()
+        self._stop_sender()
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def _body(self) -> ResponseBody:
+        assert self._stream is not None
+        return self._stream
+
+
+class _PlainStart:
+    """A ResponseStart whose headers are as they came."""
+
+    reason = ""
+
+    def __init__(self, headers: HeaderList) -> None:
+        (_, status), *fields = headers.fields
+        self.status = int(status)
+        self.headers = CIMultiDictProxy(CIMultiDict(decode_fields(fields)))
+
+
+def _parse(headers: HeaderList) -> ResponseHead | None:
+    """Return the headers as a head of HTTP/1.1; None if they are large, or that has none such.
+
+    Spaces around a value would be lost in it: Triton's texts may end with one.
+    """
+    fields = headers.fields
+    head = _heads.get(fields)
+    if head is not None:
+        return head
+    if any(value != value.strip(b" ") for _, value in fields):
+        return None
+    lines = [b"%s: %s\r\n" % field for field in fields[1:]]
+    text = b"".join((b"HTTP/1.1 %s \r\n" % fields[0][1], *lines, b"\r\n"))
+    if len(text) > MAX_CACHED_HEAD:
+        return None
+    try:
+        return _heads.put(fields, _HEAD_PARSER.parse_response(text, "POST"))
+    except MalformedError:
+        return None
 
 
 @cached(CACHED_LINES)

@@ -20,6 +20,7 @@ from gateway.protocol.datatypes import DATATYPES
 from gateway.upstream.transport import UpstreamRequest
 from tests.admin.site import make_settings
 from tests.admin.try_it.test_inputs import VALUES
+from tests.codec.reference import DTYPES
 
 URL = "http://127.0.0.1:8080"
 NUMBERS = {"name": "x", "datatype": "FP32", "shape": [2], "values": [1.5, -2]}
@@ -172,7 +173,7 @@ def test_python_sends_the_same_tensors(form: str, datatype: str) -> None:
         elif datatype == "BYTES":
             assert _sent(tensor) == values
         else:
-            assert np.array(_sent(tensor), DATATYPES[datatype].dtype).tobytes() == data
+            assert np.array(_sent(tensor), DTYPES[datatype]).tobytes() == data
         assert client.printed == [("y", "array of y")]
 
 

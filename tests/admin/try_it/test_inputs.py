@@ -15,6 +15,7 @@ from gateway.codec.elements.bytes_elements import pack_elements, split_elements
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES, Family
 from gateway.protocol.tensors import MAX_TENSORS
+from tests.codec.reference import DTYPES
 
 VALUES: dict[str, list[Any]] = {
     "BOOL": [True, False],
@@ -46,10 +47,9 @@ def _data(*inputs: object) -> list[bytes]:
 
 
 def _packed(datatype: str, values: list[Any]) -> bytes:
-    dtype = DATATYPES[datatype].dtype
-    if dtype is None:
+    if datatype == "BYTES":
         return pack_elements([each.encode() for each in values])
-    return np.array(values, dtype).tobytes()
+    return np.array(values, DTYPES[datatype]).tobytes()
 
 
 def test_table_has_all_datatypes() -> None:
@@ -94,9 +94,9 @@ def test_fill_makes_as_many_elements_as_the_shape_has(datatype: str, shape: list
         assert split_elements(ones, 0)[0] == [b"1"] * count
         assert len(split_elements(some, 0)[0]) == count
         return
-    assert np.array_equal(np.frombuffer(zeros, kind.dtype), np.zeros(count, kind.dtype))
-    assert np.array_equal(np.frombuffer(ones, kind.dtype), np.ones(count, kind.dtype))
-    numbers = np.frombuffer(some, kind.dtype)
+    dtype = DTYPES[datatype]
+    assert (zeros, ones) == (np.zeros(count, dtype).tobytes(), np.ones(count, dtype).tobytes())
+    numbers = np.frombuffer(some, dtype)
     assert len(numbers) == count
     assert np.isfinite(numbers.astype(np.float64)).all()
     if count > 1:

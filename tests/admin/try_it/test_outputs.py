@@ -17,6 +17,7 @@ from gateway.admin.try_it.outputs import describe_output, read_error, read_outpu
 from gateway.codec.elements.bytes_elements import pack_elements
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
+from tests.codec.reference import DTYPES
 from tests.support.grpc.proto_file import message_class
 from tests.support.inference_messages import HEADER_LENGTH
 
@@ -28,9 +29,8 @@ def _headers(**headers: str) -> CIMultiDictProxy[str]:
 
 
 def _described(datatype: str, values: Any, shape: list[int] | None = None) -> dict[str, Any]:
-    dtype = DATATYPES[datatype].dtype
-    array = np.array(values, dtype)
-    data = pack_elements(list(values)) if dtype is None else array.tobytes()
+    array = np.array(values, DTYPES.get(datatype))
+    data = pack_elements(list(values)) if datatype == "BYTES" else array.tobytes()
     found = describe_output("y", DATATYPES[datatype], shape or list(array.shape), data)
     orjson.dumps(found)
     return found
@@ -55,7 +55,7 @@ def _statistics(described: dict[str, Any]) -> tuple[Any, ...]:
         ("FP16", [0.1, -65504, NAN], [0.1, -65500.0, None]),
         ("FP32", [0.1, 3e38, INF, -0.0], [0.1, 3e38, None, -0.0]),
         ("FP64", [0.1, 5e-324, -INF], [0.1, 5e-324, None]),
-        ("BF16", [0.1, 2, NAN], [0.100098, 2.0, None]),
+        ("BF16", [0.1, 2, NAN], [0.100097656, 2.0, None]),
         ("BYTES", [b"", "é".encode(), b"\xff\0"], ["", "é", "\ufffd\0"]),
     ],
 )

@@ -52,30 +52,6 @@ def test_elements_of_every_size_are_decoded(size: int) -> None:
         assert decoded(pieces) == pack_bytes(elements)
 
 
-@pytest.mark.parametrize("longest", [0, 3, 40, 190, 300])
-def test_many_elements_are_decoded_in_pieces_of_any_size(longest: int) -> None:
-    rng = random.Random(longest)
-    elements = [rng.randbytes(rng.randrange(longest + 1)) for _ in range(400)]
-    texts = pack_bytes([base64.b64encode(element) for element in elements])
-    for pieces in ways(texts):
-        assert decoded(pieces) == pack_bytes(elements)
-
-
-@pytest.mark.parametrize(
-    "fault", [b"Q", b"Q===", b"QR==", b"QQ\0=", b"QQ==QQ==", b"=QQQ", b"QQQ\n"]
-)
-def test_invalid_element_among_many_is_named(fault: bytes) -> None:
-    for index in (0, 200, 399):
-        elements = [b"QQ==", b"QUJD", b"", b"QUI="] * 100
-        elements[index] = fault
-        for pieces in ways(pack_bytes(elements))[:4]:
-            assert refusal(pieces).startswith(f"input 'x': element {index} is not base64")
-
-
-def test_tensor_without_elements_is_decoded() -> None:
-    assert decoded([]) == decoded([b""]) == b""
-
-
 Fault = Callable[[int], str]
 
 

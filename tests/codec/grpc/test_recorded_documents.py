@@ -79,14 +79,15 @@ def test_json_over_http_becomes_the_message_over_grpc(recorded: dict[str, Any]) 
     assert found == message
 
 
-def order(document: Any) -> Any:
+def order(document: Any, name: str = "") -> Any:
     """Return the names of members in their order, which the keys of a map do not have."""
     if isinstance(document, list):
         return [*map(order, document)]
     if not isinstance(document, dict):
         return None
-    names = sorted(document) if all(map(str.isdecimal, document)) else document
-    return [(name, order(document[name])) for name in names]
+    is_map = name == "parameters" or all(map(str.isdecimal, document))
+    names = sorted(document) if is_map else document
+    return [(name, order(document[name], name)) for name in names]
 
 
 @pytest.mark.parametrize("rpc", ["ModelConfig", "ModelStatistics", "ModelMetadata"])

@@ -14,23 +14,22 @@ from gateway.protocol.messages import InferRequest, InferRequestHead, InputTenso
 from tests.codec.grpc.infer_messages import (
     FIELDS,
     Drawn,
+    broken,
     check_broken_request,
     check_request,
     raw_data,
     read_request,
     requests,
     rewritten,
+    serialized,
 )
+from tests.support.checks.refused import refused
 from tests.support.grpc import wire_bytes
 from tests.support.grpc.proto_file import ModelInferRequest
 from tests.support.grpc.wire_bytes import field
 from tests.support.scale import scaled
 
 LAW = settings(max_examples=scaled(300))
-
-
-def serialized(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
 
 
 def written(found: Any, raw: bool) -> Any:
@@ -43,8 +42,8 @@ def written(found: Any, raw: bool) -> Any:
 def test_request_is_read_and_written_as_the_runtime_does(
     drawn: Drawn, raw: bool, seed: int
 ) -> None:
-    message = drawn.raw if raw or drawn.typed is None else drawn.typed
-    data = message.SerializeToString()
+    message = drawn.in_form(raw)
+    data = serialized(message)
     for form in (data, rewritten(data, seed), memoryview(data)):
         found = read_request(form)  # type: ignore[arg-type]
         check_request(found, message)
@@ -55,12 +54,8 @@ def test_request_is_read_and_written_as_the_runtime_does(
             assert found.is_raw == (not has_contents)
 
 
-def serialized_in_either_form(drawn: Drawn, is_raw: bool) -> bytes:
-    return serialized(drawn.raw if is_raw or drawn.typed is None else drawn.typed)
-
-
 @LAW
-@given(wire_bytes.mutated(st.builds(serialized_in_either_form, requests(), st.booleans())))
+@given(broken(requests()))
 def test_broken_request_is_refused_if_the_runtime_refuses_it(data: bytes) -> None:
     check_broken_request(data)
 
@@ -89,25 +84,20 @@ def test_unknown_fields_do_not_reach_a_server_of_the_binary_form() -> None:
 # --------------------------------------------------------------------------------- examples
 
 
-def fp32_request(raw: bool, **more: Any) -> Any:
+def fp32_request(raw: bool, count: int = 2, **more: Any) -> Any:
     message = ModelInferRequest(model_name="m", **more)
-    tensor = message.inputs.add(name="x", datatype="FP32", shape=[2])
+    tensor = message.inputs.add(name="x", datatype="FP32", shape=[count])
+    values = range(1, count + 1)
     if raw:
-        message.raw_input_contents.append(raw_data("FP32", [1, 2]))
+        message.raw_input_contents.append(raw_data("FP32", values))
     else:
-        tensor.contents.fp32_contents.extend([1, 2])
+        tensor.contents.fp32_contents.extend(values)
     return message
 
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_float_data_are_views_of_the_message(raw: bool) -> None:
-    message = ModelInferRequest()
-    tensor = message.inputs.add(name="x", datatype="FP32", shape=[2000])
-    if raw:
-        message.raw_input_contents.append(bytes(8000))
-    else:
-        tensor.contents.fp32_contents.extend([0] * 2000)
-    data = message.SerializeToString()
+    data = serialized(fp32_request(raw, count=2000))
     found = read_request(data)
     ((view,),) = found.request.tensors  # type: ignore[misc]
     assert isinstance(view, memoryview)
@@ -152,6 +142,12 @@ def test_typed_contents_that_occur_twice_are_merged() -> None:
 # ----------------------------------------------------------------------------------- writing
 
 
+def message_of(request: InferRequest, *arguments: Any, **options: Any) -> Any:
+    """Return the message that is written of a request."""
+    chunks = write_infer_request(request, "m", *arguments, **options)
+    return ModelInferRequest.FromString(b"".join(chunks))
+
+
 def hub_request(datatype: str, values: list[Any], **more: Any) -> InferRequest:
     data = raw_data(datatype, values)
     tensor = InputTensor("x", DATATYPES[datatype], (len(values),), len(data))
@@ -174,8 +170,7 @@ def test_raw_binary_request_has_one_raw_content(
     """However many parts its data are, and even if there are none."""
     tensor = InputTensor("x", DATATYPES[datatype], (len(data) // 4 or 0,), len(data))
     request = InferRequest(InferRequestHead((tensor,)), None, parts)
-    message = ModelInferRequest.FromString(b"".join(write_infer_request(request, "m")))
-    assert list(message.raw_input_contents) == [data]
+    assert list(message_of(request).raw_input_contents) == [data]
 
 
 @pytest.mark.parametrize(
@@ -183,37 +178,26 @@ def test_raw_binary_request_has_one_raw_content(
     [
         ("BOOL", [True, False, True]),
         ("INT8", [-128, 127]),
-        ("INT16", [-(2**15), 2**15 - 1]),
-        ("INT32", [-(2**31), 2**31 - 1]),
         ("INT64", [-(2**63), 2**63 - 1]),
-        ("UINT8", [0, 255]),
-        ("UINT16", [2**16 - 1]),
-        ("UINT32", [2**32 - 1]),
         ("UINT64", [2**64 - 1]),
         ("FP32", [float("inf"), -0.0]),
-        ("FP64", [1e300]),
         ("BYTES", [b"", b"\xff", b"x" * 9000]),
     ],
 )
 def test_data_in_any_chunks_are_written(datatype: str, values: list[Any]) -> None:
     request = hub_request(datatype, values)
-    typed = ModelInferRequest.FromString(b"".join(write_infer_request(request, "m", raw=False)))
-    assert [*getattr(typed.inputs[0].contents, FIELDS[datatype])] == values
-    raw = ModelInferRequest.FromString(b"".join(write_infer_request(request, "m")))
-    assert [*raw.raw_input_contents] == [raw_data(datatype, values)]
+    contents = message_of(request, raw=False).inputs[0].contents
+    assert [*getattr(contents, FIELDS[datatype])] == values
+    assert [*message_of(request).raw_input_contents] == [raw_data(datatype, values)]
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 def test_half_floats_cannot_be_typed(datatype: str) -> None:
     request = hub_request(datatype, [1.0])
-    assert ModelInferRequest.FromString(b"".join(write_infer_request(request, "m")))
-    with pytest.raises(GatewayError) as caught:
+    assert message_of(request)
+    text = "which gRPC carries in raw_input_contents only, and typed contents are needed"
+    with refused(ErrorKind.UNSUPPORTED, f"input 'x' is {datatype}, {text}"):
         write_infer_request(request, "m", raw=False)
-    assert (caught.value.kind, caught.value.message) == (
-        ErrorKind.UNSUPPORTED,
-        f"input 'x' is {datatype}, which gRPC carries in raw_input_contents only, and typed "
-        "contents are needed",
-    )
 
 
 @pytest.mark.parametrize(
@@ -230,33 +214,19 @@ def test_invalid_data_cannot_be_typed(
 ) -> None:
     tensor = InputTensor("x", DATATYPES[datatype], shape, len(data))
     request = InferRequest(InferRequestHead((tensor,)), None, ((data,),))
-    with pytest.raises(GatewayError) as caught:
+    with refused(ErrorKind.BAD_REQUEST, text):
         write_infer_request(request, "m", raw=False)
-    assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_REQUEST, text)
 
 
-@pytest.mark.parametrize(
-    ("value", "described"),
-    [([1], "an array"), ({}, "an object")],
-)
-def test_parameter_that_protobuf_cannot_carry_is_refused(value: Any, described: str) -> None:
-    text = (
-        "parameter 'p' must be true, false, a string or a number to be sent over gRPC, "
-        f"got {described}"
-    )
-    with pytest.raises(GatewayError) as caught:
-        write_infer_request(hub_request("FP32", [1], parameters={"p": value}), "m")
-    assert (caught.value.kind, caught.value.message) == (
-        ErrorKind.BAD_REQUEST,
-        f"the request: {text}",
-    )
+def test_parameter_that_protobuf_cannot_carry_is_refused() -> None:
+    text = "must be true, false, a string or a number to be sent over gRPC, got an array"
+    with refused(ErrorKind.BAD_REQUEST, f"the request: parameter 'p' {text}"):
+        write_infer_request(hub_request("FP32", [1], parameters={"p": [1]}), "m")
 
 
 def test_members_of_json_that_the_protocol_does_not_know_are_left_out() -> None:
     request = hub_request("FP32", [1], extra={"other": 1})
-    assert ModelInferRequest.FromString(
-        b"".join(write_infer_request(request, "m", "3"))
-    ) == ModelInferRequest(
+    assert message_of(request, "3") == ModelInferRequest(
         model_name="m",
         model_version="3",
         inputs=[{"name": "x", "datatype": "FP32", "shape": [1]}],

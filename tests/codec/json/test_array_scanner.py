@@ -263,14 +263,6 @@ def test_a_window_of_strings_without_a_comma_is_refused(text: bytes) -> None:
     assert refusal(text) == NO_COMMA.format(STRING_WINDOW)
 
 
-def test_runs_of_strings_are_shorter_than_runs_of_numbers() -> None:
-    """Tiny strings cost ten times as much per byte as numbers."""
-    for element, size in ((b"1", WINDOW), (b'""', STRING_WINDOW), (b'[["a"]]', STRING_WINDOW)):
-        texts = scan([b"[" + b",".join([element] * 200_000) + b"]" + BEHIND]).texts
-        assert {len(text) > size - 16 for text in texts[:-1]} == {True}
-        assert max(map(len, texts)) <= size
-
-
 # ---------------------------------------------------------------------------------- long strings
 
 
@@ -283,17 +275,6 @@ def test_long_string_comes_in_parts_with_an_empty_placeholder(window: int) -> No
         (b' [""], "c"]', 1, 0, False),
     ]
     assert scanned.rest == BEHIND
-
-
-def test_scanner_finds_a_string_of_any_length(window: int) -> None:
-    for length in range(20, 80):
-        scanned = scan([b'["' + b"a" * length + b'","b"]' + BEHIND])
-        assert scanned.ended
-        parts = [item for item in scanned.items if isinstance(item, StringPart)]
-        if parts:
-            assert b"".join(part.text for part in parts) == b"a" * length
-        else:
-            assert scanned.texts == [b'["' + b"a" * length + b'","b"]'] or length <= window - 4
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.json.text_search import contains, end_of_numbers, has_data_key, split_id
-
-
-@pytest.mark.parametrize(
-    ("text", "start", "end"),
-    [
-        (b'[1,2],"x":{}', 0, 6),
-        (b"[1,2]}", 0, 5),
-        (b"[1,{}]", 0, 3),
-        (b'"a":[1]', 4, 7),
-        (b"", 0, 0),
-    ],
-)
-def test_numbers_end_at_the_first_quote_or_brace(text: bytes, start: int, end: int) -> None:
-    assert end_of_numbers(text, start, len(text)) == end
+from gateway.codec.json.text_search import contains, has_data_key, split_id
 
 
 @given(st.binary(max_size=20), st.binary(max_size=3))

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import orjson
 
+from gateway.build_info import NATIVE
 from gateway.codec.native import DATATYPE_CODES, encode_numbers
 
 _CHUNK = 1 << 20
@@ -18,7 +19,7 @@ _CHUNK = 1 << 20
 
 def main(first: int = 0, last: int = 2**32) -> str | None:
     """Compare the text of all bit patterns; return a description of the first difference."""
-    assert encode_numbers is not None, "the C module is not compiled"
+    assert NATIVE, "the C module is not compiled"
     for start in range(first, last, _CHUNK):
         bits = np.arange(start, min(start + _CHUNK, last), dtype=np.uint64).astype("<u4")
         found = encode_numbers(bits.tobytes(), DATATYPE_CODES["FP32"], 1)

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from gateway.codec.v1.nested_tensor import ShapeFinder, structural_marks
+from gateway.codec.native import collect_marks
+from gateway.codec.v1.nested_tensor import ShapeFinder
 from gateway.errors import GatewayError
 from tests.codec import strategies
 
 
 def find_shape(value: Any, pieces: list[bytes] | None = None) -> tuple[int, ...]:
     finder = ShapeFinder("input 'x'")
-    for piece in pieces or [structural_marks(json.dumps(value).encode())]:
+    for piece in pieces or [collect_marks(json.dumps(value).encode())]:
         finder.feed(piece)
     return finder.shape(_count(value))
 
@@ -66,7 +67,7 @@ def test_shape_equals_the_reference_however_split(way: str, seed: int) -> None:
             value = make_even(rng, [rng.randint(0, 3) for _ in range(rng.randint(1, 4))])
         if way == "bent":
             value = make_ragged(rng, value)
-        marks = structural_marks(json.dumps(value).encode())
+        marks = collect_marks(json.dumps(value).encode())
         for pieces in ([marks], strategies.bytewise(marks), strategies.cut(marks, seed)):
             try:
                 found = find_shape(value, pieces)
@@ -100,19 +101,6 @@ def test_ragged_arrays_are_refused(text: str, why: str) -> None:
 
 def test_single_value_has_an_empty_shape() -> None:
     assert find_shape(5) == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "marks"),
-    [
-        (b" [1, [2 ], []]", b"[,[],[]]"),
-        (b'["[\\"],[", "\\\\", ["]"]]', b"[,,[]]"),
-        (b'"a,b", "\\\\\\"["', b","),
-        (b"", b""),
-    ],
-)
-def test_brackets_and_commas_in_strings_are_ignored(text: bytes, marks: bytes) -> None:
-    assert structural_marks(text) == marks
 
 
 def test_more_dimensions_than_the_cap_are_refused() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -68,25 +67,11 @@ def test_bytes_elements_are_nested_however_they_are_split(
             assert array.ravel().tolist() == texts
 
 
-def test_error_policy_names_the_nonfinite_element() -> None:
-    converter = numbers((2, 2), Nonfinite.ERROR)
-    converter.feed(bytes(8))
-    with pytest.raises(GatewayError, match="output 'y': element 3 is nan") as caught:
-        converter.feed(np.array([1, np.nan], "<f4").tobytes())
-    assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
-
-
 def test_bytes_elements_are_written_as_base64_objects() -> None:
     data = pack_bytes([b"\xff", b""])
     assert written(NestedBytesEncoder(LABEL, (2, 1), as_base64=True), [data]) == (
         b'[[{"b64":"/w=="}],[{"b64":""}]]'
     )
-
-
-def test_element_that_is_not_utf8_is_refused() -> None:
-    with pytest.raises(GatewayError, match="output 'y': element 1 is not UTF-8") as caught:
-        NestedBytesEncoder(LABEL, (2,), as_base64=False).feed(pack_bytes([b"a", b"\xff"]))
-    assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
 
 
 @pytest.mark.parametrize(
@@ -138,15 +123,6 @@ def test_too_many_dimensions_are_refused() -> None:
     with pytest.raises(GatewayError, match="has 33 dimensions") as caught:
         check_rank(LABEL, (1,) * 33)
     assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 2), (1, 1, 4), (3,), (2, 1)])
-def test_brackets_enclose_the_rows_of_each_level(shape: tuple[int, ...]) -> None:
-    brackets = BracketWriter(shape)
-    count = math.prod(shape)
-    text = b"".join(brackets.lead(i, len(shape)) + b"%d" % i for i in range(count))
-    found: Any = json.loads(text + brackets.end())
-    assert found == np.arange(count).reshape(shape).tolist()
 
 
 class _Counted(int):

@@ -199,6 +199,16 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         "input 'x': element 0 is an object, FP32 needs a number",
     ),
     "too large": ({"instances": [1, 1e40]}, X, "input 'x': element 1 (1e+40) does not fit FP32"),
+    "a boolean in an object": (
+        {"instances": [{"x": 1}, {"x": True}]},
+        X,
+        "input 'x': element 1 (true) is not a number, as FP32 needs",
+    ),
+    "a boolean among integers": (
+        {"instances": [{"x": 1}, {"x": True}]},
+        {"x": ("INT8", [-1])},
+        "input 'x': element 1 (true) is not an integer, as INT8 needs",
+    ),
     "too large for 64 bits, in an object": (
         b'{"instances":[{"x":1},{"x":99999999999999999999}]}',
         {"x": ("INT64", [-1])},

@@ -56,25 +56,6 @@ def test_response_equals_the_reference_however_split(seed: int) -> None:
         assert json.loads(convert(pieces, size, predicted)) == expected
 
 
-def test_response_has_the_form_of_the_request() -> None:
-    one, two = floats("y", 2, 2), texts("z", b"a", b"b")
-    assert response_to(ROWS, one) == {"predictions": [[0, 1], [2, 3]]}
-    assert response_to(COLUMNS, one) == {"outputs": [[0, 1], [2, 3]]}
-    assert response_to(ROWS, one, two) == {
-        "predictions": [{"y": [0, 1], "z": "a"}, {"y": [2, 3], "z": "b"}]
-    }
-    assert response_to(COLUMNS, one, two) == {"outputs": {"y": [[0, 1], [2, 3]], "z": ["a", "b"]}}
-
-
-def test_single_instance_becomes_a_single_prediction() -> None:
-    single = V1ResponseLayout(V1Format.ROWS, single=True)
-    assert response_to(single, floats("y", 3)) == {"predictions": [[0, 1, 2]]}
-    assert response_to(single, floats("y")) == {"predictions": [0]}
-    assert response_to(single, floats("y", 2), texts("z", b"a")) == {
-        "predictions": [{"y": [0, 1], "z": ["a"]}]
-    }
-
-
 @pytest.mark.parametrize("bytes_encoding", BytesEncoding)
 def test_bytes_follow_the_policy_and_the_output_name(bytes_encoding: BytesEncoding) -> None:
     outputs = texts("image_bytes", b"\xff"), texts("text", b"a")

@@ -16,7 +16,7 @@ from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import InferRequest
 from tests.codec import strategies
-from tests.codec.reference import DTYPES, RefusedError, convert_request, pack_bytes, request_as_json
+from tests.codec.reference import RefusedError, convert_request, pack_bytes, request_as_json
 from tests.codec.v2.infer_requests import Failed
 from tests.codec.v2.infer_responses import POLICIES, rewritten
 
@@ -131,33 +131,6 @@ def _normal(value: Any) -> Any:
 # ---------------------------------------------------------------------------- round trips
 
 
-@pytest.mark.parametrize("datatype", DTYPES)
-def test_each_datatype_survives_a_round_trip(datatype: str) -> None:
-    rng = np.random.default_rng(7)
-    size = np.dtype(DTYPES[datatype]).itemsize
-    data = bytes([0, 1] * 60) if datatype == "BOOL" else rng.bytes(120 * size)
-    if np.dtype(DTYPES[datatype]).kind not in "biu":
-        values = np.frombuffer(data, DTYPES[datatype]).copy()
-        values[~np.isfinite(values.astype(np.float64))] = 0
-        data = values.tobytes()
-    body, header_size = one(datatype, [2, 60], data)
-    text = written([body], header_size)
-    assert isinstance(text, bytes)
-    codec = InferRequestReader(1 << 20, 64)
-    codec.feed(text, last=True)
-    (tensor,) = codec.finish().tensors
-    assert not isinstance(tensor, int)
-    assert b"".join(tensor) == data
-
-
-def test_strings_survive_a_round_trip() -> None:
-    elements = [b"", b'a"\\', "\u00e9\U0001f600".encode() * 90, b"\0\n"]
-    body, header_size = one("BYTES", [4], pack_bytes(elements))
-    for pieces in ([body], strategies.bytewise(body)):
-        text = written(pieces, header_size)
-        assert [x.encode() for x in fields_of(text)["inputs"][0]["data"]] == elements
-
-
 # ---------------------------------------------------------------------------------- the header
 
 
@@ -207,6 +180,8 @@ def test_binary_parameters_are_removed_and_others_stay() -> None:
 # ---------------------------------------------------------------------------------- BYTES
 
 NOT_UTF8 = pack_bytes([b"a", b"\xff"])
+TEXTS = pack_bytes([b"a", b"b"])
+IN_BASE64 = {"content_type": "base64"}
 
 
 def test_error_for_bytes_that_are_not_utf8_names_alternatives() -> None:
@@ -219,25 +194,32 @@ def test_error_for_bytes_that_are_not_utf8_names_alternatives() -> None:
         )
 
 
-def test_base64_inputs_are_marked_for_the_server() -> None:
-    body, header_size = one("BYTES", [2], NOT_UTF8, parameters={"a": 1})
+@pytest.mark.parametrize(
+    ("datatype", "data", "told", "policies", "base64", "shown"),
+    [
+        # The policy decides for inputs that came in binary form, and keeps other parameters.
+        ("BYTES", NOT_UTF8, {"a": 1}, BASE64, None, (["YQ==", "/w=="], {"a": 1} | IN_BASE64)),
+        # The client's own encoding in JSON goes before it.
+        ("BYTES", TEXTS, {}, BASE64, False, (["a", "b"], None)),
+        ("BYTES", NOT_UTF8, {}, None, True, (["YQ==", "/w=="], IN_BASE64)),
+        # Another content type is for the server to read.
+        ("BYTES", TEXTS, IN_BASE64, BASE64, None, (["a", "b"], IN_BASE64)),
+        ("INT8", b"\1\2", {}, BASE64, None, ([1, 2], None)),
+    ],
+)
+def test_bytes_have_the_encoding_of_the_client_or_of_the_policy(
+    datatype: str,
+    data: bytes,
+    told: dict[str, Any],
+    policies: JsonPolicies | None,
+    base64: bool | None,
+    shown: tuple[list[Any], dict[str, Any] | None],
+) -> None:
+    body, header_size = one(datatype, [2], data, parameters=told)
+    how = {} if base64 is None else {0: base64}
     for pieces in ([body], strategies.bytewise(body)):
-        (shown,) = fields_of(written(pieces, header_size, BASE64))["inputs"]
-        assert shown["data"] == ["YQ==", "/w=="]
-        assert shown["parameters"] == {"a": 1, "content_type": "base64"}
-
-
-def test_inputs_the_client_wrote_as_text_stay_text() -> None:
-    data = pack_bytes([b"YQ=="])
-    body, header_size = one("BYTES", [1], data)
-    (shown,) = fields_of(written([body], header_size, BASE64, {0: False}))["inputs"]
-    assert (shown["data"], "parameters" in shown) == (["YQ=="], False)
-
-
-def test_inputs_the_client_wrote_as_base64_become_base64_again() -> None:
-    body, header_size = one("BYTES", [2], NOT_UTF8)
-    (shown,) = fields_of(written([body], header_size, None, {0: True}))["inputs"]
-    assert (shown["data"], shown["parameters"]) == (["YQ==", "/w=="], {"content_type": "base64"})
+        (found,) = fields_of(written(pieces, header_size, policies, how))["inputs"]
+        assert (found["data"], found.get("parameters")) == shown
 
 
 def test_base64_of_a_json_client_reaches_the_server_unchanged() -> None:
@@ -261,36 +243,7 @@ def test_outputs_requested_as_base64_are_requested_so_from_the_server() -> None:
     ]
 
 
-def test_other_content_types_are_left_to_the_server() -> None:
-    data = pack_bytes([b"YQ=="])
-    body, header_size = one("BYTES", [1], data, parameters={"content_type": "base64"})
-    (shown,) = fields_of(written([body], header_size, BASE64))["inputs"]
-    assert (shown["data"], shown["parameters"]) == (["YQ=="], {"content_type": "base64"})
-
-
-def test_bytes_policy_applies_to_bytes_inputs_only() -> None:
-    body, header_size = one("INT8", [1], b"\1")
-    (shown,) = fields_of(written([body], header_size, BASE64))["inputs"]
-    assert (shown["data"], "parameters" in shown) == ([1], False)
-
-
 # ---------------------------------------------------------------------------------- policies
-
-
-@pytest.mark.parametrize(
-    ("nonfinite", "text"),
-    [
-        (Nonfinite.LITERAL, b"[1.0,NaN,-Infinity]"),
-        (Nonfinite.NULL, b"[1.0,null,null]"),
-        (Nonfinite.STRING, b'[1.0,"NaN","-Infinity"]'),
-    ],
-)
-def test_nonfinite_numbers_follow_the_policy(nonfinite: Nonfinite, text: bytes) -> None:
-    data = np.array([1, np.nan, -np.inf], "<f4").tobytes()
-    body, header_size = one("FP32", [3], data)
-    found = written([body], header_size, JsonPolicies(nonfinite))
-    assert isinstance(found, bytes)
-    assert b'"data":' + text in found
 
 
 def test_error_policy_names_the_element() -> None:

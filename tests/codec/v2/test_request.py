@@ -232,21 +232,6 @@ def test_error_for_missing_header_length_names_its_value(tensor: bytes, data: by
         assert outcome(pieces) == Failed(ErrorKind.BAD_REQUEST, message)
 
 
-def test_unknown_keys_are_passed_through() -> None:
-    body = (
-        b'{"model_name":"other","x":{"data":{"y":[1.5,null,true,"\xc3\xa9\\u0000"]}},'
-        b'"inputs":[{"more":[1],"name":"x","shape":[1],"datatype":"INT8","data":[1],"last":{}}],'
-        b'"parameters":{"priority":18446744073709551615,"sequence":-9223372036854775808}}'
-    )
-    expected = json.loads(body)
-    entry = expected["inputs"][0]
-    del entry["data"]
-    entry["parameters"] = {"binary_data_size": 1}
-    expected["parameters"]["binary_data_output"] = True
-    header = converted(body).header
-    assert json.loads(header) == expected
-
-
 def test_classification_and_shared_memory_are_passed_through() -> None:
     body = (
         b'{"inputs":[{"name":"x","shape":[2],"datatype":"INT8",'
@@ -379,19 +364,3 @@ def test_header_of_a_tensor_with_the_name_of_a_key_is_cached(name: str) -> None:
 def test_header_that_may_contain_data_is_not_cached(key: bytes) -> None:
     text = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8",%b:[1]}]}' % key
     assert read_without_data(text, DEPTH_CAP) is None
-
-
-def test_json_and_binary_inputs_keep_their_order() -> None:
-    body = (
-        b'{"inputs":[{"name":"a","shape":[2],"datatype":"INT8","data":[1,2]},'
-        b'{"name":"b","shape":[3],"datatype":"FP32","parameters":{"binary_data_size":12}},'
-        b'{"name":"c","shape":[1],"datatype":"BYTES","data":["z"],"parameters":{"p":1}},'
-        b'{"name":"d","shape":[1],"datatype":"BYTES","parameters":{"binary_data_size":9}}]}'
-    )
-    found = converted(body)
-    assert found.tensors == [b"\1\2", 12, b"\1\0\0\0z", 9]
-    assert found.missing_size == 21
-    assert found.data_size == 28
-    sizes = [entry["parameters"]["binary_data_size"] for entry in found.fields["inputs"]]
-    assert sizes == [2, 12, 5, 9]
-    assert found.fields["inputs"][2]["parameters"] == {"p": 1, "binary_data_size": 5}

@@ -22,8 +22,6 @@ from tests.codec.v2.infer_requests import (
     outcome,
 )
 
-BASE64 = '"parameters":{"content_type":"base64"}'
-
 NOT_BASE64 = X + "element 1 is not base64, as its content_type says: "
 
 ORDERS = [
@@ -71,25 +69,6 @@ def test_base64_is_for_bytes_only(order: str) -> None:
         assert outcome(strategies.bytewise(body)) == found
 
 
-@pytest.mark.parametrize("content_type", ['"np"', '"str"', '"pd"', '"Base64"', "64", "null", "{}"])
-def test_other_content_types_are_passed_through(content_type: str) -> None:
-    parameters = f'{{"content_type":{content_type}}}'
-    found = converted(keyed("ndspc", parameters=parameters, content='["YQ==","-"]'))
-    assert found.tensors == [pack_bytes([b"YQ==", b"-"])]
-    (entry,) = found.fields["inputs"]
-    assert entry["parameters"]["content_type"] == json.loads(content_type)
-
-
-def test_binary_bytes_inputs_are_not_decoded() -> None:
-    parameters = '{"content_type":"base64","binary_data_size":9}'
-    body = keyed("ndsp", parameters=parameters)
-    found = converted(body)
-    assert found.tensors == [9]
-    assert found.fields["inputs"][0]["parameters"] == json.loads(parameters)
-    body = keyed("ndsp", parameters='{"content_type":"base64","shared_memory_region":"r"}')
-    assert "base64" in converted(body).header.decode()
-
-
 def test_invalid_base64_is_refused() -> None:
     body = keyed("ndspc", content='["YQ==","YW-j"]')
     found = outcome([body])
@@ -132,24 +111,3 @@ def test_base64_is_decoded_in_steps() -> None:
     assert not isinstance(tensor, int)
     assert b"".join(tensor) == pack_bytes(elements)
     assert codec.buffered_data_bytes == sum(map(len, tensor)) < most * 0.9
-
-
-def test_outputs_requested_as_base64_are_recognised() -> None:
-    outputs = [
-        {"name": "y", "parameters": {"content_type": "base64", "a": 1}},
-        {"name": "b", "parameters": {"content_type": "base64", "binary_data": True}},
-        {"name": "s", "parameters": {"content_type": "base64", "shared_memory_region": "r"}},
-        {"name": "o", "parameters": {"content_type": "np"}},
-        {"name": "o", "parameters": {"content_type": "base64"}},
-    ]
-    fields = {**json.loads(keyed("ndspc")), "outputs": outputs}
-    found = converted(json.dumps(fields).encode())
-    # Of an output that is listed twice, the first counts.
-    assert found.as_base64 == {"y", "s"}
-    assert [entry["parameters"] for entry in found.fields["outputs"]] == [
-        {"a": 1, "binary_data": True},
-        {"content_type": "base64", "binary_data": True},
-        {"content_type": "base64", "shared_memory_region": "r"},
-        {"content_type": "np", "binary_data": True},
-        {"binary_data": True},
-    ]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
-from gateway.codec.v2.fast_response import fast_convert_response
+from gateway.codec.v2.buffered_response import write_json_fast
 from gateway.codec.v2.response import json_converter
 from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import ErrorKind
@@ -112,19 +112,6 @@ def test_broken_response_is_treated_the_same_however_split(
 # ---------------------------------------------------------------------------------- JSON
 
 
-@pytest.mark.parametrize("datatype", DTYPES)
-def test_each_datatype_becomes_json(datatype: str) -> None:
-    data = np.array([1, 0, 1], DTYPES[datatype]).tobytes()
-    body, size = response_body([output("y", datatype, [3, 1], data)])
-    for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
-        text = as_json(pieces, size)
-        assert isinstance(text, bytes)
-        assert json.loads(text) == {
-            "model_name": "m",
-            "outputs": [{"name": "y", "datatype": datatype, "shape": [3, 1], "data": [1, 0, 1]}],
-        }
-
-
 def test_members_are_in_the_order_of_triton() -> None:
     header = (
         b'{"z":1,"outputs":[{"shape":[1],"more":[null],"parameters":'
@@ -148,27 +135,6 @@ def test_binary_tensor_replaces_json_data_of_the_same_output() -> None:
     assert isinstance(text, bytes)
     assert text.count(b'"data"') == 1
     assert json.loads(text)["outputs"][0]["data"] == [7]
-
-
-def test_float_is_written_with_the_shortest_digits() -> None:
-    # Triton prints 0.10000000149011612 here.
-    body, size = response_body([output("y", "FP32", [2], struct.pack("<2f", 0.1, 1e-45))])
-    text = as_json([body], size)
-    assert isinstance(text, bytes)
-    assert text.endswith(b'"data":[0.1,1e-45]}]}')
-
-
-def test_error_for_bytes_that_are_not_utf8_names_alternatives() -> None:
-    body, size = response_body([output("y", "BYTES", [2], pack_bytes([b"a", b"\xff"]))])
-    for pieces in ([body], strategies.bytewise(body)):
-        assert as_json(pieces, size) == Failed(
-            ErrorKind.NOT_ACCEPTABLE,
-            "output 'y': element 1 is not UTF-8 text, which JSON needs; ask for this output in "
-            "binary form or with content_type base64, or set the policy bytes: base64",
-        )
-    text = as_json([body], size, JsonPolicies(bytes_encoding=BytesEncoding.BASE64))
-    assert isinstance(text, bytes)
-    assert json.loads(text)["outputs"][0]["data"] == ["YQ==", "/w=="]
 
 
 OTHERS = {"content_type": "x", "a": 1}
@@ -216,24 +182,7 @@ def test_json_strings_of_the_server_become_base64(policies: JsonPolicies) -> Non
     assert z == told
     assert "parameters" not in n
     # The fast path leaves such a response to the streaming path.
-    assert fast_convert_response(body, size) is None
-
-
-def test_nonfinite_values_follow_the_policy() -> None:
-    data = struct.pack("<3f", math.nan, 1, -math.inf)
-    body, size = response_body([output("y", "FP32", [3], data)])
-    for nonfinite, shown in {
-        Nonfinite.LITERAL: b"[NaN,1.0,-Infinity]",
-        Nonfinite.NULL: b"[null,1.0,null]",
-        Nonfinite.STRING: b'["NaN",1.0,"-Infinity"]',
-    }.items():
-        text = as_json([body], size, JsonPolicies(nonfinite))
-        assert isinstance(text, bytes)
-        assert shown in text
-    failed = as_json([body], size, JsonPolicies(Nonfinite.ERROR))
-    assert isinstance(failed, Failed)
-    assert status(failed) == 406
-    assert failed.message.startswith("output 'y': element 0 is nan, which JSON does not have")
+    assert write_json_fast(body, size) is None
 
 
 @pytest.mark.parametrize("datatype", ["BYTES", "BOOL", "INT8", "FP32", "BF16"])
@@ -277,16 +226,6 @@ def test_text_is_written_while_bytes_arrive() -> None:
         text += piece
     codec.finish()
     assert json.loads(text)["outputs"][0]["data"] == list(range(count))
-
-
-def test_many_floats_are_written() -> None:
-    values = np.random.default_rng(0).standard_normal(90_000).astype("<f4")
-    body, size = response_body([output("y", "FP32", [300, 300], values.tobytes())])
-    text = as_json([body[i : i + 65536] for i in range(0, len(body), 65536)], size)
-    assert text == as_json([body], size)
-    assert isinstance(text, bytes)
-    back = np.array(json.loads(text)["outputs"][0]["data"]).astype("<f4")
-    assert np.array_equal(back, values)
 
 
 @pytest.mark.parametrize("bytes_encoding", BytesEncoding)

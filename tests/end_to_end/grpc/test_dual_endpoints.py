@@ -16,8 +16,8 @@ import pytest
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file, server_certificate, server_context
 from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
-from tests.support.gateway import RunningGateway, running_gateway, until
-from tests.support.grpc.client import grpc_client
+from tests.support.gateway import RunningGateway, gateway_client, running_gateway, until
+from tests.support.grpc.client import GrpcClient, grpc_client
 from tests.support.grpc.infer_messages import infer_request
 from tests.support.grpc.proto_file import message_class
 from tests.support.http_messages import http_response, request
@@ -31,6 +31,7 @@ from tests.support.inference_messages import (
     infer_raw,
     metadata,
 )
+from tests.support.raw_client import RawClient
 from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
@@ -57,13 +58,19 @@ def both(http: str, grpc_url: str) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def _gateway(
-    http: ScriptedServer, over_grpc: GrpcServer, dialect: str = "kserve", **upstream: Any
-) -> AsyncIterator[RunningGateway]:
-    endpoints = [both(http.url, over_grpc.url)]
-    settings = {"endpoints": endpoints, "dialect": dialect, **upstream}
-    async with running_gateway(upstream=settings) as gateway:
-        yield gateway
+async def _running(
+    over_grpc: GrpcServer, dialect: str = "kserve", **upstream: Any
+) -> AsyncIterator[tuple[ScriptedServer, RunningGateway, RawClient, GrpcClient]]:
+    """Run a gateway in front of a server with both addresses, and connect to it."""
+    async with ScriptedServer(_http_side) as http:
+        endpoints = [both(http.url, over_grpc.url)]
+        settings = {"endpoints": endpoints, "dialect": dialect, **upstream}
+        async with (
+            running_gateway(upstream=settings) as gateway,
+            gateway.client() as client,
+            grpc_client(gateway.url) as calls,
+        ):
+            yield http, gateway, client, calls
 
 
 def _targets(server: ScriptedServer) -> list[str]:
@@ -76,11 +83,7 @@ def _methods(server: GrpcServer) -> list[str]:
 
 async def _inferred_over(server: GrpcServer, **settings: Any) -> str:
     """Return the protocol over which a JSON client's inference comes to the server."""
-    async with (
-        ScriptedServer(_http_side) as http,
-        _gateway(http, server, **settings) as gateway,
-        gateway.client() as client,
-    ):
+    async with _running(server, **settings) as (http, gateway, client, _):
         response = await client.ask(infer_json())
         (upstream,) = gateway.gateway.status()["upstreams"].values()
     assert response.status == 200, response.body
@@ -115,11 +118,7 @@ async def test_dialect_is_detected_over_http_and_the_choice_is_told(
     server: GrpcServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tensorgate.upstream")
-    async with (
-        ScriptedServer(_http_side) as http,
-        _gateway(http, server, dialect="auto") as gateway,
-        gateway.client() as client,
-    ):
+    async with _running(server, dialect="auto") as (http, gateway, client, _):
         assert (await client.ask(infer_json())).status == 200
         (upstream,) = gateway.gateway.status()["upstreams"].values()
     assert (_targets(http), _methods(server)) == (["/v2"], ["ModelInfer"])
@@ -136,7 +135,7 @@ async def test_choice_for_a_configured_dialect_is_logged_at_the_start(
     server: GrpcServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tensorgate.upstream")
-    async with ScriptedServer(_http_side) as http, _gateway(http, server, "triton"):
+    async with _running(server, "triton"):
         (line,) = (message for message in caplog.messages if "inference" in message)
     assert line == (
         "upstream servers: inference over HTTP: dialect triton takes binary tensors over HTTP"
@@ -147,11 +146,7 @@ async def test_choice_for_a_configured_dialect_is_logged_at_the_start(
 async def test_calls_of_grpc_clients_pass_through_whatever_the_setting(
     server: GrpcServer, protocol: str
 ) -> None:
-    async with (
-        ScriptedServer(_http_side) as http,
-        _gateway(http, server, "triton", inference_protocol=protocol) as gateway,
-        grpc_client(gateway.url) as client,
-    ):
+    async with _running(server, "triton", inference_protocol=protocol) as (http, _, _, client):
         sent = infer_request(typed=True)
         unary = message_class("ModelInferResponse").FromString(
             (await client.call("ModelInfer", sent)).message
@@ -177,11 +172,7 @@ async def test_all_else_goes_over_http_even_where_only_grpc_would_know_it(
     server: GrpcServer, method: str, target: str
 ) -> None:
     body = b"{}" if method == "POST" else None
-    async with (
-        ScriptedServer(_http_side) as http,
-        _gateway(http, server, "triton", inference_protocol="grpc") as gateway,
-        gateway.client() as client,
-    ):
+    async with _running(server, "triton", inference_protocol="grpc") as (http, _, client, _):
         await client.ask(request(method, target, body))
     assert http.requests
     assert not server.paths
@@ -190,11 +181,7 @@ async def test_all_else_goes_over_http_even_where_only_grpc_would_know_it(
 async def test_operation_of_all_servers_that_a_grpc_client_asks_for_goes_over_http(
     server: GrpcServer,
 ) -> None:
-    async with (
-        ScriptedServer(_http_side) as http,
-        _gateway(http, server) as gateway,
-        grpc_client(gateway.url) as client,
-    ):
+    async with _running(server) as (http, _, _, client):
         response = await client.call("ServerReady", b"")
     assert response.code is grpc.StatusCode.OK
     assert not server.paths
@@ -202,10 +189,8 @@ async def test_operation_of_all_servers_that_a_grpc_client_asks_for_goes_over_ht
 
 
 async def test_health_checks_and_discovery_go_over_http(server: GrpcServer) -> None:
-    async with (
-        ScriptedServer(_http_side) as http,
-        _gateway(http, server, health_check={"interval": "10ms"}, model_discovery=True) as gateway,
-    ):
+    settings: dict[str, Any] = {"health_check": {"interval": "10ms"}, "model_discovery": True}
+    async with _running(server, **settings) as (http, gateway, _, _):
         await until(lambda: gateway.pool.any_healthy)
         await until(lambda: "/v2/repository/index" in _targets(http))
     assert not server.paths
@@ -214,11 +199,7 @@ async def test_health_checks_and_discovery_go_over_http(server: GrpcServer) -> N
 async def test_fast_path_declines_only_inference_over_grpc(
     server: GrpcServer, fast_path_requests: list[str]
 ) -> None:
-    async with (
-        ScriptedServer(_http_side) as http,
-        _gateway(http, server) as gateway,
-        gateway.client() as client,
-    ):
+    async with _running(server) as (_, _, client, _):
         for _ in range(3):
             assert (await client.ask(infer_json())).status == 200
             assert (await client.ask(request("GET", "/v2/models/m"))).status == 200
@@ -233,11 +214,7 @@ async def test_fast_path_declines_only_inference_over_grpc(
 async def test_fast_path_serves_inference_over_http(
     server: GrpcServer, fast_path_requests: list[str]
 ) -> None:
-    async with (
-        ScriptedServer(_http_side) as http,
-        _gateway(http, server, "triton") as gateway,
-        gateway.client() as client,
-    ):
+    async with _running(server, "triton") as (http, _, client, _):
         for _ in range(3):
             assert (await client.ask(infer_json())).status == 200
     assert fast_path_requests == ["/v2/models/m/infer"] * 3
@@ -250,11 +227,7 @@ async def test_every_form_of_clients_is_served_over_grpc_whatever_the_dialect(
     server: GrpcServer, dialect: str
 ) -> None:
     data = FLOATS.tobytes()
-    async with (
-        ScriptedServer(_http_side) as http,
-        _gateway(http, server, dialect, inference_protocol="grpc") as gateway,
-        gateway.client() as client,
-    ):
+    async with _running(server, dialect, inference_protocol="grpc") as (http, _, client, _):
         binary = await client.ask(infer_binary(binary_header(12, binary_output=True), data))
         mixed = await client.ask(infer_binary(binary_header(12), data))
         raw = await client.ask(infer_raw(data))
@@ -324,7 +297,7 @@ async def test_call_goes_to_another_endpoint_if_a_grpc_address_refuses(
             "endpoints": [both(one.url, gone), both(two.url, server.url)],
             "dialect": "kserve",
         }
-        async with running_gateway(upstream=upstream) as gateway, gateway.client() as client:
+        async with gateway_client(upstream=upstream) as client:
             assert [(await client.ask(infer_json())).status for _ in range(4)] == [200] * 4
     assert _methods(server) == ["ModelInfer"] * 4
 
@@ -361,7 +334,7 @@ async def test_both_addresses_may_use_tls(server: GrpcServer, tmp_path: Path) ->
                 "dialect": "kserve",
                 "tls": {"ca": str(ca_file(tmp_path))},
             }
-            async with running_gateway(upstream=upstream) as gateway, gateway.client() as client:
+            async with gateway_client(upstream=upstream) as client:
                 assert (await client.ask(request("GET", "/v2/models/m"))).status == 200
                 assert (await client.ask(infer_json())).status == 200
     assert _targets(http) == ["/v2/models/m"]

@@ -16,11 +16,11 @@ import pytest
 
 from gateway.protocol.grpc.framing import frame
 from gateway.upstream import metadata_cache
-from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.gateway import RunningGateway, gateway_client, running_gateway
 from tests.support.grpc.proto_file import message_class
 from tests.support.grpc.wire_bytes import encode
 from tests.support.http_messages import request
-from tests.support.raw_client import RawClient
+from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.servers.grpc_server import (
     GrpcServer,
     Streaming,
@@ -79,6 +79,14 @@ async def gateway_for(
             yield server, gateway, client
 
 
+async def served(
+    stream: Streaming | None = None, request_: bytes | None = None, **settings: Any
+) -> ReceivedResponse:
+    """Make one call."""
+    async with gateway_for(stream, **settings) as (_, _, client):
+        return await client.ask(request_ or ask())
+
+
 def ask(target: str = STREAM, **members: Any) -> bytes:
     return request("POST", target, json.dumps({"IN": "hi", **members}).encode())
 
@@ -123,8 +131,7 @@ async def test_large_text_is_sent() -> None:
         yield in_stream(reply(raw[4:]))
 
     text = "zwölf\n" * 200_000
-    async with gateway_for(stream) as (_, _, client):
-        response = await client.ask(ask(GENERATE, IN=text))
+    response = await served(stream, request_=ask(GENERATE, IN=text))
     assert response.json["OUT"] == text
 
 
@@ -140,11 +147,7 @@ async def test_header_that_crashes_a_triton_is_not_sent() -> None:
 
 REFUSED = [
     (b"", 400, "no body"),
-    (b"{", 400, "no JSON"),
     (b'{"IN": 5}', 400, "input 'IN'"),
-    (b'{"IN": ["a", "b"]}', 400, "2 elements"),
-    (b'{"IN": "a", "p": []}', 400, "'p'"),
-    (b'{"IN": "\\ud83d"}', 400, "input 'IN'"),
     (b'{"IN": "a", "p": "\\ud83d"}', 400, "surrogate"),
     (b'{"IN": [' + b"1," * 200_000 + b"1]}", 413, "not within strings"),
     (b'{"IN": ' + b"[" * 100 + b"]" * 100 + b"}", 400, "nested deeper"),
@@ -163,8 +166,7 @@ async def test_invalid_request_never_reaches_the_server(
 
 
 async def test_request_above_the_cap_is_refused() -> None:
-    async with gateway_for(max_buffered_body_bytes=1024) as (_, _, client):
-        response = await client.ask(ask(IN="a" * 2000))
+    response = await served(max_buffered_body_bytes=1024, request_=ask(IN="a" * 2000))
     assert response.status == 413
     assert "1024 bytes" in response.error
 
@@ -177,8 +179,7 @@ async def test_other_methods_are_not_allowed() -> None:
 
 async def test_unknown_model_is_told_by_the_server() -> None:
     unknown = fail(grpc.StatusCode.NOT_FOUND, "unknown model: 'm'")
-    async with gateway_for(unary={"ModelMetadata": unknown}) as (_, _, client):
-        response = await client.ask(ask())
+    response = await served(unary={"ModelMetadata": unknown})
     assert (response.status, response.error) == (404, "unknown model: 'm'")
 
 
@@ -208,17 +209,6 @@ async def test_metadata_that_is_outdated_is_fetched_again_once_in_an_interval(
 # ------------------------------------------------------------------------------ responses
 
 
-async def test_one_response_becomes_a_document() -> None:
-    async with gateway_for(messages(in_stream(reply(triton_final_response=True, other=True)))) as (
-        _,
-        _,
-        client,
-    ):
-        response = await client.ask(ask(GENERATE))
-    assert (response.status, response.head.get("Content-Type")) == (200, "application/json")
-    assert response.body == b'{"OUT":"hi","model_name":"m","model_version":"1","other":true}'
-
-
 async def test_each_response_becomes_an_event_at_once() -> None:
     next_one = threading.Semaphore(1)
 
@@ -239,16 +229,9 @@ async def test_each_response_becomes_an_event_at_once() -> None:
         assert await client.chunk() == b""
 
 
-async def test_stream_without_responses_is_empty() -> None:
-    async with gateway_for(messages()) as (_, _, client):
-        response = await client.ask(ask())
-    assert (response.status, response.body) == (200, b"")
-
-
 @pytest.mark.parametrize("count", [0, 2])
 async def test_generate_wants_one_response(count: int) -> None:
-    async with gateway_for(messages(*[in_stream(reply())] * count)) as (_, _, client):
-        response = await client.ask(ask(GENERATE))
+    response = await served(messages(*[in_stream(reply())] * count), request_=ask(GENERATE))
     assert response.status == 400
     assert "exactly 1 response" in response.error
 
@@ -266,52 +249,12 @@ async def test_empty_last_response_does_not_count(target: str) -> None:
     end = message_class("ModelInferResponse")(model_name="m")
     end.parameters["triton_final_response"].bool_param = True
     stream = messages(in_stream(reply()), in_stream(end.SerializeToString()))
-    async with gateway_for(stream) as (_, _, client):
-        response = await client.ask(ask(target))
+    response = await served(stream, request_=ask(target))
     assert event_of().removeprefix(b"data: ").strip() in response.body
     assert response.body.count(b"model_name") == 1
 
 
-async def test_responses_of_mlserver_are_read() -> None:
-    async with gateway_for(messages(reply(b"1"), reply(b"2"))) as (_, _, client):
-        response = await client.ask(ask())
-    assert response.body == event_of("1") + event_of("2")
-
-
-async def test_large_response_is_one_event() -> None:
-    text = b"0123456789" * 300_000
-    async with gateway_for(messages(in_stream(reply(text)))) as (_, _, client):
-        response = await client.ask(ask())
-    assert response.body == event_of(text.decode())
-
-
 # --------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize("target", [GENERATE, STREAM])
-async def test_error_before_inference_is_a_document(target: str) -> None:
-    async with gateway_for(messages(in_stream(error="no input"))) as (_, _, client):
-        response = await client.ask(ask(target))
-    assert (response.status, response.error) == (400, "no input")
-
-
-async def test_error_of_the_model_sets_the_status_if_it_comes_first() -> None:
-    begun = message_class("ModelInferResponse")(model_name="m").SerializeToString()
-    stream = messages(in_stream(begun, "größer"), in_stream(reply()))
-    async with gateway_for(stream) as (_, _, client):
-        response = await client.ask(ask())
-    assert response.status == 400
-    assert response.head.get("Content-Type") == "text/event-stream; charset=utf-8"
-    assert response.body == 'data: {"error":"größer"}\n\n'.encode() + event_of()
-
-
-async def test_later_errors_are_events_between_others() -> None:
-    begun = message_class("ModelInferResponse")(model_name="m").SerializeToString()
-    stream = messages(in_stream(reply()), in_stream(begun, "no"), in_stream(reply()))
-    async with gateway_for(stream) as (_, _, client):
-        response = await client.ask(ask())
-    assert response.status == 200
-    assert response.body == event_of() + event(error="no") + event_of()
 
 
 def _failing(code: grpc.StatusCode, text: str, *first: bytes) -> Streaming:
@@ -322,40 +265,70 @@ def _failing(code: grpc.StatusCode, text: str, *first: bytes) -> Streaming:
     return stream
 
 
-@pytest.mark.parametrize("target", [GENERATE, STREAM])
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [(grpc.StatusCode.INVALID_ARGUMENT, 400), (grpc.StatusCode.UNAVAILABLE, 503)],
-)
-async def test_status_of_the_stream_becomes_that_of_the_response(
-    code: grpc.StatusCode, status: int, target: str
+BEGUN = message_class("ModelInferResponse")(model_name="m").SerializeToString()
+DOCUMENT = b'{"OUT":"hi","model_name":"m","model_version":"1"'
+LONG = "0123456789" * 300_000
+NO = b'{"error":"no"}'
+CODES = grpc.StatusCode
+
+SERVED: dict[str, tuple[Streaming, str, int, bytes]] = {
+    "one response": (
+        messages(in_stream(reply(other=True))),
+        GENERATE,
+        200,
+        DOCUMENT + b',"other":true}',
+    ),
+    "note of the last one": (
+        messages(in_stream(reply(triton_final_response=True))),
+        GENERATE,
+        200,
+        DOCUMENT + b"}",
+    ),
+    "no response": (messages(), STREAM, 200, b""),
+    "MLServer's": (messages(reply(b"1"), reply(b"2")), STREAM, 200, event_of("1") + event_of("2")),
+    "long": (messages(in_stream(reply(LONG.encode()))), STREAM, 200, event_of(LONG)),
+    "error before inference": (messages(in_stream(error="no")), STREAM, 400, NO),
+    "error before inference, document": (messages(in_stream(error="no")), GENERATE, 400, NO),
+    "error of the model first": (
+        messages(in_stream(BEGUN, "größer"), in_stream(reply())),
+        *(STREAM, 400, 'data: {"error":"größer"}\n\n'.encode() + event_of()),
+    ),
+    "error of the model later": (
+        messages(in_stream(reply()), in_stream(BEGUN, "no"), in_stream(reply())),
+        *(STREAM, 200, event_of() + event(error="no") + event_of()),
+    ),
+    "status": (_failing(CODES.INVALID_ARGUMENT, "no"), STREAM, 400, NO),
+    "status, document": (_failing(CODES.UNAVAILABLE, "no"), GENERATE, 503, NO),
+    "status after a response": (
+        _failing(CODES.INTERNAL, "no", in_stream(reply())),
+        *(STREAM, 200, event_of() + event(error="no")),
+    ),
+    "status after a response, document": (
+        *(_failing(CODES.INTERNAL, "no", in_stream(reply())), GENERATE, 500, NO),
+    ),
+}
+
+
+@pytest.mark.parametrize(("stream", "target", "status", "body"), SERVED.values(), ids=SERVED)
+async def test_stream_becomes_events_or_a_document(
+    stream: Streaming, target: str, status: int, body: bytes
 ) -> None:
-    async with gateway_for(_failing(code, "no")) as (_, _, client):
-        response = await client.ask(ask(target))
-    assert (response.status, response.error) == (status, "no")
+    response = await served(stream, ask(target))
+    assert (response.status, response.body) == (status, body)
+    is_stream = body.startswith(b"data: ")
+    kind = "text/event-stream; charset=utf-8" if is_stream else "application/json"
+    assert response.head.get("Content-Type") == kind or not body
 
 
 async def test_server_without_streams_is_named() -> None:
     failing = _failing(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-    async with gateway_for(failing) as (_, _, client):
-        response = await client.ask(ask())
+    response = await served(failing)
     assert response.status == 501
     assert "upstream 'servers' does not serve ModelStreamInfer" in response.error
 
 
-async def test_status_after_a_response_is_the_last_event() -> None:
-    failing = _failing(grpc.StatusCode.INTERNAL, "no", in_stream(reply()))
-    async with gateway_for(failing) as (_, _, client):
-        stream = await client.ask(ask(STREAM))
-        document = await client.ask(ask(GENERATE))
-    assert stream.status == 200
-    assert stream.body == event_of() + event(error="no")
-    assert (document.status, document.error) == (500, "no")
-
-
 async def test_invalid_message_names_the_upstream() -> None:
-    async with gateway_for(messages(b"\x12\x05abc")) as (_, _, client):
-        response = await client.ask(ask())
+    response = await served(messages(b"\x12\x05abc"))
     assert response.status == 502
     assert "upstream 'servers'" in response.error
 
@@ -388,8 +361,7 @@ async def test_server_that_breaks_off_is_named_in_the_last_event() -> None:
 
     async with (
         ScriptedServer(http2_script(play)) as server,
-        running_gateway(server.url.replace("http:", "grpc:")) as gateway,
-        gateway.client() as client,
+        gateway_client(server.url.replace("http:", "grpc:")) as client,
     ):
         for _ in range(2):  # the connection serves on
             await client.send(ask())
@@ -435,7 +407,7 @@ async def test_server_that_does_not_respond_is_late() -> None:
 
 
 async def test_server_that_is_gone_is_named(gone: str) -> None:
-    async with running_gateway(gone) as gateway, gateway.client() as client:
+    async with gateway_client(gone) as client:
         response = await client.ask(ask())
     assert response.status == 503
     assert "upstream 'servers'" in response.error
@@ -445,7 +417,7 @@ async def test_another_endpoint_is_asked_if_one_is_gone(gone: str) -> None:
     with grpc_server(
         unary={"ModelMetadata": TEXT}, streams={"ModelStreamInfer": messages(in_stream(reply()))}
     ) as server:
-        async with running_gateway(gone, server.url) as gateway, gateway.client() as client:
+        async with gateway_client(gone, server.url) as client:
             for _ in range(4):
                 assert (await client.ask(ask())).body == event_of()
 
@@ -459,10 +431,7 @@ async def test_status_is_retried_before_the_client_has_a_response_only() -> None
             grpc_server(unary={"ModelMetadata": TEXT}, streams=good) as server,
             grpc_server(unary={"ModelMetadata": TEXT}, streams=failing) as other,
         ):
-            async with (
-                running_gateway(other.url, server.url, route={"retry_on": [503]}) as gateway,
-                gateway.client() as client,
-            ):
+            async with gateway_client(other.url, server.url, route={"retry_on": [503]}) as client:
                 # A late status may be there before the response was passed on.
                 assert {(await client.ask(ask())).body for _ in range(4)} <= expected
             assert any(path.endswith("ModelStreamInfer") for path in other.paths)

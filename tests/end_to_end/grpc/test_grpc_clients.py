@@ -14,7 +14,7 @@ import pytest
 
 from gateway.codec.grpc.request import read_infer_request
 from tests.support.gateway import running_gateway
-from tests.support.grpc.client import GrpcResponse, grpc_client
+from tests.support.grpc.client import GrpcResponse, grpc_client, grpc_client_of
 from tests.support.grpc.infer_messages import infer_request
 from tests.support.grpc.proto_file import message_class
 from tests.support.http_messages import http_response
@@ -43,8 +43,7 @@ class _Recorder:
 async def _infer(script: Script, data: bytes, dialect: str = "triton") -> GrpcResponse:
     async with (
         ScriptedServer(script) as server,
-        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
-        grpc_client(gateway.url) as client,
+        grpc_client_of(server.url, upstream={"dialect": dialect}) as client,
     ):
         return await client.call("ModelInfer", data)
 
@@ -140,11 +139,7 @@ async def _model(connection: Connection) -> None:
 
 async def _ask(method: str, **fields: Any) -> tuple[GrpcResponse, Any]:
     request = message_class(f"{method}Request")(**fields).SerializeToString()
-    async with (
-        ScriptedServer(_model) as server,
-        running_gateway(server.url) as gateway,
-        grpc_client(gateway.url) as client,
-    ):
+    async with ScriptedServer(_model) as server, grpc_client_of(server.url) as client:
         response = await client.call(method, request)
     message = response.messages[0] if response.messages else b""
     return response, message_class(f"{method}Response").FromString(message)
@@ -177,8 +172,7 @@ async def test_operations_beside_inference_are_served_over_http(
 async def test_unready_gateway_says_so_without_an_error() -> None:
     async with (
         ScriptedServer(always_respond(http_response(b"", status="503 Busy"))) as server,
-        running_gateway(server.url) as gateway,
-        grpc_client(gateway.url) as client,
+        grpc_client_of(server.url) as client,
     ):
         response = await client.call("ServerReady", b"")
         health = await client.call("/grpc.health.v1.Health/Check", b"")
@@ -196,8 +190,7 @@ async def test_unknown_model_is_not_found() -> None:
 async def test_config_is_made_from_metadata_for_a_server_that_has_none() -> None:
     async with (
         ScriptedServer(_model) as server,
-        running_gateway(server.url, upstream={"dialect": "json"}) as gateway,
-        grpc_client(gateway.url) as client,
+        grpc_client_of(server.url, upstream={"dialect": "json"}) as client,
     ):
         request = message_class("ModelConfigRequest")(name="m").SerializeToString()
         response = await client.call("ModelConfig", request)
@@ -207,11 +200,7 @@ async def test_config_is_made_from_metadata_for_a_server_that_has_none() -> None
 
 
 async def test_health_is_checked_and_watched() -> None:
-    async with (
-        ScriptedServer(_model) as server,
-        running_gateway(server.url) as gateway,
-        grpc_client(gateway.url) as client,
-    ):
+    async with ScriptedServer(_model) as server, grpc_client_of(server.url) as client:
         check = await client.call("/grpc.health.v1.Health/Check", b"")
         unknown = await client.call("/grpc.health.v1.Health/Check", b"\x0a\x01x")
         watch = await client.call("/grpc.health.v1.Health/Watch", b"", timeout=0.5)
@@ -265,7 +254,7 @@ async def test_other_calls_have_their_turn_while_a_large_message_is_read() -> No
         return read_infer_request(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.proxy.grpc.infer.read_infer_request", read)
+        patch.setattr("gateway.proxy.calls.grpc.read_infer_request", read)
         response = await _infer(_Recorder(binary_response(FLOATS.tobytes())), message)
     assert response.code is grpc.StatusCode.OK
     assert threads

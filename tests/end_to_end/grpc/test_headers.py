@@ -7,8 +7,8 @@ import json
 import grpc
 import pytest
 
-from tests.support.gateway import running_gateway
-from tests.support.grpc.client import grpc_client
+from tests.support.gateway import gateway_client
+from tests.support.grpc.client import grpc_client_of
 from tests.support.grpc.infer_messages import infer_request
 from tests.support.grpc.proto_file import message_class
 from tests.support.http_messages import http_response
@@ -29,11 +29,7 @@ async def test_codings_of_a_call_do_not_reach_a_server_over_http(name: str, meth
             names.extend(each.lower() for each, _ in request.head.headers)
             await connection.send(http_response(json.dumps({"name": "m", "outputs": []}).encode()))
 
-    async with (
-        ScriptedServer(script) as server,
-        running_gateway(server.url) as gateway,
-        grpc_client(gateway.url) as client,
-    ):
+    async with ScriptedServer(script) as server, grpc_client_of(server.url) as client:
         message = infer_request() if method == "ModelInfer" else _METADATA
         response = await client.call(method, message, metadata=[(name, "gzip")])
     assert response.code is grpc.StatusCode.OK, response.text
@@ -46,7 +42,7 @@ async def test_fields_of_grpc_in_a_request_over_http_do_not_reach_the_server(
 ) -> None:
     body = b'{"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}'
     fields = "grpc-timeout: soon\r\ngrpc-encoding: none\r\ngrpc-accept-encoding: gzip\r\nX-Own: 1"
-    async with running_gateway(server.url) as gateway, gateway.client() as client:
+    async with gateway_client(server.url) as client:
         for first in ("POST /v2/models/m/infer", "GET /v2/models/m"):
             sent = body if first.startswith("POST") else b""
             head = f"{first} HTTP/1.1\r\nHost: x\r\n{fields}\r\nContent-Length: {len(sent)}"
@@ -62,8 +58,7 @@ async def test_invalid_header_length_is_the_fault_of_the_server() -> None:
     )
     async with (
         ScriptedServer(always_respond(response)) as server,
-        running_gateway(server.url) as gateway,
-        grpc_client(gateway.url) as client,
+        grpc_client_of(server.url) as client,
     ):
         failed = await client.call("ModelInfer", infer_request())
     assert failed.code is grpc.StatusCode.UNAVAILABLE

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.support.gateway import running_gateway
+from tests.support.gateway import gateway_client
 from tests.support.grpc.proto_file import message_class
 from tests.support.http_messages import request
 from tests.support.inference_messages import (
@@ -32,8 +32,13 @@ from tests.support.servers.scripted_server import ScriptedServer
 
 @asynccontextmanager
 async def _client(server: GrpcServer, **settings: Any) -> AsyncIterator[RawClient]:
-    async with running_gateway(server.url, **settings) as gateway, gateway.client() as client:
+    async with gateway_client(server.url, **settings) as client:
         yield client
+
+
+async def _ask(server: GrpcServer, data: bytes) -> ReceivedResponse:
+    async with _client(server) as client:
+        return await client.ask(data)
 
 
 def _json(response: ReceivedResponse) -> Any:
@@ -56,8 +61,7 @@ async def test_json_of_each_datatype_travels_there_and_back(
 ) -> None:
     entry = {"name": "IN", "datatype": datatype, "shape": [len(data)], "data": data}
     body = json.dumps({"id": "7", "inputs": [entry]}).encode()
-    async with _client(server) as client:
-        response = await client.ask(infer_json(body))
+    response = await _ask(server, infer_json(body))
     assert response.status == 200, response.body
     assert _json(response) == {
         "id": "7",
@@ -74,16 +78,14 @@ async def test_json_of_each_datatype_travels_there_and_back(
 async def test_binary_form_travels_there_and_back(server: GrpcServer) -> None:
     entry = {"name": "IN", "datatype": "FP32", "shape": [3], "parameters": {"binary_data_size": 12}}
     header = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
-    async with _client(server) as client:
-        response = await client.ask(infer_binary(header, FLOATS.tobytes()))
+    response = await _ask(server, infer_binary(header, FLOATS.tobytes()))
     size = int(response.head.get(HEADER_LENGTH) or 0)
     assert json.loads(response.body[:size])["outputs"] == [{**entry, "name": "OUT"}]
     assert response.body[size:] == FLOATS.tobytes()
 
 
 async def test_raw_binary_is_read_by_metadata_over_grpc(server: GrpcServer) -> None:
-    async with _client(server) as client:
-        response = await client.ask(infer_raw(FLOATS.tobytes()))
+    response = await _ask(server, infer_raw(FLOATS.tobytes()))
     assert response.status == 200, response.body
     assert FLOATS.tobytes() in response.body
     assert [path.rpartition("/")[2] for path in server.paths] == [
@@ -94,10 +96,9 @@ async def test_raw_binary_is_read_by_metadata_over_grpc(server: GrpcServer) -> N
 
 
 async def test_prediction_of_v1_is_served_over_grpc(server: GrpcServer) -> None:
-    async with _client(server) as client:
-        response = await client.ask(
-            request("POST", "/v1/models/m:predict", b'{"instances": [1.5, -2.0]}')
-        )
+    response = await _ask(
+        server, request("POST", "/v1/models/m:predict", b'{"instances": [1.5, -2.0]}')
+    )
     assert _json(response)["predictions"] == [1.5, -2.0]
 
 
@@ -110,32 +111,8 @@ async def test_large_streamed_request_is_sent_as_one_message(server: GrpcServer)
         "parameters": {"binary_data_size": values.nbytes},
     }
     header = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
-    async with _client(server) as client:
-        response = await client.ask(infer_binary(header, values.tobytes()))
+    response = await _ask(server, infer_binary(header, values.tobytes()))
     assert response.body.endswith(values.tobytes())
-
-
-async def test_parameters_of_each_type_arrive(server: GrpcServer) -> None:
-    parameters = {"b": True, "i": -5, "s": "text", "d": 0.5}
-    entry = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
-    body = json.dumps(
-        {
-            "inputs": [{**entry, "parameters": {"p": 1}}],
-            "outputs": [{"name": "OUT"}],
-            "parameters": parameters,
-        }
-    ).encode()
-    async with _client(server) as client:
-        assert (await client.ask(infer_json(body))).status == 200
-    (data,) = server.requests
-    sent = message_class("ModelInferRequest").FromString(data)
-    found = {
-        name: getattr(value, value.WhichOneof("parameter_choice"))
-        for name, value in sent.parameters.items()
-    }
-    assert found == parameters
-    assert sent.inputs[0].parameters["p"].int64_param == 1
-    assert [output.name for output in sent.outputs] == ["OUT"]
 
 
 ERRORS = [
@@ -192,8 +169,7 @@ async def test_response_that_is_compressed_unasked_is_read(encoding: str) -> Non
 
     async with (
         ScriptedServer(http2_script(play)) as server,
-        running_gateway(server.url.replace("http:", "grpc:")) as gateway,
-        gateway.client() as client,
+        gateway_client(server.url.replace("http:", "grpc:")) as client,
     ):
         inferred = await client.ask(infer_json())
         metadata = await client.ask(request("GET", "/v2/models/m"))
@@ -204,14 +180,6 @@ async def test_response_that_is_compressed_unasked_is_read(encoding: str) -> Non
     assert _json(metadata)["name"] == "m"
     assert generated.status == 200, generated.body
     assert _json(generated)["OUT"] == numbers
-
-
-async def test_dialect_is_detected_over_grpc(server: GrpcServer) -> None:
-    async with running_gateway(server.url, upstream={"dialect": "auto"}) as gateway:
-        async with gateway.client() as client:
-            assert (await client.ask(infer_json())).status == 200
-        (upstream,) = gateway.gateway.upstreams.values()
-        assert upstream.dialect.name == "triton"
 
 
 OPERATIONS = [
@@ -225,14 +193,12 @@ OPERATIONS = [
 async def test_operations_beside_inference_are_served_over_grpc(
     server: GrpcServer, path: str, expected: Any
 ) -> None:
-    async with _client(server) as client:
-        response = await client.ask(request("GET", path))
+    response = await _ask(server, request("GET", path))
     assert (response.status, _json(response)) == (200, expected)
 
 
 async def test_metadata_of_a_model_is_that_of_http(server: GrpcServer) -> None:
-    async with _client(server) as client:
-        response = await client.ask(request("GET", "/v2/models/m"))
+    response = await _ask(server, request("GET", "/v2/models/m"))
     tensor = {"datatype": "FP32", "shape": [-1]}
     assert _json(response) == {
         "name": "m",
@@ -244,15 +210,13 @@ async def test_metadata_of_a_model_is_that_of_http(server: GrpcServer) -> None:
 
 
 async def test_extension_that_the_server_lacks_is_named(server: GrpcServer) -> None:
-    async with _client(server) as client:
-        response = await client.ask(request("GET", "/v2/logging"))
+    response = await _ask(server, request("GET", "/v2/logging"))
     assert response.status == 501
     assert "upstream 'servers' does not serve LogSettings" in _json(response)["error"]
 
 
 async def test_operation_that_grpc_does_not_have_is_refused(server: GrpcServer) -> None:
-    async with _client(server) as client:
-        response = await client.ask(request("POST", "/v2/models/m/explain", b"{}"))
+    response = await _ask(server, request("POST", "/v2/models/m/explain", b"{}"))
     assert response.status == 501
     assert "gRPC" in _json(response)["error"]
 
@@ -271,8 +235,7 @@ NAMELESS = [
 @pytest.mark.parametrize("data", NAMELESS, ids=range(len(NAMELESS)))
 async def test_name_that_protobuf_cannot_have_is_refused(data: bytes, server: GrpcServer) -> None:
     """It must not become that of another model."""
-    async with _client(server) as client:
-        response = await client.ask(data)
+    response = await _ask(server, data)
     assert response.status == 400, response.body
     assert '"a%FFb", which is not UTF-8 when it is decoded' in response.error
     assert server.requests == []

@@ -9,7 +9,7 @@ import grpc
 
 from gateway.protocol.grpc.framing import frame
 from tests.support.gateway import running_gateway, until
-from tests.support.grpc.client import grpc_client
+from tests.support.grpc.client import grpc_client, grpc_client_of
 from tests.support.grpc.infer_messages import infer_request
 from tests.support.grpc.proto_file import message_class
 from tests.support.servers.http2_server import Http2Peer, http2_script
@@ -86,8 +86,7 @@ async def test_response_over_the_budget_is_refused() -> None:
     request = bytes(message_class("ModelMetadataRequest")(name="m").SerializeToString())
     async with (
         ScriptedServer(script) as server,
-        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
-        grpc_client(gateway.url) as client,
+        grpc_client_of(server.url, max_buffered_bytes="1MiB") as client,
     ):
         response = await client.call("ModelMetadata", request)
     assert response.code is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from gateway.protocol.grpc.framing import frame
-from tests.support.gateway import running_gateway
+from tests.support.gateway import gateway_client, running_gateway
 from tests.support.grpc.client import SERVICE
 from tests.support.http2_client import connect_http2
 from tests.support.servers.http2_server import Http2Peer, http2_script
@@ -37,8 +37,7 @@ async def test_request_over_http1_that_looks_like_a_call_is_none(content_type: s
     body = frame(len(_MESSAGE)) + _MESSAGE
     async with (
         ScriptedServer(http2_script(lenient)) as server,
-        running_gateway(server.url.replace("http://", "grpc://"), route=_DENIED) as gateway,
-        gateway.client() as client,
+        gateway_client(server.url.replace("http://", "grpc://"), route=_DENIED) as client,
     ):
         head = f"POST {_UNLOAD} HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\n"
         await client.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)

@@ -78,24 +78,22 @@ async def test_client_builds_the_services_from_what_it_is_told(gone: str, versio
     assert all(pool.FindServiceByName(name) for name in services)
 
 
-async def test_server_is_not_asked(server: GrpcServer) -> None:
-    async with _client(server.url) as (_, client):
-        assert (await client.call(_path(), LIST)).code is grpc.StatusCode.OK
-    assert server.paths == []
-
-
-async def test_other_method_of_the_service_is_that_of_the_server(server: GrpcServer) -> None:
+async def test_server_is_asked_for_other_methods_of_the_service_alone(server: GrpcServer) -> None:
     path = "/grpc.reflection.v1.ServerReflection/Other"
     async with _client(server.url) as (_, client):
+        assert (await client.call(_path(), LIST)).code is grpc.StatusCode.OK
         assert (await client.call(path, b"")).code is grpc.StatusCode.UNIMPLEMENTED
     assert server.paths == [path]
 
 
-async def test_compressed_request_is_answered(gone: str) -> None:
+async def test_compressed_request_is_answered_unless_it_becomes_too_large(gone: str) -> None:
     request = Request(file_containing_symbol="x" * 9000).SerializeToString()
+    bomb = bytes(MAX_REFLECTION_REQUEST + 1)
     async with _client(gone) as (_, client):
         response = await client.call(_path(), request, compression=grpc.Compression.Gzip)
+        refused = await client.call(_path(), bomb, compression=grpc.Compression.Gzip)
     assert Response.FromString(response.message).error_response.error_code == 5
+    assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_error_in_a_response_does_not_end_the_stream(gone: str) -> None:
@@ -126,13 +124,6 @@ async def test_request_that_cannot_be_read_ends_the_stream(
     assert text in response.text
 
 
-async def test_compressed_request_may_not_become_too_large(gone: str) -> None:
-    async with _client(gone) as (_, client):
-        bomb = bytes(MAX_REFLECTION_REQUEST + 1)
-        response = await client.call(_path(), bomb, compression=grpc.Compression.Gzip)
-    assert response.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_reflection_may_be_denied(gone: str, version: str) -> None:
     async with _client(gone, route={"deny_operations": ["other"]}) as (_, client):
@@ -155,23 +146,20 @@ async def test_stream_may_be_idle_for_longer_than_other_calls(gone: str) -> None
         await stream.code()
 
 
-async def test_stream_ends_when_the_gateway_drains(gone: str) -> None:
-    async with _client(gone) as (gateway, client):
-        stream = _Stream(client)
-        await stream.ask()
-        gateway.gateway.begin_draining()
-        assert await stream.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_stream_ends_when_the_settings_change(gone: str) -> None:
+@pytest.mark.parametrize("cause", ["drain", "reload"])
+async def test_stream_ends_with_the_gateway_or_its_settings(gone: str, cause: str) -> None:
     """Else it would keep the upstreams of the old ones."""
     async with _client(gone) as (gateway, client):
         stream = _Stream(client)
         await stream.ask()
-        await gateway.gateway.reload(gateway.gateway.settings)
+        if cause == "drain":
+            gateway.gateway.begin_draining()
+        else:
+            await gateway.gateway.reload(gateway.gateway.settings)
         assert await stream.code() is grpc.StatusCode.UNAVAILABLE
-        assert stream.call.details() == "the gateway has new settings"
-        assert (await client.call(_path(), LIST)).code is grpc.StatusCode.OK
+        if cause == "reload":
+            assert stream.call.details() == "the gateway has new settings"
+            assert (await client.call(_path(), LIST)).code is grpc.StatusCode.OK
 
 
 async def test_cancelled_stream_leaves_nothing_behind(gone: str) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gateway.sizes import CONVERT_CHUNK
-from tests.support.gateway import running_gateway, until
-from tests.support.grpc.client import GrpcResponse, grpc_client, take_turns
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.grpc.client import GrpcResponse, grpc_client, grpc_client_of, take_turns
 from tests.support.grpc.infer_messages import infer_request
 from tests.support.grpc.proto_file import message_class
 from tests.support.grpc.wire_bytes import field
@@ -23,17 +23,28 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer
 REWRITE: dict[str, Any] = {"rewrite": {"model": "new"}}
 VERSIONED: dict[str, Any] = {"rewrite": {"model": "new", "version": "3"}}
 
-INFERENCE = ("ModelInfer", "model_name", "model_version")
-OF_MODEL = [
-    INFERENCE,
-    *((name, "name", "version") for name in ("ModelReady", "ModelMetadata", "ModelConfig")),
-    ("ModelStatistics", "name", "version"),
+OF_MODEL = ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")
+LOADS = ("RepositoryModelLoad", "RepositoryModelUnload")
+INFER = {"model_name": "old", "model_version": "1"}
+REWRITTEN: list[tuple[str, dict[str, str], dict[str, str], dict[str, Any]]] = [
+    ("ModelInfer", INFER, {"model_name": "new", "model_version": "3"}, VERSIONED),
+    ("ModelInfer", INFER, {"model_name": "new", "model_version": "1"}, REWRITE),
+    ("ModelInfer", {}, {"model_name": "new"}, REWRITE),
+    *(
+        (name, {"name": "old", "version": "1"}, {"name": "new", "version": "3"}, VERSIONED)
+        for name in OF_MODEL
+    ),
+    ("ModelReady", {"name": "old"}, {"name": "new"}, REWRITE),
+    *(
+        (name, {"model_name": "old"}, {"model_name": "new"}, VERSIONED)
+        for name in (*LOADS, "TraceSetting")
+    ),
+    # KServe has the model's name where Triton has that of a repository.
+    *((name, {"repository_name": "old"}, {"model_name": "new"}, VERSIONED) for name in LOADS),
+    # For the whole server.
+    *((name, {}, {}, VERSIONED) for name in ("TraceSetting", "ModelStatistics")),
 ]
-OTHERS = [
-    ("RepositoryModelLoad", "model_name"),
-    ("RepositoryModelUnload", "model_name"),
-    ("TraceSetting", "model_name"),
-]
+"""Methods, fields of a client's message, those that the server gets, and the route."""
 
 
 def _message(method: str, **fields: Any) -> bytes:
@@ -52,8 +63,7 @@ def _nothing(data: bytes, context: grpc.ServicerContext) -> bytes:
 @pytest.fixture
 def server() -> Iterator[GrpcServer]:
     """A server that takes every method."""
-    unary: dict[str, Unary] = {name: _nothing for name, *_ in [*OF_MODEL, *OTHERS]}
-    del unary["ModelInfer"]
+    unary: dict[str, Unary] = dict.fromkeys((*OF_MODEL, *LOADS, "TraceSetting"), _nothing)
     with grpc_server(unary=unary) as running:
         yield running
 
@@ -61,51 +71,21 @@ def server() -> Iterator[GrpcServer]:
 async def _call(
     server: GrpcServer, method: str, *messages: bytes, route: dict[str, Any], **options: Any
 ) -> GrpcResponse:
-    async with (
-        running_gateway(server.url, route=route) as gateway,
-        grpc_client(gateway.url) as client,
-    ):
+    async with grpc_client_of(server.url, route=route) as client:
         return await client.call(method, *messages, **options)
 
 
-@pytest.mark.parametrize(
-    ("method", "name", "version", "route"),
-    [*((*row, VERSIONED) for row in OF_MODEL), *((*row, REWRITE) for row in OF_MODEL[:2])],
-)
+@pytest.mark.parametrize(("method", "sent", "expected", "route"), REWRITTEN)
 async def test_message_names_the_new_model_and_the_version_of_the_route_if_it_has_one(
-    server: GrpcServer, method: str, name: str, version: str, route: dict[str, Any]
+    server: GrpcServer,
+    method: str,
+    sent: dict[str, str],
+    expected: dict[str, str],
+    route: dict[str, Any],
 ) -> None:
-    message = _message(method, **{name: "old", version: "1"})
-    response = await _call(server, method, message, route=route)
+    response = await _call(server, method, _message(method, **sent), route=route)
     assert response.code is grpc.StatusCode.OK, response.text
-    seen = _seen(server, method)
-    assert (getattr(seen, name), getattr(seen, version)) == (
-        "new",
-        "3" if route is VERSIONED else "1",
-    )
-
-
-@pytest.mark.parametrize(("method", "name"), OTHERS)
-async def test_methods_without_a_version_get_the_new_model(
-    server: GrpcServer, method: str, name: str
-) -> None:
-    await _call(server, method, _message(method, **{name: "old"}), route=VERSIONED)
-    assert _seen(server, method) == message_class(f"{method}Request")(**{name: "new"})
-
-
-@pytest.mark.parametrize("method", ["RepositoryModelLoad", "RepositoryModelUnload"])
-async def test_load_in_the_form_of_kserve_is_for_the_new_model(
-    server: GrpcServer, method: str
-) -> None:
-    """KServe has the model's name where Triton has that of a repository."""
-    await _call(server, method, field(1, b"old"), route=VERSIONED)
-    assert _seen(server, method) == message_class(f"{method}Request")(model_name="new")
-
-
-@pytest.mark.parametrize("method", ["TraceSetting", "ModelStatistics"])
-async def test_call_for_the_whole_server_stays_as_it_is(server: GrpcServer, method: str) -> None:
-    await _call(server, method, b"", route=VERSIONED)
-    assert server.requests == [b""]
+    assert _seen(server, method) == message_class(f"{method}Request")(**expected)
 
 
 async def test_route_is_found_by_the_old_model(server: GrpcServer) -> None:
@@ -128,11 +108,6 @@ async def test_name_at_the_end_of_a_message_is_rewritten(server: GrpcServer) -> 
     assert _seen(server).model_name == "new"
 
 
-async def test_infer_call_without_a_model_gets_that_of_the_route(server: GrpcServer) -> None:
-    await _call(server, "ModelInfer", infer_request(""), route=REWRITE)
-    assert _seen(server).model_name == "new"
-
-
 async def test_name_that_is_no_ascii_arrives(server: GrpcServer) -> None:
     route = {"rewrite": {"model": "gr%C3%B6%C3%9Fer+5%25"}}  # as it is in a path
     await _call(server, "ModelInfer", infer_request("old"), route=route)
@@ -141,10 +116,7 @@ async def test_name_that_is_no_ascii_arrives(server: GrpcServer) -> None:
 
 async def test_large_message_is_rewritten_while_it_streams(server: GrpcServer) -> None:
     values = np.arange(1_000_000, dtype="<f4").tobytes()
-    async with (
-        running_gateway(server.url, route=VERSIONED, max_buffered_bytes=2**21) as gateway,
-        grpc_client(gateway.url) as client,
-    ):
+    async with grpc_client_of(server.url, route=VERSIONED, max_buffered_bytes=2**21) as client:
         response = await client.call("ModelInfer", infer_request("old", values))
     assert response.code is grpc.StatusCode.OK, response.text
     seen = _seen(server)
@@ -187,10 +159,7 @@ async def test_each_message_of_a_stream_is_rewritten(compression: grpc.Compressi
 async def test_message_of_a_stream_is_sent_before_the_next_one_comes() -> None:
     stream = _Stream()
     with grpc_server(streams={"ModelStreamInfer": stream}) as server:
-        async with (
-            running_gateway(server.url, route=REWRITE) as gateway,
-            grpc_client(gateway.url) as client,
-        ):
+        async with grpc_client_of(server.url, route=REWRITE) as client:
             assert await take_turns(client, *[infer_request("old")] * 3) == [b""] * 3
 
 
@@ -224,10 +193,7 @@ async def test_compressed_message_is_rewritten_within_the_buffer_of_a_body(
     server: GrpcServer,
 ) -> None:
     message = infer_request("old", np.arange(1_000_000, dtype="<f4").tobytes())
-    async with (
-        running_gateway(server.url, route=REWRITE, max_buffered_body_bytes=2**20) as gateway,
-        grpc_client(gateway.url) as client,
-    ):
+    async with grpc_client_of(server.url, route=REWRITE, max_buffered_body_bytes=2**20) as client:
         response = await client.call("ModelInfer", message, compression=grpc.Compression.Gzip)
     assert response.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "limits.max_buffered_body_bytes" in response.text
@@ -238,10 +204,7 @@ async def test_mirror_gets_the_new_model(server: GrpcServer) -> None:
     with grpc_server() as copy:
         others = {"copies": {"endpoints": [copy.url], "dialect": "triton"}}
         route = {"mirror": {"upstream": "copies", "percent": 100}, **REWRITE}
-        async with (
-            running_gateway(server.url, others=others, route=route) as gateway,
-            grpc_client(gateway.url) as client,
-        ):
+        async with grpc_client_of(server.url, others=others, route=route) as client:
             await client.call("ModelInfer", infer_request("old"))
             await until(lambda: copy.requests)
     assert _seen(copy).model_name == "new"
@@ -249,10 +212,7 @@ async def test_mirror_gets_the_new_model(server: GrpcServer) -> None:
 
 async def test_load_at_several_servers_is_for_the_new_model(server: GrpcServer) -> None:
     with grpc_server(unary={"RepositoryModelLoad": _nothing}) as second:
-        async with (
-            running_gateway(server.url, second.url, route=REWRITE) as gateway,
-            grpc_client(gateway.url) as client,
-        ):
+        async with grpc_client_of(server.url, second.url, route=REWRITE) as client:
             message = _message("RepositoryModelLoad", model_name="old")
             response = await client.call("RepositoryModelLoad", message)
     assert response.code is grpc.StatusCode.OK, response.text
@@ -293,8 +253,7 @@ async def test_server_over_http_is_asked_for_the_new_model(
 
     async with (
         ScriptedServer(script) as server,
-        running_gateway(server.url, route=VERSIONED) as gateway,
-        grpc_client(gateway.url) as client,
+        grpc_client_of(server.url, route=VERSIONED) as client,
     ):
         response = await client.call(method, message, compression=compression)
     assert response.code is grpc.StatusCode.OK, response.text
@@ -311,8 +270,7 @@ async def test_config_that_is_made_is_that_of_the_new_model() -> None:
 
     async with (
         ScriptedServer(script) as server,
-        running_gateway(server.url, route=REWRITE, upstream={"dialect": "json"}) as gateway,
-        grpc_client(gateway.url) as client,
+        grpc_client_of(server.url, route=REWRITE, upstream={"dialect": "json"}) as client,
     ):
         await client.call("ModelConfig", _message("ModelConfig", name="old"))
     assert targets == ["/v2/models/new"]
@@ -322,10 +280,7 @@ async def test_config_that_is_made_is_that_of_the_new_model() -> None:
 
 
 async def _request(server: GrpcServer, text: bytes, route: dict[str, Any]) -> int:
-    async with (
-        running_gateway(server.url, route=route) as gateway,
-        gateway.client() as client,
-    ):
+    async with gateway_client(server.url, route=route) as client:
         return (await client.ask(text)).status
 
 

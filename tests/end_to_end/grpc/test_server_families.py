@@ -11,7 +11,7 @@ import pytest
 
 from gateway.protocol.grpc.wire import WireReader
 from tests.support.gateway import running_gateway
-from tests.support.grpc.client import grpc_client
+from tests.support.grpc.client import grpc_client, grpc_client_of
 from tests.support.grpc.infer_messages import infer_request
 from tests.support.grpc.proto_file import message_class
 from tests.support.grpc.wire_bytes import field, fields_of
@@ -37,10 +37,7 @@ async def test_stream_of_mlserver_has_the_messages_of_triton(size: int) -> None:
     with grpc_server(
         unary={"ServerMetadata": MLSERVER}, streams={"ModelStreamInfer": stream_bare}
     ) as server:
-        async with (
-            running_gateway(server.url, upstream={"dialect": "auto"}) as gateway,
-            grpc_client(gateway.url) as client,
-        ):
+        async with grpc_client_of(server.url, upstream={"dialect": "auto"}) as client:
             response = await client.call(
                 "ModelStreamInfer",
                 infer_request(values=values),

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from tests.support.gateway import running_gateway
-from tests.support.grpc.client import grpc_client
+from tests.support.gateway import gateway_client, running_gateway
+from tests.support.grpc.client import grpc_client, grpc_client_of
 from tests.support.grpc.proto_file import message_class
 from tests.support.http_messages import request
 from tests.support.servers.grpc_server import GrpcServer, grpc_server, respond
@@ -62,10 +62,7 @@ def settings_server() -> Iterator[tuple[GrpcServer, Settings]]:
 @pytest.mark.parametrize("path", ["/v2/trace", "/v2/models/m/trace"])
 async def test_change_over_http_reaches_all_servers(path: str) -> None:
     with settings_server() as (one, first), settings_server() as (two, second):
-        async with (
-            running_gateway(one.url, two.url, upstream={"dialect": "auto"}) as gateway,
-            gateway.client() as client,
-        ):
+        async with gateway_client(one.url, two.url, upstream={"dialect": "auto"}) as client:
             changed = await client.ask(request("POST", path, b'{"trace_rate": "7"}'))
             read = await client.ask(request("GET", path))
             log = await client.ask(request("POST", "/v2/logging", b'{"log_verbose_level": 1}'))
@@ -82,10 +79,7 @@ async def test_change_over_grpc_reaches_all_servers() -> None:
     log = message_class("LogSettingsRequest")()
     log.settings["log_verbose_level"].uint32_param = 2
     with settings_server() as (one, first), settings_server() as (two, second):
-        async with (
-            running_gateway(one.url, two.url, upstream={"dialect": "auto"}) as gateway,
-            grpc_client(gateway.url) as client,
-        ):
+        async with grpc_client_of(one.url, two.url, upstream={"dialect": "auto"}) as client:
             response = await client.call("TraceSetting", asked.SerializeToString())
             log_response = await client.call("LogSettings", log.SerializeToString())
     told = message_class("TraceSettingResponse").FromString(response.message)

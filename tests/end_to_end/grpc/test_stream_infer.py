@@ -13,7 +13,13 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from tests.support.gateway import RunningGateway, running_gateway
-from tests.support.grpc.client import GrpcClient, GrpcResponse, grpc_client, take_turns
+from tests.support.grpc.client import (
+    GrpcClient,
+    GrpcResponse,
+    grpc_client,
+    grpc_client_of,
+    take_turns,
+)
 from tests.support.grpc.infer_messages import infer_request
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import FLOATS
@@ -190,10 +196,7 @@ async def test_each_message_gets_the_model_of_a_route_that_replaces_it() -> None
 
 
 async def test_server_that_is_gone_is_named_by_its_upstream(gone: str) -> None:
-    async with (
-        running_gateway(gone.replace("grpc://", "http://")) as gateway,
-        grpc_client(gateway.url) as client,
-    ):
+    async with grpc_client_of(gone.replace("grpc://", "http://")) as client:
         (found,) = read(await client.call("ModelStreamInfer", numbered()))
     assert "upstream 'servers'" in found.error_message
     assert "127.0.0.1" not in found.error_message

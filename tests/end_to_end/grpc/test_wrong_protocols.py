@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gateway.http2.frame_writer import encode_settings
-from tests.support.gateway import UPSTREAM, running_gateway
+from tests.support.gateway import UPSTREAM, gateway_client, running_gateway
 from tests.support.grpc.client import grpc_client
 from tests.support.http_messages import request, with_long_head
 from tests.support.servers.grpc_server import GrpcServer
@@ -29,7 +29,7 @@ ONLY_HTTP1 = (
 @pytest.mark.parametrize("path", [bytes, with_long_head], ids=["fast", "streaming"])
 async def test_grpc_server_at_an_http_address(path: type[bytes], server: GrpcServer) -> None:
     url = server.url.replace("grpc:", "http:")
-    async with running_gateway(url) as gateway, gateway.client() as client:
+    async with gateway_client(url) as client:
         for _ in range(3):
             response = await client.ask(path(request("GET", "/v2/models/m")))
             assert (response.status, response.error) == (502, ONLY_HTTP2)
@@ -39,11 +39,7 @@ async def test_server_that_sends_its_settings_before_the_request_and_leaves() ->
     async def play(connection: Connection) -> None:
         await connection.send(encode_settings([]))
 
-    async with (
-        ScriptedServer(play) as server,
-        running_gateway(server.url) as gateway,
-        gateway.client() as client,
-    ):
+    async with ScriptedServer(play) as server, gateway_client(server.url) as client:
         for _ in range(10):
             response = await client.ask(request("GET", "/v2/models/m"))
             assert (response.status, response.error) == (502, ONLY_HTTP2)

@@ -505,9 +505,7 @@ async def test_long_heads_of_active_calls_count() -> None:
             assert (await client.read_response()).status == 200
         await gateway.until_idle()
         assert buffers.buffered == 0
-        assert {connection._head for connection in http1_connections(gateway.gateway.listener)} == {
-            None
-        }
+        assert {each.call for each in http1_connections(gateway.gateway.listener)} == {None}
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["part", "whole"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.listener.connection import ClientConnection
+from gateway.listener.connection import Http1Call
 from gateway.listener.connection_host import Continuation
 from gateway.upstream.address import TcpAddress
 from tests.support.checks.garbage import no_garbage
@@ -286,15 +286,14 @@ async def test_client_disconnect_before_its_task_starts_frees_everything(
         await connection.send(http_response(bytes(size), status="200 OK" if size else "503 Busy"))
         await connection.wait_for_close()
 
-    go_on = ClientConnection.continue_in_task
+    go_on = Http1Call.continue_in_task
 
-    def leave_and_go_on(
-        client: ClientConnection, rest: Continuation, over: Callable[[], None]
-    ) -> None:
-        client.transport.abort()  # both connections end in one iteration of the event loop
-        go_on(client, rest, over)
+    def leave_and_go_on(call: Http1Call, rest: Continuation, over: Callable[[], None]) -> None:
+        # Both connections end in one iteration of the event loop.
+        call._connection.transport.abort()
+        go_on(call, rest, over)
 
-    monkeypatch.setattr(ClientConnection, "continue_in_task", leave_and_go_on)
+    monkeypatch.setattr(Http1Call, "continue_in_task", leave_and_go_on)
     async with (
         ScriptedServer(script) as one,
         ScriptedServer(script) as other,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -19,6 +18,7 @@ from tests.codec.grpc.infer_messages import check_broken_request, check_broken_r
 from tests.fuzz.broken_bytes import broken, pieces, rounds
 from tests.protocol.grpc.test_model_scanner import Named, reader_error, scan
 from tests.support.grpc.proto_file import ModelInferRequest, ModelInferResponse, message_class
+from tests.support.grpc.random_messages import fill
 
 TYPED = {
     "INT32": "int_contents",
@@ -28,57 +28,6 @@ TYPED = {
     "BYTES": "bytes_contents",
 }
 TEXTS = ("", "m", "m" * 200, "é", "a/b")
-NUMBERS = (0, 1, 2, 127, 128, 2**31 - 1)
-
-
-def fill(chance: random.Random, message: Any, depth: int = 0) -> Any:
-    """Set some fields of a message, of any type."""
-    for field in message.DESCRIPTOR.fields:
-        if not chance.randrange(3):
-            continue
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            _fill_map(chance, message, field, depth)
-        elif field.is_repeated:
-            _fill_list(chance, getattr(message, field.name), field, depth)
-        elif field.message_type is not None:
-            if depth < 4:
-                fill(chance, getattr(message, field.name), depth + 1).SetInParent()
-        else:
-            setattr(message, field.name, _scalar(chance, field))
-    return message
-
-
-def _fill_list(chance: random.Random, values: Any, field: Any, depth: int) -> None:
-    for _ in range(chance.randrange(3)):
-        if field.message_type is None:
-            values.append(_scalar(chance, field))
-        elif depth < 4:
-            fill(chance, values.add(), depth + 1)
-
-
-def _fill_map(chance: random.Random, message: Any, field: Any, depth: int) -> None:
-    key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-    for _ in range(chance.randrange(3)):
-        entries, name = getattr(message, field.name), _scalar(chance, key)
-        if value.message_type is None:
-            entries[name] = _scalar(chance, value)
-        elif depth < 4:
-            fill(chance, entries[name], depth + 1)
-
-
-def _scalar(chance: random.Random, field: Any) -> Any:
-    """Return a value for a field, by the runtime's Python types."""
-    kinds: dict[int, Callable[[], Any]] = {
-        field.CPPTYPE_STRING: lambda: chance.choice(TEXTS),
-        field.CPPTYPE_BOOL: lambda: chance.random() < 0.5,
-        field.CPPTYPE_FLOAT: lambda: chance.choice([0.0, 0.5, float("inf"), float("nan")]),
-        field.CPPTYPE_DOUBLE: lambda: chance.choice([0.0, 0.1, float("-inf")]),
-        field.CPPTYPE_ENUM: lambda: chance.choice([0, 1]),
-    }
-    if field.type == field.TYPE_BYTES:
-        return chance.randbytes(chance.randrange(5))
-    make = kinds.get(field.cpp_type, lambda: chance.choice(NUMBERS))
-    return make()
 
 
 def infer_message(chance: random.Random, message: Any, tensors: str, raw: Any) -> bytes:
@@ -150,7 +99,7 @@ def test_model_in_broken_messages() -> None:
         except DecodeError:
             continue
         if scanner.ended:
-            assert scanner.model == (read.first, read.second)
+            assert scanner.model == (read.name, read.version)
 
 
 # ------------------------------------------------------------------------------- framing

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 import time
 from pathlib import Path
 from random import Random
@@ -19,6 +18,7 @@ import numpy as np
 
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from tests.codec.exact_rounding import nearest
+from tests.codec.reference import DTYPES
 from tests.fuzz.native.harness import LastInput, WrongError, call, load, run
 from tests.fuzz.native.number_texts import any_numbers, broken, cut, pieces, well_formed
 
@@ -80,11 +80,11 @@ def _exact(element: str, datatype: Datatype, null_is_nan: bool) -> bytes:
     elif datatype.integers is not None:
         limits = datatype.integers
         if _INTEGER.fullmatch(element) and limits.least <= int(element) <= limits.most:
-            expected = struct.pack(f"<{datatype.struct_code}", int(element))
+            expected = np.array([int(element)], datatype.dtype).tobytes()
     elif element == "null":
-        expected = np.array([np.nan], datatype.dtype).tobytes() if null_is_nan else None
+        expected = np.array([np.nan], DTYPES[datatype.name]).tobytes() if null_is_nan else None
     elif element in _WORDS:
-        expected = np.array([float(element)], datatype.dtype).tobytes()
+        expected = np.array([float(element)], DTYPES[datatype.name]).tobytes()
     else:
         expected = nearest(element, datatype.name)
     if expected is None:

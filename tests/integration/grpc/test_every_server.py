@@ -1,6 +1,5 @@
 """Clients over gRPC get the same tensors from every server, over HTTP and over gRPC."""
 
-import json
 import queue
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,6 @@ import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.integration.support.client import Client
 from tests.integration.support.client_forms import CONTENTS
 from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
@@ -98,36 +96,6 @@ def test_requested_outputs(client: Any, any_upstream: Reached) -> None:
     result = client.infer("add", inputs, outputs=[triton_grpc.InferRequestedOutput("DIFFERENCE")])
     assert result.as_numpy("DIFFERENCE").tolist() == [0, 0]
     assert (result.as_numpy("SUM") is not None) == (any_upstream.name == "openvino")
-
-
-def test_unknown_output_is_refused_for_http_clients(any_gateway: Gateway) -> None:
-    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}
-    body = json.dumps({"inputs": [entry], "outputs": [{"name": "OTHER"}]}).encode()
-    with Client(any_gateway.host, any_gateway.port) as client:
-        response = client.infer("identity_fp32", body)
-    # OpenVINO's server gives all outputs, whichever are listed.
-    assert response.status != 200 or "OTHER" not in str(response.fields)
-
-
-def test_parameters_and_several_datatypes(client: Any) -> None:
-    arrays = {name: ARRAYS[name] for name in ("FP32", "INT64", "BYTES", "BOOL")}
-    inputs = [given(array, name, f"IN_{name}") for name, array in arrays.items()]
-    result = client.infer("mixed", inputs, parameters={"text": "é", "flag": True, "number": 7})
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(result.as_numpy(f"OUT_{name}"), array)
-
-
-def test_compressed(client: Any) -> None:
-    array = ARRAYS["FP32"]
-    result = client.infer("identity_fp32", [given(array)], compression_algorithm="gzip")
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
-
-
-def test_unknown_model_is_not_found(client: Any) -> None:
-    with pytest.raises(InferenceServerException) as raised:
-        client.infer("nope", [given(ARRAYS["FP32"])])
-    assert raised.value.status() == "StatusCode.NOT_FOUND"
-    assert "not" in raised.value.message()  # each server says it in its own words
 
 
 def test_what_tritonclient_asks_beside(client: Any, any_upstream: Reached) -> None:

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from gateway.listener.connection_host import DeferredCall
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
@@ -28,7 +27,8 @@ HEAD = POST[: -len(b"hello")]
 
 
 def _is_deferred(here: FastPathListener) -> bool:
-    return isinstance(here.connection._call, DeferredCall)
+    call = here.connection.call
+    return call is not None and call.is_deferred
 
 
 async def test_body_in_other_writes_takes_the_fast_path(fast_path_requests: list[str]) -> None:
@@ -60,7 +60,7 @@ async def test_converted_request_in_two_writes_takes_the_fast_path(
 async def test_late_body_takes_the_streaming_path(fast_path_requests: list[str]) -> None:
     async with serving(echo_target) as (here, client):
         await client.send(HEAD, b"he")
-        await until(lambda: isinstance(here.connection._call, asyncio.Task))
+        await until(lambda: here.listener.requests == 1 and not _is_deferred(here))
         await client.send(b"llo")
         assert (await client.read_response()).body == b"/v2/x hello"
         assert fast_path_requests == []
@@ -121,11 +121,10 @@ async def test_drain_waits_for_a_deferred_call() -> None:
     ids=["waits for 100", "too large for the gateway", "too large for the fast path"],
 )
 async def test_other_calls_do_not_wait(data: bytes) -> None:
-    async with serving(echo_target) as (here, client):
-        connection = here.connection
-        before = connection._head
+    records: list[CallRecord] = []
+    async with serving(echo_target, observers=(records.append,)) as (here, client):
         await client.send(data)
-        await until(lambda: connection._head is not before)
+        await until(lambda: bool(here.listener.requests) or len(records) == 2)
         assert not _is_deferred(here)
 
 

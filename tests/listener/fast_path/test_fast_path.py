@@ -10,15 +10,11 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import bad_response
-from gateway.listener.connection import ClientConnection
+from gateway.listener.connection import ClientConnection, Http1Call
 from gateway.listener.connection_host import Continuation
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.operations import OperationKind
 from gateway.proxy.calls import infer as calls_infer
-from gateway.proxy.calls import kinds
 from gateway.proxy.filters.trace_sampling import TraceSampler
-from gateway.proxy.infer import handler as infer_handler
-from gateway.proxy.interfaces import Call
 from tests.listener.fast_path.fast_path_listener import echo_target, listening, serving
 from tests.support.compiled import needs_source
 from tests.support.doubles.streaming import LIMITS
@@ -90,10 +86,10 @@ async def test_request_takes_the_fast_path(data: bytes, fast_path_requests: list
 
 @pytest.mark.parametrize("data", TAKES_STREAMING_PATH.values(), ids=TAKES_STREAMING_PATH)
 async def test_request_takes_the_streaming_path(data: bytes, fast_path_requests: list[str]) -> None:
-    async with serving() as (here, client):
-        connection, before = here.connection, here.connection._head
+    records: list[CallRecord] = []
+    async with serving(observers=(records.append,)) as (here, client):
         client.send_nowait(data)
-        await until(lambda: connection._head is not before)
+        await until(lambda: bool(here.listener.requests) or len(records) == 2)
         assert fast_path_requests == []
 
 
@@ -371,14 +367,14 @@ async def test_disconnect_of_the_client_at_the_start_of_the_response_ends_the_ca
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before the task that was to pass it on has run."""
-    go_on = ClientConnection.continue_in_task
+    go_on = Http1Call.continue_in_task
 
-    def and_leave(self: ClientConnection, rest: Continuation, over: Callable[[], None]) -> None:
+    def and_leave(self: Http1Call, rest: Continuation, over: Callable[[], None]) -> None:
         go_on(self, rest, over)
         assert isinstance(self._call, asyncio.Task)
         self._call.cancel()
 
-    monkeypatch.setattr(ClientConnection, "continue_in_task", and_leave)
+    monkeypatch.setattr(Http1Call, "continue_in_task", and_leave)
     slow = _Slow(CHUNKED, chunk(b"one"))
     slow.continue_in_task.set()
     async with serving(slow) as (here, client):
@@ -595,13 +591,8 @@ async def test_internal_error_has_the_headers_that_its_route_adds(
         raise ZeroDivisionError
 
     monkeypatch.setattr(calls_infer, "convert_body", fails)
-    monkeypatch.setattr(infer_handler, "convert_response", fails)
-
-    async def fails_in_task(_: Call) -> None:
-        raise ZeroDivisionError
-
-    row = kinds.ONE_SERVER[OperationKind.INFER]._replace(serve=fails_in_task)
-    monkeypatch.setitem(kinds.ONE_SERVER, OperationKind.INFER, row)
+    monkeypatch.setattr(calls_infer, "convert_response", fails)
+    monkeypatch.setattr(calls_infer, "receive_request", fails)
     whole = binary_response(bytes(4))
     parts = [whole[:-1], whole[-1:]] if path == "relayed in parts" else [whole]
     server_script = _Slow(*parts)

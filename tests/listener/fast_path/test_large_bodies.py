@@ -11,7 +11,6 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.listener.connection_host import DeferredCall
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.listener.fast_path.fast_path_listener import FastPathListener, listening, serving
@@ -158,7 +157,7 @@ async def test_request_that_does_not_fit_its_window_is_not_waited_for(
         data = _binary(tensor)
         await client.send(data[:1000])
         connection = here.connection
-        await until(lambda: isinstance(connection._call, DeferredCall))
+        await until(lambda: connection.call is not None and connection.call.is_deferred)
         await client.send(data[1000:])
         assert (await client.read_response()).body.endswith(tensor)
         assert fast_path_requests == []
@@ -192,7 +191,7 @@ async def test_client_that_leaves_in_the_middle_of_a_large_body_frees_all(
                 _wait_longer(here)
             connection = here.connection
             client.send_nowait(data[:sent])
-            await until(lambda: connection._call is not None)
+            await until(lambda: connection.call is not None)
             client.reset()
             await until(lambda: not here.listener.connections)
         await here.until_idle()

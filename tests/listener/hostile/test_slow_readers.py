@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
-from gateway.http1.connection import UnsentOutput
 from gateway.system.buffers import (
     PROGRESS,
     STALLED,
@@ -18,6 +17,7 @@ from gateway.system.buffers import (
     BufferShare,
     ReservedBytes,
 )
+from gateway.system.sockets.connection import UnsentOutput
 from tests.listener.hostile.slow_clients import (
     GREEDY,
     GRPC,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.http1.connection import Connection
 from gateway.listener.tls import ReloadingTlsContext, TlsFiles
 from gateway.listener.tls_transport import ClientTlsTransport, Handshakes
 from gateway.system.buffers import BufferAccount
+from gateway.system.sockets.connection import Connection
 from tests.http1.fake_transport import FakeTransport
 from tests.support.certificates import certificate_files, client_context, server_certificate
 from tests.support.compiled import needs_source

@@ -121,15 +121,6 @@ def test_error_and_messages_before_it_do_not_depend_on_cuts(
     assert read([bytes([byte]) for byte in body], make_reader()) == expected
 
 
-def test_pieces_are_views_of_what_was_fed() -> None:
-    body = bytearray(write([(False, b"abc"), (True, b"de")]))
-    first, second = make_reader().feed(memoryview(body))
-    assert first.data.obj is body
-    body[PREFIX_SIZE] = ord("X")
-    assert bytes(first.data) == b"Xbc"
-    assert (bytes(second.data), second.size, second.is_compressed) == (b"de", 2, True)
-
-
 def test_size_of_a_message_is_known_before_its_data() -> None:
     reader = make_reader()
     assert feed(reader, frame(7)[:4]) == []
@@ -137,13 +128,6 @@ def test_size_of_a_message_is_known_before_its_data() -> None:
     assert feed(reader, b"abc") == [(b"abc", 7, False, False, False)]
     assert feed(reader, b"defg") == [(b"defg", 7, False, False, True)]
     reader.end()
-
-
-def test_body_may_have_no_message() -> None:
-    reader = make_reader()
-    assert feed(reader, b"") == []
-    reader.end()
-    assert reader.messages == 0
 
 
 @pytest.mark.parametrize(

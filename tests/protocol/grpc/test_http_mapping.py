@@ -16,81 +16,44 @@ MODEL = {"name": "a/b c", "version": "2"}
 LOADED = {"repository_name": "", "model_name": "m:1"}
 REGION = {"name": "r"}
 
-REQUESTS: list[tuple[str, dict[str, str], Any, HttpRequest]] = [
-    ("ServerLive", {}, {}, HttpRequest("GET", "/v2/health/live")),
-    ("ServerReady", {}, {}, HttpRequest("GET", "/v2/health/ready")),
-    ("ServerMetadata", {}, {}, HttpRequest("GET", "/v2")),
-    ("ModelReady", MODEL, {}, HttpRequest("GET", "/v2/models/a%2Fb%20c/versions/2/ready")),
-    ("ModelMetadata", MODEL, {}, HttpRequest("GET", "/v2/models/a%2Fb%20c/versions/2")),
-    ("ModelConfig", {"name": "m", "version": ""}, {}, HttpRequest("GET", "/v2/models/m/config")),
-    ("ModelStatistics", {"name": "", "version": ""}, {}, HttpRequest("GET", "/v2/models/stats")),
-    ("ModelStatistics", MODEL, {}, HttpRequest("GET", "/v2/models/a%2Fb%20c/versions/2/stats")),
+REQUESTS: list[tuple[str, dict[str, str], Any, str]] = [
+    ("ServerLive", {}, {}, "GET /v2/health/live"),
+    ("ServerReady", {}, {}, "GET /v2/health/ready"),
+    ("ServerMetadata", {}, {}, "GET /v2"),
+    ("ModelReady", MODEL, {}, "GET /v2/models/a%2Fb%20c/versions/2/ready"),
+    ("ModelMetadata", MODEL, {}, "GET /v2/models/a%2Fb%20c/versions/2"),
+    ("ModelConfig", {"name": "m", "version": ""}, {}, "GET /v2/models/m/config"),
+    ("ModelStatistics", {"name": "", "version": ""}, {}, "GET /v2/models/stats"),
+    ("ModelStatistics", MODEL, {}, "GET /v2/models/a%2Fb%20c/versions/2/stats"),
+    ("RepositoryIndex", {"repository_name": ""}, {"ready": True}, "POST /v2/repository/index {}"),
+    ("RepositoryIndex", {"repository_name": "r"}, {}, "POST /v2/repository/r/index {}"),
+    ("RepositoryModelLoad", LOADED, {}, "POST /v2/repository/models/m:1/load {}"),
     (
-        "RepositoryIndex",
-        {"repository_name": ""},
-        {"ready": True},
-        HttpRequest("POST", "/v2/repository/index", has_body=True),
+        *("RepositoryModelUnload", {"repository_name": "r", "model_name": "m"}, {}),
+        "POST /v2/repository/r/models/m/unload {}",
     ),
+    ("TraceSetting", {"model_name": ""}, {}, "GET /v2/trace/setting"),
+    ("TraceSetting", {"model_name": "m"}, {"a": "1"}, "POST /v2/models/m/trace/setting {}"),
+    ("LogSettings", {}, {}, "GET /v2/logging"),
+    ("LogSettings", {}, {"log_info": True}, "POST /v2/logging {}"),
+    ("SystemSharedMemoryStatus", {"name": ""}, {}, "GET /v2/systemsharedmemory/status"),
     (
-        "RepositoryIndex",
-        {"repository_name": "r"},
-        {},
-        HttpRequest("POST", "/v2/repository/r/index", has_body=True),
+        *("SystemSharedMemoryRegister", REGION, {"key": "/k"}),
+        "POST /v2/systemsharedmemory/region/r/register {}",
     ),
-    (
-        "RepositoryModelLoad",
-        LOADED,
-        {},
-        HttpRequest("POST", "/v2/repository/models/m:1/load", has_body=True),
-    ),
-    (
-        "RepositoryModelUnload",
-        {"repository_name": "r", "model_name": "m"},
-        {},
-        HttpRequest("POST", "/v2/repository/r/models/m/unload", has_body=True),
-    ),
-    ("TraceSetting", {"model_name": ""}, {}, HttpRequest("GET", "/v2/trace/setting")),
-    (
-        "TraceSetting",
-        {"model_name": "m"},
-        {"trace_rate": "1"},
-        HttpRequest("POST", "/v2/models/m/trace/setting", has_body=True),
-    ),
-    ("LogSettings", {}, {}, HttpRequest("GET", "/v2/logging")),
-    ("LogSettings", {}, {"log_info": True}, HttpRequest("POST", "/v2/logging", has_body=True)),
-    (
-        "SystemSharedMemoryStatus",
-        {"name": ""},
-        {},
-        HttpRequest("GET", "/v2/systemsharedmemory/status"),
-    ),
-    (
-        "SystemSharedMemoryRegister",
-        REGION,
-        {"key": "/k"},
-        HttpRequest("POST", "/v2/systemsharedmemory/region/r/register", has_body=True),
-    ),
-    (
-        "CudaSharedMemoryUnregister",
-        REGION,
-        {},
-        HttpRequest("POST", "/v2/cudasharedmemory/region/r/unregister"),
-    ),
-    (
-        "CudaSharedMemoryStatus",
-        REGION,
-        {},
-        HttpRequest("GET", "/v2/cudasharedmemory/region/r/status"),
-    ),
+    ("CudaSharedMemoryUnregister", REGION, {}, "POST /v2/cudasharedmemory/region/r/unregister"),
+    ("CudaSharedMemoryStatus", REGION, {}, "GET /v2/cudasharedmemory/region/r/status"),
 ]
+"""RPCs, the names and the rest of their requests, and the requests over HTTP, {} for a body."""
 
 
 @pytest.mark.parametrize(("rpc", "path", "body", "expected"), REQUESTS)
 def test_rpc_has_a_request_over_http_that_leads_back_to_it(
-    rpc: str, path: dict[str, str], body: Any, expected: HttpRequest
+    rpc: str, path: dict[str, str], body: Any, expected: str
 ) -> None:
-    assert http_request_of(rpc, path, body) == expected
-    found = rpc_of(expected.method, expected.target)
+    method, target, has_body = (*expected.split(" "), "")[:3]
+    assert http_request_of(rpc, path, body) == HttpRequest(method, target, bool(has_body))
+    found = rpc_of(method, target)
     assert found is not None
     assert found.rpc == rpc
     assert {key: value for key, value in found.path.items() if value} == {

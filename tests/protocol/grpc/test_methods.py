@@ -140,10 +140,8 @@ def test_version_is_part_of_the_operation() -> None:
     ("model", "quoted"),
     [
         ("a/b", "a%2Fb"),
-        ("100%", "100%25"),
         ("a%2Fb", "a%252Fb"),
-        ("a b?c#d", "a%20b%3Fc%23d"),
-        ("größe", "gr%C3%B6%C3%9Fe"),
+        ("a b?c#ö", "a%20b%3Fc%23%C3%B6"),
         # Triton does not decode: what a segment may have must stay.
         ("ns:a@b+c,d;e=f!(g)*'$&~-._", "ns:a@b+c,d;e=f!(g)*'$&~-._"),
     ],

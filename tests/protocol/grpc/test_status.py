@@ -55,59 +55,41 @@ def test_undefined_code_is_unknown() -> None:
     assert {http_status(code) for code in (-1, 17, 99, 2**31)} == {500}
 
 
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [
-        (400, GrpcStatus.INTERNAL),
-        (401, GrpcStatus.UNAUTHENTICATED),
-        (403, GrpcStatus.PERMISSION_DENIED),
-        (404, GrpcStatus.UNIMPLEMENTED),
-        (429, GrpcStatus.UNAVAILABLE),
-        (431, GrpcStatus.INTERNAL),
-        (502, GrpcStatus.UNAVAILABLE),
-        (503, GrpcStatus.UNAVAILABLE),
-        (504, GrpcStatus.UNAVAILABLE),
+def test_response_without_grpc_status_has_the_code_of_the_grpc_specification() -> None:
+    codes = {
+        GrpcStatus.INTERNAL: (400, 431),
+        GrpcStatus.UNAUTHENTICATED: (401,),
+        GrpcStatus.PERMISSION_DENIED: (403,),
+        GrpcStatus.UNIMPLEMENTED: (404,),
+        GrpcStatus.UNAVAILABLE: (429, 502, 503, 504),
         # "All other codes"; 200 as well, since a response needs grpc-status.
-        (200, GrpcStatus.UNKNOWN),
-        (302, GrpcStatus.UNKNOWN),
-        (413, GrpcStatus.UNKNOWN),
-        (500, GrpcStatus.UNKNOWN),
-        (501, GrpcStatus.UNKNOWN),
-    ],
-)
-def test_response_without_grpc_status_has_the_code_of_the_grpc_specification(
-    status: int, code: GrpcStatus
-) -> None:
-    assert status_of_http(status) is code
+        GrpcStatus.UNKNOWN: (200, 302, 413, 500, 501),
+    }
+    found = {
+        code: tuple(each for each in row if status_of_http(each) is code)
+        for code, row in codes.items()
+    }
+    assert found == codes
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [
-        (ErrorKind.BAD_REQUEST, GrpcStatus.INVALID_ARGUMENT),
-        (ErrorKind.UNAUTHENTICATED, GrpcStatus.UNAUTHENTICATED),
-        (ErrorKind.FORBIDDEN, GrpcStatus.PERMISSION_DENIED),
-        (ErrorKind.NOT_FOUND, GrpcStatus.NOT_FOUND),
-        (ErrorKind.NOT_ALLOWED, GrpcStatus.UNIMPLEMENTED),
-        (ErrorKind.NOT_ACCEPTABLE, GrpcStatus.FAILED_PRECONDITION),
-        (ErrorKind.CLIENT_TIMEOUT, GrpcStatus.DEADLINE_EXCEEDED),
-        (ErrorKind.TOO_LARGE, GrpcStatus.RESOURCE_EXHAUSTED),
-        (ErrorKind.UNSUPPORTED_ENCODING, GrpcStatus.UNIMPLEMENTED),
-        (ErrorKind.INTERNAL, GrpcStatus.INTERNAL),
-        (ErrorKind.UNSUPPORTED, GrpcStatus.UNIMPLEMENTED),
-        (ErrorKind.BAD_RESPONSE, GrpcStatus.UNAVAILABLE),
-        (ErrorKind.NO_RESPONSE, GrpcStatus.UNAVAILABLE),
-        (ErrorKind.OVERLOADED, GrpcStatus.RESOURCE_EXHAUSTED),
-        (ErrorKind.EXHAUSTED, GrpcStatus.RESOURCE_EXHAUSTED),
-        (ErrorKind.NOT_READY, GrpcStatus.UNAVAILABLE),
-        (ErrorKind.UNREACHABLE, GrpcStatus.UNAVAILABLE),
-        (ErrorKind.SERVER_TIMEOUT, GrpcStatus.DEADLINE_EXCEEDED),
-        (ErrorKind.LOOP, GrpcStatus.FAILED_PRECONDITION),
-    ],
-)
-def test_error_of_the_gateway_has_the_code(kind: ErrorKind, code: GrpcStatus) -> None:
+CODES_OF_ERRORS = {
+    GrpcStatus.INVALID_ARGUMENT: "BAD_REQUEST",
+    GrpcStatus.UNAUTHENTICATED: "UNAUTHENTICATED",
+    GrpcStatus.PERMISSION_DENIED: "FORBIDDEN",
+    GrpcStatus.NOT_FOUND: "NOT_FOUND",
+    GrpcStatus.UNIMPLEMENTED: "NOT_ALLOWED UNSUPPORTED_ENCODING UNSUPPORTED",
+    GrpcStatus.FAILED_PRECONDITION: "NOT_ACCEPTABLE LOOP",
+    GrpcStatus.DEADLINE_EXCEEDED: "CLIENT_TIMEOUT SERVER_TIMEOUT",
+    GrpcStatus.RESOURCE_EXHAUSTED: "TOO_LARGE OVERLOADED EXHAUSTED",
+    GrpcStatus.INTERNAL: "INTERNAL",
+    GrpcStatus.UNAVAILABLE: "BAD_RESPONSE NO_RESPONSE NOT_READY UNREACHABLE",
+}
+
+
+def test_error_of_the_gateway_has_the_code() -> None:
     """``errors`` is below ``protocol``, so its table has plain numbers."""
-    assert kind.value.grpc_code == code
+    for code, names in CODES_OF_ERRORS.items():
+        assert {ErrorKind[name].value.grpc_code for name in names.split()} == {code}
 
 
 def test_each_error_of_the_gateway_has_a_code_that_grpc_defines() -> None:
@@ -123,10 +105,8 @@ def test_each_error_of_the_gateway_has_a_code_that_grpc_defines() -> None:
         ("", ""),
         ("model 'a' is not ready: ~ /", "model 'a' is not ready: ~ /"),
         ("100 % of it", "100 %25 of it"),
-        ("a%20b", "a%2520b"),
         ("two\r\nlines\t\x00\x7f", "two%0D%0Alines%09%00%7F"),
         ("größe", "gr%C3%B6%C3%9Fe"),
-        ("😀", "%F0%9F%98%80"),
         # What is no text, as from a file name or a peer.
         ("a\udcffb", "a?b"),
     ],
@@ -141,12 +121,10 @@ def test_message_is_percent_encoded(text: str, encoded: str) -> None:
         ("gr%c3%b6%C3%9Fe", "größe"),
         ("100% of %", "100% of %"),
         ("%zz%4", "%zz%4"),
-        ("%2 5%41", "%2 5A"),
         ("%%41", "%A"),
         ("%FF%41", "\ufffdA"),
         ("%C3", "\ufffd"),
-        ("größe", "größe"),
-        ("a+b", "a+b"),
+        ("ö+b", "ö+b"),
     ],
 )
 def test_invalid_parts_of_a_message_do_not_lose_the_rest(value: str, text: str) -> None:

@@ -58,7 +58,7 @@ def test_attempt_that_responds_is_measured_and_has_a_span() -> None:
     record, trace = attempt.record, attempt.record.trace
     attempt.hold()
     parent = attempt.begin("POST", "/x", is_grpc=False)
-    attempt.respond(503, 0.0)
+    attempt.record_head(503, 0.0)
     assert trace is not None
     (span,) = trace.attempts
     assert parent.endswith(f"-{span.span_id}-01")

@@ -10,14 +10,17 @@ from types import CodeType
 import pytest
 from h2.exceptions import ProtocolError
 
-from gateway.http1.connection import Connection as GatewayConnection
 from gateway.listener.dispatcher import RequestDispatcher
 from gateway.protocol.grpc.framing import frame
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, release_all
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.calls.buffered import BufferedCall
 from gateway.system.buffers import BufferAccount, BufferShare
+from gateway.system.sockets.body_stream import BodyStream
+from gateway.system.sockets.connection import Connection as GatewayConnection
 from gateway.system.timeout_queue import TimeoutQueue
+from gateway.upstream.connection_queue import ConnectionQueue
+from gateway.upstream.exchange import Exchange
 from gateway.upstream.pool.lease import Lease
 from tests.support.checks.failing_lines import SOURCES, FailingLines, Line, code_of, name_of
 from tests.support.compiled import needs_source
@@ -67,6 +70,12 @@ _COUNTING = (
     BufferAccount.add_streams,
     BufferAccount.remove_streams,
     BufferAccount.forget,
+    BodyStream._drop,
+    BodyStream._count,
+    BodyStream._close_stream,
+    ConnectionQueue.stop_waiting,
+    Exchange._stop_sender,
+    Exchange.take_held,
 )
 """They count, and give back. If a line of theirs failed, the count would stay wrong."""
 

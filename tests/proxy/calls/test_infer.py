@@ -24,13 +24,12 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.calls.handler import HandlerScope, ServerRequest, ServerResponse
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.calls.predict import PredictHandler
-from gateway.proxy.infer.handler import infer
-from gateway.proxy.infer.v1_predict import predict
 from gateway.proxy.interfaces import Call
-from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.metadata_cache import MetadataCache
+from gateway.upstream.transport import Body
 from tests.codec.reference import pack_bytes
 from tests.support.doubles.fast_path import client_head, response_head
+from tests.support.doubles.scripted_call import serve
 from tests.support.doubles.streaming import (
     LIMITS,
     SERVER,
@@ -139,7 +138,6 @@ class Streamed:
         headers = {**headers_of(header_size), "Transfer-Encoding": "chunked"}
         request = ScriptedRequest(log, "POST", target, headers, split(body))
         self._response = ScriptedClientResponse(log)
-        serve = infer if target == INFER else predict
         with Deadline(9, 9) as deadline:
             operation = parse_operation("POST", target)
             try:
@@ -166,6 +164,11 @@ def header_size_of(headers: Mapping[str, str]) -> int | None:
     return int(headers[HEADER_LENGTH]) if HEADER_LENGTH in headers else None
 
 
+def joined(body: Body) -> bytes:
+    assert isinstance(body, list)
+    return b"".join(body)
+
+
 def split(body: bytes) -> list[bytes]:
     return [body[:5], body[5:40], body[40:]]
 
@@ -176,7 +179,7 @@ def convert(
     """Return what the fast path makes of a request."""
     operation = parse_operation("POST", target)
     head = client_head("POST", target, {"Content-Length": str(len(body))})
-    scope = HandlerScope("POST", target, head.headers, operation, LIMITS, BoundedCache(10))
+    scope = HandlerScope("POST", target, head.headers, operation, LIMITS)
     is_infer = target == INFER
     handler = InferHandler(scope, header_size, 10_000) if is_infer else PredictHandler(scope)
     return handler, handler.to_server(head, body, streamed.destination, "")
@@ -187,7 +190,7 @@ def check(streamed: Streamed, target: str, response: str, *request: Any) -> None
     handler, converted = convert(streamed, target, *request)
     assert converted is not None
     lines = CIMultiDict(parse_lines(converted.lines))
-    assert (b"".join(converted.body), header_size_of(lines)) == streamed.sent
+    assert (joined(converted.body), header_size_of(lines)) == streamed.sent
     body, size = RESPONSES[response]
     head = response_head(headers=headers_of(size))
     answer = ServerResponse(converted, head, body, ())
@@ -271,9 +274,9 @@ async def test_v1_request_has_the_id_of_the_client_if_ids_are_off(own: str, sent
     streamed = Streamed(TRITON, JsonPolicies(), "numbers")
     head = client_head("POST", target, {"X-Request-Id": own} if own else {})
     operation = parse_operation("POST", target)
-    scope = HandlerScope("POST", target, head.headers, operation, LIMITS, BoundedCache(10))
+    scope = HandlerScope("POST", target, head.headers, operation, LIMITS)
     handler = PredictHandler(scope)
     request = handler.to_server(head, V1, streamed.destination, "")
     assert request is not None
     size = header_size_of(CIMultiDict(parse_lines(request.lines)))
-    assert json.loads(b"".join(request.body)[:size]).get("id") == sent
+    assert json.loads(joined(request.body)[:size]).get("id") == sent

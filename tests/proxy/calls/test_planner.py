@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from multidict import CIMultiDict
 
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
+from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
 from gateway.http1.head import MAX_CACHED_HEAD
 from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.calls.buffered import CallPlan

@@ -16,15 +16,13 @@ from multidict import CIMultiDict
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.messages import ALL_JSON, InferRequest, InferRequestHead, InputTensor
-from gateway.protocol.operations import OperationKind
-from gateway.protocol.v1 import infer_path
+from gateway.protocol.operations import OperationKind, infer_path
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.calls import kinds
 from gateway.proxy.calls.handler import ClientMessage, HandlerScope, ServerRequest
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
-from gateway.proxy.infer.handler import send_request
 from gateway.proxy.interfaces import Call, ClientResponse
 from tests.support.compiled import needs_source
 from tests.support.gateway import running_gateway
@@ -71,17 +69,17 @@ class NumbersResponse(ClientResponse):
         self._response.abort()
 
 
-async def serve_rows(call: Call) -> None:
-    """Serve a call in a task."""
-    body = ClientBody(call.request, call.destination.limits.max_request_bytes, call.deadline)
-    with call.reserve() as reservation:
-        received = read_rows(await body.read_all(reservation))
-        call = replace(call, response=NumbersResponse(call.response))
-        await send_request(call, received, infer_path(call.operation))
-
-
 class RowsHandler(InferHandler):
-    """Serves small calls without a task."""
+    """Serves calls in this form, small ones without a task."""
+
+    def __init__(self, scope: HandlerScope) -> None:
+        as_infer = scope.with_request("POST", infer_path(scope.operation), scope.headers)
+        super().__init__(as_infer, None, 32_768)
+
+    async def serve(self, call: Call) -> None:
+        body = ClientBody(call.request, call.destination.limits.max_request_bytes, call.deadline)
+        with call.reserve() as reservation:
+            await self.send(call, read_rows(await body.read_all(reservation)))
 
     def to_server(self, head: Any, body: bytes, destination: Any, _: str) -> ServerRequest | None:
         return self._write(head, read_rows(body), destination)
@@ -97,17 +95,12 @@ class RowsHandler(InferHandler):
         await super().relay(request, replace(relay, response=NumbersResponse(relay.response)))
 
 
-def make_rows_handler(scope: HandlerScope) -> RowsHandler:
-    as_infer = scope.with_request("POST", infer_path(scope.operation), scope.headers)
-    return RowsHandler(as_infer, None, 32_768)
-
-
 @pytest.mark.parametrize("headers", [[], [("x-long", "l" * 3000)]], ids=["small", "streamed"])
 async def test_toy_form_is_served(
     headers: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = kinds.CallKind(serve_rows, make_rows_handler)
-    monkeypatch.setitem(kinds.ONE_SERVER, OperationKind.PREDICT, row)
+    row = kinds.from_one(RowsHandler)
+    monkeypatch.setitem(kinds.KINDS, OperationKind.PREDICT, row)
     output = np.array([1.5, -2], "<f4").tobytes()
     async with (
         ScriptedServer(always_respond(binary_response(output))) as server,

@@ -10,8 +10,8 @@ from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.dialects import KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.infer.handler import infer
 from gateway.proxy.interfaces import Call
+from tests.support.doubles.scripted_call import serve
 from tests.support.doubles.streaming import (
     URL,
     BodyStep,
@@ -68,7 +68,7 @@ class _Scene:
         response = ScriptedClientResponse(log)
         with Deadline(9, 9) as deadline:
             operation = parse_operation("POST", target)
-            await infer(Call(request, response, operation, self.destination, deadline))
+            await serve(Call(request, response, operation, self.destination, deadline))
         return response
 
     @property

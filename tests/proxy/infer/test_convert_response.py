@@ -8,6 +8,7 @@ import pytest
 
 from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import JsonPolicies, Nonfinite
+from gateway.codec.v1.prediction_form import PredictionForm
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
@@ -61,10 +62,11 @@ class _Relay:
         layout: V1ResponseLayout | None = None,
     ) -> ScriptedClientResponse:
         there: UpstreamResponse = response.with_log(self.log)
+        predicted = None if layout is None else PredictionForm(layout)
         with Deadline(9, 9) as deadline:
             await convert_response(
                 ResponseRelay(
-                    there, SERVER, self.client_response, form, self.destination, deadline, layout
+                    there, SERVER, self.client_response, form, self.destination, deadline, predicted
                 )
             )
         return self.client_response

@@ -13,11 +13,10 @@ from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.dialects import JSON
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.infer.handler import infer
 from gateway.proxy.interfaces import Call
 from gateway.routing.retry import SAFE_RETRIES_ONLY
 from tests.support.checks.time_slices import cancelled_after, others
-from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
+from tests.support.doubles.scripted_call import ScriptedCall, ServerStep, serve
 from tests.support.doubles.streaming import (
     LIMITS,
     URL,
@@ -196,7 +195,7 @@ async def test_large_buffered_request_can_be_retried() -> None:
     request = ScriptedRequest(log, "POST", INFER, None, [text])
     with Deadline(9, 9) as deadline:
         operation = parse_operation("POST", INFER)
-        await infer(Call(request, ScriptedClientResponse(log), operation, destination, deadline))
+        await serve(Call(request, ScriptedClientResponse(log), operation, destination, deadline))
     first, again = (each.bodies for each in endpoints)
     assert first == again
     assert json.loads(again[0]) == json.loads(text)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.http2.reserved_stream import ReservedStream
+from gateway.upstream.http2.endpoint import Http2Exchange
 from gateway.upstream.transport import (
     RequestTemplate,
     ReservedConnection,
@@ -57,11 +57,11 @@ def fast_path_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def fast_path_streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The targets of the calls that took the fast path to a server over gRPC, in order."""
     targets: list[str] = []
-    send = ReservedStream.send
+    send = Http2Exchange.send
 
-    def record(self: ReservedStream, *arguments: Any) -> None:
+    def record(self: Http2Exchange, *arguments: Any) -> None:
         targets.append(arguments[0].target)
         send(self, *arguments)
 
-    monkeypatch.setattr(ReservedStream, "send", record)
+    monkeypatch.setattr(Http2Exchange, "send", record)
     return targets

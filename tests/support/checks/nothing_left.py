@@ -157,7 +157,7 @@ def _of_transport(transport: HttpEndpoint | Http2Endpoint) -> dict[str, int]:
     return found | {
         f"streams to {url}": streams,
         f"open streams to {url}": sum(each.stream_count for each in transport.connections.sessions),
-        f"requests that wait for {url}": transport.connections.waiting_count,
+        f"requests that wait for {url}": transport.connections.waiting,
         f"responses to {url} held back": transport.deferrals.size,
     }
 

@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.protocol.operations import OperationKind, parse_operation
+from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.calls.handler import scope_of
+from gateway.proxy.calls.kinds import one_server_kind
 from gateway.proxy.destination import Destination
-from gateway.proxy.infer.handler import infer
-from gateway.proxy.infer.v1_predict import predict
 from gateway.proxy.interfaces import Call
 from tests.support.doubles.streaming import (
     BodyStep,
@@ -25,6 +25,11 @@ from tests.support.doubles.streaming import (
 from tests.support.inference_messages import HEADER_LENGTH, INFER
 
 ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
+
+
+async def serve(call: Call) -> None:
+    """Serve a call from one server, in this task."""
+    await one_server_kind(call.operation.kind).http(scope_of(call)).serve(call)
 
 
 class ScriptedCall:
@@ -47,10 +52,9 @@ class ScriptedCall:
     async def run(self) -> ScriptedClientResponse:
         """Run the call; check that it releases its memory and its endpoint."""
         operation = parse_operation("POST", self.request.target)
-        handler = predict if operation.kind is OperationKind.PREDICT else infer
         try:
             with Deadline(9, 9) as deadline:
-                await handler(
+                await serve(
                     Call(self.request, self.response, operation, self.destination, deadline)
                 )
         finally:

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from tests.support.gateway import running_gateway
+
 SERVICE = "inference.GRPCInferenceService"
 PATIENCE = 10.0
 
@@ -108,6 +110,13 @@ async def grpc_client(
         yield GrpcClient(channel)
     finally:
         await asyncio.to_thread(channel.close)
+
+
+@asynccontextmanager
+async def grpc_client_of(*urls: str, **settings: Any) -> AsyncIterator[GrpcClient]:
+    """Run a gateway in front of servers, and connect to it."""
+    async with running_gateway(*urls, **settings) as gateway, grpc_client(gateway.url) as client:
+        yield client
 
 
 def _as_dict(metadata: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, ServerName
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
-from gateway.upstream.http.connection_queue import ConnectionQueue
+from gateway.upstream.http.connection_queue import HttpConnectionQueue
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http.idle_connections import IdleConnections
 from gateway.upstream.transport import RequestTemplate, ReservedConnection
@@ -194,7 +194,7 @@ async def test_failed_connect_is_told_to_one_request_only(endpoint_at: EndpointA
     async with ScriptedServer(YES) as server:
         endpoint = endpoint_at(server.url)
         receivers = [RecordingReceiver() for _ in range(3)]
-        connect, errors = endpoint._connect, [GatewayError(ErrorKind.UNREACHABLE, "refused")]
+        connect, errors = endpoint.connect, [GatewayError(ErrorKind.UNREACHABLE, "refused")]
 
         async def refused_once() -> ServerConnection:
             if errors:
@@ -276,7 +276,7 @@ async def test_spare_connection_that_the_server_closes_is_replaced(endpoint_at: 
 async def test_request_over_a_connection_that_is_lost_fails_once(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(YES) as server:
         endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        connect = endpoint._connect
+        connect = endpoint.connect
 
         async def lost() -> ServerConnection:
             connection = await connect()
@@ -364,7 +364,7 @@ async def test_connect_that_began_before_a_request_does_not_fail_it() -> None:
         connects.append(asyncio.get_running_loop().create_future())
         return await connects[-1]
 
-    queue = ConnectionQueue(IdleConnections(60), connect)
+    queue = HttpConnectionQueue(IdleConnections(60), connect)
     first, late = _Waiting(), _Waiting()
     released = ServerConnection(ServerName("http://h:1", "upstream 'u'"))
     async with ScriptedServer(never_respond) as server:

@@ -421,11 +421,11 @@ async def test_close_of_an_endpoint_leaves_responses_that_wait_for_their_bodies(
     async with ScriptedServer(script) as server:
         endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
         sent = _sent(endpoint, receiver)
-        await until(lambda: endpoint._deferrals.size == 1)
+        await until(lambda: endpoint.deferrals.size == 1)
         await endpoint.close()
         await receiver.wait()  # the head is handed over although its body is not complete
         assert [response.status for response in receiver.responses] == [200]
-        assert endpoint._deferrals.size == 0
+        assert endpoint.deferrals.size == 0
         sent.close()
 
 

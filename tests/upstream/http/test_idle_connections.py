@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 from gateway.errors import ServerName
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
-from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.http.endpoint import HttpEndpoint, HttpExchange
 from gateway.upstream.http.idle_connections import IdleConnections
 from gateway.upstream.transport import UpstreamRequest
 from tests.http1.fake_transport import FakeTransport
@@ -34,13 +34,18 @@ def idle(clock: Clock) -> IdleConnections:
         return IdleConnections(KEEP_ALIVE)
 
 
+def _use(connection: ServerConnection, headers: dict[str, str] | None = None) -> None:
+    """Let a connection carry a complete call."""
+    endpoint = HttpEndpoint(parse_server_url("http://server:8000"), 5)
+    connection.begin_request("POST", HttpExchange(endpoint, connection))
+    connection.data_received(http_response(b"", headers))
+
+
 async def _used(keep_alive: str = "") -> ServerConnection:
     """Make a connection that has carried a complete call, whose response had this Keep-Alive."""
     connection = ServerConnection(ServerName("http://server:8000", "upstream 'servers'"))
     connection.connection_made(FakeTransport())
-    head = connection.expect_response("POST")
-    connection.data_received(http_response(b"", {"Keep-Alive": keep_alive} if keep_alive else None))
-    await head
+    _use(connection, {"Keep-Alive": keep_alive} if keep_alive else None)
     assert connection.reusable
     return connection
 
@@ -142,9 +147,7 @@ async def test_time_of_a_connection_is_that_of_its_last_response(
     idle: IdleConnections, clock: Clock
 ) -> None:
     connection = await _used("timeout=2")
-    head = connection.expect_response("POST")
-    connection.data_received(http_response(b""))
-    await head
+    _use(connection)
     idle.put(connection)
     clock.advance(KEEP_ALIVE - 0.01)
     assert idle.take() is connection

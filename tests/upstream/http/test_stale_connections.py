@@ -199,7 +199,7 @@ async def test_server_that_refuses_the_second_connection_is_unreachable(
 async def test_close_while_a_request_is_sent_again(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never() -> None:
+    async def never(is_control: bool) -> None:
         connecting.set()
         await asyncio.Event().wait()
 
@@ -207,7 +207,7 @@ async def test_close_while_a_request_is_sent_again(
     async with ScriptedServer(closing) as server:
         endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
         await _ask(endpoint)
-        monkeypatch.setattr(endpoint, "_connect", never)
+        monkeypatch.setattr(endpoint, "connect", never)
         sent = _at_once(endpoint, receiver)
         await asyncio.wait_for(connecting.wait(), 5)
         sent.close()

@@ -240,7 +240,7 @@ async def test_goaway_on_an_idle_connection_closes_it(http2_at: Http2EndpointAt)
         endpoint = http2_at(server.url)
         await call(endpoint)
         await server.connections[0].left.wait()
-        assert endpoint.connections.open_count == 0
+        assert len(endpoint.connections.sessions) == 0
 
 
 async def test_slow_reader_stops_neither_other_streams_nor_takes_memory(
@@ -264,7 +264,7 @@ async def test_slow_reader_stops_neither_other_streams_nor_takes_memory(
     async with ScriptedServer(http2_script(play)) as server:
         endpoint = http2_at(server.url, buffers=buffers)
         waiting = asyncio.create_task(endpoint.send(make_request([b"slow"])))
-        await until(lambda: endpoint.connections.open_count == 1)
+        await until(lambda: len(endpoint.connections.sessions) == 1)
         assert len((await call(endpoint, [b"fast"])).body) == len(body)
         response = await waiting
         assert buffers.buffered < MIB
@@ -290,7 +290,7 @@ async def test_server_that_reads_slowly_stops_its_stream_only(http2_at: Http2End
     async with ScriptedServer(http2_script(play, settings, opens_windows=False)) as server:
         endpoint = http2_at(server.url)
         stuck = asyncio.create_task(call(endpoint, endless()))
-        await until(lambda: endpoint.connections.open_count == 1)
+        await until(lambda: len(endpoint.connections.sessions) == 1)
         assert (await call(endpoint, [b"a"])).body == b"ok"
         stuck.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -65,7 +65,7 @@ async def test_full_connections_get_more_beside_them(http2_at: Http2EndpointAt) 
         assert sorted(_streams(peers)) == [1, 3, 3, 3]
         gate.set()
         await asyncio.gather(*calls)
-        assert endpoint.connections.open_count == 4
+        assert len(endpoint.connections.sessions) == 4
 
 
 async def test_calls_go_to_the_connection_with_the_fewest_streams(
@@ -110,11 +110,11 @@ async def test_cancelled_wait_gives_its_place_to_the_next(http2_at: Http2Endpoin
         endpoint = http2_at(server.url, max_connections=1)
         calls = [asyncio.create_task(call(endpoint)) for _ in range(4)]
         await until(lambda: _streams(peers) == [1])
-        assert endpoint.connections.waiting_count == 3
+        assert endpoint.connections.waiting == 3
         calls[1].cancel()
         calls[2].cancel()
         await asyncio.wait(calls[1:3])
-        assert endpoint.connections.waiting_count == 1
+        assert endpoint.connections.waiting == 1
         gate.set()
         await asyncio.gather(calls[0], calls[3])
         assert _streams(peers) == [2]
@@ -165,7 +165,7 @@ async def test_idle_connection_is_closed_after_its_time(http2_at: Http2EndpointA
         endpoint = http2_at(server.url, idle_timeout=0.05)
         await call(endpoint)
         await server.connections[0].left.wait()
-        await until(lambda: endpoint.connections.open_count == 0)
+        await until(lambda: len(endpoint.connections.sessions) == 0)
         assert (await call(endpoint)).body == b"ok"
 
 
@@ -184,7 +184,7 @@ async def test_busy_connection_is_not_idle(http2_at: Http2EndpointAt) -> None:
         await call(endpoint)
         pending = asyncio.create_task(call(endpoint))
         await asyncio.sleep(0.1)
-        assert endpoint.connections.open_count == 1
+        assert len(endpoint.connections.sessions) == 1
         may_respond.set()
         assert (await pending).body == b"ok"
         assert len(server.connections) == 1
@@ -201,7 +201,7 @@ async def test_close_lets_calls_finish_and_then_closes_their_connection(
         await endpoint.close()
         gate.set()
         assert (await pending).body == b"ok"
-        await until(lambda: endpoint.connections.open_count == 0)
+        await until(lambda: len(endpoint.connections.sessions) == 0)
 
 
 async def test_close_during_a_connect_lets_its_call_finish(http2_at: Http2EndpointAt) -> None:
@@ -211,7 +211,7 @@ async def test_close_during_a_connect_lets_its_call_finish(http2_at: Http2Endpoi
         await asyncio.sleep(0)
         await endpoint.close()
         assert (await pending).body == b"ok"
-        await until(lambda: endpoint.connections.open_count == 0)
+        await until(lambda: len(endpoint.connections.sessions) == 0)
 
 
 @pytest.mark.parametrize("with_ping", [False, True])
@@ -234,7 +234,7 @@ async def test_server_that_says_goodbye_as_it_begins_is_connected_to_once(
         assert raised.value.message.endswith("(GOAWAY NO_ERROR)")
         assert len(server.connections) == 1
         await server.connections[0].left.wait()
-        assert endpoint.connections.open_count == 0
+        assert len(endpoint.connections.sessions) == 0
 
 
 NO_STREAMS = {SettingCodes.MAX_CONCURRENT_STREAMS: 0}

@@ -114,10 +114,10 @@ async def test_nothing_is_left_of_calls_that_end_anyhow(
 
         async with asyncio.timeout(60):
             await asyncio.gather(*(load() for _ in range(20)))
-        assert endpoint.connections.waiting_count == 0
+        assert endpoint.connections.waiting == 0
         assert not any(session.handlers for session in endpoint.connections.sessions)
         await endpoint.close()
-        await until(lambda: not endpoint.connections.open_count)
+        await until(lambda: not endpoint.connections.sessions)
         await until(lambda: (buffers.buffered, buffers.streams) == (0, 0))
     assert ends["complete"] > 20
     assert set(ends) >= {"cancelled", "NO_RESPONSE", "BAD_RESPONSE"}

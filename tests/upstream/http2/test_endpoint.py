@@ -222,7 +222,7 @@ async def test_cancelled_call_is_reset_and_leaves_other_streams_alone(
         first = asyncio.create_task(call(endpoint, [b"a"]))
         second = asyncio.create_task(call(endpoint, [b"b"]))
         await server.connection()
-        await until(lambda: endpoint.connections.open_count == 1)
+        await until(lambda: len(endpoint.connections.sessions) == 1)
         await asyncio.sleep(0)
         first.cancel()
         assert (await second).body == b"ok"

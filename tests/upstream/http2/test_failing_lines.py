@@ -18,10 +18,7 @@ from gateway.protocol.grpc.framing import frame
 from gateway.upstream.http2.connection import Http2ServerConnection, ServerStream
 from gateway.upstream.http2.connections import ServerConnections
 from gateway.upstream.http2.drained_streams import DrainedStreams
-from gateway.upstream.http2.endpoint import Http2Endpoint
-from gateway.upstream.http2.endpoint import _Call as Http2Call
-from gateway.upstream.http2.reserved_stream import ReservedStream
-from gateway.upstream.http2.response import Http2Response
+from gateway.upstream.http2.endpoint import Http2Endpoint, Http2Exchange
 from tests.support.checks.failing_lines import SOURCES, FailingLines, code_of, name_of
 from tests.support.checks.nothing_left import transports
 from tests.support.compiled import needs_source
@@ -38,13 +35,10 @@ pytestmark = needs_source  # compiled code has no lines
 _WATCHED = tuple(f"{SOURCES}/{name}/" for name in ("http2", "upstream/http2", "upstream/grpc"))
 
 _GIVING_BACK = code_of(
-    StreamHandler._register,
+    StreamHandler.__init__,
     StreamHandler.give_back,
     StreamHandler.close,
-    StreamHandler._count,
     StreamHandler._count_unsent,
-    StreamHandler._stop_counting,
-    StreamHandler._drop_pieces,
     Http2Session.run_guarded,
     Http2Session.abort_after_error,
     Http2Session._count_partial,
@@ -59,11 +53,8 @@ _GIVING_BACK = code_of(
     ServerConnections.stop_waiting,
     DrainedStreams._add,
     DrainedStreams.remove,
-    ReservedStream.close,
-    ReservedStream._release,
-    Http2Call.close,
-    Http2Response.close,
-    Http2Response.head_delay,
+    Http2Exchange.close,
+    Http2Exchange._release,
 )
 """They give back what a stream or a connection holds, and run no code over what a peer sent."""
 
@@ -292,7 +283,7 @@ async def _running() -> AsyncIterator[tuple[RunningGateway, Callable[[], bool]]]
         (member,) = running.pool.members
         (transport,) = transports(member.endpoint)
         assert isinstance(transport, Http2Endpoint)
-        return played.connections == transport.connections.open_count
+        return played.connections == len(transport.connections.sessions)
 
     async with ScriptedServer(http2_script(played.serve)) as server:
         url = server.url.replace("http:", "grpc:")

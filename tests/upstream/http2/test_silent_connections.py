@@ -70,7 +70,7 @@ async def test_call_after_one_that_timed_out_takes_another_connection(
         for _ in range(3):
             assert (await call(endpoint, [b"a"])).body == b"second"
         assert len(server.connections) == 2
-        assert endpoint.connections.open_count == 1
+        assert len(endpoint.connections.sessions) == 1
 
 
 async def test_calls_of_a_connection_that_timed_out_finish_there(
@@ -195,7 +195,7 @@ async def test_connection_of_a_server_that_acknowledges_no_ping_takes_no_calls(
         endpoint = http2_at(server.url, silence=limits, max_connections=1)
         await call(endpoint)
         pending = asyncio.create_task(call(endpoint))
-        await until(lambda: not endpoint.connections.open_count)
+        await until(lambda: not endpoint.connections.sessions)
         assert (await call(endpoint)).body == b"new"
         assert not pending.done()
         pending.cancel()

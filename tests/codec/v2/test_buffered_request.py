@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.build_info import NATIVE
 from gateway.codec.v2.binary_request import write_binary_header
-from gateway.codec.v2.buffered_request import read_buffered_binary
-from gateway.codec.v2.fast_request import read_buffered_request
+from gateway.codec.v2.buffered_request import read_buffered_binary, read_json_fast
 from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
@@ -23,7 +20,7 @@ DEPTH_CAP = 12
 
 
 def fast_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
-    request = read_buffered_request(body, DEPTH_CAP)
+    request = read_json_fast(body, DEPTH_CAP)
     if request is None:
         return None
     return (
@@ -70,7 +67,7 @@ RANGES = {
     "INT32": (-(2**31), 2**31 - 1),
     "INT64": (-(2**63), 2**63 - 1),
 }
-FLOATS = ("FP16", "FP32", "FP64")
+FLOATS = ("FP16", "BF16", "FP32", "FP64")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +76,7 @@ FLOATS = ("FP16", "FP32", "FP64")
         request(entry("FP32", [[1, 2], [3, 4]], [2, 2]), id="a"),
         request(entry("FP32", [[[1]], [[2]]], [2, 1, 1])),
         request(entry("INT32", [1, 2]), entry("FP64", [0.5]) | {"name": "y"}),
+        request(entry("BOOL", [[True], [False]], [2, 1])),
         request(entry("FP32", [1.0]), outputs=[{"name": "y", "parameters": {"binary_data": True}}]),
         request(entry("FP32", [1.0]), parameters={"binary_data_output": True}),
         request(
@@ -102,8 +100,8 @@ def test_fast_path_converts_plain_requests(body: bytes) -> None:
         b"[1]",
         request(entry("BYTES", ["YQ=="]) | {"parameters": {"content_type": "base64"}}),
         request(entry("FP32", [1]) | {"parameters": {"content_type": "base64"}}),
-        request(entry("BOOL", [True])),
-        request(entry("BF16", [1.0])),
+        request(entry("BOOL", [1])),
+        request(entry("BF16", [3.4e38])),
         request(entry("FP32", [1e39])),
         request(entry("FP32", [True])),
         request(entry("FP32", [None])),
@@ -139,7 +137,7 @@ def test_fast_path_leaves_unusual_requests(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [[float("nan")], [[1, [2]], 3], [], [[], 0.1], [2**70, -0.0]])
-def test_c_reader_agrees_with_the_streaming_path(data: Any) -> None:
+def test_unusual_array_agrees_with_the_streaming_path(data: Any) -> None:
     count = len(json.dumps(data).split(",")) - ([] in data)
     for datatype in (*RANGES, *FLOATS):
         assert fast_path_agrees(request(entry(datatype, data, [count if data else 0]))), datatype
@@ -148,8 +146,8 @@ def test_c_reader_agrees_with_the_streaming_path(data: Any) -> None:
 @pytest.mark.parametrize(
     ("datatype", "data"), [("FP16", [1, float("nan")]), ("INT32", [[1], 3]), ("FP32", [[], 1, [2]])]
 )
-def test_fast_path_converts_unusual_arrays_only_in_c(datatype: str, data: list[Any]) -> None:
-    assert (fast_result(request(entry(datatype, data, [2]))) is not None) is NATIVE
+def test_fast_path_converts_unusual_arrays(datatype: str, data: list[Any]) -> None:
+    assert fast_result(request(entry(datatype, data, [2]))) is not None
 
 
 @pytest.mark.parametrize("depth", [1, DEPTH_CAP, DEPTH_CAP + 1, 100, 2000])
@@ -164,29 +162,9 @@ def test_fast_path_converts_numbers(datatype: str) -> None:
     numbers = [*RANGES.get(datatype, (-1.5, 1e-3, 0.1, -0.0, 65504, 2.0)), 0, 1]
     body = request(entry(datatype, numbers))
     assert fast_result(body) == streaming_result(body) is not None
-    body = request(entry(datatype, [*range(100)] * 20))
-    assert fast_result(body) == streaming_result(body) is not None
     for fault in ("1e400", "true", '"1"', "null", "[1]", "", "99999999999999999999999"):
-        broken = body.replace(b" 50,", fault.encode() + b",", 1)
+        broken = body.replace(b" 0,", fault.encode() + b",", 1)
         assert fast_path_agrees(broken), fault
-    assert fast_result(body.replace(b"[2000]", b"[2001]")) is None
-
-
-@pytest.mark.parametrize("row", [1, 10, 500])
-def test_fast_path_converts_many_nested_numbers(row: int) -> None:
-    rows = [[*range(row)]] * (2000 // row)
-    body = request(entry("INT16", rows, [len(rows), row]))
-    assert fast_result(body) == streaming_result(body) is not None
-    for fault in (b"[0", b"[]", b"0,,", b"[1],", b"]", b"0,]"):
-        assert fast_path_agrees(body.replace(b"[0", fault, 1)), fault
-
-
-@pytest.mark.parametrize("depth", [1, DEPTH_CAP - 1, DEPTH_CAP, 100, 2000])
-def test_fast_path_respects_the_depth_cap_among_many_numbers(depth: int) -> None:
-    nested = b"[0]," * 1000 + b"[" * depth + b"1" + b"]" * depth
-    body = request(entry("FP32", ["@"], [1001])).replace(b'"@"', nested)
-    assert fast_result(body) == streaming_result(body)
-    assert (fast_result(body) is None) == (depth >= DEPTH_CAP)
 
 
 @given(st.data())
@@ -211,21 +189,6 @@ def test_fast_path_agrees_with_the_streaming_path_on_any_number(data: st.DataObj
 def test_fast_path_agrees_with_the_streaming_path_on_any_request(body: bytes, seed: int) -> None:
     assert fast_path_agrees(body)
     assert fast_path_agrees(strategies.mutated(body, seed))
-
-
-PLAIN = request(
-    entry("FP32", [[0.25, 2], [3, 4.5]], [2, 2]),
-    entry("INT16", [1, 2, 3]) | {"name": "y", "parameters": {"a": 1}},
-    id="i",
-    outputs=[{"name": "z", "parameters": {"binary_data": False}}],
-)
-
-
-@given(strategies.SEEDS)
-def test_fast_path_never_misreads_a_broken_request(seed: int) -> None:
-    rng = random.Random(seed)
-    body = strategies.mutated(PLAIN.replace(b" ", b"") if rng.random() < 0.5 else PLAIN, seed)
-    assert fast_path_agrees(body)
 
 
 NAMES = st.sampled_from(("data", "id", "datatype", "inputs", "x", ""))
@@ -278,7 +241,7 @@ def test_requests_with_other_numbers_and_ids_share_one_plan(name: str) -> None:
     tensor = {"name": name, "datatype": "FP32", "shape": [1]}
     heads = set()
     for number in range(100):
-        read = read_buffered_request(request(tensor | {"data": [number]}, id=f"{number}"), 12)
+        read = read_json_fast(request(tensor | {"data": [number]}, id=f"{number}"), 12)
         assert read is not None
         assert read.id == str(number)
         if number > 1:  # a full cache takes it at its second use
@@ -291,7 +254,7 @@ def test_requests_with_other_numbers_and_ids_share_one_plan(name: str) -> None:
 )
 def test_request_without_a_plan_displaces_no_other(member: bytes) -> None:
     def head() -> object:
-        read = read_buffered_request(request(entry("FP32", [1, 2, 3])), DEPTH_CAP)
+        read = read_json_fast(request(entry("FP32", [1, 2, 3])), DEPTH_CAP)
         assert read is not None
         return read.head
 
@@ -299,7 +262,7 @@ def test_request_without_a_plan_displaces_no_other(member: bytes) -> None:
     for number in range(5000):
         fields = member % number
         body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],%b}]}' % fields
-        assert read_buffered_request(body, DEPTH_CAP) is None
+        assert read_json_fast(body, DEPTH_CAP) is None
     assert head() is before
 
 
@@ -310,7 +273,7 @@ def test_request_without_a_plan_displaces_no_other(member: bytes) -> None:
 )
 def test_plan_is_still_found_after_a_flood_of_other_requests(place: dict[str, Any]) -> None:
     def head() -> object:
-        read = read_buffered_request(request(entry("FP32", [1, 2, 3])), DEPTH_CAP)
+        read = read_json_fast(request(entry("FP32", [1, 2, 3])), DEPTH_CAP)
         assert read is not None
         return read.head
 
@@ -318,7 +281,7 @@ def test_plan_is_still_found_after_a_flood_of_other_requests(place: dict[str, An
     text = request(entry("INT8", [1]) | place)
     for number in range(5000):
         other = text.replace(b"{}", b"%d" % number)
-        assert read_buffered_request(other, DEPTH_CAP) is not None
+        assert read_json_fast(other, DEPTH_CAP) is not None
     assert head() is before
 
 
@@ -331,7 +294,7 @@ def test_plan_cache_does_not_leak_numbers_into_the_next_request() -> None:
 def test_fast_path_leaves_very_many_inputs(count: int, is_taken: bool) -> None:
     entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
     body = b'{"inputs":[' + b",".join(entry % number for number in range(count)) + b"]}"
-    assert (read_buffered_request(body, DEPTH_CAP) is not None) is is_taken
+    assert (read_json_fast(body, DEPTH_CAP) is not None) is is_taken
 
 
 STRING_REQUESTS = [
@@ -363,10 +326,8 @@ UNUSUAL_STRINGS = [
 
 
 @pytest.mark.parametrize("body", STRING_REQUESTS)
-def test_fast_path_converts_strings_where_the_c_module_is_compiled(body: bytes) -> None:
-    assert (fast_result(body) is not None) is NATIVE
-    assert streaming_result(body) is not None
-    assert fast_path_agrees(body)
+def test_fast_path_converts_strings(body: bytes) -> None:
+    assert fast_result(body) == streaming_result(body) is not None
 
 
 @pytest.mark.parametrize("body", UNUSUAL_STRINGS)
@@ -389,7 +350,7 @@ def test_fast_path_agrees_on_strings_with_the_streaming_path(
 def test_each_request_of_strings_tells_their_size() -> None:
     for text in ("a", "abc", "a"):
         body = request(entry("BYTES", [text]))
-        assert fast_result(body) == (streaming_result(body) if NATIVE else None)
+        assert fast_result(body) == streaming_result(body) is not None
 
 
 @pytest.mark.parametrize(("size", "is_read"), [(8, True), (7, False), (9, False)])

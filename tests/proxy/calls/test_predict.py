@@ -11,12 +11,11 @@ from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.dialects import KSERVE
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.infer.v1_predict import predict
 from gateway.proxy.interfaces import Call
 from gateway.upstream.metadata_cache import RECHECK_INTERVAL, MetadataCache, UpstreamResponseError
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.clock import Clock
-from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
+from tests.support.doubles.scripted_call import ScriptedCall, ServerStep, serve
 from tests.support.doubles.streaming import (
     LIMITS,
     BodyStep,
@@ -125,7 +124,7 @@ async def test_metadata_is_fetched_once() -> None:
         request = ScriptedRequest(log, "POST", PREDICT, {}, [BODY])
         with Deadline(9, 9) as deadline:
             operation = parse_operation("POST", PREDICT)
-            await predict(Call(request, client_response, operation, destination, deadline))
+            await serve(Call(request, client_response, operation, destination, deadline))
         assert client_response.status == 200
     assert len(endpoint.requests) == 4
 

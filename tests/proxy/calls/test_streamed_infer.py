@@ -12,12 +12,11 @@ from gateway.protocol.dialects import KSERVE, OPENVINO, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.infer.handler import infer
 from gateway.proxy.interfaces import Call
 from gateway.upstream.metadata_cache import RECHECK_INTERVAL, MetadataCache, UpstreamResponseError
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.clock import Clock
-from tests.support.doubles.scripted_call import ScriptedCall
+from tests.support.doubles.scripted_call import ScriptedCall, serve
 from tests.support.doubles.streaming import (
     LIMITS,
     EventLog,
@@ -196,7 +195,7 @@ async def test_raw_binary_request_that_does_not_fit_is_read_by_new_metadata() ->
         response = ScriptedClientResponse(log)
         with Deadline(9, 9) as deadline:
             operation = parse_operation("POST", INFER)
-            await infer(Call(request, response, operation, destination, deadline))
+            await serve(Call(request, response, operation, destination, deadline))
         return response.status
 
     for _ in range(3):
@@ -219,7 +218,7 @@ async def test_failed_raw_binary_request_drops_cached_metadata() -> None:
         request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(8)])
         with Deadline(9, 9) as deadline:
             operation = parse_operation("POST", INFER)
-            await infer(Call(request, response, operation, destination, deadline))
+            await serve(Call(request, response, operation, destination, deadline))
         assert response.status == status
     assert len(endpoint.requests) == 7
 

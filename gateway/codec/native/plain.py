@@ -1,0 +1,179 @@
+"""What the C module does, in Python, for a gateway that is not compiled.
+
+It scans text, and base64. All else is left to the callers, which then parse with orjson.
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import Error, a2b_base64, b2a_base64
+from functools import partial
+
+import numpy as np
+
+from gateway.codec.structure_scan import (
+    ARRAY_STEPS,
+    hide_escapes,
+    mask_strings,
+    nesting_steps,
+)
+
+DATATYPES: tuple[str, ...] = ()
+ThreadPool = None
+
+
+def leave(*_arguments: object) -> None:
+    """Convert nothing."""
+
+
+decode_numbers = encode_numbers = decode_strings = decode_elements = decode_text = leave
+decode_base64_elements = encode_strings = encode_text = leave
+
+encode_base64 = partial(b2a_base64, newline=False)
+"""Encode bytes as base64 with padding: RFC 4648, section 4."""
+
+
+def decode_base64(text: bytes, canonical: bool) -> bytes | None:
+    """Decode base64 with its padding; None if it is invalid.
+
+    Canonical text has no unused bits that are set.
+    """
+    try:
+        data = a2b_base64(text, strict_mode=True)
+    except Error:
+        return None
+    return None if canonical and encode_base64(data) != text else data
+
+
+def scan_numbers(buffer: bytes, start: int, end: int) -> tuple[int, int, int, int, int, int, int]:
+    """Scan the text of a buffer from start to end, which begins among the numbers of an array.
+
+    Returns, counted from start: where it stops being numbers and brackets for certain, or its size;
+    the end of the last closing bracket before that, 0 without one, and how many brackets are opened
+    and closed up to there; the last comma before that, -1 without one, and the same.
+    """
+    stop = _end_of_numbers(buffer, start, end)
+    close = buffer.rfind(b"]", start, stop) + 1 or start
+    cut = buffer.rfind(b",", start, stop)
+    before_cut = max(cut, start)
+    return (
+        stop - start,
+        close - start,
+        buffer.count(b"[", start, close),
+        buffer.count(b"]", start, close),
+        cut - start if cut >= 0 else -1,
+        buffer.count(b"[", start, before_cut),
+        buffer.count(b"]", start, before_cut),
+    )
+
+
+def _end_of_numbers(text: bytes, start: int, end: int) -> int:
+    """Return where text that begins among numbers certainly stops being numbers, or ends.
+
+    Numbers contain no quotes and no braces.
+    """
+    for mark in (b'"', b"{", b"}"):
+        at = text.find(mark, start, end)
+        if at >= 0:
+            end = at
+    return end
+
+
+_SPACE, _OTHER, _OPENING, _CLOSING, _COMMA = range(5)
+
+_KIND_OF = {
+    **dict.fromkeys(b' \t\n\r"', _SPACE),  # this quote closes a string
+    ord("["): _OPENING,
+    ord("]"): _CLOSING,
+    ord(","): _COMMA,
+}
+_KINDS = bytes(_KIND_OF.get(code, _OTHER) for code in range(256))
+_STEPS = np.zeros(5, np.int8)
+_STEPS[_OPENING], _STEPS[_CLOSING] = 1, -1
+
+_FIRST_WINDOW = 2 * 1024
+"""Bytes of strings that are scanned first: most arrays are short."""
+
+
+def scan_strings(
+    text: bytes | memoryview, depth: int
+) -> tuple[int, int, int, int, int | None, bool]:
+    """Scan text of strings, brackets and commas that begins outside of any string.
+
+    ``depth`` counts the brackets open before it. Returns where the array ends, an incomplete string
+    begins, or something other than a string stands; the end of the last comma before that, 0
+    without one, and the depth there; the greatest depth; the start of the last string before that,
+    None without one; whether the array ends.
+    """
+    start = _scan_strings(bytes(text[:_FIRST_WINDOW]), depth)
+    return start if start[-1] or len(text) <= _FIRST_WINDOW else _scan_strings(bytes(text), depth)
+
+
+def _scan_strings(text: bytes, depth: int) -> tuple[int, int, int, int, int | None, bool]:
+    codes, inside = mask_strings(text)
+    kinds = np.frombuffer(text.translate(_KINDS), np.uint8) * (inside ^ 1)
+    offsets = np.flatnonzero(kinds != _SPACE)
+    kinds = kinds[offsets]
+    depths = depth + np.cumsum(_STEPS[kinds], dtype=np.int32)
+
+    ends = (kinds == _OTHER) | ((kinds == _CLOSING) & (depths == 0))
+    stop = int(ends.argmax()) if ends.any() else len(offsets)
+    stops = stop < len(offsets)
+    end = int(offsets[stop]) if stops else len(text)
+    ended = stops and int(kinds[stop]) == _CLOSING
+    commas = np.flatnonzero(kinds[:stop] == _COMMA)
+    last_comma = int(commas[-1]) if commas.size else None
+    quotes = np.flatnonzero(codes[:end] == ord('"'))
+    is_open = len(quotes) % 2 == 1
+    last_string = int(quotes[-1 if is_open else -2]) if quotes.size else None
+    return (
+        last_string if is_open and not stops and last_string is not None else end + ended,
+        0 if last_comma is None else int(offsets[last_comma]) + 1,
+        depth if last_comma is None else int(depths[last_comma]),
+        int(depths[:stop].max(initial=depth)),
+        last_string,
+        ended,
+    )
+
+
+_WHOLE_CHARACTERS = re.compile(
+    rb'(?:[^"\\]++|\\[^u]|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....)*+', re.DOTALL
+)
+
+
+def find_string_end(text: bytes) -> int:
+    """Return the offset of the quote that ends the string within which the text begins.
+
+    That of an incomplete escape or half of a pair of surrogates, or of the end, if it comes first.
+    """
+    match = _WHOLE_CHARACTERS.match(text)
+    return match.end() if match else 0
+
+
+def scan_array_values(text: bytes) -> tuple[int, bool, int]:
+    """Return the offset of the last comma between values of an array, or of the array's end.
+
+    Also returns whether the array ends there, and how deep the arrays before nest. The text begins
+    within the array, before a value. The offset is 0 if there is no such comma. The grammar is not
+    checked.
+    """
+    codes, inside = mask_strings(text)
+    depths = np.cumsum(nesting_steps(text, inside), dtype=np.int32)
+    unopened = int((depths < 0).argmax()) if depths.size else 0
+    ends = bool(depths.size) and bool(depths[unopened] < 0)
+    if ends:
+        end = unopened
+    else:
+        commas = np.flatnonzero((codes == ord(",")) & (depths == 0) & (inside == 0))
+        end = int(commas[-1]) if commas.size else 0
+    arrays = nesting_steps(text, inside, ARRAY_STEPS)[:end]
+    return end, ends, int(np.cumsum(arrays, dtype=np.int32).max(initial=0))
+
+
+_NON_MARKS = bytes(set(range(256)) - set(b"[],"))
+
+
+def collect_marks(text: bytes) -> bytes:
+    """Return the brackets and commas of a text outside of its strings, which are complete."""
+    outside = hide_escapes(text).split(b'"')[::2]
+    return b"".join(outside).translate(None, _NON_MARKS)

@@ -1,0 +1,162 @@
+"""A body that arrives, whatever carries it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from gateway.system.buffers import (
+    NOTHING_RESERVED,
+    BodyProgress,
+    BufferShare,
+    ReservedBytes,
+)
+
+_MIN_PIECE_COST = 64
+"""Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
+_TINY_PIECE = 256
+_MAX_JOINED = 16 * 1024
+"""A tiny piece is joined to the one before it, up to so many bytes: each piece is a step for its
+reader, and often a frame to the other side."""
+
+
+class BodyStream:
+    """Buffers the received part of a body for its one reader.
+
+    It counts in ``buffers`` until it is read to its end, or discarded; one that has ``ended``
+    already is empty. Its call has ``reserved``. Subclasses tell the peer how much it may send.
+    """
+
+    def __init__(
+        self,
+        buffers: BufferShare,
+        reserved: ReservedBytes = NOTHING_RESERVED,
+        ended: bool = False,
+    ) -> None:
+        self.reserved = reserved
+        self.progress = BodyProgress()
+        self.ended = ended
+        """Whether all of the body was received."""
+        self.trailers: tuple[tuple[bytes, bytes], ...] = ()
+        """The trailers of the message, if it had any; HTTP/1.1 drops them."""
+        self.buffered_size = 0
+        """The bytes that wait to be read, as they are counted."""
+        self._buffers = buffers
+        self._pieces: deque[bytes | memoryview | bytearray] = deque()
+        self._open = not ended
+        self._discarding = False
+        self._reader: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        if not ended:
+            buffers.open_stream(self)
+
+    def feed(self, data: bytes | memoryview, last: bool = False) -> None:
+        """Add the next bytes; ``last`` says that they are the last, and that ``end`` follows."""
+        if self._discarding or not data:
+            return
+        pieces = self._pieces
+        if pieces and len(data) < _TINY_PIECE and len(pieces[-1]) < _MAX_JOINED:
+            piece = pieces.pop()
+            self._count(-max(len(piece), _MIN_PIECE_COST))
+            joined = piece if isinstance(piece, bytearray) else bytearray(piece)
+            joined += data
+            pieces.append(joined)
+        else:
+            pieces.append(data)
+        self._count(max(len(pieces[-1]), _MIN_PIECE_COST))
+        self.progress.receive(len(data), self.reserved.progress)
+        if not last and self.is_full:
+            self._on_full()
+        self._wake_reader()
+
+    def end(self) -> None:
+        """Mark the body as complete, unless it failed before."""
+        if self._error is None:
+            self.ended = True
+            self._close_stream()
+            self._wake_reader()
+
+    def fail_body(self, error: Exception) -> None:
+        """Raise this error in ``read``, after the bytes received before it."""
+        if self._error is None and not self.ended:
+            self._error = error
+            self._close_stream()
+            self._wake_reader()
+
+    def may_pause(self) -> bool:
+        """Tell whether its client may have nothing to say for a while; see ``Body``."""
+        return False
+
+    def is_reading(self) -> bool:
+        """Tell whether the gateway reads what the client sends; see ``Body``."""
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should come until some of the body is read."""
+        return self.buffered_size > self._buffers.window
+
+    async def read(self) -> bytes | memoryview:
+        """Return the next piece, empty at the end; raises the error given to ``fail_body``."""
+        while not self._pieces:
+            if self.ended:
+                return b""
+            if self._error is not None:
+                raise self._error
+            self._on_wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            self.progress.begin_wait(time.monotonic())
+            await self._reader
+        piece = self._pieces.popleft()
+        self._count(-max(len(piece), _MIN_PIECE_COST))
+        self._on_read(len(piece))
+        return bytes(piece) if isinstance(piece, bytearray) else piece
+
+    def peek(self) -> bytes:
+        """Return all that was received of the body, which can still be read."""
+        pieces = self._pieces
+        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+
+    def take(self) -> bytes:
+        """Return all bytes of a body that has ended, instead of ``read``."""
+        data = self.peek()
+        self.discard()
+        return data
+
+    def discard(self) -> None:
+        """Drop the buffered bytes, and those still to come."""
+        self._drop()
+        self._on_discard()
+
+    def _drop(self) -> None:
+        self._discarding = True
+        self._close_stream()
+        self._pieces.clear()
+        self._count(-self.buffered_size)
+
+    def _count(self, size: int) -> None:
+        self.buffered_size += size
+        self._buffers.change(size)
+
+    def _close_stream(self) -> None:
+        """Stop counting this body as a stream: no more bytes come."""
+        if self._open:
+            self._open = False
+            self._buffers.close_stream(self)
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _on_full(self) -> None:
+        """Let the peer send no more."""
+
+    def _on_wait(self) -> None:
+        """Handle that the reader waits for more."""
+
+    def _on_read(self, size: int) -> None:
+        """Handle that a piece of ``size`` bytes is read."""
+
+    def _on_discard(self) -> None:
+        """Let the peer send all the rest."""

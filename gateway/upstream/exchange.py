@@ -1,0 +1,361 @@
+"""What HTTP/1.1 and HTTP/2 to a server share: the endpoint, and the exchange of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+from multidict import CIMultiDictProxy
+
+from gateway.errors import ServerName
+from gateway.http1.deferrals import DEFER_TIMEOUT
+from gateway.http1.head import ResponseHead
+from gateway.system.buffers import BufferAccount
+from gateway.system.sockets.connection import Connection
+from gateway.system.timeout_queue import TimeoutQueue
+from gateway.upstream.address import MAX_DESCRIPTOR_SHARE, ServerAddress
+from gateway.upstream.connect_errors import connect_error
+from gateway.upstream.transport import (
+    FieldLines,
+    HeaderLines,
+    ReservedConnection,
+    ResponseReceiver,
+    SentBody,
+    UpstreamEndpoint,
+    UpstreamRequest,
+    UpstreamResponse,
+    UpstreamResponseHead,
+)
+
+WRITE_CHUNK: Final = 256 * 1024
+"""Bytes of a buffered body that are written without a task, in one time slice."""
+
+
+class ResponseStart(Protocol):
+    """The start of a response, as its reader sees it."""
+
+    @property
+    def status(self) -> int:
+        """Return the status code."""
+
+    @property
+    def reason(self) -> str:
+        """Return the reason phrase."""
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """Return all headers."""
+
+
+class ResponseBody(Protocol):
+    """The body of a response, which arrives."""
+
+    @property
+    def trailers(self) -> FieldLines:
+        """Return the trailers; they are complete once ``read`` has returned the end."""
+
+    async def read(self) -> bytes | memoryview:
+        """Return the next piece, empty at the end."""
+
+
+class BodySink(Protocol):
+    """Sends the body of a request."""
+
+    async def send(self, data: bytes | memoryview, *, is_counted: bool = False) -> None:
+        """Send a piece as fast as the server reads; ``is_counted`` if it is buffered elsewhere."""
+
+    async def end_sending(self) -> None:
+        """End the body."""
+
+    def fail(self, error: Exception) -> None:
+        """End the call with an error."""
+
+
+async def send_body(sink: BodySink, body: SentBody) -> None:
+    """Send a body as fast as the server reads it; an error that it raises fails the call."""
+    try:
+        if isinstance(body, AsyncIterable):
+            async for data in body:
+                if data:
+                    await sink.send(data)
+        else:
+            for data in body:
+                if data:
+                    await sink.send(data, is_counted=True)  # by the call that has it
+        await sink.end_sending()
+    except ConnectionResetError:
+        pass  # the connection or the stream reports it
+    except Exception as error:
+        sink.fail(error)  # whoever closes the exchange tells the server
+
+
+class Exchange(ReservedConnection):
+    """A request and its response, from the wait for a connection to the end of the call.
+
+    The head of a small response is held back until the body is complete, so that the receiver gets
+    both at once: servers often send the one after the other.
+    """
+
+    def __init__(self, deferrals: TimeoutQueue) -> None:
+        self._deferrals = deferrals
+        self.receiver: ResponseReceiver | None = None
+        """Whoever has yet to get the response, or an error."""
+        self._sender: asyncio.Task[None] | None = None
+        self.held: ResponseHead | None = None
+        """A head that is held back."""
+        self._held_at = 0.0
+        self._head_delay = 0.0
+
+    @property
+    def head_delay(self) -> float:
+        """Return the seconds for which the head was held back; see ReservedConnection."""
+        return self._head_delay
+
+    async def run(self, request: UpstreamRequest) -> UpstreamResponse:
+        """Send a request; return the response once its head is there; see UpstreamEndpoint."""
+        waiting = _ResponseFuture(request)
+        self.receiver = waiting
+        try:
+            await self._begin(request)
+            return await waiting.response
+        except BaseException:
+            self.close()
+            forget(waiting.response)
+            raise
+
+    @property
+    def waits_for_chunks(self) -> bool:
+        """Whether to wait for the rest of a small chunked body; see ResponseReceiver."""
+        return self.receiver is not None and self.receiver.waits_for_chunks
+
+    def passes_untouched(self, head: ResponseHead) -> bool:
+        """Tell whether the body is not converted, so that even a large one may be complete."""
+        return self.receiver is not None and self.receiver.passes_untouched(head)
+
+    def hold(self, head: ResponseHead, *, is_complete: bool = False) -> None:
+        """Hold a head back for a moment; ``is_complete`` if ``complete`` follows at once."""
+        self.held = head
+        self._held_at = time.perf_counter()
+        if not is_complete:
+            self._deferrals.add(self)
+
+    def take_held(self) -> ResponseHead | None:
+        """Hold the head back no longer; return it."""
+        head, self.held = self.held, None
+        if head is not None:
+            self._deferrals.remove(self)
+            self._head_delay = time.perf_counter() - self._held_at
+        return head
+
+    def on_timeout(self) -> None:
+        """Give the receiver a response whose body is not complete soon, or is large."""
+        head = self.take_held()
+        if head is not None:
+            self.hand_over(head)
+
+    def hand_over(self, head: ResponseStart) -> None:
+        """Let the receiver read the body itself."""
+        receiver, self.receiver = self.receiver, None
+        if receiver is not None:
+            receiver.on_headers(ServerResponse(self, head, self._body()))
+
+    def complete(
+        self, head: ResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
+    ) -> None:
+        """Give the receiver a complete response, or let it read the body."""
+        receiver, self.receiver = self.receiver, None
+        if receiver is not None and not receiver.on_complete(head, body, trailers):
+            self._keep(body)
+            size = len(body) if head.chunked else None
+            receiver.on_headers(ServerResponse(self, head, self._body(), size))
+
+    def on_error(self, error: Exception) -> None:
+        """Send the request again if that may be; else tell the receiver, if it has no response."""
+        self.take_held()
+        if self.receiver is None:
+            return
+        if self._may_resend(error):
+            self._resend()
+        else:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        receiver, self.receiver = self.receiver, None
+        if receiver is not None:
+            receiver.on_error(error)
+
+    def _stop_sender(self) -> None:
+        # A cancelled task keeps its exception, whose frames may refer back here.
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.cancel()
+
+    @abstractmethod
+    async def _begin(self, request: UpstreamRequest) -> None:
+        """Send the request, or wait for a connection."""
+
+    @abstractmethod
+    def _may_resend(self, error: Exception) -> bool:
+        """Tell whether the request may be sent again after this error."""
+
+    @abstractmethod
+    def _resend(self) -> None:
+        """Send the request again."""
+
+    @abstractmethod
+    def _body(self) -> ResponseBody:
+        """Return the body of the response, to be read."""
+
+    def _keep(self, body: bytes | memoryview) -> None:
+        """Keep a complete body for its reader."""
+
+
+class ServerResponse(UpstreamResponse):
+    """A response whose body is read as it arrives; it is closed with its exchange.
+
+    ``size`` is that of a chunked body that is complete.
+    """
+
+    def __init__(
+        self, exchange: Exchange, head: ResponseStart, body: ResponseBody, size: int | None = None
+    ) -> None:
+        self.status = head.status
+        self.reason = head.reason
+        self.headers = head.headers
+        self._exchange = exchange
+        self._body = body
+        self._size = size
+        self._head_delay = exchange.head_delay
+        self._received = 0
+
+    @property
+    def content_length(self) -> int | None:
+        """Return the size of the body; None if it is not known yet."""
+        return super().content_length if self._size is None else self._size
+
+    @property
+    def received_bytes(self) -> int:
+        """Return the bytes of the body that were read so far."""
+        return self._received
+
+    @property
+    def head_delay(self) -> float:
+        """Return the seconds between the arrival of the head and this response."""
+        return self._head_delay
+
+    @property
+    def trailers(self) -> HeaderLines:
+        """Return the trailers; they are complete once ``read`` has returned the end."""
+        return tuple(decode_fields(self._body.trailers))
+
+    async def read(self) -> bytes | memoryview:
+        """Return the next piece of the body; see UpstreamResponse."""
+        data = await self._body.read()
+        self._received += len(data)
+        return data
+
+    def close(self) -> None:
+        """Release the connection or the stream; see UpstreamResponse."""
+        self._exchange.close()
+
+
+def decode_fields(fields: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Return headers of HTTP/2 as text."""
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in fields]
+
+
+class _ResponseFuture:
+    """A ResponseReceiver that makes a future of a response, whose body is read as it arrives."""
+
+    def __init__(self, request: UpstreamRequest) -> None:
+        self.response: asyncio.Future[UpstreamResponse]
+        self.response = asyncio.get_running_loop().create_future()
+        self.waits_for_chunks = request.waits_for_chunks
+        self._is_idempotent = request.is_idempotent
+
+    def is_idempotent(self) -> bool:
+        return self._is_idempotent
+
+    def passes_untouched(self, head: UpstreamResponseHead) -> bool:
+        return False  # the reader may convert it as it arrives
+
+    def on_complete(
+        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
+    ) -> bool:
+        return False
+
+    def on_headers(self, response: UpstreamResponse) -> None:
+        if self.response.done():  # cancelled
+            response.close()
+        else:
+            self.response.set_result(response)
+
+    def on_error(self, error: Exception) -> None:
+        if not self.response.done():
+            self.response.set_exception(error)
+
+
+class ServerEndpoint(UpstreamEndpoint):
+    """An endpoint at an address.
+
+    ``connect_timeout`` covers DNS, TCP and TLS, in seconds. ``buffers`` counts what the connections
+    buffer. Errors for clients name the endpoint by its ``public_name``, or by its URL.
+    """
+
+    def __init__(
+        self,
+        address: ServerAddress,
+        connect_timeout: float,
+        buffers: BufferAccount | None = None,
+        own_request_headers: HeaderLines = (),
+        public_name: str | None = None,
+    ) -> None:
+        self.url = address.url
+        self.name = ServerName(address.url, public_name or address.url)
+        self.own_request_headers = own_request_headers
+        self.deferrals = TimeoutQueue(DEFER_TIMEOUT)
+        """Ends the waits for the rest of small responses."""
+        self._address = address
+        self._connect_timeout = connect_timeout
+        self._buffers = buffers
+        self._senders: set[asyncio.Task[None]] = set()
+
+    def start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Start a task that ``close`` waits for."""
+        task = asyncio.create_task(work)
+        self._senders.add(task)
+        task.add_done_callback(self._senders.discard)
+        return task
+
+    async def _wait_for_tasks(self) -> None:
+        if self._senders:
+            await asyncio.wait(self._senders)
+
+    async def _establish(
+        self, connection: Connection, descriptor_share: float = MAX_DESCRIPTOR_SHARE
+    ) -> None:
+        """Connect; raises GatewayError. The caller drops the connection then, or if cancelled."""
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                await self._address.connect(connection, descriptor_share)
+                await self._until_ready(connection)
+        # A TimeoutError is an OSError; an invalid host name is a UnicodeError.
+        except (OSError, UnicodeError) as error:
+            raise connect_error(error, self.name, self._address) from error
+
+    async def _until_ready(self, connection: Connection) -> None:
+        """Wait until a connection can be used."""
+
+
+def is_repeatable(body: SentBody | None) -> bool:
+    """Tell whether a body can be sent from its start: the first chunks of an iterator are gone."""
+    return not isinstance(body, AsyncIterator)
+
+
+def forget(future: asyncio.Future[Any]) -> None:
+    """Cancel a future that nobody waits for, or whose error nobody needs to see."""
+    if not future.cancel() and not future.cancelled():
+        future.exception()

@@ -1,0 +1,18 @@
+"""What the gateway refuses, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+
+
+@contextmanager
+def refused(kind: ErrorKind, text: str) -> Iterator[None]:
+    """Check that the code inside raises a GatewayError with this text."""
+    with pytest.raises(GatewayError) as caught:
+        yield
+    assert (caught.value.kind, caught.value.message) == (kind, text)
