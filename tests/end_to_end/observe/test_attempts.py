@@ -29,6 +29,7 @@ from tests.support.inference_messages import (
     infer_json,
     metadata,
 )
+from tests.support.raw_client import ReceivedResponse
 from tests.support.servers.scripted_server import (
     Connection,
     Script,
@@ -50,6 +51,13 @@ class _Seen:
         self.running = running
         self._store = running.gateway.metric_store
         self._log = log
+
+    async def ask(self, *requests: bytes) -> list[ReceivedResponse]:
+        """Make calls over one connection; return once all of them have ended."""
+        async with self.running.client() as client:
+            replies = [await client.ask(data) for data in requests]
+        await self.running.until_idle()
+        return replies
 
     def calls(self, url: str) -> int:
         """Return the attempts whose duration was observed."""
@@ -144,10 +152,7 @@ async def test_retried_attempt_is_counted_at_its_endpoint(
         ScriptedServer(always_respond(http_response(b"123"))) as good,
         _gateway(tmp_path / "log", slow.url, good.url) as seen,
     ):
-        async with seen.running.client() as client:
-            for _ in range(2):
-                assert (await client.ask(path(UPLOAD))).status == 200
-        await seen.running.until_idle()
+        assert [each.status for each in await seen.ask(*[path(UPLOAD)] * 2)] == [200, 200]
         failed = len(slow.requests)
         assert failed >= 1
         assert (seen.calls(slow.url), seen.calls(good.url)) == (failed, 2)
@@ -170,10 +175,7 @@ async def test_endpoint_that_does_not_respond_has_no_first_byte(
         ScriptedServer(never_respond) as frozen,
         _gateway(tmp_path / "log", first.url, frozen.url, request_timeout="300ms") as seen,
     ):
-        async with seen.running.client() as client:
-            for _ in range(2):
-                await client.ask(path(UPLOAD))
-        await seen.running.until_idle()
+        await seen.ask(*[path(UPLOAD)] * 2)
         assert seen.heads(first.url) == seen.calls(first.url) >= 1
         assert (seen.heads(frozen.url), seen.calls(frozen.url)) == (0, 2)
 
@@ -192,9 +194,7 @@ async def test_first_byte_is_that_of_the_head(
             await connection.send(b"ab")
 
     async with ScriptedServer(script) as server, _gateway(tmp_path / "log", server.url) as seen:
-        async with seen.running.client() as client:
-            assert (await client.ask(path(UPLOAD))).body == b"ab"
-        await seen.running.until_idle()
+        assert [each.body for each in await seen.ask(path(UPLOAD))] == [b"ab"]
     (line,) = seen.lines()
     assert line["server_ms"] >= AT_LEAST * 1000 * delay
     assert 0 < line["first_byte_ms"] < line["server_ms"] - AT_LEAST * 900 * delay
@@ -207,9 +207,7 @@ async def test_second_question_to_a_server_is_no_retry(tmp_path: Path) -> None:
         ScriptedServer(always_respond(unready)) as server,
         _gateway(tmp_path / "log", server.url) as seen,
     ):
-        async with seen.running.client() as client:
-            await client.ask(request("GET", "/v1/models/m"))
-        await seen.running.until_idle()
+        await seen.ask(request("GET", "/v1/models/m"))
         assert len(server.requests) == 2
         assert seen.retries() == 0
 
@@ -223,9 +221,7 @@ async def test_operation_of_all_endpoints_is_counted_at_each(count: int, tmp_pat
     ):
         urls = [one.url, two.url][:count]
         async with _gateway(tmp_path / "log", *urls) as seen:
-            async with seen.running.client() as client:
-                assert (await client.ask(load)).status == 200
-            await seen.running.until_idle()
+            assert [each.status for each in await seen.ask(load)] == [200]
             for url in urls:
                 assert (seen.calls(url), seen.heads(url), seen.sizes(url)) == (1, 1, (2, 2))
                 assert seen.seconds(url) >= AT_LEAST * 0.02
@@ -278,9 +274,7 @@ async def test_converted_elements_are_counted(
         ScriptedServer(script) as server,
         _gateway(tmp_path / "log", server.url, dialect=dialect) as seen,
     ):
-        async with seen.running.client() as client:
-            await client.ask(path(data))
-        await seen.running.until_idle()
+        await seen.ask(path(data))
         assert seen.elements() == expected
 
 

@@ -1,4 +1,4 @@
-"""Every client library, and V1 clients, get the same tensors from every server."""
+"""Every client library gets the same tensors from every server."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tritonclient.http as triton_http
 
-from tests.integration.support.client import Client, Response
 from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.infer_messages import Array
@@ -94,42 +93,3 @@ def test_kserve_client(any_gateway: Gateway, any_upstream: Reached, kserve_clien
         (output,) = asked["halves"]["outputs"].values()
         assert (output["datatype"], output["dtype"]) == ("FP16", "float16")
         assert output["values"] == np.array([0.1, -2, 65504], np.float16).tolist()
-
-
-@pytest.fixture(scope="module")
-def via_gateway(any_gateway: Gateway) -> Iterator[Client]:
-    """A connection to a gateway in front of each of the servers in turn."""
-    with Client(any_gateway.host, any_gateway.port) as client:
-        yield client
-
-
-def predict(client: Client, model: str, fields: Any) -> Response:
-    return client.send("POST", f"/v1/models/{model}:predict", json.dumps(fields).encode())
-
-
-ROWS = [
-    {"IN_FP32": 0.1, "IN_INT64": 2**53 + 1, "IN_BYTES": "é", "IN_BOOL": True},
-    {"IN_FP32": -2, "IN_INT64": -(2**63), "IN_BYTES": "", "IN_BOOL": False},
-]
-COLUMNS = {name: [row[name] for row in ROWS] for name in ROWS[0]}
-
-
-def named_out(values: dict[str, Any]) -> dict[str, Any]:
-    return {name.replace("IN_", "OUT_"): value for name, value in values.items()}
-
-
-TOLD: dict[str, tuple[str, Any, Any]] = {
-    "rows of several tensors": (
-        "mixed",
-        {"instances": ROWS},
-        {"predictions": [named_out(row) for row in ROWS]},
-    ),
-    "columns of several tensors": ("mixed", {"inputs": COLUMNS}, {"outputs": named_out(COLUMNS)}),
-    "base64": ("identity_bytes", {"inputs": [{"b64": "w6k="}]}, {"outputs": ["é"]}),
-}
-
-
-@pytest.mark.parametrize(("model", "fields", "told"), TOLD.values(), ids=TOLD)
-def test_v1(via_gateway: Client, model: str, fields: Any, told: Any) -> None:
-    response = predict(via_gateway, model, fields)
-    assert (response.status, response.fields) == (200, told)
