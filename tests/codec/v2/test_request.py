@@ -142,6 +142,7 @@ REFUSED = [
         X + "shape [2, 2] takes 4 elements, data has 3",
     ),
     (request_body("INT32", "[]", "[]"), X + "shape [] takes 1 elements, data has 0"),
+    (request_body("INT32", "[1]", "[1,2]"), X + "shape [1] takes 1 elements, data has 2"),
     (
         b'{"note":"'
         + b"long " * 40
