@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from random import random
 from select import PIPE_BUF
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -44,7 +44,8 @@ def _answered_by(record: CallRecord) -> str:
     return "server" if record.is_from_server else "gateway"
 
 
-def _milliseconds(seconds: float) -> float:
+def milliseconds(seconds: float) -> float:
+    """Return a time as the log shows it."""
     return round(seconds * 1000, 3)
 
 
@@ -70,9 +71,9 @@ FIELDS: Mapping[str, Callable[[CallRecord, int], str | int | float]] = {
     "response_bytes": lambda record, _: record.response_bytes,
     "sent_bytes": lambda record, _: record.total_sent_bytes,
     "received_bytes": lambda record, _: record.total_received_bytes,
-    "duration_ms": lambda record, _: _milliseconds(record.seconds),
-    "server_ms": lambda record, _: _milliseconds(record.server_seconds),
-    "first_byte_ms": lambda record, _: _milliseconds(record.first_byte_seconds),
+    "duration_ms": lambda record, _: milliseconds(record.seconds),
+    "server_ms": lambda record, _: milliseconds(record.server_seconds),
+    "first_byte_ms": lambda record, _: milliseconds(record.first_byte_seconds),
     "request_id": lambda record, _: record.request_id,
     "trace_id": lambda record, _: record.trace_id,
 }
@@ -105,18 +106,23 @@ def write_text(record: CallRecord, at: str, most: int) -> str:
 
 def write_json(record: CallRecord, at: str, most: int) -> str:
     """Write a call as a JSON object with all fields; those without a value are left out."""
-    values: dict[str, str | int | float] = {"time": at}
+    values: dict[str, Any] = {"time": at}
     for name, read in FIELDS.items():
         value = read(record, most)
         if value != "":
             values[name] = value
+    return encode_values(values).decode()
+
+
+def encode_values(values: dict[str, Any]) -> bytes:
+    """Encode values of a call as JSON; what clients send in them need not have been UTF-8."""
     try:
-        return orjson.dumps(values).decode()
-    except orjson.JSONEncodeError:  # a surrogate: what clients send need not have been UTF-8
+        return orjson.dumps(values)
+    except orjson.JSONEncodeError:  # a surrogate
         for name, value in values.items():
             if isinstance(value, str):
                 values[name] = replace_surrogates(value)
-        return orjson.dumps(values).decode()
+        return orjson.dumps(values)
 
 
 class TemplateFormat:

@@ -13,10 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
-from gateway.errors import replace_surrogates
-from gateway.observe.access_log import FIELDS
+from gateway.observe.access_log import FIELDS, encode_values, milliseconds
 from gateway.observe.call_record import CallRecord
 
 MAX_ORDINARY, MAX_FAILED, MAX_SLOW = 40, 40, 5
@@ -99,14 +96,7 @@ class RecentCalls:
 
 def encode_call(record: CallRecord, call_id: str, ended_at: float) -> bytes:
     """Return a call as JSON; see ``describe_call``."""
-    values = describe_call(record, call_id, ended_at)
-    try:
-        return orjson.dumps(values)
-    except orjson.JSONEncodeError:  # a surrogate: what clients send need not have been UTF-8
-        for name, value in values.items():
-            if isinstance(value, str):
-                values[name] = replace_surrogates(value)
-        return orjson.dumps(values)
+    return encode_values(describe_call(record, call_id, ended_at))
 
 
 def describe_call(record: CallRecord, call_id: str, ended_at: float) -> dict[str, Any]:
@@ -127,8 +117,8 @@ def describe_call(record: CallRecord, call_id: str, ended_at: float) -> dict[str
         {
             "upstream": each.upstream,
             "endpoint": each.endpoint,
-            "first_byte_ms": _milliseconds(each.first_byte_seconds),
-            "server_ms": _milliseconds(each.server_seconds),
+            "first_byte_ms": milliseconds(each.first_byte_seconds),
+            "server_ms": milliseconds(each.server_seconds),
             "sent_bytes": each.sent_bytes,
             "received_bytes": each.received_bytes,
         }
@@ -166,12 +156,8 @@ def _timeline(record: CallRecord) -> list[dict[str, Any]]:
         {
             "name": name,
             "label": label,
-            "start_ms": _milliseconds(start),
-            "duration_ms": _milliseconds(duration),
+            "start_ms": milliseconds(start),
+            "duration_ms": milliseconds(duration),
         }
         for name, label, start, duration in stages
     ]
-
-
-def _milliseconds(seconds: float) -> float:
-    return round(seconds * 1000, 3)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin import authorization, own_calls
+from gateway.admin import authorization
 from gateway.admin.own_calls import OwnCallError, OwnCalls
 from gateway.settings.admin import Admin
 from tests.admin.site import KEY, URL, ChosenSource, RunningSite, running_site
@@ -282,19 +282,3 @@ async def test_own_call_that_fails_says_why(data: bytes, error: str) -> None:
     with pytest.raises(OwnCallError) as caught:
         await _ask(data, lambda calls: calls.get_document("/x"))
     assert str(caught.value).startswith(error)
-
-
-async def test_own_call_that_gets_no_response_in_time_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(own_calls, "_TIMEOUT", 0.05)
-    ours, theirs = socket.socketpair()
-    source = ChosenSource()
-
-    async def connect() -> socket.socket:
-        return ours
-
-    monkeypatch.setattr(source, "connect", connect)
-    with theirs, pytest.raises(OwnCallError, match=r"no response within 0\.05 s"):
-        await OwnCalls(source).get_document("/x")
-    assert ours.fileno() == -1

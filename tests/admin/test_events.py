@@ -79,14 +79,6 @@ async def test_first_events_come_at_once(
         assert await stream.next_message() == ": nothing new"
 
 
-async def test_overview_is_followed_if_nothing_is_said(site: RunningSite) -> None:
-    async with _following(site) as stream:
-        for _ in range(5):
-            name, document = await stream.next_event()
-            assert name == "overview"
-            assert document["now"]["connections"] == 3
-
-
 async def test_topic_that_is_named_twice_is_sent_once(site: RunningSite) -> None:
     topics = ",".join(["models", "overview"] * 200)
     async with _following(site, f"?topics={topics}") as stream:

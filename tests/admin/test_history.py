@@ -30,7 +30,7 @@ from gateway.observe.call_metrics import (
 )
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
-from tests.support.gateway import no_leaks, until
+from tests.support.gateway import until
 
 NOW = 1_700_000_000.0
 FIELDS = (
@@ -112,15 +112,19 @@ def test_rates_are_those_between_two_samples() -> None:
     }
 
 
-def test_percentiles_of_no_calls_are_not_known() -> None:
+def test_ratios_are_those_of_calls_and_not_known_without_any() -> None:
     sampled = _Sampled()
     sampled.sample()
     sampled.sample()
     recent = sampled.recent()
     assert (recent["calls_per_second"], recent["p99_ms"]) == ([0], [None])
-    window = sampled.history.now
-    assert window is not None
-    assert summarize(window)["error_ratio"] is None
+    for number, status in ((6, "2xx"), (3, "4xx"), (1, "5xx")):
+        sampled.call(times=number, status=status)
+    assert sampled.history.now is not None
+    assert summarize(sampled.history.now)["error_ratio"] is None
+    sampled.sample()
+    summary = summarize(sampled.history.now)
+    assert (summary["error_ratio"], summary["client_error_ratio"]) == (0.1, 0.3)
 
 
 def test_calls_above_all_bounds_have_the_largest_one() -> None:
@@ -278,23 +282,19 @@ def test_an_hour_is_kept_and_no_more() -> None:
     assert len(sampled.history._samples) <= 12
 
 
-def test_gap_has_no_values() -> None:
+@pytest.mark.parametrize(
+    ("gap", "recent"),
+    [
+        (5, [10, 10, *[None] * 4, 2, 10]),
+        (1_000_000, [*[None] * (RECENT_POINTS - 2), 0, 10]),  # of days
+    ],
+)
+def test_gap_has_no_values(gap: float, recent: list[float | None]) -> None:
     sampled = _Sampled()
-    for after in (1, 1, 1, 5, 1):
+    for after in (1, 1, 1, gap, 1):
         sampled.call(times=10)
         sampled.sample(after)
-    assert sampled.recent()["calls_per_second"] == [10, 10, *[None] * 4, 2, 10]
-
-
-def test_gap_of_days_leaves_nothing_of_before() -> None:
-    sampled = _Sampled()
-    for after in (1, 1, 1, 1_000_000, 1):
-        sampled.call(times=10)
-        sampled.sample(after)
-    recent = sampled.recent()["calls_per_second"]
-    assert len(recent) == RECENT_POINTS
-    assert recent[:-2] == [None] * (RECENT_POINTS - 2)
-    assert recent[-1] == 10
+    assert sampled.recent()["calls_per_second"] == pytest.approx(recent, abs=0.001)
 
 
 @pytest.mark.parametrize("jump", [-1_000_000.0, -1.0, -0.4])
@@ -389,30 +389,6 @@ def test_of_very_many_endpoints_the_busiest_have_a_point() -> None:
     sampled.serve("http://idle", 0.003)
     sampled.sample(after=10)
     assert curves("u", "http://idle")["calls_per_second"] == [0, 0.1]
-
-
-def test_errors_of_clients_are_a_ratio_of_their_own() -> None:
-    sampled = _Sampled()
-    sampled.sample()
-    sampled.call(times=6)
-    sampled.call(times=3, status="4xx")
-    sampled.call(times=1, status="5xx")
-    sampled.sample()
-    window = sampled.history.now
-    assert window is not None
-    summary = summarize(window)
-    assert (summary["error_ratio"], summary["client_error_ratio"]) == (0.1, 0.3)
-
-
-async def test_history_samples_while_its_task_runs() -> None:
-    sampled = _Sampled()
-    sampled.history.interval = 0
-    async with no_leaks():
-        task = asyncio.create_task(sampled.history.run())
-        await until(lambda: sampled.history.interval == history_module.INTERVAL)
-        assert sampled.history._samples
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize(("cost", "interval"), [(0.0, 1), (0.019, 1), (0.021, 2), (0.09, 5)])

@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from gateway.admin.server import MAX_CONNECTIONS
 from gateway.admin.status import merge_statuses
 from gateway.admin.try_it.captured_call import make_captured_call
 from gateway.app import admin_source
 from gateway.app.admin_source import AdminSource
 from gateway.app.loaded_resources import load_resources
 from gateway.app.shared_memory import SharedMemory
-from gateway.system.descriptors import raise_descriptor_limit
 from gateway.upstream.transport import UpstreamRequest
 from gateway.workers.control import ControlClient, ControlServer, Question, Responder
 from tests.admin.site import make_settings, worker_status
@@ -338,28 +336,6 @@ async def test_killed_workers_are_replaced_while_the_pages_are_served(tmp_path: 
 
 
 @in_processes
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("sent", [b"", b"GET /live HTTP/1.1\r\nHost: local"])
-async def test_connections_without_a_request_keep_no_probe_out(
-    tmp_path: Path, workers: int, sent: bytes
-) -> None:
-    raise_descriptor_limit()
-    async with _gateway(tmp_path, workers=workers) as (_, url, admin, _):
-        with ExitStack() as stack:
-            host, _, port = admin.rpartition(":")
-            for _ in range(MAX_CONNECTIONS + 100):
-                sock = stack.enter_context(socket.create_connection((host, int(port))))
-                sock.sendall(sent)
-            for own_host in ("127.0.0.1", "127.0.0.2"):
-                for path in ("/live", "/ready", "/metrics", "/status"):
-                    async with connect(f"http://{admin}", own_host=own_host) as probe:
-                        assert (await probe.call("GET", path, headers=LOCAL)).status == 200
-            async with connect(url) as caller:
-                assert (await caller.ask(CALL)).status == 200
-        await _until_served(admin)
-
-
-@in_processes
 async def test_worker_that_hangs_is_told_of_and_pages_are_served(tmp_path: Path) -> None:
     async with _gateway(tmp_path) as (_, _, admin, _):
         operator = Operator(admin)
@@ -456,20 +432,3 @@ async def _events(client: RawClient) -> bytes:
     await client.send(request("GET", "/api/events?topics=overview,calls", headers=LOCAL))
     assert (await client.head()).status == 200
     return await client.chunk()
-
-
-@in_processes
-async def test_stop_ends_open_event_streams_in_time(tmp_path: Path) -> None:
-    async with (
-        _gateway(tmp_path, "limits: {drain_timeout: 10s}\n") as (process, _, admin, _),
-        connect(f"http://{admin}") as one,
-        connect(f"http://{admin}") as other,
-    ):
-        assert await _events(one) == b"retry: 2000\n\n"
-        await _events(other)  # and this page reads no more
-        process.signal(signal.SIGTERM)
-        assert (await one.whole_body()).endswith(b"event: end\ndata: {}\n\n")
-        status, _, err = await process.end()
-    assert status == 0
-    for word in ("killed", "ERROR", "Traceback"):
-        assert word not in err

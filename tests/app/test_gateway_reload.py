@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from gateway.app.build.listen import ListenError
-from gateway.observe.call_record import CallRecord
 from gateway.settings.schema import Settings
 from tests.app.reloading import running_gateway, server_named, settings_for
 from tests.support.addresses import free_address
@@ -375,22 +374,6 @@ async def test_changed_ca_file_replaces_the_upstream(tmp_path: Path) -> None:
         _append(ca, "\n")
         assert await gateway.reload(settings) == "upstreams ~u"
         assert gateway.active_config.upstreams["u"] is not upstream
-
-
-async def test_reload_changes_access_log_and_request_limits(
-    call_records: list[CallRecord],
-) -> None:
-    async with (
-        server_named("x") as server,
-        running_gateway(settings_for(server.url)) as (gateway, url),
-        connect(url) as client,
-    ):
-        for access, size, status in ((False, "1KiB", 413), (True, "1MiB", 200)):
-            limits = {"max_request_bytes": size}
-            await gateway.reload(settings_for(server.url, log={"access": access}, limits=limits))
-            call_records.clear()
-            assert (await client.call("POST", "/v2/x", bytes(2000))).status == status
-            assert bool(call_records) is access
 
 
 async def test_reload_adds_and_removes_offload_threads(monkeypatch: pytest.MonkeyPatch) -> None:

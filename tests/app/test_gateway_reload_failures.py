@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gateway.app.build.listen import ListenError
 from gateway.settings.schema import Settings
 from tests.app.reloading import NOWHERE, server_named, settings_for
 from tests.support.addresses import free_address
@@ -141,25 +140,6 @@ async def test_reload_of_which_a_part_fails_changes_nothing(part: str, tmp_path:
         async with connect(f"http://{settings.admin.listen}") as operator:
             assert (await operator.call("GET", "/live")).status == 200
         assert await _refuses(old_url.removeprefix("http://"))
-
-
-async def test_address_in_use_undoes_a_reload_of_everything(tmp_path: Path) -> None:
-    free = free_address()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = "{}:{}".format(*taken.getsockname())
-        async with (
-            no_leaks(),
-            server_named("one") as one,
-            checked_gateway(settings_for(one.url, log={"access": False})) as running,
-        ):
-            settings = _all_is_new("http://127.0.0.1:1", tmp_path, free, address)
-            with pytest.raises(ListenError, match="Address already in use"):
-                await running.gateway.reload(settings)
-            assert await _refuses(free)
-            assert not _threads()
-            assert await _is_served(running.url) == b"one"
 
 
 async def test_reload_holds_although_an_old_part_cannot_be_closed(

@@ -194,22 +194,6 @@ def _no_room_for_threads(pid: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_AS, limit)
 
 
-async def test_settings_that_one_worker_cannot_use_are_used_by_none(tmp_path: Path) -> None:
-    async with _running(tmp_path) as gateway:
-        victim = gateway.workers[0]
-        for _ in range(2):
-            gateway.forget_output()
-            with _no_room_for_threads(victim):
-                gateway.reload()
-                why = await gateway.refused()
-            assert re.fullmatch(rf".*: worker {victim}: the system allows no more threads: .*", why)
-            await gateway.check(is_new=False)
-            await gateway.until_status_says(1, why)
-        assert victim in gateway.children
-        await gateway.reload_at_last()
-        await gateway.until_status_says(2, None)
-
-
 @pytest.mark.parametrize("who", ["worker", "admin process"])
 async def test_reload_is_aborted_if_a_process_does_not_reply_in_time(
     tmp_path: Path, who: str
@@ -274,22 +258,6 @@ async def test_worker_that_is_stopped_before_the_commit_uses_the_new_settings_as
         gateway.resume(first)
         await gateway.check(is_new=True)
         await gateway.until_status_says(2, None)
-
-
-async def test_sighup_during_a_reload_leads_to_one_more(tmp_path: Path) -> None:
-    async with _running(tmp_path) as gateway:
-        sleeper = gateway.workers[1]
-        await gateway.reload_while_paused(sleeper)
-        gateway.settings.write(is_new=False)
-        for _ in range(3):
-            gateway.reload()
-        gateway.resume(sleeper)
-        await gateway.process.wait_for_output("settings reloaded(.*\n)*.*settings reloaded")
-        await gateway.process.wait_for_output("no longer listening on")
-        await gateway.check(is_new=False)
-        await gateway.until_status_says(3, None)
-        gateway.settings.write(is_new=True)
-        await gateway.reload_at_last()
 
 
 async def test_sigterm_during_a_reload_stops_the_gateway(tmp_path: Path) -> None:

@@ -77,26 +77,6 @@ async def test_call_has_the_response_and_what_was_captured() -> None:
     assert described["size"] == 2
 
 
-@pytest.mark.parametrize(
-    ("data", "most", "error"),
-    [
-        (b"", 100, "the gateway closed the connection"),
-        (b"nonsense\r\n\r\n", 100, "the gateway"),
-        (OK[:-1], 100, "the gateway"),
-        (http_response(bytes(101)), 100, "the response has more than 100 bytes"),
-    ],
-    ids=["none", "no HTTP", "cut", "large"],
-)
-async def test_call_without_a_whole_response_says_why(data: bytes, most: int, error: str) -> None:
-    async def respond(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(data)
-        await connection.close()
-
-    with pytest.raises(OwnCallError, match=error):
-        await _make(respond, most=most)
-
-
 @pytest.mark.parametrize("request_", [REQUEST, GRPC], ids=["HTTP", "gRPC"])
 async def test_call_that_gets_no_response_in_time_is_given_up(
     monkeypatch: pytest.MonkeyPatch, request_: UpstreamRequest
