@@ -84,7 +84,7 @@ print('ports', *ports, file=sys.stderr, flush=True)
 
 
 ADMIN = """
-print('admin', os.getpid(), file=sys.stderr, flush=True)
+os.write(2, b'admin %d\\n' % os.getpid())  # whole, unlike print
 channel.send_ready(); got = 0
 while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
     if message[0] == ToWorker.ADMIN:
@@ -117,6 +117,7 @@ async def _connect_to(process: Process, exits: ExitStack) -> None:
 async def test_operators_go_to_the_admin_process_which_ends_behind_the_workers() -> None:
     program = command(WORKER, 2, setup=WITH_ADMIN, admin=ADMIN)
     async with running_process(*program) as process:
+        await process.wait_for_output(r"admin \d+")
         await process.wait_for_output("started")
         with ExitStack() as clients:
             await _connect_to(process, clients)
