@@ -61,10 +61,15 @@ def scan_values(text: bytes) -> tuple[npt.NDArray[np.intp], int]:
     return offsets[depths == 0] + 1, int(depths.max(initial=0))
 
 
+def outside_strings(text: bytes) -> bytes:
+    """Return a text without its strings, which are complete: of short ones, sooner than a mask."""
+    return b"".join(hide_escapes(text).split(b'"')[::2])
+
+
 def count_objects_and_members(text: bytes) -> tuple[int, int]:
     """Count the objects in JSON values, and their members; duplicate keys count twice."""
-    objects, members = count_marks(text, b"{:")
-    return objects, members
+    outside = outside_strings(text)
+    return outside.count(b"{"), outside.count(b":")
 
 
 def count_marks(text: bytes, marks: bytes) -> list[int]:

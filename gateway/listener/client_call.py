@@ -9,12 +9,8 @@ from collections.abc import Callable
 
 from gateway.errors import GatewayError
 from gateway.http1.head import RequestHead
-from gateway.listener.connection_host import (
-    Call,
-    ConnectionHost,
-    Continuation,
-    DeferredCall,
-)
+from gateway.listener.connection_host import Continuation
+from gateway.listener.dispatcher import RequestDispatcher
 from gateway.listener.messages import ListenerRequest, ListenerResponse, error_template
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import REFUSAL_LOG
@@ -32,7 +28,7 @@ class CallSource:
     ``client`` is whose connection it is; see ``client_of``.
     """
 
-    def __init__(self, host: ConnectionHost, peer: Peer, client: str, is_http2: bool) -> None:
+    def __init__(self, host: RequestDispatcher, peer: Peer, client: str, is_http2: bool) -> None:
         self.host = host
         self.peer = peer
         self.client = client
@@ -65,21 +61,18 @@ class ClientCall(ABC):
         self.carries_trailers = source.is_http2
         self.record = record
         self.head: RequestHead | None = None
+        self.is_deferred = False
+        """Whether it waits for the rest of its body."""
         self.ended = False
         self._source = source
         self._host = source.host
         self._started = started
-        self._call: Call | None = None
+        self._call: asyncio.Task[None] | BufferedCall | None = None
 
     @property
     def reserved(self) -> ReservedBytes:
         """Return what the call has reserved."""
         return self.record.reserved
-
-    @property
-    def is_deferred(self) -> bool:
-        """Whether it waits for the rest of its body."""
-        return isinstance(self._call, DeferredCall)
 
     def begin(self, head: RequestHead) -> CallRecord:
         """Record the start of a call with a valid head."""
@@ -123,17 +116,24 @@ class ClientCall(ABC):
         if labels is None:
             return False
         self.record.labels = labels
-        deferred = self._call = DeferredCall(self)
-        self._host.add_call(deferred, self)
-        self._host.deferrals.add(deferred, head.length)
+        self.is_deferred = True
+        self._host.add_call(self, self)
+        self._host.deferrals.add(self, head.length)
         return True
 
     def end_deferral(self) -> None:
         """Wait no longer."""
-        self._forget_call()
+        if self.is_deferred:
+            self._host.deferrals.remove(self)
+            self._host.remove_call(self)
+            self.is_deferred = False
+
+    def on_timeout(self) -> None:
+        """Wait no longer for the rest of the body; see TimeoutListener."""
+        self.start_deferred_task()
 
     def start_deferred_task(self) -> None:
-        """Start the deferred call on the streaming path."""
+        """Start on the streaming path, which reads the body as it arrives."""
         self.end_deferral()
         self.start_task()
 
@@ -182,7 +182,11 @@ class ClientCall(ABC):
 
     def end(self) -> None:
         """Give back what the call holds, then tell of its end."""
-        self._forget_call()
+        self.end_deferral()
+        call = self._call
+        if isinstance(call, BufferedCall):
+            self._host.remove_call(call)
+        self._call = None  # not before: if this fails, it is done again when the client is gone
         self._release()
         self.ended = True
         record = self.record
@@ -195,14 +199,6 @@ class ClientCall(ABC):
         record = self.record = CallRecord(method, target, "", self._started)
         record.client = self._source.address
         return record
-
-    def _forget_call(self) -> None:
-        call = self._call
-        if isinstance(call, DeferredCall):
-            self._host.deferrals.remove(call)
-        if isinstance(call, BufferedCall | DeferredCall):
-            self._host.remove_call(call)
-        self._call = None  # not before: if this fails, it is done again when the client is gone
 
     def _end_cancelled_task(self, task: asyncio.Task[None]) -> None:
         """End the call of a task that was cancelled before it ran: it called no ``finish_call``."""

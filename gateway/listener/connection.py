@@ -23,12 +23,12 @@ from gateway.listener.client_shares import client_of
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
     NO_RECORD,
-    ConnectionHost,
     UnreadCheck,
     seconds_stalled,
     stalled_body_error,
     unread_response_error,
 )
+from gateway.listener.dispatcher import RequestDispatcher
 from gateway.listener.http2_connection import Http2ClientConnection
 from gateway.listener.messages import (
     CONTINUE,
@@ -123,7 +123,9 @@ class Http1Call(ClientCall):
 class ClientConnection(Http1Connection):
     """Parses the requests of a client; each gets its response before the next one starts."""
 
-    def __init__(self, host: ConnectionHost, is_unix: bool = False, is_tls: bool = False) -> None:
+    def __init__(
+        self, host: RequestDispatcher, is_unix: bool = False, is_tls: bool = False
+    ) -> None:
         super().__init__(host.buffers, host.hangups)
         self.buffers.drop_head = self._drop_head
         self.buffers.stall_error = stalled_body_error

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError
-from gateway.http1.deferrals import BodyDeferrals
-from gateway.http1.head import HeadParser, RequestHead
 from gateway.listener.messages import ListenerResponse
-from gateway.observe.call_record import CallLabels, CallRecord
+from gateway.observe.call_record import CallRecord
 from gateway.proxy.calls.buffered import BufferedCall
-from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
-from gateway.proxy.filters.trace_sampling import TraceSampler
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, FastPathClient
-from gateway.system.buffers import NO_ROOM, Body, BufferAccount
-from gateway.system.hangups import HangupWatch
+from gateway.proxy.interfaces import ClientResponse, FastPathClient
+from gateway.system.buffers import NO_ROOM, Body
 
 CLIENT_CLOSED = "the client closed the connection"
 NO_RECORD = CallRecord("", "")
@@ -115,91 +109,9 @@ class CallClient(FastPathClient, Protocol):
     def has_sent_all(self) -> bool:
         """Tell whether its whole request is there."""
 
-    def start_deferred_task(self) -> None:
-        """Start the deferred call on the streaming path."""
-
     def finish_call(self, response: ListenerResponse) -> None:
         """End the call, whose task has ended."""
 
 
-class ConnectionHost(ABC):
-    """What a connection needs of the listener: settings, calls and their observers."""
-
-    draining: bool
-    idle_timeouts: IdleTimeouts
-    forwarding: ForwardedPolicy
-    buffers: BufferAccount
-    hangups: HangupWatch
-    head_parser: HeadParser
-    trace_sampler: TraceSampler | None
-    """Decides which calls are traced; None if none is."""
-    deferrals: BodyDeferrals
-
-    @abstractmethod
-    def add_connection(self, connection: ListenerConnection) -> None:
-        """Register a new connection."""
-
-    @abstractmethod
-    def remove_connection(self, connection: ListenerConnection) -> None:
-        """Unregister a closed connection."""
-
-    @abstractmethod
-    def replace_connection(self, old: ListenerConnection, new: ListenerConnection) -> None:
-        """Register what serves an open connection from now on."""
-
-    @abstractmethod
-    def fast_path_labels(self, head: RequestHead) -> CallLabels | None:
-        """Return the labels of a request if it can take the fast path once its body is there."""
-
-    @abstractmethod
-    def add_call(self, call: Call, client: CallClient) -> None:
-        """Register a call, before it starts."""
-
-    @abstractmethod
-    def prepare_fast_path(
-        self, client: CallClient, head: RequestHead, body: bytes | memoryview
-    ) -> BufferedCall | None:
-        """Prepare a fully buffered request for the fast path; None if it must be streamed.
-
-        Nothing is sent yet. The client owns the call: it registers it with ``add_call``, and then
-        starts it, or cancels it. The call ends with ``respond`` or ``continue_in_task`` of the
-        client.
-        """
-
-    @abstractmethod
-    def start_task(
-        self,
-        client: CallClient,
-        request: ClientRequest,
-        response: ListenerResponse,
-        rest: Continuation | None = None,
-    ) -> asyncio.Task[None]:
-        """Start a task that handles a request, or the rest of a fast-path call.
-
-        It ends with ``finish_call`` of the client.
-        """
-
-    @abstractmethod
-    def remove_call(self, call: Call) -> None:
-        """Unregister an ended call; tasks do so by themselves."""
-
-    @abstractmethod
-    def observe_call(self, record: CallRecord) -> None:
-        """Give the record of an ended call to the observers."""
-
-
-class DeferredCall:
-    """A call that waits for the rest of its small body: many clients send it after the head."""
-
-    def __init__(self, client: CallClient) -> None:
-        self._client = client
-
-    def on_timeout(self) -> None:
-        """Start on the streaming path, which reads the body as it arrives."""
-        self._client.start_deferred_task()
-
-    def cancel(self) -> None:
-        """Do nothing: nothing has started."""
-
-
-Call = asyncio.Task[None] | BufferedCall | DeferredCall
+Call = asyncio.Task[None] | BufferedCall | CallClient
+"""What serves a client's call: one that waits for the rest of its body serves itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
 from gateway.errors import GatewayError, strip_tracebacks
@@ -13,9 +14,9 @@ from gateway.http1.head import HeadParser, RequestHead
 from gateway.listener.connection_host import (
     Call,
     CallClient,
-    ConnectionHost,
     Continuation,
     IdleTimeouts,
+    ListenerConnection,
 )
 from gateway.listener.messages import ListenerResponse, to_origin_form
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
@@ -38,8 +39,8 @@ RequestHandler = Callable[[ClientRequest, ClientResponse], Awaitable[None]]
 """Handles a request on the streaming path."""
 
 
-class RequestDispatcher(ConnectionHost):
-    """Starts a call for each request, on the fast path if it can.
+class RequestDispatcher(ABC):
+    """Starts a call for each request, on the fast path if it can: the host of connections.
 
     The listener inherits it, because a delegated method call would cost time for each request.
     """
@@ -56,6 +57,7 @@ class RequestDispatcher(ConnectionHost):
     ) -> None:
         self.draining = False
         self.trace_sampler = trace_sampler
+        """Decides which calls are traced; None if none is."""
         self.buffers = buffers
         self.hangups = HangupWatch()
         self.idle_timeouts = idle_timeouts
@@ -66,6 +68,18 @@ class RequestDispatcher(ConnectionHost):
         self._loop = asyncio.get_running_loop()
         self._active_calls: dict[Call, CallClient] = {}
         self.deferrals = BodyDeferrals()
+
+    @abstractmethod
+    def add_connection(self, connection: ListenerConnection) -> None:
+        """Register a new connection."""
+
+    @abstractmethod
+    def remove_connection(self, connection: ListenerConnection) -> None:
+        """Unregister a closed connection."""
+
+    @abstractmethod
+    def replace_connection(self, old: ListenerConnection, new: ListenerConnection) -> None:
+        """Register what serves an open connection from now on."""
 
     @property
     def requests(self) -> int:
@@ -85,7 +99,12 @@ class RequestDispatcher(ConnectionHost):
     def prepare_fast_path(
         self, client: CallClient, head: RequestHead, body: bytes | memoryview
     ) -> BufferedCall | None:
-        """Prepare a fully buffered request for the fast path; None if it must be streamed."""
+        """Prepare a fully buffered request for the fast path; None if it must be streamed.
+
+        Nothing is sent yet. The client owns the call: it registers it with ``add_call``, and then
+        starts it, or cancels it. The call ends with ``respond`` or ``continue_in_task`` of the
+        client.
+        """
         plan = self._plan(head)
         if plan is None or self._fast_path is None or len(body) > plan.max_size:
             return None
@@ -129,7 +148,10 @@ class RequestDispatcher(ConnectionHost):
         response: ListenerResponse,
         rest: Continuation | None = None,
     ) -> asyncio.Task[None]:
-        """Start a task that handles a request, or the rest of a fast-path call."""
+        """Start a task that handles a request, or the rest of a fast-path call.
+
+        It ends with ``finish_call`` of the client.
+        """
         task = self._loop.create_task(self._handle(client, request, response, rest))
         self._active_calls[task] = client
         task.add_done_callback(self.remove_call)
@@ -140,7 +162,7 @@ class RequestDispatcher(ConnectionHost):
         self._active_calls[call] = client
 
     def remove_call(self, call: Call) -> None:
-        """Unregister an ended call."""
+        """Unregister an ended call; tasks do so by themselves."""
         self._active_calls.pop(call, None)
 
     def find_waiting(self, seconds: float) -> dict[tuple[str, str, str], float]:

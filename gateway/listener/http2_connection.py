@@ -32,13 +32,13 @@ from gateway.listener.client_call import CallSource, ClientCall
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
     NO_RECORD,
-    ConnectionHost,
     ListenerConnection,
     UnreadCheck,
     seconds_stalled,
     stalled_body_error,
     unread_response_error,
 )
+from gateway.listener.dispatcher import RequestDispatcher
 from gateway.listener.http2_messages import (
     CONTINUE,
     Http2Response,
@@ -316,7 +316,7 @@ class Http2Call(ClientCall):
 
     def cancel(self, why: str) -> None:
         """Cancel the call, as its client is gone."""
-        if self._call is None and not self.ended:
+        if self.head is None and not self.ended:
             # The fields of a list that is too large were not checked.
             fields = {} if self._headers.too_large else dict(self._headers.fields)
             self.make_record(
@@ -395,7 +395,7 @@ class Http2Call(ClientCall):
 class Http2ClientConnection(Http2Session):
     """Serves the requests of a client side by side."""
 
-    def __init__(self, host: ConnectionHost, peer: Peer) -> None:
+    def __init__(self, host: RequestDispatcher, peer: Peer) -> None:
         http2 = Http2Connection(
             is_client=False,
             max_streams=MAX_STREAMS,

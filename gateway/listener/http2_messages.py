@@ -79,9 +79,7 @@ class Http2Response(ListenerResponse):
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
         """Start the response."""
-        self._start(status, headers)
-        lines = list(headers.items())
-        add_gateway_headers(lines, {name.lower() for name in headers}, int(time.time()))
+        lines = self._start(status, headers)
         self._pending = (_status_field(status), *encode_fields(lines))
         length = headers.get("Content-Length", "")
         self._left = int(length) if length.isdecimal() else -1

@@ -103,8 +103,8 @@ class ListenerResponse(ClientResponse):
         self.started = False
         self.record.status = self.record.response_bytes = 0
 
-    def _start(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Record the start of the response, and complete its headers."""
+    def _start(self, status: int, headers: CIMultiDict[str]) -> list[tuple[str, str]]:
+        """Record the start of the response; return its headers, completed."""
         self.record.status = status
         self.started = True
         if self.header_policy is not None:
@@ -115,6 +115,9 @@ class ListenerResponse(ClientResponse):
         if self.record.request_id:
             headers[REQUEST_ID] = self.record.request_id
         self._has_no_body = self._request.method == "HEAD" or status in STATUSES_WITHOUT_BODY
+        lines = list(headers.items())
+        add_gateway_headers(lines, {name.lower() for name in headers}, int(time.time()))
+        return lines
 
 
 class HttpResponse(ListenerResponse):
@@ -139,9 +142,8 @@ class HttpResponse(ListenerResponse):
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
         """Write the head, together with the start of the body if that follows at once."""
         request = self._request
-        self._start(status, headers)
+        lines = self._start(status, headers)
         self.last = self.last or self._closes_after()
-        lines = list(headers.items())
         if "Content-Length" not in headers and not self._has_no_body:
             self._chunked = not request.http_1_0
             self.last |= request.http_1_0  # only the close marks the end of the body
@@ -151,7 +153,7 @@ class HttpResponse(ListenerResponse):
             lines.append(("Connection", "close"))
         elif request.http_1_0:
             lines.append(("Connection", "keep-alive"))
-        self._head = _encode_response_head(status, reason, headers, lines)
+        self._head = encode_head(_status_line(status, reason), lines)
         self._connection.buffer_write(self._head)
 
     async def write(self, data: bytes | memoryview) -> None:
@@ -225,13 +227,6 @@ def _encode_template(template: ResponseTemplate, last: bool) -> bytes:
 @lru_cache(maxsize=1)
 def _date_line(second: int) -> bytes:
     return f"Date: {http_date(second)}\r\n".encode()
-
-
-def _encode_response_head(
-    status: int, reason: str, headers: CIMultiDict[str], lines: list[tuple[str, str]]
-) -> bytes:
-    add_gateway_headers(lines, {name.lower() for name in headers}, int(time.time()))
-    return encode_head(_status_line(status, reason), lines)
 
 
 def add_gateway_headers(lines: list[tuple[str, str]], names: set[str], second: int) -> None:

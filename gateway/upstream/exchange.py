@@ -14,6 +14,7 @@ from gateway.errors import ServerName
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http1.head import ResponseHead
 from gateway.system.buffers import BufferAccount
+from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import Connection
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.address import MAX_DESCRIPTOR_SHARE, ServerAddress
@@ -34,31 +35,14 @@ WRITE_CHUNK: Final = 256 * 1024
 """Bytes of a buffered body that are written without a task, in one time slice."""
 
 
-class ResponseStart(Protocol):
-    """The start of a response, as its reader sees it."""
+class PlainHead:
+    """The head of a response of which no key is known."""
 
-    @property
-    def status(self) -> int:
-        """Return the status code."""
+    reason = ""
 
-    @property
-    def reason(self) -> str:
-        """Return the reason phrase."""
-
-    @property
-    def headers(self) -> CIMultiDictProxy[str]:
-        """Return all headers."""
-
-
-class ResponseBody(Protocol):
-    """The body of a response, which arrives."""
-
-    @property
-    def trailers(self) -> FieldLines:
-        """Return the trailers; they are complete once ``read`` has returned the end."""
-
-    async def read(self) -> bytes | memoryview:
-        """Return the next piece, empty at the end."""
+    def __init__(self, status: int, headers: CIMultiDictProxy[str]) -> None:
+        self.status = status
+        self.headers = headers
 
 
 class BodySink(Protocol):
@@ -156,7 +140,7 @@ class Exchange(ReservedConnection):
         if head is not None:
             self.hand_over(head)
 
-    def hand_over(self, head: ResponseStart) -> None:
+    def hand_over(self, head: ResponseHead | PlainHead) -> None:
         """Let the receiver read the body itself."""
         receiver, self.receiver = self.receiver, None
         if receiver is not None:
@@ -206,7 +190,7 @@ class Exchange(ReservedConnection):
         """Send the request again."""
 
     @abstractmethod
-    def _body(self) -> ResponseBody:
+    def _body(self) -> BodyStream:
         """Return the body of the response, to be read."""
 
     def _keep(self, body: bytes | memoryview) -> None:
@@ -220,7 +204,11 @@ class ServerResponse(UpstreamResponse):
     """
 
     def __init__(
-        self, exchange: Exchange, head: ResponseStart, body: ResponseBody, size: int | None = None
+        self,
+        exchange: Exchange,
+        head: ResponseHead | PlainHead,
+        body: BodyStream,
+        size: int | None = None,
     ) -> None:
         self.status = head.status
         self.reason = head.reason

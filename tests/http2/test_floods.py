@@ -134,13 +134,6 @@ def test_resets_in_the_long_run() -> None:
     assert peer.request(9001).id == 9001
 
 
-def test_more_streams_than_allowed() -> None:
-    """max_streams, and MAX_RESETS for those that are refused."""
-    peer = Peer(max_streams=10, clock=Clock().time)
-    attack = streams(lambda peer, stream_id: peer.headers(stream_id), peer)
-    assert sent_until_refused(peer, attack, 2 * MAX_RESETS) == 10 + MAX_RESETS
-
-
 def test_streams_that_never_end_hold_a_slot_each_only() -> None:
     """max_streams. How long a stream may wait is for its user to limit."""
     peer = Peer(max_streams=10, clock=Clock().time)

@@ -198,20 +198,6 @@ async def test_tiny_pieces_of_a_body_are_joined() -> None:
     assert stream.stream.receive_window.unused == 0
 
 
-async def test_joined_pieces_have_a_bounded_size() -> None:
-    session = Session()
-    session.data_received(session.request())
-    for _ in range(200):
-        session.data_received(data(1, bytes(TINY_FRAME - 1)) * 2)
-    (stream,) = session.streams
-    left, sizes = 400 * (TINY_FRAME - 1), []
-    while left:
-        sizes.append(len(await stream.read()))
-        left -= sizes[-1]
-    assert 16_384 <= max(sizes) < 16_384 + TINY_FRAME
-    assert len(sizes) == 7
-
-
 # ---------------------------------------------------------------------------------- streams
 
 
@@ -324,18 +310,6 @@ async def test_discarded_body_opens_windows_again() -> None:
     stream.discard()
     session.data_received(data(1, bytes(16_000)))
     assert (buffers.buffered, stream.stream.receive_window.unused) == (0, 0)
-
-
-async def test_peer_that_does_not_read_is_closed() -> None:
-    session = Session()
-    session.fake.close = lambda: None  # type: ignore[method-assign]
-    session.fake.unsent = 4 * 1024 * 1024
-    session.data_received(encode_ping(b"12345678"))
-    assert session.errors == []
-    session.fake.unsent += 1
-    session.data_received(encode_ping(b"12345678"))
-    assert [error.code for error in session.errors] == [ErrorCode.ENHANCE_YOUR_CALM]
-    assert session.fake.calls == ["abort"]
 
 
 async def test_unexpected_error_aborts_the_connection(caplog: pytest.LogCaptureFixture) -> None:

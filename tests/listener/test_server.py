@@ -300,22 +300,6 @@ async def test_last_response_is_complete_though_the_client_still_sends() -> None
             assert await draining == 0
 
 
-async def test_drain_lets_calls_finish() -> None:
-    slow = _SlowHandler()
-    async with running_listener(slow) as running, connect(running.url) as client:
-        await client.send(request("GET", "/"))
-        await until(lambda: running.listener._active_calls)
-        draining = asyncio.create_task(running.listener.drain(60, 0.05))
-        await asyncio.sleep(0.02)
-        assert not draining.done()
-        slow.go_on.set()
-        reply = await client.read_response()
-        assert reply.body == b"done"
-        assert reply.head.get("Connection") == "close"
-        assert await draining == 0
-        assert await client.rest() == b""
-
-
 async def test_drain_drops_calls_that_take_too_long() -> None:
     async with (
         running_listener(_SlowHandler()) as running,

@@ -18,8 +18,6 @@ from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
 _ALPHABET = re.compile(rb"[A-Za-z0-9+/]*")
-_PADDING = (b"", b"===", b"==", b"=")
-"""What a text lacks, by its length modulo 4."""
 
 
 class Base64ElementDecoder:
@@ -164,24 +162,16 @@ class Base64Decoder:
             text = text.replace(b"\\/", b"/")
         if self._padded and text:
             raise ValueError("text behind the padding")
-        if last and not text.endswith(b"="):
-            text += b"=" * (-len(text) % 4)
-        elif not last:
+        if not last:
             whole = len(text) - len(text) % 4
             text, self._partial = text[:whole], text[whole:] + self._partial
         self._padded = text.endswith(b"=")
-        return _decode_strictly(text) if text else b""
-
-
-def _decode_strictly(text: bytes) -> bytes:
-    """Decode a text with its padding; raises ValueError that says what is wrong."""
-    data = native.decode_base64(text, False) if len(text) % 4 == 0 else None
-    return a2b_base64(text, strict_mode=True) if data is None else data
+        return decode_base64(text) if text else b""
 
 
 def decode_base64(text: bytes) -> bytes:
-    """Decode a complete text without escapes; raises ValueError."""
+    """Decode a complete text, padded or not; raises ValueError that says what is wrong."""
     if not text.endswith(b"="):
-        # Fast path: most texts have all of their padding or none.
-        return a2b_base64(text + _PADDING[len(text) % 4], strict_mode=True)
-    return Base64Decoder().feed(text, last=True)
+        text += b"=" * (-len(text) % 4)
+    data = native.decode_base64(text, False) if len(text) % 4 == 0 else None
+    return a2b_base64(text, strict_mode=True) if data is None else data

@@ -90,12 +90,12 @@ def _parse_elements(
     """Parse an array, nested or flat, of elements of some types; None for any other text."""
     try:
         items = parse(text)
+        if type(items) is not list:
+            return None
+        while list in (kinds := set(map(type, items))):
+            items = list(chain.from_iterable(items)) if len(kinds) == 1 else _collect(items, [])
     except (ValueError, RecursionError):
         return None
-    if type(items) is not list:
-        return None
-    while list in (kinds := set(map(type, items))):
-        items = list(chain.from_iterable(items)) if len(kinds) == 1 else _collect(items, [])
     return items if kinds <= types else None
 
 
@@ -151,7 +151,8 @@ class TensorDecoder:
             return
         count, data = self._decode_or_raise(item)
         self.count += count
-        self._append(data)
+        self.chunks.append(data)
+        self.size += len(data)
 
     def reserve_chunk(self) -> int:
         """Reserve the chunk of a run that is offloaded; return its number."""
@@ -194,10 +195,6 @@ class TensorDecoder:
         if data is None and not run.lacks_element:
             data = decode_plainly(run.balanced(), self.datatype, null_is_nan)
         return None if data is None else (len(data) // size, data)
-
-    def _append(self, data: bytes) -> None:
-        self.chunks.append(data)
-        self.size += len(data)
 
     def _error_in_run(self, run: ElementRun) -> Exception:
         """Make the error for a run; only a small part of it is searched element by element."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from gateway.codec.json.array_scanner import ElementRun
 from gateway.codec.structure_scan import ARRAY_STEPS, mask_strings, nesting_steps
-from gateway.errors import GatewayError, shorten
+from gateway.errors import GatewayError, replace_surrogates, shorten
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.sizes import QUOTED_NAME
@@ -115,18 +115,12 @@ def _describe_token_error(token: str, datatype: Datatype, null_is_nan: bool) -> 
     if type(value) not in ELEMENT_TYPES[datatype.family]:
         return f"is not {datatype.family.value}, as {datatype.name} needs"
     if isinstance(value, str):
-        return _describe_string_error(value) if _escape_invalid_utf8(token) == token else _NOT_UTF8
+        if _escape_invalid_utf8(token) != token:
+            return _NOT_UTF8
+        return None if replace_surrogates(value) == value else _HALF_SURROGATE
     if _fits(value, token, datatype):
         return None
     return f"does not fit {datatype.name}"
-
-
-def _describe_string_error(value: str) -> str | None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return _HALF_SURROGATE
-    return None
 
 
 def _parse_integer(digits: str) -> int | float:

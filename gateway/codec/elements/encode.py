@@ -5,7 +5,7 @@ from __future__ import annotations
 from codecs import utf_8_decode
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,28 +30,6 @@ NONFINITE_CODES = {
     Nonfinite.STRING: 3,
 }
 """The codes that the C module knows: encode_numbers.h."""
-
-
-class TensorEncoder(Protocol):
-    """Encodes the binary form of one tensor as the text between its array's brackets."""
-
-    count: int
-    """Elements encoded so far."""
-
-    def feed(self, data: bytes | memoryview) -> TextChunk:
-        """Encode the next bytes as far as they form complete elements.
-
-        Raises GatewayError: 406 for a value that the policy refuses, 502 for invalid elements; 400
-        for either in a request.
-        """
-
-    def parts(
-        self, data: bytes | memoryview, offloader: Offloader
-    ) -> list[TextChunk | OffloadedText]:
-        """Encode the next bytes as ``feed`` does, but offload parts of them."""
-
-    def finish(self) -> None:
-        """Raise GatewayError (502, 400) if the bytes ended inside an element."""
 
 
 class OffloadedText:
@@ -118,7 +96,11 @@ class NumberEncoder:
         self._partial = b""
 
     def feed(self, data: bytes | memoryview) -> TextChunk:
-        """Encode the next bytes; see TensorEncoder."""
+        """Encode the next bytes as far as they form complete elements.
+
+        Raises GatewayError: 406 for a value that the policy refuses, 502 for invalid elements; 400
+        for either in a request.
+        """
         complete = self._complete_elements(data)
         return self._encode_next(complete) if complete else b""
 
@@ -183,7 +165,7 @@ class NumberEncoder:
     ) -> memoryview:
         """Encode by orjson, which gives floats the shortest digits; FP16 and BF16 those of FP32."""
         values = read_numbers(data, self._datatype)
-        if self._datatype.family is Family.BOOLEAN and values.view(np.uint8).max() > 1:
+        if self._datatype.family is Family.BOOLEAN and values.view(np.uint8).max(initial=0) > 1:
             raise self._words.malformed(
                 f"{self._label} is BOOL, but holds bytes other than 0 and 1"
             )
@@ -253,7 +235,7 @@ class BytesEncoder:
         self._missing = 0
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Encode the next bytes; see TensorEncoder."""
+        """Encode the next bytes; raises GatewayError as NumberEncoder does."""
         return b"".join(self.pieces(data))
 
     def parts(
@@ -343,15 +325,11 @@ def _not_utf8_error(label: str, index: int, words: ErrorVocabulary) -> GatewayEr
     )
 
 
-class ElementWriter(Protocol):
-    """Writes one element between its quotes while its bytes arrive."""
-
-    def feed(self, data: bytes, last: bool) -> bytes:
-        """Encode the next bytes; ``last`` marks the last of them."""
-
-
 class Utf8ElementWriter:
-    """Writes an element as text; raises GatewayError (406) if it is not UTF-8."""
+    """Writes an element as text; raises GatewayError (406) if it is not UTF-8.
+
+    ``last`` marks the last of its bytes.
+    """
 
     def __init__(self, label: str, index: int, words: ErrorVocabulary = RESPONSE) -> None:
         self._label = label
@@ -384,3 +362,9 @@ class Base64ElementWriter:
         complete = len(data) if last else len(data) - len(data) % 3
         self._partial = data[complete:]
         return native.encode_base64(data[:complete])
+
+
+TensorEncoder = NumberEncoder | BytesEncoder
+"""Encodes the binary form of one tensor as the text between its array's brackets."""
+ElementWriter = Utf8ElementWriter | Base64ElementWriter
+"""Writes one element between its quotes while its bytes arrive."""

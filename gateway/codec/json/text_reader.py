@@ -108,10 +108,6 @@ class JsonTextReader:
         """Release text that was taken."""
         self._buffer, self._position = self._buffer[self._position :], 0
 
-    def window_contains(self, mark: bytes) -> bool:
-        """Tell whether the next window, as far as it is available, contains a mark."""
-        return self._buffer.find(mark, self._position, self._position + WINDOW) >= 0
-
     def wait_for_more(self) -> Steps[None]:
         """Pause for more text; raises GatewayError (400) if there will be none."""
         if self.ended and not self._received:
@@ -133,18 +129,6 @@ class JsonTextReader:
         while not self.skip_space():
             yield from self.wait_for_more()
         return self.peek(1)
-
-    def peek_behind(self, mark: bytes) -> Steps[bytes]:
-        """Return the first byte that is not space behind the next mark, without taking anything.
-
-        Returns an empty text if there is none within a window.
-        """
-        yield from self.peek_byte()
-        while True:
-            at = _skip_space_at(self._buffer, self._position + len(mark))
-            if at < len(self._buffer) or self.size >= WINDOW:
-                return self._buffer[at : at + 1]
-            yield from self.wait_for_more()
 
     def expect(self, marks: bytes, wanted: str) -> Steps[bytes]:
         """Take the next byte that is not space, which must be one of ``marks``.

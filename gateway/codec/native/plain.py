@@ -11,12 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from gateway.codec.structure_scan import (
-    ARRAY_STEPS,
-    hide_escapes,
-    mask_strings,
-    nesting_steps,
-)
+from gateway.codec.structure_scan import ARRAY_STEPS, mask_strings, nesting_steps, outside_strings
 
 DATATYPES: tuple[str, ...] = ()
 ThreadPool = None
@@ -175,5 +170,4 @@ _NON_MARKS = bytes(set(range(256)) - set(b"[],"))
 
 def collect_marks(text: bytes) -> bytes:
     """Return the brackets and commas of a text outside of its strings, which are complete."""
-    outside = hide_escapes(text).split(b'"')[::2]
-    return b"".join(outside).translate(None, _NON_MARKS)
+    return outside_strings(text).translate(None, _NON_MARKS)

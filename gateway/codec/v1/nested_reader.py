@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from gateway.codec import native
 from gateway.codec.elements.base64_elements import Base64Decoder
-from gateway.codec.json.array_scanner import (
-    ArrayScanner,
-    ElementRun,
-    StringPart,
-    find_string_cut,
-)
+from gateway.codec.json.array_scanner import ArrayScanner, ElementRun, StringPart, find_string_cut
 from gateway.codec.json.text_reader import WINDOW, JsonTextReader, PauseReason, Steps
 from gateway.codec.v1.nested_tensor import NestedTensorBuilder
 from gateway.errors import ModelMismatchError, bad_request
 from gateway.protocol.json_errors import quote_bytes
 from gateway.protocol.v1 import BASE64_KEY
 from gateway.sizes import LISTED_NAMES, QUOTED_NAME
-
-_ARRAY_OPENING = b"[ \t\n\r"
-_BASE64_OBJECT_START = re.compile(rb'[ \t\n\r\[]*\{[ \t\n\r]*"b64"[ \t\n\r]*:')
 
 _ELEMENTS_PER_SLICE = 64
 """Elements read one by one in a time slice."""
@@ -84,9 +75,7 @@ def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]
     """
     mark = yield from text.peek_byte()
     if mark == b"[":
-        if tensor.is_text:
-            yield from text.peek_window()
-        if tensor.is_text and text.window_contains(b"{"):
+        if tensor.is_text and b"{" in (yield from text.peek_window()):
             yield from _read_elements(text, tensor)
         else:
             yield from _read_array(text, tensor)
@@ -100,29 +89,6 @@ def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]
     else:
         raw = yield from (text.take_string() if mark == b'"' else text.take_scalar())
         tensor.feed(ElementRun(raw, 1, 1, first=True))
-
-
-def is_base64_object(text: JsonTextReader) -> Steps[bool]:
-    """Tell whether a base64 object comes next, whatever brackets precede it."""
-    while True:
-        if _BASE64_OBJECT_START.match(text.peek()):
-            return True
-        # The text so far decides it.
-        if text.size >= WINDOW or text.ended or _is_no_base64_object(text.peek()):
-            return False
-        yield from text.wait_for_more()
-
-
-def _is_no_base64_object(seen: bytes) -> bool:
-    rest = seen.lstrip(_ARRAY_OPENING)
-    if not rest.startswith(b"{"):
-        return bool(rest)
-    rest = rest[1:].lstrip()
-    key = b'"b64"'
-    if not rest.startswith(key):
-        return not key.startswith(rest)
-    rest = rest[len(key) :].lstrip()
-    return bool(rest) and not rest.startswith(b":")
 
 
 def _read_array(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:

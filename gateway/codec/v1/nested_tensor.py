@@ -216,11 +216,6 @@ class NestedTensorBuilder:
         narrow = round_values(values, datatype)
         return None if narrow is None else narrow.tobytes()
 
-    def append_rows(self, rows: ConvertedRows) -> None:
-        """Append converted rows."""
-        self.begin_row()
-        self.append_elements(rows)
-
     def _flatten(self, value: Any, elements: list[bytes], marks: bytearray) -> None:
         if isinstance(value, list):
             for number, item in enumerate(value):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from functools import cached_property
 from struct import pack
-from typing import Protocol
 
 from gateway.codec import native
 from gateway.codec.elements.bytes_elements import split_elements
@@ -23,22 +22,6 @@ _MAX_EMPTY_ARRAYS = 64 * 1024
 """The most empty arrays that a tensor without elements may become."""
 
 _MAX_UINT64 = 2**64 - 1
-
-
-class NestedEncoder(Protocol):
-    """Encodes the binary form of one tensor as nested arrays."""
-
-    def feed(self, data: bytes | memoryview) -> bytes:
-        """Encode the next bytes as far as they form complete elements.
-
-        Raises GatewayError: 406 for a value that the policy refuses, 502 for invalid elements.
-        """
-
-    def end(self) -> bytes:
-        """Return the closing brackets.
-
-        Raises GatewayError (502) if the number of elements does not match the shape.
-        """
 
 
 class BracketWriter:
@@ -153,13 +136,16 @@ class NestedNumberEncoder(NumberEncoder):
         self._brackets = BracketWriter(shape)
 
     def end(self) -> bytes:
-        """Return the closing brackets."""
+        """Return the closing brackets.
+
+        Raises GatewayError (502) if the number of elements does not match the shape.
+        """
         self.finish()
         check_count(self._label, self._shape, self.count)
         return self._brackets.end()
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Encode the next bytes; see TensorEncoder."""
+        """Encode the next bytes; see NumberEncoder."""
         return b"".join(self._encode_rows(self._complete_elements(data)))
 
     def _encode_rows(self, data: bytes | memoryview) -> list[TextChunk]:
@@ -264,3 +250,7 @@ def check_count(label: str, shape: tuple[int, ...], count: int) -> None:
             f"{label} of the server's response holds {count} elements or more, its shape "
             f"{list(shape)} takes {element_count(shape)}"
         )
+
+
+NestedEncoder = EmptyTensorEncoder | NestedNumberEncoder | NestedBytesEncoder
+"""Encodes the binary form of one tensor as nested arrays; ``end`` returns the closing brackets."""

@@ -14,7 +14,7 @@ import orjson
 from gateway.codec.elements.rounding import may_decide_ties
 from gateway.codec.json.text_reader import JsonTextReader, PauseReason, Steps
 from gateway.codec.structure_scan import count_objects_and_members, scan_values
-from gateway.codec.v1.nested_reader import input_names, is_base64_object, read_members, read_value
+from gateway.codec.v1.nested_reader import input_names, read_members, read_value
 from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
 from gateway.errors import GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
@@ -39,6 +39,7 @@ _V2_PEEK = 128
 _V2_TENSOR = re.compile(
     rb'\[[ \t\r\n]*\{[ \t\r\n]*"(?:name|shape|datatype|data|parameters)"[ \t\r\n]*:'
 )
+_BASE64_OBJECT_START = re.compile(rb'[ \t\n\r\[]*\{[ \t\n\r]*"b64"[ \t\n\r]*:')
 _ROWS_WINDOW = 32 * 1024
 """Bytes of instances parsed together: each of their values becomes a Python object."""
 _ROWS_WINDOW_PER_INPUT = 512
@@ -182,18 +183,14 @@ class PredictRequestReader:
         text = self._text
         if (mark := (yield from text.peek_byte())) != b"[":
             raise bad_request(f"instances must be an array, got {describe_json_kind(mark)}")
-        if (yield from self._begins_with_base64()) or not (yield from self._has_objects()):
+        first = (yield from text.peek_window())[1:].lstrip(b" \t\n\r")[:1]
+        if first == b"]":
+            raise bad_request("instances is empty: there is nothing to predict")
+        if first != b"{" or (yield from self._begins_with_base64()):
             yield from read_value(text, self._single_tensor("each of the instances"))
         else:
             text.skip(1)
             yield from RowsReader(text, self._tensors).read()
-
-    def _has_objects(self) -> Steps[bool]:
-        """Tell whether the first instance is an object; refuses to have none (400)."""
-        rest = yield from self._text.peek_behind(b"[")
-        if rest == b"]":
-            raise bad_request("instances is empty: there is nothing to predict")
-        return rest == b"{"
 
     def _read_columns(self) -> Steps[None]:
         text = self._text
@@ -212,7 +209,7 @@ class PredictRequestReader:
         """Tell whether the first object is a base64 element of the only input."""
         if len(self._tensors) > 1 or BASE64_KEY in self._tensors:
             return False
-        return (yield from is_base64_object(self._text))
+        return _BASE64_OBJECT_START.match((yield from self._text.peek_window())) is not None
 
     def _single_tensor(self, what: str) -> NestedTensorBuilder:
         if len(self._tensors) > 1:
@@ -299,7 +296,8 @@ class RowsReader:
         except (GatewayError, ValueError, TypeError):
             return 0
         for tensor, values in converted:
-            tensor.append_rows(values)
+            tensor.begin_row()
+            tensor.append_elements(values)
         return len(rows)
 
     def _read_instance(self) -> Steps[None]:

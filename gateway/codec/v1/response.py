@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import orjson
 
@@ -197,30 +196,6 @@ def _check_rows(outputs: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) ->
             )
 
 
-class RowBuffer(Protocol):
-    """Buffers a tensor until its rows are written."""
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Return the bytes buffered."""
-
-    @property
-    def row_size(self) -> int:
-        """Return the approximate size of a row in bytes."""
-
-    def append(self, data: bytes | memoryview) -> None:
-        """Take the next bytes; raises GatewayError as NestedEncoder does."""
-
-    def end(self) -> None:
-        """Raise GatewayError (502) if the number of elements does not match the shape."""
-
-    def texts(self, first: int, last: int) -> list[bytes]:
-        """Return the text of the rows from ``first`` up to ``last``."""
-
-    def row(self, number: int) -> Iterator[bytes]:
-        """Yield the text of one row in pieces."""
-
-
 class NumberRowBuffer:
     """Buffers numbers and booleans in binary form."""
 
@@ -332,6 +307,10 @@ class BytesRowBuffer(BytesElementEncoder):
         self._text += self._brackets.end()
         self._starts.append(len(self._text))
         return self._brackets.lead(0, self._brackets.rank)
+
+
+RowBuffer = NumberRowBuffer | BytesRowBuffer
+"""Buffers a tensor until its rows are written: ``texts`` of small ones, large ones in pieces."""
 
 
 def write_rows(names: Sequence[str], tensors: Sequence[RowBuffer], count: int) -> Iterator[bytes]:

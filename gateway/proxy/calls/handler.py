@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -217,6 +217,17 @@ class CallHandler(ABC):
         Raises GatewayError, and UpstreamResponseError with a server's response to a request of
         the gateway's own.
         """
+
+
+class OwnHandler(CallHandler):
+    """Serves calls that the gateway answers itself, or over several servers."""
+
+    def __init__(self, serve: Callable[[Call], Awaitable[None]], _: HandlerScope) -> None:
+        self._serve = serve
+
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task."""
+        await self._serve(call)
 
 
 MakeHandler = Callable[[HandlerScope], CallHandler]

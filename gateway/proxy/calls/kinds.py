@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.calls.grpc import make_grpc_infer_handler
-from gateway.proxy.calls.handler import CallHandler, HandlerScope, MakeHandler
+from gateway.proxy.calls.handler import MakeHandler, OwnHandler
 from gateway.proxy.calls.infer import make_infer_handler
 from gateway.proxy.calls.passthrough import GenerateHandler, PassthroughHandler
 from gateway.proxy.calls.predict import PredictHandler
@@ -30,17 +30,6 @@ class CallKind(NamedTuple):
     grpc: MakeHandler
     is_own: bool = False
     """Whether the gateway answers them itself, or over the servers of several upstreams."""
-
-
-class OwnHandler(CallHandler):
-    """Serves calls that the gateway answers itself, or over several servers."""
-
-    def __init__(self, serve: Callable[[Call], Awaitable[None]], _: HandlerScope) -> None:
-        self._serve = serve
-
-    async def serve(self, call: Call) -> None:
-        """Serve a call in a task."""
-        await self._serve(call)
 
 
 def from_one(http: MakeHandler, grpc: MakeHandler | None = None) -> CallKind:

@@ -10,11 +10,11 @@ from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
 from gateway.system.buffers import BufferAccount
 from gateway.system.descriptors import exceeds_share
+from gateway.system.sockets.body_stream import BodyStream
 from gateway.upstream.address import MAX_DESCRIPTOR_SHARE, ServerAddress
 from gateway.upstream.exchange import (
     WRITE_CHUNK,
     Exchange,
-    ResponseBody,
     ServerEndpoint,
     is_repeatable,
     send_body,
@@ -268,7 +268,7 @@ class HttpExchange(Exchange):
             self._sender = None
             self._fail(error)
 
-    def _body(self) -> ResponseBody:
+    def _body(self) -> BodyStream:
         assert self._connection is not None
         assert self._connection.body is not None
         return self._connection.body

@@ -14,12 +14,13 @@ from gateway.http2.hpack import HeaderList
 from gateway.sizes import CACHED_HEADS, CACHED_LINES
 from gateway.system.bounded_cache import BoundedCache, cached
 from gateway.system.buffers import BufferAccount
+from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import Connection
 from gateway.upstream.address import ServerAddress
 from gateway.upstream.exchange import (
     WRITE_CHUNK,
     Exchange,
-    ResponseBody,
+    PlainHead,
     ServerEndpoint,
     decode_fields,
     is_repeatable,
@@ -222,7 +223,7 @@ class Http2Exchange(Exchange):
         """Hold the headers back until the response is complete; see StreamReceiver."""
         head = _parse(headers) if self._is_held else None
         if head is None:
-            self.hand_over(_PlainStart(headers))
+            self.hand_over(_plain(headers))
         else:
             assert self._stream is not None
             self.hold(head, is_complete=self._stream.received_end)
@@ -268,20 +269,15 @@ class Http2Exchange(Exchange):
         if stream is not None:
             stream.close()
 
-    def _body(self) -> ResponseBody:
+    def _body(self) -> BodyStream:
         assert self._stream is not None
         return self._stream
 
 
-class _PlainStart:
-    """A ResponseStart whose headers are as they came."""
-
-    reason = ""
-
-    def __init__(self, headers: HeaderList) -> None:
-        (_, status), *fields = headers.fields
-        self.status = int(status)
-        self.headers = CIMultiDictProxy(CIMultiDict(decode_fields(fields)))
+def _plain(headers: HeaderList) -> PlainHead:
+    """Return the headers as they came."""
+    (_, status), *fields = headers.fields
+    return PlainHead(int(status), CIMultiDictProxy(CIMultiDict(decode_fields(fields))))
 
 
 def _parse(headers: HeaderList) -> ResponseHead | None:

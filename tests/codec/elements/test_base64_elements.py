@@ -170,3 +170,9 @@ def test_invalid_base64_in_a_json_string_is_refused(text: bytes) -> None:
         decode_base64(text)
     with pytest.raises(ValueError, match=r"."):
         decode_string(strategies.bytewise(text))
+
+
+@pytest.mark.parametrize("text", [rb"\/8=", rb"\/\/", rb"YWJj\/w=="])
+def test_backslash_in_a_parsed_string_is_no_escape(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_base64(text)

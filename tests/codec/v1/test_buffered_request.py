@@ -63,6 +63,8 @@ def test_fast_path_reads_numbers(declared: Declared, data: Any, form: str) -> No
         (X, b'{"instances":[]}'),
         (X, b'{"instances":[[]]}'),
         (X, b'{"instances":[[1],2]}'),
+        (X, b'{"instances":' + b"[1," * 999 + b"1" + b"]" * 999 + b"}"),
+        (X, b'{"instances":' + b"[" * 999 + b"1" + b"]" * 999 + b"}"),
         (X, b'{"instances":[1,true]}'),
         (X, b'{"instances":[1e39]}'),
         (X, b'{"instances":[1,]}'),

@@ -9,7 +9,7 @@ from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import gateway_client
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_json
-from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 HOST = "Host: x\r\n"
 
@@ -27,20 +27,11 @@ MALFORMED = {
     "TLS": bytes.fromhex("16030102000100 01fc0303".replace(" ", "")) + bytes(200),
     "an answer": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
     "no version": _get("GET /v2"),
-    "version 2.0": _get("GET /v2 HTTP/2.0"),
-    "unknown version": _get("GET /v2 HTTP/9.9"),
     "unknown method": _get("FETCH /v2 HTTP/1.1"),
-    "method in lower case": _get("get /v2 HTTP/1.1"),
-    "method alone": _get("GET"),
-    "no target": _get("GET  HTTP/1.1"),
     "target of 100 KB": _get(f"GET /{'x' * 100_000} HTTP/1.1"),
-    "header of 100 KB": _get(headers=f"{HOST}X: {'x' * 100_000}\r\n"),
-    "header name of 100 KB": _get(headers=f"{HOST}{'x' * 100_000}: x\r\n"),
     "1000 headers": _get(headers=HOST + "X: x\r\n" * 1000),
     "space in a name": _get(headers=f"{HOST}X Y: x\r\n"),
-    "control character in a header": _get(headers=f"{HOST}X: a\x01b\r\n"),
     "length a word": _post("Content-Length: five\r\n", b"hello"),
-    "unknown transfer encoding": _post("Transfer-Encoding: zip\r\n", b"hello"),
     "chunk size a word": _post("Transfer-Encoding: chunked\r\n", b"five\r\nhello\r\n0\r\n\r\n"),
     "chunk too long": _post("Transfer-Encoding: chunked\r\n", b"3\r\nhello\r\n0\r\n\r\n"),
 }
@@ -185,16 +176,6 @@ async def test_chunked_response_to_http_1_0_ends_with_the_connection() -> None:
         assert await client.rest() == b"old"
 
 
-async def test_pipelined_requests_are_answered_in_order() -> None:
-    async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
-        async with gateway_client(server.url) as client:
-            targets = [f"/v2/models/m{number}" for number in range(100)]
-            client.send_nowait(b"".join(request("GET", target) for target in targets))
-            for _ in targets:
-                assert (await client.read_response()).status == 200
-        assert [received.head.target for received in server.requests] == targets
-
-
 async def test_pipelined_bodies_are_not_mixed_up() -> None:
     bodies = [bytes([number]) * (number * 997) for number in range(50)]
     async with ScriptedServer() as server, gateway_client(server.url) as client:
@@ -202,20 +183,6 @@ async def test_pipelined_bodies_are_not_mixed_up() -> None:
         for _ in bodies:
             assert (await client.read_response()).status == 200
         assert [received.body for received in server.requests] == bodies
-
-
-async def test_garbage_after_a_request_does_not_lose_its_response() -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        client.send_nowait(b"\x16\x03\x01garbage\r\n\r\n")
-        await asyncio.sleep(0.02)
-        await connection.send(http_response())
-
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
-        client.send_nowait(_get())
-        assert (await client.read_response()).status == 200
-        assert (await client.read_response()).status == 400
-        assert await client.rest() == b""
 
 
 async def test_upgrade_is_not_passed_on() -> None:

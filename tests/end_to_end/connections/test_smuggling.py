@@ -1,7 +1,9 @@
 """Requests that two readers could parse differently: no request hides in a body.
 
-Each request is sent in one write and byte by byte. A refused request reaches no server, and nothing
-behind it gets a response. An accepted request reaches the server as one unambiguous message.
+tests/http1 has all spellings that are refused; here are those of each kind, with a request behind
+them. Each request is sent in one write and byte by byte. A refused request reaches no server, and
+nothing behind it gets a response. An accepted request reaches the server as one unambiguous
+message.
 """
 
 from __future__ import annotations
@@ -45,35 +47,16 @@ def _with_a_length(coding: bytes) -> bytes:
 
 # Spellings of a coding that one reader knows and another does not.
 CODINGS = [
-    *(b"Transfer-Encoding: chunked", b"Transfer-Encoding : chunked"),
-    *(b"Transfer-Encoding\t: chunked", b" Transfer-Encoding: chunked"),
-    *(b"\tTransfer-Encoding: chunked", b"Transfer-Encoding\x00: chunked"),
-    *(b"Transfer-Encoding: xchunked", b"Transfer-Encoding: chunkedx"),
-    *(b"Transfer-Encoding:chunked", b"Transfer-Encoding:\tchunked"),
-    *(b"Transfer-Encoding: chunked\t", b"Transfer-Encoding: \x0bchunked"),
-    *(b"Transfer-Encoding: chunked\x0c", b"Transfer-Encoding: chunked\x00"),
-    *(b"Transfer-Encoding: chunked\xa0", b"Transfer-Encoding:\r\n chunked"),
-    *(b"Transfer-Encoding: chunked\r\n ", b"Transfer-Encoding: chunked\r\n , identity"),
-    *(b"Transfer-Encoding: chunked, identity", b"Transfer-Encoding: identity, chunked"),
-    *(b"Transfer-Encoding: identity", b"Transfer-Encoding: chunked, chunked"),
-    *(b"Transfer-Encoding: gzip, chunked", b"Transfer-Encoding: chunked, gzip"),
-    *(b"Transfer-Encoding: chunked,", b"Transfer-Encoding: ,chunked"),
-    *(b"Transfer-Encoding: chunked;q=1", b'Transfer-Encoding: "chunked"'),
-    *(b"Transfer-Encoding: 'chunked'", b"Transfer-Encoding: CHUNKED"),
-    *(b"Transfer-Encoding:", b"Transfer-Encoding: "),
+    *(
+        b"Transfer-Encoding: chunked",
+        b"Transfer-Encoding : chunked",
+        b" Transfer-Encoding: chunked",
+    ),
+    *(b"Transfer-Encoding: xchunked", b"Transfer-Encoding:\r\n chunked", b"Transfer-Encoding:"),
+    *(b"Transfer-Encoding: chunked, identity", b"Transfer-Encoding: CHUNKED"),
     b"Transfer-Encoding: chunked\r\nTransfer-Encoding: x",
-    b"Transfer-Encoding: x\r\nTransfer-Encoding: chunked",
-    b"Transfer-Encoding: chunked\r\ntransfer-encoding: chunked",
-    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
     b"X: y\nTransfer-Encoding: chunked",
     b"X: y\rTransfer-Encoding: chunked",
-    b"X: y\r\rTransfer-Encoding: chunked",
-    b"X: y\r\n Transfer-Encoding: chunked",
-    b"X:\nTransfer-Encoding: chunked",
-    b"X: y\x00\r\nTransfer-Encoding: chunked",
-    b"Content-Encoding: x\nTransfer-Encoding: chunked",
-    b"TRANSFER-ENCODING: chunked",
-    b"transfer-encoding: Chunked",
 ]
 
 _AND_A_LENGTH = {f"a length and {coding!r}": _with_a_length(coding) for coding in CODINGS}
@@ -93,15 +76,10 @@ _LENGTHS = {
 _ODD_LENGTHS = {
     repr(line): _post(line, body=INNER)
     for line in (
-        *(b"Content-Length: +%d" % SIZE, b"Content-Length: -0", b"Content-Length: 0x%x" % SIZE),
-        *(b"Content-Length: %d.0" % SIZE, b"Content-Length: 4_0", b"Content-Length: 4e1"),
-        *(b"Content-Length:", b"Content-Length: five", b"Content-Length: \xd9\xa4\xd9\xa0"),
-        *(b"Content-Length : %d" % SIZE, b"Content-Length\t: %d" % SIZE),
-        *(b"Content-Length:\r\n %d" % SIZE, b"Content-Length: %d\x00" % SIZE),
-        *(b"Content-Length: \x0b%d" % SIZE, b"Content-Length: %d;" % SIZE),
-        *(b"Content-Length: %d\nX: y" % SIZE, b"Content-Length: %d\rX: y" % SIZE),
-        *(b"X: y\nContent-Length: %d" % SIZE, b"X: y\rContent-Length: %d" % SIZE),
-        *(b"Content-Length: 18446744073709551616", b"Content-Length: " + b"0" * 40 + b"5"),
+        *(b"Content-Length: +%d" % SIZE, b"Content-Length: five", b"Content-Length:"),
+        *(b"Content-Length : %d" % SIZE, b"Content-Length:\r\n %d" % SIZE),
+        *(b"Content-Length: %d\nX: y" % SIZE, b"X: y\rContent-Length: %d" % SIZE),
+        b"Content-Length: 18446744073709551616",
     )
 }
 
@@ -111,48 +89,23 @@ _HEADS = {
     ),
     "bare LF throughout": b"GET /v2/x HTTP/1.1\nHost: x\n\n" + INNER,
     "bare LF behind the first line": b"GET /v2/x HTTP/1.1\nHost: x\r\n\r\n" + INNER,
-    "bare LF behind a header": _get(b"X: y\nY: z"),
-    "bare LF at the end": b"GET /v2/x HTTP/1.1\r\nHost: x\n\r\n" + INNER,
-    "bare CR behind the first line": b"GET /v2/x HTTP/1.1\rHost: x\r\n\r\n" + INNER,
     "bare CR in a header": _get(b"X: y\rY: z"),
-    "bare CR at the end": _get(b"X: y\r"),
     "NUL in a value": _get(b"X: a\x00b"),
-    "NUL in a name": _get(b"X\x00Y: a"),
-    "NUL in the target": _get(first=b"GET /v2/x\x00 HTTP/1.1"),
-    "DEL in a value": _get(b"X: \x7f"),
     "a folded header": _get(b"X: a\r\n b"),
-    "a folded header, with a tab": _get(b"X: a\r\n\tb"),
-    "an empty folded line": _get(b"X: a\r\n "),
     "white space before the first header": b"GET /v2/x HTTP/1.1\r\n Host: x\r\n\r\n" + INNER,
     "a header without a colon": _get(b"GET /v2/y HTTP/1.1"),
-    "a header without a name": _get(b": a"),
     "a space before the colon": _get(b"X : a"),
-    "high bytes in a name": _get(b"X\xff: a"),
     "a target with a space": _get(first=b"GET /v2/x /v2/y HTTP/1.1"),
-    "a target with a tab": _get(first=b"GET /v2/x\t/v2/y HTTP/1.1"),
-    "tabs between the words": _get(first=b"GET\t/v2/x\tHTTP/1.1"),
-    "a space behind the version": _get(first=b"GET /v2/x HTTP/1.1 "),
-    "a space before the method": _get(first=b" GET /v2/x HTTP/1.1"),
     "HTTP/0.9": b"GET /v2/x\r\n\r\n" + INNER,
-    "HTTP/0.9, named": _get(first=b"GET /v2/x HTTP/0.9"),
-    "HTTP/1.10": _get(first=b"GET /v2/x HTTP/1.10"),
-    "HTTP/1.2": _get(first=b"GET /v2/x HTTP/1.2"),
-    "another protocol": _get(first=b"GET /v2/x RTSP/1.0"),
     "two hosts": _get(b"Host: y"),
-    "two hosts that are the same": _get(b"Host: x"),
     "no host": b"GET /v2/x HTTP/1.1\r\nX: y\r\n\r\n" + INNER,
-    "two hosts in one": b"GET /v2/x HTTP/1.1\r\nHost: x, y\r\n\r\n" + INNER,
     "a host and more": b"GET /v2/x HTTP/1.1\r\nHost: x/v2/y?z\r\n\r\n" + INNER,
-    "a host with a user": b"GET /v2/x HTTP/1.1\r\nHost: y@x\r\n\r\n" + INNER,
     "a URL with a user": _get(first=b"GET http://y@x/v2/x HTTP/1.1"),
-    "a URL without a host": _get(first=b"GET http:///v2/x HTTP/1.1"),
     "129 headers": _get(*[b"X: y"] * 128),
     "a header of 70 KB": _get(b"X: " + b"y" * 70_000),
-    "a name of 70 KB": _get(b"X" * 70_000 + b": y"),
     "chunked in HTTP/1.0": b"POST /v2/x HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     + INNER,
     "CONNECT": _get(first=b"CONNECT x:80 HTTP/1.1"),
-    "CONNECT to a path": _get(first=b"CONNECT /v2/x HTTP/1.1"),
 }
 
 
@@ -161,38 +114,20 @@ def _chunks(body: bytes) -> bytes:
 
 
 _CHUNKS = {
-    "a size with a sign": _chunks(b"+5\r\nhello\r\n0\r\n\r\n" + INNER),
     "a negative size": _chunks(b"-5\r\nhello\r\n0\r\n\r\n" + INNER),
     "a size with 0x": _chunks(b"0x5\r\nhello\r\n0\r\n\r\n" + INNER),
-    "a size with _": _chunks(b"1_0\r\nhello\r\n0\r\n\r\n" + INNER),
-    "a space before a size": _chunks(b" 5\r\nhello\r\n0\r\n\r\n" + INNER),
     "a space behind a size": _chunks(b"5 \r\nhello\r\n0\r\n\r\n" + INNER),
-    "a tab behind a size": _chunks(b"5\t\r\nhello\r\n0\r\n\r\n" + INNER),
-    "a space before an extension": _chunks(b"5 ;a=b\r\nhello\r\n0\r\n\r\n" + INNER),
     "no size": _chunks(b"\r\nhello\r\n0\r\n\r\n" + INNER),
-    "a size beyond 64 bits": _chunks(b"10000000000000005\r\nhello\r\n0\r\n\r\n" + INNER),
     "a size beyond 64 bits that is 0 in them": _chunks(b"10000000000000000\r\n\r\n" + INNER),
     "bare LF throughout": _chunks(b"5\nhello\n0\n\n" + INNER),
-    "bare LF behind a size": _chunks(b"5\nhello\r\n0\r\n\r\n" + INNER),
     "bare LF behind the last size": _chunks(b"5\r\nhello\r\n0\n\r\n" + INNER),
-    "bare LF behind a chunk": _chunks(b"5\r\nhello\n0\r\n\r\n" + INNER),
-    "bare LF at the end": _chunks(b"5\r\nhello\r\n0\r\n\n" + INNER),
     "bare CR behind a size": _chunks(b"5\rhello\r\n0\r\n\r\n" + INNER),
-    "no line end behind a chunk": _chunks(b"5\r\nhello0\r\n\r\n" + INNER),
     "other bytes behind a chunk": _chunks(b"5\r\nhelloXX0\r\n\r\n" + INNER),
-    "bare LF in an extension": _chunks(b"5;a\nhello\r\n0\r\n\r\n" + INNER),
-    "bare CR in an extension": _chunks(b"5;a\rb\r\nhello\r\n0\r\n\r\n" + INNER),
-    "NUL in an extension": _chunks(b"5;a\x00\r\nhello\r\n0\r\n\r\n" + INNER),
     "a line end in a quoted extension": _chunks(b'5;a="\r\nhello\r\n0\r\n\r\n"\r\n' + INNER),
-    "a length in a trailer": _chunks(b"0\r\nContent-Length: %d\r\n\r\n" % SIZE + INNER),
     "a coding in a trailer": _chunks(
         b"0\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(INNER)
     ),
     "a trailer without a colon": _chunks(b"0\r\nGET /v2/y HTTP/1.1\r\n\r\n" + INNER),
-    "a space before a trailer's colon": _chunks(b"0\r\nX : y\r\n\r\n" + INNER),
-    "a folded trailer": _chunks(b"0\r\nX: y\r\n z\r\n\r\n" + INNER),
-    "bare LF behind a trailer": _chunks(b"0\r\nX: y\n\r\n" + INNER),
-    "NUL in a trailer": _chunks(b"0\r\nX: \x00\r\n\r\n" + INNER),
 }  # fmt: skip
 
 REFUSED = {

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gateway.codec.grpc.request import read_infer_request
+from tests.support.compiled import needs_source
 from tests.support.gateway import running_gateway
 from tests.support.grpc.client import GrpcResponse, grpc_client, grpc_client_of
 from tests.support.grpc.infer_messages import infer_request
@@ -240,6 +241,7 @@ async def test_parameter_of_streams_does_not_reach_a_server_over_http() -> None:
     assert json.loads(header)["parameters"] == {"binary_data_output": True, "other": 7}
 
 
+@needs_source
 async def test_other_calls_have_their_turn_while_a_large_message_is_read() -> None:
     """Time slices would not do: elements of BYTES cost an iteration each."""
     count = 100_000

@@ -117,36 +117,6 @@ async def test_each_of_many_heads_is_sent_as_it_came(fast_path_requests: list[st
         assert len(fast_path_requests) == 15
 
 
-@pytest.mark.parametrize(
-    ("target", "sent", "host"),
-    [
-        ("http://x/v2/a%2Fb?c=d", "/v2/a%2Fb?c=d", "x"),
-        ("hTTps://x:1", "/", "x:1"),
-        ("http://x?y", "/?y", "x"),
-        ("/v2//x/../y", "/v2//x/../y", "localhost"),
-    ],
-)
-async def test_server_gets_the_target_in_origin_form(
-    target: str, sent: str, host: str, fast_path_requests: list[str]
-) -> None:
-    async with serving(echo_target) as (here, client):
-        for _ in range(2):
-            assert (await client.call("GET", target)).body == sent.encode() + b" "
-        assert fast_path_requests == [sent, sent]
-        assert here.server.requests[-1].head.get("Host") == host
-
-
-@pytest.mark.parametrize("target", ["/v2/x#y", "http://x/#y", "*"])
-async def test_target_without_a_path_is_a_400(target: str, fast_path_requests: list[str]) -> None:
-    async with serving() as (here, client):
-        for _ in range(2):
-            reply = await client.call("OPTIONS" if target == "*" else "GET", target)
-            assert reply.status == 400
-            assert reply.error.startswith("the request target must be a path, got ")
-        assert fast_path_requests == []
-        assert len(here.server.requests) == 1
-
-
 # ---------------------------------------------------------------------------------- in the pipeline
 
 
@@ -386,27 +356,6 @@ async def test_disconnect_of_the_client_at_the_start_of_the_response_ends_the_ca
 # ---------------------------------------------------------------------------------- draining
 
 
-async def test_drain_lets_a_call_fail() -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response())
-        await connection.request()
-        await closing.wait()
-        await connection.send(INTERIM)
-
-    closing = asyncio.Event()
-    async with serving(script) as (here, client):
-        await client.send(GET)
-        await here.until_on_fast_path()
-        draining = asyncio.create_task(here.listener.drain(60, 0.05))
-        await until(lambda: here.listener.draining)
-        closing.set()
-        reply = await client.read_response()
-        assert reply.status == 502
-        assert reply.head.get("Connection") == "close"
-        assert await draining == 0
-
-
 async def test_drain_lets_calls_of_both_paths_finish() -> None:
     slow = _Slow()
     async with (
@@ -457,21 +406,6 @@ async def test_drain_aborts_a_call_that_takes_too_long() -> None:
             await client.rest()
         await _left(here.server)
         assert here.outstanding == 0
-
-
-async def test_request_in_the_grace_of_a_drain_is_the_last_of_its_connection(
-    fast_path_requests: list[str],
-) -> None:
-    async with serving(echo_target) as (here, client):
-        draining = asyncio.create_task(here.listener.drain(60, 60))
-        await until(lambda: here.listener.draining)
-        reply = await client.ask(GET)
-        assert (reply.status, reply.head.get("Connection")) == (200, "close")
-        assert fast_path_requests == ["/v2/x"]
-        assert await client.rest() == b""
-        await client.close()
-        async with asyncio.timeout(5):
-            assert await draining == 0
 
 
 async def test_drain_drops_pipelined_requests(fast_path_requests: list[str]) -> None:

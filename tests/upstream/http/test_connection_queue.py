@@ -131,24 +131,6 @@ async def test_requests_get_freed_connections_in_their_order(endpoint_at: Endpoi
             pending.close()
 
 
-async def test_freed_connection_that_is_stale_is_replaced(endpoint_at: EndpointAt) -> None:
-    async def closes_at_the_second(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response(b"no"))
-        await connection.request()
-
-    async with ScriptedServer(closes_at_the_second, YES) as server:
-        endpoint = endpoint_at(server.url)
-        second = RecordingReceiver(idempotent=True)
-        sent = await _busy(endpoint)
-        waiting = _send(endpoint, second, "/second")
-        sent.close()
-        await second.wait()
-        assert second.body == b"yes"
-        assert not second.errors
-        waiting.close()
-
-
 async def test_failed_connect_is_told_to_the_request(endpoint_at: EndpointAt) -> None:
     with socket.create_server((HOST, 0)) as sock:
         url = f"http://{HOST}:{sock.getsockname()[1]}"

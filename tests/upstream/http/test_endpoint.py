@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 import pytest
-from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.upstream.http.endpoint import HttpEndpoint
@@ -15,8 +14,6 @@ from gateway.upstream.transport import (
     RequestTemplate,
     ReservedConnection,
     ResponseReceiver,
-    UpstreamRequest,
-    UpstreamResponse,
 )
 from tests.support.checks.descriptors import no_descriptors
 from tests.support.checks.garbage import no_garbage
@@ -29,24 +26,9 @@ from tests.support.servers.scripted_server import (
     always_respond,
     never_respond,
 )
+from tests.upstream.calls import make_request, read_whole
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.receivers import RecordingReceiver, try_send
-
-
-def _request(
-    body: Body = None, headers: dict[str, str] | None = None, method: str = "POST"
-) -> UpstreamRequest:
-    return UpstreamRequest(method, "/v2/x?y", CIMultiDict(headers or {}), body)
-
-
-async def _read(response: UpstreamResponse) -> bytes:
-    try:
-        body = b""
-        while piece := await response.read():
-            body += piece
-        return body
-    finally:
-        response.close()
 
 
 async def _left(server: ScriptedServer, number: int = 0) -> None:
@@ -84,7 +66,9 @@ async def test_request_is_sent_unchanged_and_framed(
 ) -> None:
     made = _pieces(b"one", b"", b"four") if isinstance(body, str) else body
     async with ScriptedServer() as server:
-        await _read(await endpoint_at(server.url).send(_request(made, headers, method)))
+        await read_whole(
+            await endpoint_at(server.url).send(make_request(made, headers, "/v2/x?y", method))
+        )
         (received,) = server.requests
         assert received.head.first == f"{method} /v2/x?y HTTP/1.1"
         assert dict(received.head.headers) == {"host": server.url.removeprefix("http://"), **sent}
@@ -97,38 +81,18 @@ async def test_redirect_cookie_and_encoding_are_passed_as_they_are(endpoint_at: 
     async with ScriptedServer(always_respond(data)) as server:
         endpoint = endpoint_at(server.url)
         for _ in range(2):
-            response = await endpoint.send(_request())
+            response = await endpoint.send(make_request())
             assert (response.status, response.reason) == (307, "So So")
             assert response.headers.getall("X-One") == ["1", "2"]
-            assert await _read(response) == b"\x1f\x8bnot really"
+            assert await read_whole(response) == b"\x1f\x8bnot really"
         assert [received.head.get("Cookie") for received in server.requests] == [None, None]
-
-
-async def test_connection_is_dropped_after_a_partly_sent_body(
-    endpoint_at: EndpointAt,
-) -> None:
-    never = asyncio.Event()
-
-    async def body() -> AsyncIterator[bytes]:
-        yield b"begun"
-        await never.wait()
-
-    async def script(connection: Connection) -> None:
-        await connection.head()
-        await connection.send(http_response(b"no"))
-        await never_respond(connection)
-
-    async with ScriptedServer(script) as server:
-        response = await endpoint_at(server.url).send(_request(body()))
-        assert await _read(response) == b"no"
-        await _left(server)
 
 
 async def test_error_of_the_body_is_raised(endpoint_at: EndpointAt) -> None:
     fault = bad_request("the client stumbled")
     async with ScriptedServer(never_respond) as server:
         with pytest.raises(GatewayError) as caught:
-            await endpoint_at(server.url).send(_request(_pieces(b"begun", fault)))
+            await endpoint_at(server.url).send(make_request(_pieces(b"begun", fault)))
         assert caught.value is fault
         await _left(server)
 
@@ -151,7 +115,7 @@ async def test_error_of_the_body_during_the_response_fails_its_reader(
         await never_respond(connection)
 
     async with ScriptedServer(script) as server:
-        response = await endpoint_at(server.url).send(_request(body()))
+        response = await endpoint_at(server.url).send(make_request(body()))
         assert await response.read() == b"begun"
         stumble.set()
         with pytest.raises(GatewayError) as caught:
@@ -166,7 +130,7 @@ async def test_cancelled_connect_leaves_nothing(endpoint_at: EndpointAt, turns: 
     async with ScriptedServer(never_respond) as server:
         endpoint = endpoint_at(server.url)
         with no_garbage("the connection"):
-            sending = asyncio.create_task(endpoint.send(_request()))
+            sending = asyncio.create_task(endpoint.send(make_request()))
             for _ in range(turns):
                 await asyncio.sleep(0)
             sending.cancel()
@@ -184,10 +148,10 @@ async def test_lack_of_descriptors_is_not_the_servers_error(
         url = server.url.replace("127.0.0.1", host)
         endpoint = endpoint_at(url)
         with no_descriptors(), pytest.raises(GatewayError) as caught:
-            await endpoint.send(_request())
-        await _read(await endpoint.send(_request()))
+            await endpoint.send(make_request())
+        await read_whole(await endpoint.send(make_request()))
         with no_descriptors():  # an idle connection needs no descriptor
-            await _read(await endpoint.send(_request()))
+            await read_whole(await endpoint.send(make_request()))
         assert len(server.requests) == 2
     assert caught.value.kind is ErrorKind.EXHAUSTED
     reason = "Too many open files"
@@ -212,7 +176,7 @@ def _start(
 async def _warm(endpoint_at: EndpointAt, server: ScriptedServer) -> HttpEndpoint:
     """Make an endpoint with an idle connection."""
     endpoint = endpoint_at(server.url)
-    await _read(await endpoint.send(_request()))
+    await read_whole(await endpoint.send(make_request()))
     return endpoint
 
 
@@ -280,34 +244,6 @@ async def test_reserved_connection_sends_template_headers_and_body(
         assert got == [expected, expected, b""]
 
 
-async def test_each_endpoint_gets_its_own_host_header(endpoint_at: EndpointAt) -> None:
-    start = _start(method="GET")
-    async with ScriptedServer() as one, ScriptedServer() as two:
-        for server in (one, two, one):
-            endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
-            sent = try_send(endpoint, start, (), b"", receiver)
-            assert sent is not None
-            await receiver.wait()
-            sent.close()
-            assert server.requests[-1].head.get("Host") == server.url.removeprefix("http://")
-
-
-async def test_receiver_gets_the_complete_response(endpoint_at: EndpointAt) -> None:
-    data = http_response(b"abc", {"X-One": "1", "x-one": "2"}, "299 So So")
-    async with ScriptedServer(always_respond(data)) as server:
-        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
-        for _ in range(2):
-            sent = _sent(endpoint, receiver)
-            await receiver.wait()
-            sent.close()
-        (first, body), (second, _) = receiver.complete
-        assert (first.status, first.reason, body) == (299, "So So", b"abc")
-        assert first.headers.getall("X-One") == ["1", "2"]
-        assert first.key == second.key
-        assert not receiver.responses
-        assert not receiver.errors
-
-
 async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -330,7 +266,7 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
         assert response.headers["X"] == "y"
         assert await response.read() == b"a"
         read.set()
-        assert await _read(response) == b"bc"
+        assert await read_whole(response) == b"bc"
         sent.close()
         # The connection is put back once.
         again = _sent(endpoint, receiver)
@@ -349,7 +285,7 @@ async def test_connection_is_idle_again_after_a_complete_response(endpoint_at: E
             await receiver.wait()
             sent.close()
             sent.close()
-        await _read(await endpoint.send(_request()))
+        await read_whole(await endpoint.send(make_request()))
         assert len(server.connections) == 1
         assert [received.body for received in server.requests] == [b"", b"0", b"1", b"2", b""]
 
@@ -357,7 +293,7 @@ async def test_connection_is_idle_again_after_a_complete_response(endpoint_at: E
 async def test_connection_may_be_reused_in_on_complete(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
-        await _read(await endpoint.send(_request()))
+        await read_whole(await endpoint.send(make_request()))
         sent = _sent(endpoint, first, b"first")
         after: list[ReservedConnection] = []
 
@@ -445,7 +381,7 @@ async def test_close_of_an_endpoint_waits_for_the_bodies_of_cancelled_calls(
 
     async with ScriptedServer(never_respond) as server:
         endpoint = endpoint_at(server.url)
-        sending = asyncio.create_task(endpoint.send(_request(body())))
+        sending = asyncio.create_task(endpoint.send(make_request(body())))
         await begun.wait()
         sending.cancel()
         await cancelled.wait()
@@ -495,6 +431,6 @@ async def test_early_response_is_read_although_the_next_write_fails(
     with _refusing_server(refusal, closed) as url:
         endpoint = endpoint_at(url)
         for _ in range(100):
-            response = await endpoint.send(_request(body(), {"Content-Length": "16793600"}))
+            response = await endpoint.send(make_request(body(), {"Content-Length": "16793600"}))
             assert response.status == 413
-            assert await _read(response) == b"no"
+            assert await read_whole(response) == b"no"

@@ -6,19 +6,18 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from multidict import CIMultiDict
 
 from gateway.errors import ServerName
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
 from gateway.upstream.http.endpoint import HttpEndpoint, HttpExchange
 from gateway.upstream.http.idle_connections import IdleConnections
-from gateway.upstream.transport import UpstreamRequest
 from tests.http1.fake_transport import FakeTransport
 from tests.support.doubles.clock import Clock
 from tests.support.gateway import until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.upstream.calls import ask, make_request
 
 KEEP_ALIVE = 4.0
 
@@ -219,15 +218,6 @@ async def test_connection_put_after_close_is_dropped(idle: IdleConnections, cloc
 # ---------------------------------------------------------------------- over TCP
 
 
-async def _get(endpoint: HttpEndpoint) -> bytes:
-    response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
-    data = b""
-    while piece := await response.read():
-        data += piece
-    response.close()
-    return data
-
-
 async def test_endpoint_closes_its_connection_after_the_idle_timeout() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -237,7 +227,7 @@ async def test_endpoint_closes_its_connection_after_the_idle_timeout() -> None:
     async with ScriptedServer(script) as server:
         endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5, idle_timeout=0.01)
         for number in range(2):
-            assert await _get(endpoint) == b""
+            assert await ask(endpoint) == b""
             async with asyncio.timeout(5):
                 await (await server.connection(number)).left.wait()
         assert len(server.connections) == 2
@@ -252,7 +242,7 @@ async def test_call_that_ends_after_close_drops_its_connection() -> None:
 
     async with ScriptedServer(script) as server:
         endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5)
-        response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
+        response = await endpoint.send(make_request())
         assert [await response.read(), await response.read()] == [b"asked", b""]
         await endpoint.close()
         response.close()

@@ -19,6 +19,7 @@ from tests.support.servers.scripted_server import (
     always_respond,
     respond_in_turn,
 )
+from tests.upstream.calls import ask as call_whole
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.receivers import RecordingReceiver, try_send
 
@@ -34,11 +35,7 @@ closing = respond_in_turn(http_response(), b"")
 
 async def _ask(endpoint: HttpEndpoint, body: Body = (b"body",)) -> bytes:
     request = UpstreamRequest("POST", "/x", CIMultiDict({"X": "y"}), body, is_idempotent=True)
-    response = await endpoint.send(request)
-    try:
-        return bytes(await response.read())
-    finally:
-        response.close()
+    return await call_whole(endpoint, request)
 
 
 async def _ask_by_reserving(endpoint: HttpEndpoint) -> bytes:

@@ -8,10 +8,8 @@ import struct
 from collections.abc import AsyncIterator
 
 import pytest
-from multidict import CIMultiDict
 
-from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.transport import Body, RequestTemplate, UpstreamRequest
+from gateway.upstream.transport import RequestTemplate
 from tests.support.addresses import HOST
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
@@ -19,20 +17,14 @@ from tests.support.servers.scripted_server import (
     ScriptedServer,
     always_respond,
 )
+from tests.upstream.calls import ask, make_request
 from tests.upstream.endpoints import EndpointAt, Serve
 from tests.upstream.receivers import RecordingReceiver, try_send
 
 YES = always_respond(http_response(b"yes"))
 WRITE = RequestTemplate("DELETE", "/x", ())
 """A request that must not be sent again once a byte of it was written."""
-
-
-async def _call(endpoint: HttpEndpoint, method: str = "DELETE", body: Body = None) -> bytes:
-    response = await endpoint.send(UpstreamRequest(method, "/x", CIMultiDict(), body))
-    try:
-        return bytes(await response.read())
-    finally:
-        response.close()
+DELETE = make_request(method="DELETE")
 
 
 async def test_close_that_the_event_loop_has_not_seen_is_noticed_by_send(
@@ -40,9 +32,9 @@ async def test_close_that_the_event_loop_has_not_seen_is_noticed_by_send(
 ) -> None:
     async with serve(YES, YES) as server:
         endpoint = endpoint_at(server.url)
-        assert await _call(endpoint) == b"yes"
+        assert await ask(endpoint, DELETE) == b"yes"
         server.connections[0].shutdown_write_below_tls()
-        assert await _call(endpoint) == b"yes"
+        assert await ask(endpoint, DELETE) == b"yes"
         assert [len(each.requests) for each in server.connections] == [1, 1]
 
 
@@ -51,7 +43,7 @@ async def test_close_that_the_event_loop_has_not_seen_is_noticed_by_a_reserved_c
 ) -> None:
     async with serve(YES, YES) as server:
         endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
-        await _call(endpoint)
+        await ask(endpoint, DELETE)
         reserved = endpoint.try_reserve()
         assert reserved is not None
         # As while the gateway converts the request.
@@ -69,7 +61,7 @@ async def test_reset_that_the_event_loop_has_not_seen_is_noticed(endpoint_at: En
         listening.setblocking(False)
         endpoint = endpoint_at("http://{}:{}".format(*listening.getsockname()))
         for _ in range(2):
-            calling = asyncio.create_task(_call(endpoint))
+            calling = asyncio.create_task(ask(endpoint, DELETE))
             async with asyncio.timeout(5):
                 sock, _ = await loop.sock_accept(listening)
             assert await loop.sock_recv(sock, 4096)
@@ -96,7 +88,7 @@ async def test_head_is_written_in_the_iteration_in_which_the_connection_was_chec
     with socket.create_server((HOST, 0)) as listening:
         listening.setblocking(False)
         endpoint = endpoint_at("http://{}:{}".format(*listening.getsockname()))
-        calling = asyncio.create_task(_call(endpoint))
+        calling = asyncio.create_task(ask(endpoint, DELETE))
         async with asyncio.timeout(5):
             sock, _ = await loop.sock_accept(listening)
         assert await loop.sock_recv(sock, 4096)
@@ -104,7 +96,7 @@ async def test_head_is_written_in_the_iteration_in_which_the_connection_was_chec
         assert await calling == b"yes"
         # It runs in the iteration after the first step of the call, before all else.
         receiving = asyncio.create_task(received_by_next_iteration())
-        calling = asyncio.create_task(_call(endpoint, "POST", body))
+        calling = asyncio.create_task(ask(endpoint, make_request(body)))
         assert (await receiving).startswith(b"POST /x HTTP/1.1\r\n")
         calling.cancel()
         sock.close()
@@ -120,10 +112,10 @@ async def test_all_stale_connections_are_passed_over(endpoint_at: EndpointAt) ->
     together = asyncio.Barrier(3)
     async with ScriptedServer(*[responds_to_all_at_once] * 3, YES) as server:
         endpoint = endpoint_at(server.url)
-        await asyncio.gather(*(_call(endpoint) for _ in range(3)))
+        await asyncio.gather(*(ask(endpoint, DELETE) for _ in range(3)))
         for connection in server.connections:
             connection.shutdown_write_below_tls()
-        assert await _call(endpoint) == b"yes"
+        assert await ask(endpoint, DELETE) == b"yes"
         assert [len(each.requests) for each in server.connections] == [1, 1, 1, 1]
 
 
@@ -144,11 +136,3 @@ async def test_connection_that_is_freed_after_its_close_goes_to_no_waiting_reque
         assert (second.body, second.errors) == (b"yes", [])
         assert [len(each.requests) for each in server.connections] == [1, 1]
         waiting.close()
-
-
-async def test_open_connection_is_reused_each_time(serve: Serve, endpoint_at: EndpointAt) -> None:
-    async with serve(YES) as server:
-        endpoint = endpoint_at(server.url)
-        for _ in range(20):
-            assert await _call(endpoint) == b"yes"
-        assert len(server.connections) == 1

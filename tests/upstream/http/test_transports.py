@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 from hashlib import sha256
 
 import pytest
-from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
+from gateway.upstream.transport import Body, UpstreamRequest
 from tests.support.gateway import until
 from tests.support.http_messages import chunk, chunked, http_response, message
 from tests.support.servers.scripted_server import (
@@ -20,6 +19,7 @@ from tests.support.servers.scripted_server import (
     never_respond,
     respond_in_turn,
 )
+from tests.upstream.calls import ask, make_request, read_whole
 from tests.upstream.endpoints import EndpointAt, Serve
 
 MIB = 1024 * 1024
@@ -29,31 +29,9 @@ ON_THE_WAY = 48 * MIB
 UNTIL_CLOSE = message("HTTP/1.1 200 OK", {"Content-Type": "text/plain"})
 
 
-def _request(
-    body: Body = None, headers: dict[str, str] | None = None, method: str = "POST"
-) -> UpstreamRequest:
-    return UpstreamRequest(method, "/v2/x", CIMultiDict(headers or {}), body)
-
-
-async def _read(response: UpstreamResponse) -> bytes:
-    try:
-        body = bytearray()
-        async with asyncio.timeout(30):
-            while piece := await response.read():
-                body += piece
-        return bytes(body)
-    finally:
-        response.close()
-
-
-async def _call(endpoint: HttpEndpoint, request: UpstreamRequest | None = None) -> bytes:
-    async with asyncio.timeout(30):
-        return await _read(await endpoint.send(request or _request()))
-
-
 async def _error(endpoint: HttpEndpoint, request: UpstreamRequest | None = None) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
-        await _call(endpoint, request)
+        await ask(endpoint, request)
     return caught.value
 
 
@@ -65,8 +43,8 @@ async def _pieces(count: int) -> AsyncIterator[bytes]:
 async def test_host_header_is_that_of_the_address(serve: Serve, endpoint_at: EndpointAt) -> None:
     async with serve() as server:
         endpoint = endpoint_at(server.url)
-        await _call(endpoint)
-        await _call(endpoint, _request(headers={"Host": "the client's"}))
+        await ask(endpoint)
+        await ask(endpoint, make_request(headers={"Host": "the client's"}))
         hosts = [received.head.get("Host") for received in server.requests]
         _, tcp, authority = server.url.partition("://")
         assert hosts == [authority if tcp else "localhost", "the client's"]
@@ -87,7 +65,7 @@ async def test_many_requests_over_one_connection(serve: Serve, endpoint_at: Endp
         endpoint = endpoint_at(server.url)
         for size in (1, 2, 1001, 16384, 70_001, 300_000, 1_000_001):
             body = (PIECE * 4)[:size]
-            assert await _call(endpoint, _request([body], {"Content-Length": str(size)})) == body
+            assert await ask(endpoint, make_request([body], {"Content-Length": str(size)})) == body
         assert len(server.connections) == 1
 
 
@@ -105,7 +83,7 @@ async def test_large_bodies_pass_both_ways(
 
     body: Body = _pieces(count) if form == "chunked" else [PIECE, b""] * count
     async with serve(script) as server:
-        got = await _call(endpoint_at(server.url), _request(body))
+        got = await ask(endpoint_at(server.url), make_request(body))
     whole = sha256(PIECE * count).hexdigest()
     assert (seen, sha256(got).hexdigest()) == ([whole], whole)
 
@@ -124,13 +102,13 @@ async def test_slow_reader_slows_the_server_down(serve: Serve, endpoint_at: Endp
         await never_respond(connection)
 
     async with serve(script) as server:
-        response = await endpoint_at(server.url).send(_request())
+        response = await endpoint_at(server.url).send(make_request())
         before = -1
         while before != written:
             before = written
             await asyncio.sleep(0.1)
         assert written < ON_THE_WAY
-        assert len(await _read(response)) == size
+        assert len(await read_whole(response)) == size
 
 
 async def test_slow_server_slows_the_sender_down(serve: Serve, endpoint_at: EndpointAt) -> None:
@@ -152,7 +130,7 @@ async def test_slow_server_slows_the_sender_down(serve: Serve, endpoint_at: Endp
 
     async with serve(script) as server:
         headers = {"Content-Length": str(count * len(PIECE))}
-        sending = asyncio.create_task(_call(endpoint_at(server.url), _request(body(), headers)))
+        sending = asyncio.create_task(ask(endpoint_at(server.url), make_request(body(), headers)))
         before = -1
         while not given or before != given:
             before = given
@@ -168,7 +146,7 @@ async def test_slow_reader_gets_the_body_after_the_server_closed(
 ) -> None:
     """Bytes that were sent before the close arrive, wherever they are buffered."""
     async with serve(respond_in_turn(head + PIECE * 16)) as server:
-        response = await endpoint_at(server.url).send(_request())
+        response = await endpoint_at(server.url).send(make_request())
         body = bytearray()
         while piece := await response.read():
             body += piece
@@ -195,9 +173,9 @@ async def test_early_response_is_read_while_the_body_is_sent(
             await never_respond(connection)
 
     async with serve(script) as server:
-        response = await endpoint_at(server.url).send(_request(body()))
+        response = await endpoint_at(server.url).send(make_request(body()))
         assert response.status == 413
-        assert await _read(response) == b"no"
+        assert await read_whole(response) == b"no"
         if not closes:
             async with asyncio.timeout(5):
                 await (await server.connection()).left.wait()
@@ -236,7 +214,7 @@ async def test_response_that_is_cut_short_is_an_error(
 @pytest.mark.parametrize("data", [b"", b"all of it"])
 async def test_body_until_close_is_read(serve: Serve, endpoint_at: EndpointAt, data: bytes) -> None:
     async with serve(respond_in_turn(UNTIL_CLOSE + data)) as server:
-        assert await _call(endpoint_at(server.url)) == data
+        assert await ask(endpoint_at(server.url)) == data
 
 
 @pytest.mark.parametrize("data", [b"", PIECE[:60_000]])
@@ -256,7 +234,7 @@ async def test_body_until_close_over_tls_needs_close_notify(
             assert error.kind is ErrorKind.BAD_RESPONSE
             assert error.message.endswith("closed the connection before the end of its response")
         else:
-            assert await _call(endpoint) == data
+            assert await ask(endpoint) == data
 
 
 @pytest.mark.parametrize("end", ["close", "cut", "reset"])
@@ -276,27 +254,12 @@ async def test_closed_idle_connection_is_not_reused(
 
     async with serve(script, respond_in_turn(http_response(b"second"))) as server:
         endpoint = endpoint_at(server.url)
-        assert await _call(endpoint) == b"first"
+        assert await ask(endpoint) == b"first"
         async with asyncio.timeout(5):
             await (await server.connection()).left.wait()
         waiting = endpoint.idle._waiting
         await until(lambda: not any(connection.reusable for _, connection in waiting))
-        assert await _call(endpoint) == b"second"
-
-
-async def test_request_is_sent_again_after_a_stale_connection(
-    serve: Serve, endpoint_at: EndpointAt
-) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response(b"first"))
-        await connection.head()
-
-    async with serve(script, respond_in_turn(http_response(b"second"))) as server:
-        endpoint = endpoint_at(server.url)
-        assert await _call(endpoint) == b"first"
-        assert await _call(endpoint, _request(method="GET")) == b"second"
-        assert len(server.connections) == 2
+        assert await ask(endpoint) == b"second"
 
 
 async def test_concurrent_requests(serve: Serve, endpoint_at: EndpointAt) -> None:
@@ -312,7 +275,7 @@ async def test_concurrent_requests(serve: Serve, endpoint_at: EndpointAt) -> Non
         async def one(number: int) -> None:
             body = b"%d" % number * 1000
             headers = {"Content-Length": str(len(body))}
-            assert await _call(endpoint, _request([body], headers)) == body
+            assert await ask(endpoint, make_request([body], headers)) == body
 
         await asyncio.gather(*map(one, range(60)))
         await asyncio.gather(*map(one, range(60)))
@@ -321,7 +284,7 @@ async def test_concurrent_requests(serve: Serve, endpoint_at: EndpointAt) -> Non
 
 async def test_cancellation_drops_the_connection(serve: Serve, endpoint_at: EndpointAt) -> None:
     async with serve(never_respond) as server:
-        sending = asyncio.create_task(endpoint_at(server.url).send(_request()))
+        sending = asyncio.create_task(endpoint_at(server.url).send(make_request()))
         connection = await server.connection()
         sending.cancel()
         async with asyncio.timeout(5):
@@ -330,26 +293,10 @@ async def test_cancellation_drops_the_connection(serve: Serve, endpoint_at: Endp
             await sending
 
 
-async def test_partly_read_response_drops_the_connection(
-    serve: Serve, endpoint_at: EndpointAt
-) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response(PIECE * 64)[:-1])
-        await never_respond(connection)
-
-    async with serve(script) as server:
-        response = await endpoint_at(server.url).send(_request())
-        await response.read()
-        response.close()
-        async with asyncio.timeout(5):
-            await (await server.connection()).left.wait()
-
-
 async def test_tiny_chunks_are_read(serve: Serve, endpoint_at: EndpointAt) -> None:
     """All chunks are read although the server closes after them."""
     count = 100_000
     head = {"Transfer-Encoding": "chunked"}
     body = chunk(b"x") * count + chunked()
     async with serve(respond_in_turn(message("HTTP/1.1 200 OK", head, body))) as server:
-        assert await _call(endpoint_at(server.url)) == b"x" * count
+        assert await ask(endpoint_at(server.url)) == b"x" * count

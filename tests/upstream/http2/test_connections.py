@@ -12,7 +12,7 @@ from gateway.upstream.http2.endpoint import Http2Endpoint
 from tests.support.gateway import until
 from tests.support.servers.http2_server import Http2Peer, answering, http2_script
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
-from tests.upstream.http2.calls import call, make_request, read_reply
+from tests.upstream.calls import call, make_request, read_reply
 from tests.upstream.http2.conftest import Http2EndpointAt
 
 

@@ -19,7 +19,7 @@ from tests.support.gateway import until
 from tests.support.scale import scaled
 from tests.support.servers.http2_server import Http2Peer, Play, ReceivedStream, http2_script
 from tests.support.servers.scripted_server import ScriptedServer
-from tests.upstream.http2.calls import make_request
+from tests.upstream.calls import make_request
 from tests.upstream.http2.conftest import Http2EndpointAt
 
 BODY = bytes(range(256)) * 400

@@ -14,7 +14,7 @@ from gateway.upstream.transport import UpstreamResponse
 from tests.support.gateway import until
 from tests.support.servers.http2_server import Http2Peer, ReceivedStream, http2_script
 from tests.support.servers.scripted_server import ScriptedServer
-from tests.upstream.http2.calls import call, make_request
+from tests.upstream.calls import call, make_request
 from tests.upstream.http2.conftest import Http2EndpointAt
 
 

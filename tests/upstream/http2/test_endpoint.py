@@ -27,7 +27,7 @@ from tests.support.servers.http2_server import (
     http2_tls,
 )
 from tests.support.servers.scripted_server import Connection, ScriptedServer
-from tests.upstream.http2.calls import call, make_request, read_reply
+from tests.upstream.calls import call, make_request, read_reply
 from tests.upstream.http2.conftest import Http2EndpointAt
 
 HTTP_1_ADDRESS = "the address of a server that speaks HTTP/1.1 begins with http:// or https://"

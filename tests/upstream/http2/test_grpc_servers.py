@@ -17,7 +17,7 @@ from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamResponse
 from tests.support.certificates import server_certificate
 from tests.support.gateway import until
-from tests.upstream.http2.calls import Reply, call, make_request
+from tests.upstream.calls import Reply, call, make_request
 from tests.upstream.http2.conftest import Http2EndpointAt
 
 MIB = 1024 * 1024

@@ -14,7 +14,7 @@ from gateway.upstream.http2.connection import SilenceLimits
 from tests.support.gateway import until
 from tests.support.servers.http2_server import Http2Peer, answering, http2_script
 from tests.support.servers.scripted_server import Script, ScriptedServer
-from tests.upstream.http2.calls import call
+from tests.upstream.calls import call
 from tests.upstream.http2.conftest import Http2EndpointAt
 
 _NEVER = 60.0
