@@ -47,6 +47,15 @@ except KeyboardInterrupt:
     print("interrupted")
 """
 
+COUNTING_WORKER = """
+channel.send_ready(); got = 0
+while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
+    if message[0] == ToWorker.CLIENT:
+        got += 1; channel._send(FromWorker.RECEIVED)
+channel.send_dropped(got)
+"""
+"""A worker that reports how many clients it got, as if it had cut so many calls."""
+
 
 def command(
     main: str, workers: int, kill_delay: float = 30, setup: str = "pass", admin: str = "pass"

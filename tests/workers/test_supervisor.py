@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.support.gateway_process import Process, run, running_process
-from tests.workers.programs import command
+from tests.workers.programs import COUNTING_WORKER, command
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -92,12 +92,8 @@ while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
 channel.send_dropped(got)
 os.write(2, b'admin drained\\n')
 """
-WORKER = """
-channel.send_ready(); got = 0
-while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
-    if message[0] == ToWorker.CLIENT:
-        got += 1; channel._send(FromWorker.RECEIVED)
-channel.send_dropped(got)
+WORKER = f"""
+{COUNTING_WORKER}
 time.sleep(0.2)
 os.write(2, b'worker drained\\n')  # whole, unlike print
 """
