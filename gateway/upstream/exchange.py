@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from multidict import CIMultiDictProxy
 
-from gateway.errors import ServerName
+from gateway.errors import GatewayError, ServerName
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http1.head import ResponseHead
 from gateway.system.buffers import BufferAccount
@@ -332,7 +332,10 @@ class ServerEndpoint(UpstreamEndpoint):
                 await self._until_ready(connection)
         # A TimeoutError is an OSError; an invalid host name is a UnicodeError.
         except (OSError, UnicodeError) as error:
-            raise connect_error(error, self.name, self._address) from error
+            raise self._connect_error(connection, error) from error
+
+    def _connect_error(self, connection: Connection, error: Exception) -> GatewayError:
+        return connect_error(error, self.name, self._address)
 
     async def _until_ready(self, connection: Connection) -> None:
         """Wait until a connection can be used."""

@@ -144,13 +144,17 @@ class Http2Endpoint(ServerEndpoint):
         )
         try:
             await self._establish(session)
-        except BaseException as error:
+        except BaseException:
             session.drop()
-            if isinstance(error.__cause__, TimeoutError) and session.max_streams <= 0:
-                assert session.refusal is not None
-                raise session.refusal from error
             raise
         return session
+
+    def _connect_error(self, connection: Connection, error: Exception) -> GatewayError:
+        assert isinstance(connection, Http2ServerConnection)
+        if isinstance(error, TimeoutError) and connection.max_streams <= 0:
+            assert connection.refusal is not None
+            return connection.refusal
+        return super()._connect_error(connection, error)
 
     async def _until_ready(self, connection: Connection) -> None:
         assert isinstance(connection, Http2ServerConnection)

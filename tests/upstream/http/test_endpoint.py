@@ -261,6 +261,7 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
         sent = _sent(endpoint, receiver)
         await receiver.wait()
         (response,) = receiver.responses
+        assert endpoint.deferrals.size == 0
         assert (response.status, response.reason) == (201, "Made")
         assert response.content_length == 3
         assert response.headers["X"] == "y"

@@ -8,7 +8,9 @@ from h2.events import SettingsAcknowledged
 from h2.settings import SettingCodes
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.upstream.http2.connection import Http2ServerConnection
 from gateway.upstream.http2.endpoint import Http2Endpoint
+from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
 from tests.support.servers.http2_server import Http2Peer, answering, http2_script
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
@@ -158,6 +160,28 @@ async def test_failed_connect_fails_all_that_wait_for_it(http2_at: Http2Endpoint
         kinds = Counter(error.kind for error in errors if isinstance(error, GatewayError))
         assert kinds == {ErrorKind.UNREACHABLE: 5}
         assert len(server.connections) == 1
+
+
+async def test_failed_connect_fails_no_request_that_can_wait_for_a_stream(
+    http2_at: Http2EndpointAt,
+) -> None:
+    gate, refused, peers = asyncio.Event(), asyncio.Event(), list[Http2Peer]()
+
+    async def refuse() -> Http2ServerConnection:
+        refused.set()
+        raise GatewayError(ErrorKind.UNREACHABLE, "refused")
+
+    async with ScriptedServer(_gated(gate, 1, peers)) as server:
+        endpoint = http2_at(server.url)
+        first = asyncio.create_task(call(endpoint))
+        await until(lambda: _streams(peers) == [1])
+        endpoint.connections._connect = refuse
+        second = asyncio.create_task(call(endpoint))
+        await refused.wait()
+        await iterations(3)
+        gate.set()
+        assert [(await each).body for each in (first, second)] == [b"ok", b"ok"]
+        assert _streams(peers) == [2]
 
 
 async def test_idle_connection_is_closed_after_its_time(http2_at: Http2EndpointAt) -> None:

@@ -395,15 +395,18 @@ async def test_request_that_the_server_may_have_executed_is_not_sent_again(
 
 
 async def test_request_that_is_always_refused_fails_in_the_end(http2_at: Http2EndpointAt) -> None:
+    refused: list[ReceivedStream] = []
+
     async def refuse(peer: Http2Peer) -> None:
         for number in range(100):
-            await peer.reset(await peer.request(number), ErrorCodes.REFUSED_STREAM)
+            refused.append(await peer.request(number))
+            await peer.reset(refused[-1], ErrorCodes.REFUSED_STREAM)
 
     async with ScriptedServer(http2_script(refuse)) as server:
         with pytest.raises(GatewayError, match="did not process"):
             await call(http2_at(server.url), [b"a"])
-        (connection,) = server.connections
-        assert connection is not None
+        assert len(server.connections) == 1
+    assert len(refused) == 3
 
 
 async def test_calls_leave_no_garbage(http2_at: Http2EndpointAt) -> None:
