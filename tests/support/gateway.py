@@ -25,6 +25,7 @@ from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
 from tests.support.addresses import HOST
 from tests.support.checks.nothing_left import Remains, nothing_left
+from tests.support.gateway_process import sockets_of_fork_server
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import Script, ScriptedServer
 
@@ -205,7 +206,7 @@ def _sockets() -> int:
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # the one that listed the directory
             count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-    return count
+    return count - sockets_of_fork_server()
 
 
 @asynccontextmanager
