@@ -138,7 +138,7 @@ def test_nonfinite_values(via_gateway: Client, any_upstream: Reached, binary: bo
     if any_upstream.name == "mlserver" and any_upstream.over_grpc:
         check_mlserver_over_grpc(response)
     elif any_upstream.name == "mlserver":
-        # It reads JSON by the letter; with the route's `nonfinite: string`, see test_mlserver.py.
+        # It reads JSON by the letter; with the route's `nonfinite: string`, see test_quirks.py.
         assert response.status == 422
         assert b"JSON decode error" in response.body
     else:
