@@ -1,4 +1,4 @@
 """A small inference server and a show of calls through the gateway.
 
-It imports nothing else of the gateway, so that tests can use it as an independent oracle.
+The server imports nothing else of the gateway, so that tests can use it as an independent oracle.
 """

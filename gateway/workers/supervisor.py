@@ -1,7 +1,7 @@
 """The supervisor of the worker processes: what it does, and in which order.
 
 - Start: it forks the workers, and the admin process if there is an admin address. It accepts
-  connections once each of them is ready or has failed.
+  clients once each worker is ready or has failed, and operators once the admin process is ready.
 - Run: it hands each client to the worker with the fewest, and each operator to the admin process.
   It replaces processes that exit, and broadcasts new settings.
 - SIGHUP: it reads the settings again.
@@ -114,13 +114,14 @@ class Supervisor:
             self._reloads.close_in_child()
 
     def _note_start(self) -> None:
-        """Serve once each first process is ready or has failed: else one would get all clients."""
+        """Serve once each first worker is ready or has failed: else one would get all clients."""
         if self._pool.has_started or self._pool.is_stopping:
             return
         workers = self._pool.workers
         if not workers:
             raise NoWorkerError("no worker came up")
-        if all(process.state is WorkerState.READY for process in self._pool.processes):
+        # Operators wait a moment longer: the admin process has more to load.
+        if all(worker.state is WorkerState.READY for worker in workers):
             self._pool.has_started = True
             self._events.on_started([worker.pid for worker in workers])
 

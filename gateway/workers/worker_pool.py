@@ -88,6 +88,8 @@ class WorkerProcess:
         self.started_at = started_at
         self.serves = serves
         self.state = WorkerState.STARTING
+        self.is_first = False
+        """The gateway started with it."""
         self.is_leaving = False
         """It got a signal of its own, or could not use new settings: another one takes its place.
         """
@@ -336,6 +338,7 @@ class WorkerPool:
             _log.error("cannot start a worker: %s; next try in %g s", error.strerror, delay)
             return
         slot.worker = WorkerProcess(pid, channel, now, slot.serves)
+        slot.worker.is_first = not self.has_started
         self._selector.register(
             channel, selectors.EVENT_READ, partial(self._read, slot, slot.worker)
         )
@@ -346,7 +349,7 @@ class WorkerPool:
     def _read(self, slot: WorkerSlot, worker: WorkerProcess) -> None:
         was_starting = worker.state is WorkerState.STARTING
         is_alive = worker.read_message()
-        if self.has_started and was_starting and worker.state is WorkerState.READY:
+        if was_starting and worker.state is WorkerState.READY and not worker.is_first:
             _log.info("%s is up", worker.name)
         if not is_alive:
             self._remove(slot, worker)

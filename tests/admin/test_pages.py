@@ -165,6 +165,7 @@ async def test_metrics_show_calls_and_endpoints() -> None:
         assert metrics["tensorgate_endpoint_requests_in_progress"] == 1
         assert metrics["tensorgate_endpoint_ejected"] == 0
         assert metrics["tensorgate_settings_current"] == 1
+        assert metrics["process_cpu_seconds_total"] > 0
         assert "tensorgate_endpoint_healthy" not in metrics  # no probes are made
 
 

@@ -118,10 +118,6 @@ async def test_clients_are_served_before_operators(
     may_load.set()
 
 
-async def test_address_of_another_machine_is_refused() -> None:
-    assert "cannot listen on 192.0.2.1:0" in await _refused(_settings("192.0.2.1:0"))
-
-
 async def test_route_applies_its_nonfinite_policy() -> None:
     nan = b"\0\0\xc0\x7f"
     async with ScriptedServer(always_respond(binary_response(nan))) as server:
@@ -356,13 +352,6 @@ async def _status(url: str) -> int:
         return (await client.call("GET", "/v2")).status
 
 
-async def test_tls_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    certificate, _ = certificate_files(tmp_path, server_certificate())
-    tls = {"certificate": certificate, "key": str(tmp_path / "none")}
-    message = await _refused(_settings(tls=tls))
-    assert message == f"tls.key: cannot read {tmp_path / 'none'}: No such file or directory"
-
-
 @pytest.mark.parametrize(("mode", "is_warned"), [(0o640, False), (0o644, True)])
 def test_key_that_every_user_can_read_is_warned_of(
     mode: int, is_warned: bool, tmp_path: Path
@@ -372,13 +361,6 @@ def test_key_that_every_user_can_read_is_warned_of(
     settings = _settings(tls={"certificate": certificate, "key": key})
     warning = ("tls", "key"), f"every user of this machine can read {key}"
     assert list(settings_warnings(settings)) == [warning] * is_warned
-
-
-@pytest.mark.parametrize("required", [True, False])
-async def test_upstream_may_be_required(required: bool) -> None:
-    upstreams = {"u": {"endpoints": [NOWHERE], "required": required}}
-    async with gateway_of(_settings(upstreams=upstreams)) as gateway:
-        assert gateway.active_config.upstreams["u"].required is required
 
 
 async def test_cancelled_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,15 +204,6 @@ def test_check_shows_the_number_of_workers(call: Call, file: Path, workers: str)
     assert re.findall(r"(?m)^(\d+) workers$", out) == ([str(count)] if count > 1 else [])
 
 
-def test_check_replaces_references_to_the_environment(
-    call: Call, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TEST_HOST", "triton")
-    config = write_settings(file, "'http://${TEST_HOST}:1'")
-    status, out, _ = call("check", config)
-    assert (status, "http://triton:1" in out) == (0, True)
-
-
 @pytest.mark.parametrize("command", ["check", "serve"])
 async def test_invalid_settings_are_printed_with_file_and_line(
     ended: Ended, file: Path, command: str

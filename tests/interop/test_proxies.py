@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
-from benchmarks.harness.client import NotInstalledError
-from benchmarks.harness.processes import Server
 from benchmarks.servers.proxies import envoy_before, haproxy_before, nginx_before
 from gateway.demo.server.server import DemoServer
+from tests.interop.proxy_before import Proxy, before
 from tests.support.gateway import running_gateway
 from tests.support.http_messages import chunked, message, request
 from tests.support.inference_messages import HEADER_LENGTH, binary_part
 from tests.support.raw_client import connect
 
-Proxy = Callable[[int], AbstractContextManager[Server]]
-
 TARGET = "/v2/models/identity_fp32/infer"
 PROXIES = [envoy_before, haproxy_before, nginx_before]
 in_front_of_each_proxy = pytest.mark.parametrize("proxy", PROXIES, ids=lambda run: run.__name__)
-
-
-@contextmanager
-def before(proxy: Proxy, url: str) -> Iterator[str]:
-    """Run a proxy before what listens at a URL; give the proxy's own."""
-    port = urlsplit(url).port
-    assert port is not None
-    try:
-        # Without cores of their own: to set them takes a fork, which breaks grpcio in this process.
-        with proxy(port) as running:
-            yield f"http://127.0.0.1:{running.ports[0]}"
-    except NotInstalledError as error:
-        pytest.skip(str(error))
 
 
 def json_body(count: int) -> bytes:

@@ -286,13 +286,6 @@ def test_store_shows_what_processes_counted(operations: list[Operation], each: i
     assert store.full == 0
 
 
-def test_successor_goes_on_where_a_process_stopped() -> None:
-    store = MetricStore(FAMILIES)
-    assert run_in_a_child(lambda: store.writer(0).counter(CALLS, ("m", "200")).add(2)) == 0
-    store.writer(0).counter(CALLS, ("m", "200")).add(4)
-    assert _values(collect(store))["tensorgate_calls_total", ("m", "200")] == 6
-
-
 def test_writer_has_one_object_for_each_series() -> None:
     """Each object knows the numbers that it has written, so there must not be two."""
     writer = MetricStore(FAMILIES, size=2048).writer(0)
@@ -300,14 +293,6 @@ def test_writer_has_one_object_for_each_series() -> None:
     while not writer.full:
         writer.counter(CALLS, (f"m{len(writer._counters)}", "200"))
     assert writer.counter(CALLS, ("x", "1")) is writer.counter(CALLS, ("y", "2"))
-
-
-def test_processes_find_series_of_each_other() -> None:
-    store = MetricStore(FAMILIES)
-    for _ in range(3):
-        assert run_in_a_child(lambda: _count(store, 0, CALLS, "a", 1)) == 0
-    _count(store, 0, CALLS, "a", 1)
-    assert _values(collect(store))["tensorgate_calls_total", ("a", "a")] == 4
 
 
 def test_any_thread_collects_while_series_are_made() -> None:

@@ -103,16 +103,6 @@ def test_call_with_an_error_has_failed_whatever_its_status() -> None:
     assert rings.notable[-1]["error_kind"] == "internal"
 
 
-def test_failed_calls_survive_a_flood_of_others() -> None:
-    rings = _Rings()
-    rings.calls.observe(_call("failed", 503))
-    for _ in range(5000):
-        rings.calls.observe(_call(seconds=1))
-    rings.calls.flush()
-    assert "failed" in _targets(rings.notable)
-    assert len(rings.ordinary) + len(rings.notable) <= MAX_ORDINARY + MAX_SLOW + 1
-
-
 LONG = "/" + "x" * 9000
 
 
@@ -180,12 +170,6 @@ def test_nothing_is_held_or_described_again_if_a_call_cannot_be_described(
     rings.calls.observe(_call("good"))
     rings.calls.flush()
     assert _targets(rings.notable) == ["good"]
-
-
-def test_flush_without_calls_describes_none() -> None:
-    rings = _Rings()
-    rings.calls.flush()
-    assert rings.ordinary == rings.notable == []
 
 
 def _document(record: CallRecord) -> dict[str, Any]:

@@ -14,13 +14,13 @@ logging.basicConfig(level="INFO", format="%(message)s")
 
 class Events:
     def on_started(self, workers):
-        print("started", *workers, file=sys.stderr, flush=True)
+        os.write(2, f"started {{' '.join(map(str, workers))}}\\n".encode())  # whole, unlike print
 
     def on_stopping(self):
         print("stopping", file=sys.stderr, flush=True)
 
     def on_worker_ended(self, process, why):
-        os.write(2, b"end of %b\\n" % process.name.encode())  # whole, unlike print
+        os.write(2, b"end of %b\\n" % process.name.encode())
 
     def on_worker_restarted(self, process):
         os.write(2, b"successor %b\\n" % process.name.encode())
@@ -46,6 +46,15 @@ except NoWorkerError as error:
 except KeyboardInterrupt:
     print("interrupted")
 """
+
+COUNTING_WORKER = """
+channel.send_ready(); got = 0
+while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
+    if message[0] == ToWorker.CLIENT:
+        got += 1; channel._send(FromWorker.RECEIVED)
+channel.send_dropped(got)
+"""
+"""A worker that reports how many clients it got, as if it had cut so many calls."""
 
 
 def command(

@@ -102,12 +102,6 @@ async def test_replies_come_in_any_order(sockets: Sockets) -> None:
         assert await asked[0] == "ready"
 
 
-async def test_many_questions_at_once_are_replied_to(sockets: Sockets) -> None:
-    with ControlClient(sockets[0]) as client, _server(sockets[0]):
-        asked = [client.ask(0, Question.READY, PATIENCE) for _ in range(50)]
-        assert await asyncio.gather(*asked) == ["ready!"] * 50
-
-
 @pytest.mark.parametrize("character", ["x", "🙂", "\0", "\udcff", '"'], ids=range(5))
 async def test_reply_that_is_too_long_is_cut(sockets: Sockets, character: str) -> None:
     text = 10_000 * character

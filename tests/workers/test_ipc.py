@@ -92,10 +92,12 @@ RECEIVED = (FromWorker.RECEIVED, "")
 async def test_connections_are_received_in_order(
     ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(2):
-        ends.send_connection()
+    send(ends.supervisor, ToWorker.STOPPING)
+    for kind in (ToWorker.CLIENT, ToWorker.ADMIN):
+        ends.send_connection(kind)
     receiving = asyncio.create_task(ends.receive())
     await until(lambda: len(ends.clients) == 2)
+    assert ends.stops == 1
     ends.send_connection()
     ends.drain()
     await receiving
@@ -103,19 +105,6 @@ async def test_connections_are_received_in_order(
     assert len({sock.fileno() for sock in ends.clients}) == 3
     assert not caplog.messages
     assert ends.closed[0] == 0
-
-
-async def test_connections_of_clients_and_operators_are_received_alike(
-    ends: _Ends, caplog: pytest.LogCaptureFixture
-) -> None:
-    send(ends.supervisor, ToWorker.STOPPING)
-    ends.send_connection()
-    ends.send_connection(ToWorker.ADMIN)
-    ends.drain()
-    await ends.receive()
-    assert (ends.stops, len(ends.clients)) == (1, 2)
-    assert ends.replies() == [RECEIVED] * 2
-    assert not caplog.messages
 
 
 async def test_draining_worker_neither_reloads_nor_reports_a_supervisor_that_is_gone(

@@ -175,6 +175,7 @@ async def _running(
             settings.write(is_new=True)
             gateway = _Gateway(process, [int(pid) for pid in found.groups()], settings)
             try:
+                await gateway.until_status_says(1, None)  # the admin process is ready, too
                 yield gateway
             finally:
                 for pid in gateway.paused:

@@ -62,18 +62,6 @@ def test_ring_holds_the_newest_records_of_any_length(
     assert ring.read(position).records == model.records[max(0, seen - model.dropped) :]
 
 
-def test_empty_ring_has_no_records() -> None:
-    batch = SharedRing(64).read()
-    assert (batch.records, batch.position) == ([], 0)
-
-
-def test_record_may_take_a_quarter_of_the_ring() -> None:
-    ring = SharedRing(256)
-    assert ring.append(bytes(56))
-    assert not ring.append(bytes(57))
-    assert ring.read().records == [bytes(56)]
-
-
 def test_records_wrap_around_at_every_place() -> None:
     """The header and the record are cut at the end of the memory, at each of their words."""
     for shift in range(0, 256, 8):
@@ -210,22 +198,3 @@ def test_writer_killed_between_any_two_stores_leaves_whole_records(before: int) 
             break
         assert os.WTERMSIG(status) == signal.SIGKILL
     assert stores >= 4  # the start, the record in two parts, and the end
-
-
-def test_record_of_any_process_is_read() -> None:
-    ring = SharedRing(4096)
-    for number in range(3):
-
-        def run(number: int = number) -> None:
-            ring.append(_record(number))
-
-        assert run_in_a_child(run) == 0
-    assert ring.read().records == [_record(number) for number in range(3)]
-
-
-def test_size_that_is_no_multiple_of_a_word_is_rounded_down() -> None:
-    ring = SharedRing(71)
-    assert ring._size == 64
-    for number in range(20):
-        assert ring.append(b"%d" % (number % 10))
-    assert ring.read().records == [b"6", b"7", b"8", b"9"]

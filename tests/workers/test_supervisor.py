@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.support.gateway_process import Process, run, running_process
-from tests.workers.programs import command
+from tests.workers.programs import COUNTING_WORKER, command
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -84,7 +84,7 @@ print('ports', *ports, file=sys.stderr, flush=True)
 
 
 ADMIN = """
-print('admin', os.getpid(), file=sys.stderr, flush=True)
+os.write(2, b'admin %d\\n' % os.getpid())  # whole, unlike print
 channel.send_ready(); got = 0
 while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
     if message[0] == ToWorker.ADMIN:
@@ -92,12 +92,8 @@ while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
 channel.send_dropped(got)
 os.write(2, b'admin drained\\n')
 """
-WORKER = """
-channel.send_ready(); got = 0
-while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
-    if message[0] == ToWorker.CLIENT:
-        got += 1; channel._send(FromWorker.RECEIVED)
-channel.send_dropped(got)
+WORKER = f"""
+{COUNTING_WORKER}
 time.sleep(0.2)
 os.write(2, b'worker drained\\n')  # whole, unlike print
 """
@@ -117,6 +113,7 @@ async def _connect_to(process: Process, exits: ExitStack) -> None:
 async def test_operators_go_to_the_admin_process_which_ends_behind_the_workers() -> None:
     program = command(WORKER, 2, setup=WITH_ADMIN, admin=ADMIN)
     async with running_process(*program) as process:
+        await process.wait_for_output(r"admin \d+")
         await process.wait_for_output("started")
         with ExitStack() as clients:
             await _connect_to(process, clients)

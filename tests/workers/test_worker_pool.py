@@ -261,14 +261,6 @@ async def test_worker_that_does_not_stop_is_killed() -> None:
     assert err.count("was killed by SIGKILL") == 2
 
 
-async def test_dropped_calls_of_all_workers_are_summed_up() -> None:
-    main = "channel.send_ready(); next_message(channel); channel.send_dropped(2)"
-    async with running_process(*command(main, 3)) as process:
-        await process.wait_for_output("started")
-        process.signal(signal.SIGTERM)
-        assert (await process.end())[:2] == (0, "dropped 6\n")
-
-
 # ------------------------------------------------------------------------------ adopted children
 
 

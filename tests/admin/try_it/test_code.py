@@ -19,7 +19,7 @@ from gateway.admin.try_it.inputs import make_request
 from gateway.protocol.datatypes import DATATYPES
 from gateway.upstream.transport import UpstreamRequest
 from tests.admin.site import make_settings
-from tests.admin.try_it.test_inputs import VALUES
+from tests.admin.try_it.trying import VALUES
 from tests.codec.reference import DTYPES
 
 URL = "http://127.0.0.1:8080"

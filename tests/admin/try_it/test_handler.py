@@ -21,8 +21,16 @@ from gateway.admin.try_it.outputs import describe_output
 from gateway.demo.server.server import DemoServer
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.datatypes import DATATYPES
-from tests.admin.try_it.test_inputs import VALUES
-from tests.admin.try_it.trying import CLIENT_KEY, HEADERS, KEY, NUMBERS, Trial, trying, wanted
+from tests.admin.try_it.trying import (
+    CLIENT_KEY,
+    HEADERS,
+    KEY,
+    NUMBERS,
+    VALUES,
+    Trial,
+    trying,
+    wanted,
+)
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import until
 from tests.support.http_messages import http_response, request

@@ -22,6 +22,24 @@ HEADERS = {
 }
 NUMBERS = {"name": "INPUT0", "datatype": "FP32", "shape": [2], "values": [1.5, -2]}
 
+VALUES: dict[str, list[Any]] = {
+    "BOOL": [True, False],
+    "UINT8": [0, 255],
+    "UINT16": [0, 65535],
+    "UINT32": [0, 2**32 - 1],
+    "UINT64": [0, 2**64 - 1],
+    "INT8": [-128, 127],
+    "INT16": [-(2**15), 2**15 - 1],
+    "INT32": [-(2**31), 2**31 - 1],
+    "INT64": [-(2**63), 2**63 - 1],
+    "FP16": [0.5, -65504],
+    "FP32": [0.1, -3e38],
+    "FP64": [0.1, -1e308],
+    "BF16": [0.5, -2.0],
+    "BYTES": ["", "é😀\n"],
+}
+"""Values of each datatype."""
+
 
 def wanted(form: str = "json", model: str = "identity_fp32", **fields: Any) -> dict[str, Any]:
     """Describe a call."""

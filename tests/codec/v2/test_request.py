@@ -142,6 +142,7 @@ REFUSED = [
         X + "shape [2, 2] takes 4 elements, data has 3",
     ),
     (request_body("INT32", "[]", "[]"), X + "shape [] takes 1 elements, data has 0"),
+    (request_body("INT32", "[1]", "[1,2]"), X + "shape [1] takes 1 elements, data has 2"),
     (
         b'{"note":"'
         + b"long " * 40
@@ -359,3 +360,19 @@ def test_header_of_a_tensor_with_the_name_of_a_key_is_cached(name: str) -> None:
 def test_header_that_may_contain_data_is_not_cached(key: bytes) -> None:
     text = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8",%b:[1]}]}' % key
     assert read_without_data(text, DEPTH_CAP) is None
+
+
+def test_json_and_binary_inputs_keep_their_order() -> None:
+    body = (
+        b'{"inputs":[{"name":"a","shape":[2],"datatype":"INT8","data":[1,2]},'
+        b'{"name":"b","shape":[3],"datatype":"FP32","parameters":{"binary_data_size":12}},'
+        b'{"name":"c","shape":[1],"datatype":"BYTES","data":["z"],"parameters":{"p":1}},'
+        b'{"name":"d","shape":[1],"datatype":"BYTES","parameters":{"binary_data_size":9}}]}'
+    )
+    found = converted(body)
+    assert found.tensors == [b"\1\2", 12, b"\1\0\0\0z", 9]
+    assert found.missing_size == 21
+    assert found.data_size == 28
+    sizes = [entry["parameters"]["binary_data_size"] for entry in found.fields["inputs"]]
+    assert sizes == [2, 12, 5, 9]
+    assert found.fields["inputs"][2]["parameters"] == {"p": 1, "binary_data_size": 5}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 import math
 import random
@@ -135,6 +136,35 @@ def test_binary_tensor_replaces_json_data_of_the_same_output() -> None:
     assert isinstance(text, bytes)
     assert text.count(b'"data"') == 1
     assert json.loads(text)["outputs"][0]["data"] == [7]
+
+
+OTHERS = {"content_type": "x", "a": 1}
+
+
+@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
+def test_output_requested_as_base64_is_encoded(bytes_encoding: BytesEncoding) -> None:
+    jpeg = b"\xff\xd8\xff\xe0" + bytes(range(256)) * 30
+    outputs = [
+        output("y", "BYTES", [2], pack_bytes([jpeg, b""]), parameters=OTHERS),
+        output("e", "BYTES", [0], b""),
+        output("n", "INT8", [1], b"\7"),
+        output("z", "BYTES", [1], pack_bytes([b"z"])),
+    ]
+    body, size = response_body(outputs)
+    policies = JsonPolicies(bytes_encoding=bytes_encoding, as_base64=frozenset("yen"))
+    for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
+        text = as_json(pieces, size, policies)
+        assert isinstance(text, bytes)
+        y, e, n, z = json.loads(text)["outputs"]
+        assert y["parameters"] == {"content_type": "base64", "a": 1}
+        assert list(map(base64.b64decode, y["data"])) == [jpeg, b""]
+        assert e["parameters"] == {"content_type": "base64"}
+        assert e["data"] == []
+        # The datatype is checked against the model elsewhere.
+        assert n == {"name": "n", "datatype": "INT8", "shape": [1], "data": [7]}
+        assert z["data"] == ["eg==" if bytes_encoding is BytesEncoding.BASE64 else "z"]
+        assert "parameters" not in z
+        assert as_mixed(pieces, size, OutputEncoding(False, {}), policies) == (text, b"")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gateway.codec.v2.response import encoded_converter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
-from tests.codec.reference import RefusedError, response_in_binary
+from tests.codec.reference import RefusedError, pack_bytes, response_in_binary
 from tests.codec.v2.infer_requests import Failed
 from tests.codec.v2.infer_responses import ALL, Converted, convert_response, rewritten
 
@@ -162,6 +162,17 @@ def test_long_strings_keep_their_text(before: list[str], behind: list[str]) -> N
 # ---------------------------------------------------------------------------------- base64
 
 IN_BASE64 = {"content_type": "base64", "a": 1}
+
+
+def test_base64_is_decoded() -> None:
+    elements = [b"", b"\xff", b"ab", bytes(range(256)) * 300, b"abc"]
+    data = [base64.b64encode(each).decode() for each in elements]
+    told = output("BYTES", ["YQ=="], "z", parameters={"content_type": "np"})
+    found = converted(response(output("BYTES", data, parameters=IN_BASE64), told))
+    assert found.tensors == pack_bytes([*elements, b"YQ=="])
+    size = len(found.tensors) - 8
+    assert found.outputs[0]["parameters"] == {"a": 1, "binary_data_size": size}
+    assert found.outputs[1]["parameters"] == {"content_type": "np", "binary_data_size": 8}
 
 
 def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.servers.proxies import envoy_before, haproxy_grpc_before, nginx_grpc_before
 from tests.interop.grpc.peer_server import calls_by_grpcio, peer_server
-from tests.interop.test_proxies import Proxy, before
+from tests.interop.proxy_before import Proxy, before
 from tests.support.gateway import running_gateway
 
 ENVOY = partial(envoy_before, http2=True)

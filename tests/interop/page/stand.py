@@ -20,6 +20,25 @@ PANELS = ("overview", "topology", "models", "calls", "journal", "try")
 
 TOKEN = "token-of-operators-0123456789abcdef"
 
+BROKEN_PORTS = """
+(() => {
+  const broken = [];
+  const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    for (const found of node.data.matchAll(/:\\d{2,5}\\b/g)) {
+      const range = document.createRange();
+      range.setStart(node, found.index);
+      range.setEnd(node, found.index + found[0].length);
+      const lines = new Set([...range.getClientRects()].map((each) => Math.round(each.top)));
+      if (lines.size > 1) broken.push(node.data);
+    }
+  }
+  return broken;
+})()
+"""
+"""What the page has of ports that a line break cuts, in a browser."""
+
 SETTINGS = """
 listen: {host}:0
 admin: {{listen: {admin}{of_admin}}}

@@ -13,7 +13,7 @@ import pytest
 
 from tests.end_to_end.observe.incidents import INCIDENTS, begin, incident_site
 from tests.interop.page.browser import BrowserPage, browser_page
-from tests.interop.page.stand import LIVE
+from tests.interop.page.stand import BROKEN_PORTS, LIVE
 
 FOLDER = os.environ.get("TENSORGATE_INCIDENT_PICTURES", "")
 WIDTHS = (390, 768, 1280, 1920)
@@ -38,23 +38,7 @@ PANELS = {
     "journal": ".journal tbody tr",
 }
 """The panels, and what each of them shows once it has been read."""
-BROKEN_PORTS = """
-(() => {
-  const broken = [];
-  const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const node = walker.currentNode;
-    for (const found of node.data.matchAll(/:\\d{2,5}\\b/g)) {
-      const range = document.createRange();
-      range.setStart(node, found.index);
-      range.setEnd(node, found.index + found[0].length);
-      const lines = new Set([...range.getClientRects()].map((each) => Math.round(each.top)));
-      if (lines.size > 1) broken.push(node.data);
-    }
-  }
-  return broken;
-})()
-"""
+
 HEADER_LINES = """
 (() => {
   const parts = [".brand", "nav li", ".connection", ".theme"];

@@ -5,23 +5,10 @@ from __future__ import annotations
 from urllib.parse import quote
 from uuid import uuid4
 
+from tests.interop.page.hostile_names import HOSTILE_SORTS, NAMES, shown_begin
 from tests.interop.page.stand import Stand
 from tests.support.http_messages import request
 from tests.support.inference_messages import json_request
-
-NAMES = (
-    "<script>window.hacked=1</script>",
-    '"><img src=x onerror=window.hacked=1>',
-    "\u202egnp.exe",
-    "نموذج",
-    "x" * 2000,
-)
-HOSTILE_SORTS = (NAMES[0], NAMES[2], NAMES[4])
-
-
-def shown_begin(name: str) -> str:
-    """Return how a name begins where the page shows it."""
-    return name[:20].replace("\u202e", "⟨U+202E⟩")
 
 
 async def test_hostile_model_names_are_text(stand: Stand) -> None:

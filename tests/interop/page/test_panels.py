@@ -7,8 +7,7 @@ from uuid import uuid4
 import pytest
 
 from tests.interop.page.accessibility import violations
-from tests.interop.page.stand import PANELS, Stand, calls_in_background, infer
-from tests.interop.page.test_incidents import BROKEN_PORTS
+from tests.interop.page.stand import BROKEN_PORTS, PANELS, Stand, calls_in_background, infer
 from tests.support.grpc.client import grpc_client
 
 _FILLED = {
