@@ -93,6 +93,19 @@ async def test_request_takes_the_streaming_path(data: bytes, fast_path_requests:
         assert fast_path_requests == []
 
 
+async def test_call_of_a_client_that_takes_no_response_yet_takes_the_streaming_path(
+    fast_path_requests: list[str],
+) -> None:
+    async with (
+        ScriptedServer() as server,
+        listening(server) as here,
+        connect_http2(here.url, initial_window_size=0) as client,
+    ):
+        await client.start("GET", "/v2/x")
+        await until(lambda: len(server.requests) == 1)
+        assert fast_path_requests == []
+
+
 async def test_fast_path_connects_to_the_server(fast_path_requests: list[str]) -> None:
     async with (
         ScriptedServer() as server,
@@ -347,10 +360,12 @@ async def test_disconnect_of_the_client_at_the_start_of_the_response_ends_the_ca
     monkeypatch.setattr(Http1Call, "continue_in_task", and_leave)
     slow = _Slow(CHUNKED, chunk(b"one"))
     slow.continue_in_task.set()
-    async with serving(slow) as (here, client):
+    records: list[CallRecord] = []
+    async with serving(slow, observers=(records.append,)) as (here, client):
         await client.send(GET)
         await _left(here.server)
         await here.until_idle()
+        assert [record.target for record in records] == ["/v2/warm", "/v2/x"]
 
 
 # ---------------------------------------------------------------------------------- draining
