@@ -136,19 +136,6 @@ async def test_one_call_times_out_on_a_silent_connection(
             await server.connections[0].left.wait()
 
 
-@pytest.mark.parametrize("script", SILENT.values(), ids=SILENT)
-async def test_deadlines_of_a_second_pass_on_one_silent_connection(script: Script) -> None:
-    ask = _grpc(("grpc-timeout", "550m"))
-    async with (
-        ScriptedServer(script, http2_script(_serve)) as server,
-        running_gateway(server.url.replace("http://", "grpc://")) as gateway,
-    ):
-        assert await _ready(gateway)
-        responses = [await ask(gateway) for _ in range(_MANY)]
-        assert responses == [False, False] + [True] * (_MANY - 2)
-        assert len(server.connections) == 2
-
-
 @pytest.mark.parametrize("headers", [{}, {"X-Long": "l" * 3000}], ids=["fast path", "streaming"])
 async def test_call_waits_until_its_response_begins(headers: dict[str, str]) -> None:
     goes_on = asyncio.Event()
