@@ -25,6 +25,7 @@ from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
 from tests.support.addresses import HOST
 from tests.support.checks.nothing_left import Remains, nothing_left
+from tests.support.gateway_process import sockets_of_fork_server
 from tests.support.raw_client import RawClient, connect
 
 # The tests' own patience is 5 s: where a gateway that waits would wait longer, it hangs.
@@ -180,7 +181,7 @@ def _sockets() -> int:
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # the one that listed the directory
             count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-    return count
+    return count - sockets_of_fork_server()
 
 
 @asynccontextmanager

@@ -176,6 +176,11 @@ def _fork_server() -> socket.socket:
     return ours
 
 
+def sockets_of_fork_server() -> int:
+    """Return how many sockets of this process are for the fork server, which outlives tests."""
+    return _fork_server.cache_info().currsize
+
+
 def _server_environ() -> dict[str, str]:
     """Return an environment in which the fork server imports the gateway that is tested."""
     path = Path(gateway.__file__).parents[1]
