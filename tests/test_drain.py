@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.addresses import free_address
 from tests.support.gateway import until
-from tests.support.gateway_process import TIMEOUT, Process, gateway_process, write_settings
+from tests.support.gateway_process import TIMEOUT, gateway_process, write_settings
 from tests.support.grpc.client import grpc_client
 from tests.support.http_messages import request
 from tests.support.raw_client import connect
@@ -22,11 +22,6 @@ from tests.support.servers.grpc_server import grpc_server
 from tests.support.servers.scripted_server import ScriptedServer
 
 DRAINING = "not ready: draining"
-
-
-def _children(pid: int) -> list[int]:
-    """Give the ids of the processes that one has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def _poll(admin: str) -> None:
@@ -56,10 +51,6 @@ async def _ready(admin: str) -> None:
         assert (reply.status, reply.error) == (503, DRAINING)
 
 
-def _all_processes(process: Process) -> list[int]:
-    return [process.pid, *_children(process.pid)]
-
-
 @pytest.mark.parametrize(
     ("workers", "to_all"),
     [(1, False), (2, False), (2, True)],
@@ -76,11 +67,11 @@ async def test_admin_address_says_draining_until_the_last_worker_exits(
         async with gateway_process(config) as (process, url), connect(url) as client:
             await client.send(request("GET", "/v2/x"))
             await server.connection()
-            for pid in _all_processes(process) if to_all else [process.pid]:
+            for pid in (process.pid, *process.children) if to_all else [process.pid]:
                 os.kill(pid, signal.SIGTERM)
             await process.wait_for_output("stopping")
             if workers > 1:  # the one without a call ends; the admin process goes on
-                await until(lambda: len(_children(process.pid)) == 2, TIMEOUT)
+                await until(lambda: len(process.children) == 2, TIMEOUT)
             for _ in range(10):
                 await _poll(admin)
             polls = asyncio.create_task(_poll_until_refused(admin))
@@ -92,24 +83,6 @@ async def test_admin_address_says_draining_until_the_last_worker_exits(
     assert err.splitlines()[-1].endswith(": stopped")
     for word in ("were aborted", "killed", "ERROR", "Traceback"):
         assert word not in err
-
-
-async def test_worker_that_gets_sigterm_drains_while_others_serve_operators(
-    tmp_path: Path,
-) -> None:
-    admin = free_address()
-    more = f"admin: {admin}\nworkers: 2\nlimits: {{drain_grace: 50ms}}\n"
-    async with ScriptedServer() as server:
-        config = write_settings(tmp_path / "gateway.yaml", server.url, more=more)
-        async with gateway_process(config) as (process, _):
-            leaving = _children(process.pid)[0]
-            os.kill(leaving, signal.SIGTERM)
-            await process.wait_for_output(f"worker {leaving} ended with status 0")
-            for _ in range(4):
-                async with connect(f"http://{admin}") as client:
-                    assert (await client.call("GET", "/ready")).status == 200
-            process.signal(signal.SIGTERM)
-            assert (await process.end())[0] == 0
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])

@@ -92,11 +92,6 @@ async def _running(
             yield _Running(process, url, admin, file, server)
 
 
-def _children(pid: int) -> list[int]:
-    """Return the processes that a process has started."""
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @WORKERS
 async def test_reloads_tell_who_asked_and_what_changed_or_why_not(
     tmp_path: Path, workers: int
@@ -178,7 +173,7 @@ async def test_journal_outlives_the_admin_process(tmp_path: Path) -> None:
         await running.act("drain")
         status = await Operator(running.admin).status()
         workers = {each["pid"] for each in status["workers"]}
-        (admin,) = set(_children(running.process.pid)) - workers
+        (admin,) = set(running.process.children) - workers
         os.kill(admin, signal.SIGKILL)
         await running.process.wait_for_output(r"admin process \d+ is up")
         (ended,) = await running.until_told("worker_ended")

@@ -114,22 +114,10 @@ def test_rules_choose_the_compiled_modules_of_packages(tmp_path: Path) -> None:
             choose(tmp_path, rules)
 
 
-def test_a_wheel_that_is_not_compiled_says_nothing_of_it_in_vain(wheel: frozenset[str]) -> None:
-    """Whoever forces the pure form knows why."""
-    assert NOTE not in wheel
-
-
-def test_the_wheel_has_the_marker_of_typed_packages(wheel: frozenset[str]) -> None:
-    """PEP 561: type checkers pass over a package without this file."""
-    assert "gateway/py.typed" in wheel
-
-
-def test_the_wheel_has_the_descriptors_that_reflection_serves(wheel: frozenset[str]) -> None:
-    assert "gateway/protocol/grpc/descriptors.binpb" in wheel
-
-
 def test_the_wheel_holds_all_of_the_package_and_nothing_to_compile(wheel: frozenset[str]) -> None:
-    sources = [path for path in (ROOT / "gateway").rglob("*") if path.suffix in (".py", ".pyi")]
+    # PEP 561 wants py.typed, and reflection serves the .binpb.
+    suffixes = {".py", ".pyi", ".typed", ".binpb"}
+    sources = [path for path in (ROOT / "gateway").rglob("*") if path.suffix in suffixes]
     assert {path.relative_to(ROOT).as_posix() for path in sources} <= wheel
     assert not [name for name in wheel if name.endswith((".c", ".so"))]
 
@@ -155,8 +143,5 @@ def test_compiled_files_go_into_the_wheel_or_beside_the_sources(
         "pure_python": False,
         "infer_tag": True,
     }
-    expected = {
-        "standard": (False, in_wheel),
-        "editable": (True, {"force_include": {}}),
-    }
+    expected = {"standard": (False, in_wheel), "editable": (True, {"force_include": {}})}
     assert (is_beside, build_data) == expected[version]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from tests.fuzz.strict_http1 import Reading, RefusedError, Request, next_request, read_all
-from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.http_messages import http_response
 from tests.support.raw_client import RawClient, ReceivedResponse
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.scripted_server import Connection
 
 _CONCURRENCY = 32
 """Streams that are sent at the same time."""
@@ -101,7 +101,7 @@ def _response_to(request: Request) -> bytes:
 async def recording() -> AsyncIterator[tuple[Recorder, RunningGateway]]:
     """Run a gateway before a server that records; an innocent client calls at the end."""
     recorder = Recorder()
-    async with ScriptedServer(recorder.script) as server, running_gateway(server.url) as gateway:
+    async with gateway_before(recorder.script) as (_, gateway):
         yield recorder, gateway
         await gateway.remains.until_nothing()
         async with gateway.client() as innocent:

@@ -125,12 +125,8 @@ _ODD_HEAD = [
     *(b"Content-Length: 5", b"Content-Length: -5", b"Content-Length: 99999999999999999999999"),
     *(b"Content-Length: 0", b"Transfer-Encoding: chunked", b"Transfer-Encoding: gzip"),
     *(b"Content-Encoding: gzip", b"Connection: close", b"X: a\x00b", b" folded", b"no colon"),
-    *(
-        b"X" * 70_000,
-        b"Content-Type: text/html",
-        b"Connection: " + HEADER_LENGTH.encode(),
-        b"X: \xff",
-    ),
+    *(b"X" * 70_000, b"Content-Type: text/html", b"Connection: " + HEADER_LENGTH.encode()),
+    b"X: \xff",
     *(HEADER_LENGTH.encode() + b": 5", b"Upgrade: h2c", b"Set-Cookie: a=b", b"Content-Length:"),
 ]
 _INTERIM = [

@@ -16,9 +16,9 @@ from tests.fuzz.malicious_responses import ServerResponse, in_order
 from tests.fuzz.strict_http1 import RefusedError
 from tests.fuzz.strict_response import HEADER_LENGTH, Response, outputs_of, read_response
 from tests.support import inference_messages as tensors
-from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway
+from tests.support.gateway import UPSTREAM, RunningGateway, gateway_before
 from tests.support.http_messages import http_response, request
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.scripted_server import Connection
 
 _CONCURRENCY = 12
 """Concurrent clients."""
@@ -119,9 +119,9 @@ async def malicious(dialect: str) -> AsyncIterator[tuple[MaliciousServer, Runnin
     """
     script = MaliciousServer()
     limits: dict[str, Any] = {"idle_timeout": _IDLE_TIME, "request_timeout": _TIMEOUT / 2}
-    async with (
-        ScriptedServer(script.script) as server,
-        running_gateway(server.url, upstream={"dialect": dialect}, **limits) as gateway,
+    async with gateway_before(script.script, upstream={"dialect": dialect}, **limits) as (
+        _,
+        gateway,
     ):
         yield script, gateway
         await gateway.remains.until_nothing()

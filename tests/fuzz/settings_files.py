@@ -36,58 +36,12 @@ _VALUES = [
     *("5 minutes", "64 MB", "64mb", "1h30m", "50", "150%", "8080", "127.0.0.1:99999", "unix:x"),
     *("http://a:1, http://b:2", "grpc://a:1", "-a", "- a", "a: b", "a:b", "a = b", "*", "@x", "`x"),
     *("${SET}", "${NONE}", "${NONE:-7}", '"${NUMBER}"', "'${NONE:-true}'", "${", "$${", "${a b}"),
-    *(
-        "${ODD}",
-        "${EMPTY}",
-        "2024-01-01",
-        "12:30",
-        "re:(",
-        "[z-a]",
-        "|",
-        ">\n      x",
-        "? a",
-        "!!set",
-    ),
+    *("${ODD}", "${EMPTY}", "2024-01-01", "12:30", "re:(", "[z-a]", "|", ">\n x", "? a", "!!set"),
 ]
-_PIECES = [
-    *(
-        "\t",
-        "\u00a0",
-        "\ufeff",
-        "\x00",
-        "\x1b",
-        "\x85",
-        "\u2028",
-        "\ud800",
-        "\U0001f600",
-        "\r",
-        "\n",
-    ),
-    *(
-        "---\n",
-        "...\n",
-        "%YAML 1.1\n",
-        "%TAG ! x\n",
-        "&a ",
-        "*a",
-        "<<: *a\n",
-        "? ",
-        "- ",
-        ": ",
-        "#",
-    ),
-    *(
-        "!!python/none ",
-        "!!binary ",
-        "!x ",
-        "!<tag:yaml.org,2002:int> ",
-        "|",
-        ">-",
-        "'",
-        '"',
-        "[",
-        "}",
-    ),
+_PIECES: list[str] = [
+    *"\t\u00a0\ufeff\x00\x1b\x85\u2028\ud800\U0001f600\r\n#|'\"[}",
+    *("---\n", "...\n", "%YAML 1.1\n", "%TAG ! x\n", "&a ", "*a", "<<: *a\n", "? ", "- ", ": "),
+    *("!!python/none ", "!!binary ", "!x ", "!<tag:yaml.org,2002:int> ", ">-"),
     f"!!python/object/apply:os.system ['touch {WITNESS}'] ",
     f"!!python/object/new:subprocess.Popen [['touch', '{WITNESS}']] ",
     *("${SET}", "${", "}", "\\", '"\\UFFFFFFFF"', '"\\ud800"'),
@@ -107,15 +61,8 @@ def broken(seed: int) -> bytes:
 def _misspelt(text: str, chance: random.Random) -> str:
     def change(found: re.Match[str]) -> str:
         key, at = found[2], chance.randrange(len(found[2]))
-        changed = chance.choice(
-            [
-                key[:at] + key[at + 1 :],
-                key[:at] + "x" + key[at:],
-                key.upper(),
-                key.title(),
-                f"-{key}",
-            ]
-        )
+        shorter, longer = key[:at] + key[at + 1 :], key[:at] + "x" + key[at:]
+        changed = chance.choice([shorter, longer, key.upper(), key.title(), f"-{key}"])
         return found[1] + (changed or "x")
 
     return _at_one(_KEY, text, chance, change)
@@ -176,27 +123,22 @@ def _laughing(text: str, chance: random.Random) -> str:
     return bomb + _at_one(_VALUE, text, chance, lambda _: f"*x{depth - 1}")
 
 
+_REPEATED: list[str] = [
+    *"a \n'\\[é",
+    "a ",
+    "#\n",
+    "- a\n",
+    "a: ",
+    "&a ",
+    "${A}",
+    "1,",
+    "'${N:-1}',",
+]
+
+
 def _huge(text: str, chance: random.Random) -> str:
     size = chance.choice([9_000, 11_000, 300_000, 2**20])
-    part = chance.choice(
-        [
-            "a",
-            "a ",
-            " ",
-            "\n",
-            "#\n",
-            "- a\n",
-            "'",
-            "\\",
-            "[",
-            "a: ",
-            "&a ",
-            "${A}",
-            "1,",
-            "é",
-            "'${N:-1}',",
-        ]
-    )
+    part = chance.choice(_REPEATED)
     return _at_one(_VALUE, text, chance, lambda _: part * (size // len(part)))
 
 

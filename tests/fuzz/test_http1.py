@@ -20,8 +20,6 @@ pytestmark = [
     pytest.mark.usefixtures("clean"),
 ]
 
-HOST = b"Host: x\r\n"
-
 
 def _post(*lines: bytes, body: bytes = b"", first: bytes = b"POST /a HTTP/1.1") -> bytes:
     """Write a request, and another one behind it."""
@@ -56,33 +54,19 @@ async def test_the_strict_reader_reads_what_is_accepted(case: object) -> None:
 
 # Beside those of test_smuggling.py.
 SERVED = {
-    "a length of 0": _post(b"Content-Length: 0"),
     "a length of 20 digits": _post(b"Content-Length: 00000000000000000005", body=b"hello"),
-    "no length": _post(),
     "a body that begins as a chunk": _post(b"Content-Length: 5", body=b"0\r\n\r\n"),
     "a body that begins as a request": _post(b"Content-Length: %d" % len(INNER), body=INNER),
-    "a body of GET": _post(b"Content-Length: 5", body=b"hello", first=b"GET /a HTTP/1.1"),
-    "chunks of OPTIONS": _post(
-        b"Transfer-Encoding: chunked", body=b"0\r\n\r\n", first=b"OPTIONS /a HTTP/1.1"
-    ),
-    "a chunk that holds a last chunk": _coded(b"7\r\n0\r\n\r\nGE\r\n0\r\n\r\n"),
     "a chunk that holds a request": _coded(b"%X\r\n%s\r\n0\r\n\r\n" % (len(INNER), INNER)),
     "hexadecimal of both cases": _coded(b"aA\r\n" + bytes(170) + b"\r\n0\r\n\r\n"),
-    "a size of 12 zeros and a digit": _coded(b"0000000000005\r\nhello\r\n0\r\n\r\n"),
     "a last chunk of many zeros": _coded(b"5\r\nhello\r\n00000000\r\n\r\n"),
     "an extension of 8 KB": _coded(b"5;a=" + b"b" * 8000 + b"\r\nhello\r\n0\r\n\r\n"),
     "a quoted extension that looks like chunks": _coded(b'5;a="0;0"\r\nhello\r\n0;b\r\n\r\n'),
-    "trailers that look like a response": _coded(b"0\r\nHTTP: 200\r\n\r\n"),
     "100 trailers": _coded(b"0\r\n" + b"X: y\r\n" * 100 + b"\r\n"),
-    "Expect in any case": _post(b"Expect: 100-Continue", b"Content-Length: 5", body=b"hello"),
     "another Expect": _post(b"Expect: 200-ok", b"Content-Length: 5", body=b"hello"),
-    "Upgrade to h2c": _post(
-        b"Connection: Upgrade", b"Upgrade: h2c", b"Content-Length: 5", body=b"hello"
-    ),
     "Upgrade to a WebSocket": _post(
         b"Connection: Upgrade", b"Upgrade: websocket", first=b"GET /a HTTP/1.1"
     ),
-    "Upgrade without Connection": _post(b"Upgrade: websocket", first=b"GET /a HTTP/1.1"),
     "Connection that names each framing header": _post(
         b"Connection: content-length, transfer-encoding, host, te, trailer",
         b"Content-Length: 5",
@@ -91,43 +75,19 @@ SERVED = {
     "Connection that names a coding": _coded(
         b"5\r\nhello\r\n0\r\n\r\n", b"Connection: Transfer-Encoding"
     ),
-    "Connection of many words": _post(b"Connection: " + b", ".join([b"x"] * 500)),
-    "Keep-Alive, Proxy-Connection, TE and Trailer": _post(
-        *(b"Keep-Alive: timeout=1", b"Proxy-Connection: close", b"TE: trailers", b"Trailer: X")
-    ),
-    "headers that look like a length": _post(
-        *(b"Content_Length: 5", b"X-Content-Length: 5", b"Content-Length-: 5", b"ContentLength: 5")
-    ),
     "headers that look like a coding": _post(
         *(b"Transfer_Encoding: chunked", b"TransferEncoding: chunked", b"X-Chunked: 1")
     ),
-    "headers of other tools that change the request": _post(
-        *(b"X-HTTP-Method-Override: DELETE", b"X-Original-URL: /b", b"X-Rewrite-URL: /b")
-    ),
-    "an empty header": _post(b"X:"),
     "a header of every visible byte": _post(b"X: " + bytes(range(33, 127))),
     "a header beyond ASCII": _post(b"X: " + bytes(range(128, 256))),
-    "a name of every byte that may be": _post(b"!#$%&'*+.^_`|~-09azAZ: x"),
     "126 headers": _post(*[b"X: y"] * 126),
     "a head of nearly 64 KiB": _post(*[b"X: " + b"y" * 8100] * 8),
-    "a URL": _post(first=b"POST http://x/a HTTP/1.1"),
     "a URL of another host, in capitals": _post(first=b"POST HTTP://Y:1/a?b HTTP/1.1"),
-    "a URL with no path": _post(first=b"POST http://x?a HTTP/1.1"),
     "a URL of IPv6": _post(first=b"POST http://[::1]:80/a HTTP/1.1"),
-    "a path of a URL": _post(first=b"POST /http://x/a HTTP/1.1"),
-    "a path of two slashes": _post(first=b"POST //x/a HTTP/1.1"),
-    "a path with dots": _post(first=b"POST /a/../b/./c HTTP/1.1"),
-    "a path with an encoded request": _post(first=b"POST /a%20HTTP/1.1%0d%0aX:%20y HTTP/1.1"),
     "a path with odd signs": _post(first=b"POST /a\\b|c^d`e{f}<g>\"h' HTTP/1.1"),
-    "a path of 8 KB": _post(first=b"POST /" + b"a" * 8000 + b" HTTP/1.1"),
-    "spaces between the words": _post(first=b"POST   /a   HTTP/1.1"),
-    "empty lines before": b"\r\n\r\n\r\n" + _post(),
-    "an empty line behind a body": _post(b"Content-Length: 5", body=b"hello\r\n"),
     "empty lines behind chunks": _coded(b"0\r\n\r\n\r\n\r\n"),
     "HTTP/1.0 that goes on": _post(b"Connection: keep-alive", first=b"POST /a HTTP/1.0"),
-    "HTTP/1.0 that does not": _post(first=b"POST /a HTTP/1.0"),
     "HTTP/1.0 without a host": b"GET /a HTTP/1.0\r\n\r\nGET /behind HTTP/1.0\r\n\r\n",
-    "the last": _post(b"Connection: close"),
     "the last, said among others": _post(b"Connection: x, CLOSE ,y"),
     "many in a row": _post() * 60,
 }
@@ -136,25 +96,16 @@ NOT_SERVED = {
     "a length with a plus, behind another": _post(
         b"Content-Length: 5", b"Content-Length: +5", body=b"hello"
     ),
-    "a length in octal, with o": _post(b"Content-Length: 0o5", body=b"hello"),
     "a length of other digits": _post(b"Content-Length: \xef\xbc\x95", body=b"hello"),
-    "a length with a comma in front": _post(b"Content-Length: ,5", body=b"hello"),
     "a length with a comma behind": _post(b"Content-Length: 5,", body=b"hello"),
-    "a quoted length": _post(b'Content-Length: "5"', body=b"hello"),
     "a length of 2^64 + 5": _post(b"Content-Length: 18446744073709551621", body=b"hello"),
-    "a length of 2^63": _post(b"Content-Length: 9223372036854775808", body=b"hello"),
-    "a length below zero": _post(b"Content-Length: -5", body=b"hello"),
     "a length in a folded line": _post(b"X: y\r\n Content-Length: 5", body=b"hello"),
-    "a length and a coding": _coded(b"0\r\n\r\n", b"Content-Length: 5"),
     "a length of 0 and a coding": _post(
         b"Content-Length: 0", b"Transfer-Encoding: chunked", body=b"0\r\n\r\n"
     ),
     "a coding in quotes": _post(b"Transfer-Encoding: \\chunked", body=b"0\r\n\r\n"),
-    "a coding that is no word": _post(b"Transfer-Encoding: chunk", body=b"0\r\n\r\n"),
     "a coding with a parameter": _post(b"Transfer-Encoding: chunked;a=b", body=b"0\r\n\r\n"),
-    "a coding of a null byte": _post(b"Transfer-Encoding: chunked\0", body=b"0\r\n\r\n"),
     "two codings in one": _post(b"Transfer-Encoding: chunked chunked", body=b"0\r\n\r\n"),
-    "a coding of the same, twice": _coded(b"0\r\n\r\n", b"Transfer-Encoding: chunked"),
     "a coding with a no-break space": _post(b"Transfer-Encoding: \xa0chunked", body=b"0\r\n\r\n"),
     "a coding in HTTP/1.0": _post(
         *(b"Connection: keep-alive", b"Transfer-Encoding: chunked"),
@@ -162,66 +113,33 @@ NOT_SERVED = {
         first=b"POST /a HTTP/1.0",
     ),
     "a chunk of 2^64": _coded(b"10000000000000000\r\nhello\r\n0\r\n\r\n"),
-    "a chunk below zero": _coded(b"-1\r\nhello\r\n0\r\n\r\n"),
-    "a chunk with a sign": _coded(b"+5\r\nhello\r\n0\r\n\r\n"),
-    "a chunk that says 0x": _coded(b"0x5\r\nhello\r\n0\r\n\r\n"),
     "a chunk of a word": _coded(b"five\r\nhello\r\n0\r\n\r\n"),
-    "a chunk with an underscore": _coded(b"0_5\r\nhello\r\n0\r\n\r\n"),
-    "a chunk with h behind": _coded(b"5h\r\nhello\r\n0\r\n\r\n"),
-    "a chunk that is too short": _coded(b"4\r\nhello\r\n0\r\n\r\n"),
     "a chunk with one byte for its line end": _coded(b"5\r\nhello\r0\r\n\r\n"),
-    "a chunk with CR CR LF": _coded(b"5\r\r\nhello\r\n0\r\n\r\n"),
     "a chunk with LF CR": _coded(b"5\n\rhello\r\n0\r\n\r\n"),
-    "a chunk extension with a null byte": _coded(b"5;a=\0\r\nhello\r\n0\r\n\r\n"),
     "a chunk extension with LF in quotes": _coded(b'5;a="\n"\r\nhello\r\n0\r\n\r\n'),
-    "a last chunk with LF": _coded(b"0\n\n"),
     "a last chunk with CR": _coded(b"0\r\r"),
-    "a trailer with a bare LF": _coded(b"0\r\nX: y\nZ: w\r\n\r\n"),
-    "a trailer with a space in its name": _coded(b"0\r\nX Y: z\r\n\r\n"),
     "a trailer that begins with a space": _coded(b"0\r\n X: y\r\n\r\n"),
-    "a version with a space": _post(first=b"POST /a HTTP/ 1.1"),
     "a version of two digits": _post(first=b"POST /a HTTP/01.1"),
-    "a version with a comma": _post(first=b"POST /a HTTP/1,1"),
-    "a version in lower case": _post(first=b"POST /a http/1.1"),
-    "a version of 1.9": _post(first=b"POST /a HTTP/1.9"),
     "a version of 2.0": _post(first=b"POST /a HTTP/2.0"),
-    "a version of 3": _post(first=b"POST /a HTTP/3"),
-    "no slash in the version": _post(first=b"POST /a HTTP1.1"),
     "two versions": _post(first=b"POST /a HTTP/1.1 HTTP/1.1"),
     "a method with a colon": _post(first=b"POST: /a HTTP/1.1"),
-    "no method": _post(first=b"/a HTTP/1.1"),
-    "a tab between the words": _post(first=b"POST\t/a HTTP/1.1"),
     "a form feed between the words": _post(first=b"POST /a\x0cHTTP/1.1"),
-    "a space behind the version": _post(first=b"POST /a HTTP/1.1 "),
-    "the form of a tunnel": _post(first=b"CONNECT x:80 HTTP/1.1"),
-    "a fragment in the target, and a space": _post(first=b"POST /a #b HTTP/1.1"),
-    "a host with a path": b"GET /a HTTP/1.1\r\nHost: x/y\r\n\r\n",
     "a host with a null byte": b"GET /a HTTP/1.1\r\nHost: x\0\r\n\r\n",
-    "a host of two words": b"GET /a HTTP/1.1\r\nHost: x y\r\n\r\n",
     "a broken host beside a URL": b"GET http://x/a HTTP/1.1\r\nHost: x y\r\n\r\n",
     "a header before the first line": b"Host: x\r\nGET /a HTTP/1.1\r\n\r\n",
-    "a header that begins with a tab": b"GET /a HTTP/1.1\r\n\tHost: x\r\n\r\n",
-    "a header with a tab before its colon": _post(b"X\t: y"),
-    "a header with only a colon": _post(b":"),
-    "a header with bytes beyond ASCII in its name": _post(b"X\xe4: y"),
-    "a header with a vertical tab": _post(b"X: a\x0bb"),
-    "a header with an escape": _post(b"X: \x1b[0m"),
     "200 headers": _post(*[b"X: y"] * 200),
     "a head of 64 KiB": _post(b"X: " + b"y" * 65_536),
 }
 
 # What the grammar allows, and the gateway refuses.
 UNKNOWN = {
-    "a method in lower case": _post(first=b"post /a HTTP/1.1"),
     "a method of mixed case": _post(first=b"Post /a HTTP/1.1"),
     "a method that nobody knows": _post(first=b"FOO /a HTTP/1.1"),
     "an authority": _post(first=b"POST x:80 HTTP/1.1"),
-    "a path without a slash": _post(first=b"POST a HTTP/1.1"),
 }
 
 ANSWERED = {
     "the form for all of a server": _post(first=b"OPTIONS * HTTP/1.1"),
-    "another scheme": _post(first=b"POST ftp://x/a HTTP/1.1"),
     "a fragment": _post(first=b"POST /a#b HTTP/1.1"),
 }
 
@@ -239,15 +157,11 @@ async def test_a_valid_request_is_served(data: bytes) -> None:
         await check_streams(recorder, gateway, _variants(data, plain=True))
 
 
-@pytest.mark.parametrize("data", NOT_SERVED.values(), ids=NOT_SERVED)
-async def test_the_strict_reader_sees_no_invalid_request(data: bytes) -> None:
-    assert read_all(data).requests == []
-
-
 @pytest.mark.parametrize(
     "data", [*NOT_SERVED.values(), *UNKNOWN.values()], ids=[*NOT_SERVED, *UNKNOWN]
 )
 async def test_an_invalid_request_reaches_no_server(data: bytes) -> None:
+    assert (read_all(data).requests == []) is (data in NOT_SERVED.values())
     async with recording() as (recorder, gateway):
         await check_streams(recorder, gateway, _variants(data, plain=False))
         assert recorder.seen == []

@@ -28,24 +28,25 @@ _NO_PROGRESS = 2.0
 _LENGTH = {"Content-Length": "60000000"}
 
 
-def _json(datatype: str, element: bytes, size: int) -> bytes:
-    count = size // (len(element) + 1)
-    head = f'{{"inputs":[{{"name":"IN","shape":[{count}],"datatype":"{datatype}","data":['
-    return head.encode() + b",".join([element] * count) + b"]}]}"
+def uploads(size: int, model: str = "m", name: str = "IN") -> dict[str, bytes]:
+    """Write a request of some ``size`` bytes in each form, with the name of the model's input."""
+    infer = f"/v2/models/{model}/infer"
 
+    def write_json(datatype: str, element: bytes) -> bytes:
+        count = size // (len(element) + 1)
+        head = f'{{"inputs":[{{"name":"{name}","shape":[{count}],"datatype":"{datatype}","data":['
+        return head.encode() + b",".join([element] * count) + b"]}]}"
 
-def _uploads(size: int) -> dict[str, bytes]:
-    """Write a request of some ``size`` bytes in each form."""
-    floats, strings = _json("FP32", b"0.12345", size), _json("BYTES", b'"abcdefghij"', size)
+    floats, strings = write_json("FP32", b"0.12345"), write_json("BYTES", b'"abcdefghij"')
     chunks = chunk(bytes(MIB)) * (size // MIB) + b"0\r\n\r\n"
     chunked = {"Host": "x", "Transfer-Encoding": "chunked", HEADER_LENGTH: "0"}
     instances = b'{"instances":[' + b",".join([b"0.12345"] * (size // 8)) + b"]}"
     return {
-        "floats": request("POST", INFER, floats),
-        "strings": request("POST", INFER, strings),
-        "V1": request("POST", "/v1/models/m:predict", instances),
-        "gzip": request("POST", INFER, gzip.compress(strings, 0), {"Content-Encoding": "gzip"}),
-        "chunked raw": message(f"POST {INFER} HTTP/1.1", chunked, chunks),
+        "floats": request("POST", infer, floats),
+        "strings": request("POST", infer, strings),
+        "V1": request("POST", f"/v1/models/{model}:predict", instances),
+        "gzip": request("POST", infer, gzip.compress(strings, 0), {"Content-Encoding": "gzip"}),
+        "chunked raw": message(f"POST {infer} HTTP/1.1", chunked, chunks),
         "passed": request("POST", "/v2/x", bytes(size)),
     }
 
@@ -144,7 +145,7 @@ async def _send_all(client: RawClient, data: bytes, patience: float = _NO_PROGRE
 
 async def abort_uploads(gateway: ProbedGateway, count: int = 12, size: int = 20_000_000) -> None:
     """Send most of a body, or all, and leave before the response: one client after the other."""
-    forms = list(_uploads(size).values())
+    forms = list(uploads(size).values())
     for number in range(count):
         round_, form = divmod(number, len(forms))
         data = forms[form]
@@ -155,7 +156,7 @@ async def abort_uploads(gateway: ProbedGateway, count: int = 12, size: int = 20_
 
 async def abort_responses(gateway: ProbedGateway, count: int = 6, size: int = 20_000_000) -> None:
     """Send a body, read some of the response and leave: one client after the other."""
-    forms = list(_uploads(size).values())
+    forms = list(uploads(size).values())
     for number in range(count):
         async with clients(gateway.url, 1) as (client,):
             await _send_all(client, forms[number % len(forms)])

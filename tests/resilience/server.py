@@ -11,20 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import struct
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.support.http_messages import (
-    HEADER_LENGTH,
-    Head,
-    http_response,
-    read_body,
-    read_head,
-)
+from tests.support.http_messages import HEADER_LENGTH, Head, http_response, read_body, read_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +37,6 @@ class Behaviour:
     """It answers 500."""
     garbage: bool = False
     """It answers with what is no HTTP."""
-    fails_at_times: bool = False
-    """It answers every other request with 500."""
-    resets: bool = False
-    """It resets the connection when a request is there."""
-    page: bool = False
-    """It answers with a page for browsers."""
 
     @property
     def text(self) -> bytes:
@@ -64,7 +50,6 @@ class Server:
     def __init__(self, name: str) -> None:
         self._name = name
         self._behaviour = Behaviour()
-        self._served = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of a connection."""
@@ -88,11 +73,6 @@ class Server:
         behaviour = self._behaviour
         if kept and behaviour.closes_unanswered:
             return False
-        if behaviour.resets:
-            sock = writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            return False
-        self._served += 1
         await asyncio.sleep(behaviour.delay)
         data = _GARBAGE if behaviour.garbage else self._request(head, body)
         writer.write(data[: -len(body) // 2] if behaviour.cut else data)
@@ -104,10 +84,7 @@ class Server:
         if self._behaviour.unavailable:
             error = json.dumps({"error": f"{self._name} is unavailable"}).encode()
             return http_response(error, headers, "503 Service Unavailable")
-        if self._behaviour.page:
-            return http_response(b"<!doctype html> <title>Sign in</title>", _HTML | headers)
-        fails_now = self._behaviour.fails_at_times and self._served % 2
-        if self._behaviour.fails or fails_now:
+        if self._behaviour.fails:
             error = json.dumps({"error": "CUDA out of memory on device 0"}).encode()
             return http_response(error, headers, "500 Internal Server Error")
         if not body:
@@ -123,7 +100,6 @@ class Server:
 
 
 _GARBAGE = b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n"
-_HTML = {"Content-Type": "text/html"}
 _TENSOR = {"name": "N", "datatype": "INT32", "shape": [-1]}
 _METADATA = json.dumps(
     {"name": "echo", "versions": ["1"], "inputs": [_TENSOR], "outputs": [_TENSOR]}

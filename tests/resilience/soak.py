@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import gzip
-import json
 import os
 import random
 import signal
@@ -39,6 +37,7 @@ from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
 from tests.resilience.fleet import FleetServer, fleet
 from tests.resilience.grpc_load import GrpcLoad, grpc_load_on
+from tests.resilience.hostile_traffic import uploads
 from tests.resilience.load import MIXED, Kind, Load, load_on
 from tests.resilience.server import Behaviour
 from tests.support.addresses import HOST, free_port
@@ -48,8 +47,7 @@ from tests.support.checks.nothing_left_in_process import (
     until_nothing_is_left,
 )
 from tests.support.gateway_process import TIMEOUT, Process, gateway_process
-from tests.support.http_messages import chunk, message, request
-from tests.support.inference_messages import HEADER_LENGTH
+from tests.support.http_messages import request
 from tests.support.raw_client import RawClient, connect
 
 MIB = 2**20
@@ -71,7 +69,8 @@ MODELS = ("echo", "echo_grpc")
 
 _INFER = "/v2/models/echo/infer"
 _INNOCENT = b'{"inputs":[{"name":"N","datatype":"INT32","shape":[1],"data":[1]}]}'
-_NUMBERS = 400_000
+_SIZE = 3_000_000
+"""Bytes of a large request."""
 _LEFT = (ConnectionError, asyncio.IncompleteReadError, TimeoutError)
 
 
@@ -87,32 +86,10 @@ class Sample:
 
 def _forms() -> dict[str, bytes]:
     """Write a request of each form."""
-    numbers = list(range(_NUMBERS))
-    entry = {"name": "N", "datatype": "INT32", "shape": [_NUMBERS]}
-    text = json.dumps({"inputs": [{**entry, "data": numbers}]}).encode()
-    texts = {"name": "N", "datatype": "BYTES", "shape": [_NUMBERS], "data": ["abc"] * _NUMBERS}
-    tensor = bytes(4 * _NUMBERS)
-    header = json.dumps(
-        {"inputs": [{**entry, "parameters": {"binary_data_size": len(tensor)}}]}
-    ).encode()
-    pieces = [chunk(text[start : start + 70_000]) for start in range(0, len(text), 70_000)]
-    chunks = b"".join(pieces) + b"0\r\n\r\n"
-    chunked = {"Host": "x", "Transfer-Encoding": "chunked"}
-    return {
-        "JSON": request("POST", _INFER, text),
-        "BYTES": request("POST", _INFER, json.dumps({"inputs": [texts]}).encode()),
-        "chunked": message(f"POST {_INFER} HTTP/1.1", chunked, chunks),
-        "gzip": request("POST", _INFER, gzip.compress(text, 1), {"Content-Encoding": "gzip"}),
-        "binary": request("POST", _INFER, header + tensor, {HEADER_LENGTH: str(len(header))}),
-        "raw": request("POST", _INFER, tensor, {HEADER_LENGTH: "0"}),
-        "V1": request(
-            "POST", "/v1/models/echo:predict", json.dumps({"instances": numbers}).encode()
-        ),
-        "passed": request("POST", "/v2/passed", text),
-        "header": request("POST", _INFER, b'{"id":"' + b"a" * 900_000 + b'"}'),
-        "broken": request("POST", _INFER, text[: len(text) // 2] + b"}" * 100),
-        "GET": request("GET", "/v2/models/echo"),
-    }
+    forms = uploads(_SIZE, model=MODELS[0], name="N")
+    broken = forms["floats"].replace(b"0.12345]", b"}" * 8)
+    header = request("POST", _INFER, b'{"id":"' + b"a" * 900_000 + b'"}')
+    return forms | {"broken": broken, "header": header, "GET": request("GET", "/v2/models/echo")}
 
 
 class _DisconnectingClient:

@@ -8,11 +8,10 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -22,17 +21,17 @@ import pytest
 from tests.resilience.incident_page import is_shown
 from tests.support.addresses import free_address
 from tests.support.gateway import until
-from tests.support.gateway_process import TIMEOUT, run
+from tests.support.gateway_process import TIMEOUT, Process, gateway_process, write_settings
 from tests.support.raw_client import connect
-from tests.support.scale import SCALE
 from tests.support.servers.scripted_server import ScriptedServer
 
 CONNECTIONS = 8
 LONG = 1800
 """Characters of a long target, so that few calls fill the memory for lines that wait."""
-MANY = CONNECTIONS * 60
-"""Calls with long targets: two workers cannot buffer the lines of twice as many."""
+MANY = CONNECTIONS * 120
+"""Calls with long targets: two workers cannot buffer the lines of as many."""
 FEW = 400
+ROTATIONS = 4
 
 _COMMAND = (
     sys.executable,
@@ -45,27 +44,17 @@ _COMMAND = (
 _LINE = re.compile(r"(call-\d+) 200 GET /v2/(x*) 127\.0\.0\.1 end")
 _FORMAT = "'{request_id} {status} {method} {target} {client} end'"
 _DROPPED = re.compile(r"access log \S+(?: \S+)* (\d+) lines were dropped")
-_DROPPED_SO_FAR = re.compile(r"(\d+) lines dropped so far")
-
-each_count_of_workers = pytest.mark.parametrize("workers", [1, 2] if SCALE >= 1 else [2])
 
 
 @dataclass
 class _Running:
-    """A gateway process, whose standard error is a file unless a test wants it otherwise."""
+    """A gateway process of two workers, and the numbers of the calls that it has answered."""
 
-    process: asyncio.subprocess.Process
+    process: Process
     url: str
     admin: str
-    stderr: Path
-    numbers: Iterator[int] = field(default_factory=count)
+    numbers: count[int] = field(default_factory=count)
     called: list[int] = field(default_factory=list)
-    """The numbers of the calls that had their response."""
-
-    @property
-    def calls(self) -> int:
-        """Return how many calls had their response."""
-        return len(self.called)
 
     async def call(self, calls: int, length: int = 0) -> None:
         """Make calls over several connections, each with a request id of its own."""
@@ -83,77 +72,38 @@ class _Running:
 
         await asyncio.gather(*(client(calls // CONNECTIONS) for _ in range(CONNECTIONS)))
 
-    @property
-    def said(self) -> str:
-        """Return what it has logged itself."""
-        return self.stderr.read_text()
+    async def get(self, path: str) -> str:
+        """Return a page of the admin address."""
+        async with connect(self.admin) as client:
+            response = await client.call("GET", path)
+        assert response.status == 200
+        return response.body.decode()
 
     async def dropped(self) -> int:
         """Return the lines that were dropped, as the metrics say."""
-        async with connect(self.admin) as client:
-            text = (await client.call("GET", "/metrics")).body.decode()
+        text = await self.get("/metrics")
         found = re.search(r"^tensorgate_access_log_dropped_lines_total (\S+)$", text, re.MULTILINE)
         assert found
         return int(float(found[1]))
 
-    async def until_said(self, text: str) -> None:
-        """Wait until it has logged a text."""
-        await until(lambda: text in self.said, TIMEOUT)
-
-    def pids(self) -> list[int]:
-        """Return the ids of its processes: of the workers, if it has several."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [*map(int, children.split())] or [self.process.pid]
-
-    async def stop(self) -> None:
-        """Stop it; it ends as always."""
-        self.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(TIMEOUT):
-            assert await self.process.wait() == 0
+    async def stop(self) -> str:
+        """Stop it; return all that it has logged."""
+        self.process.signal(signal.SIGTERM)
+        status, _, said = await self.process.end()
+        assert status == 0
+        return said
 
 
 @asynccontextmanager
-async def _gateway(
-    folder: Path,
-    path: str | None,
-    workers: int = 1,
-    stdout: int = subprocess.DEVNULL,
-    stderr: int | None = None,
-) -> AsyncIterator[_Running]:
-    address, admin, file = free_address(), free_address(), folder / "gateway.yaml"
-    where = "" if path is None else f", path: {path}"
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(ScriptedServer())
-        file.write_text(
-            f"listen: {address}\nadmin: {admin}\nworkers: {workers}\noffload: 0\n"
-            f"log: {{access: {{format: {_FORMAT}{where}}}}}\n"
-            f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
-        )
-        said = folder / "stderr"
-        written = stack.enter_context(said.open("w"))
-        process = await asyncio.create_subprocess_exec(
-            *(*_COMMAND, "serve", str(file)),
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=written if stderr is None else stderr,
-        )
-        running = _Running(process, f"http://{address}", f"http://{admin}", said)
-        try:
-            await _until_listening(running.url)
-            yield running
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-
-async def _until_listening(url: str) -> None:
-    async with asyncio.timeout(TIMEOUT):
-        while True:
-            with suppress(ConnectionRefusedError):
-                async with connect(url):
-                    return
-            await asyncio.sleep(0.05)
+async def _gateway(folder: Path, log: Path | None) -> AsyncIterator[_Running]:
+    admin, where = free_address(), "" if log is None else f", path: {log}"
+    more = (
+        f"admin: {admin}\nworkers: 2\noffload: 0\nlog: {{access: {{format: {_FORMAT}{where}}}}}\n"
+    )
+    async with ScriptedServer() as server:
+        config = write_settings(folder / "gateway.yaml", server.url, more=more)
+        async with gateway_process(config, _COMMAND) as (process, url):
+            yield _Running(process, url, f"http://{admin}")
 
 
 def _lines(*files: Path) -> list[str]:
@@ -167,191 +117,60 @@ def _assert_whole_and_unique(lines: list[str]) -> None:
     assert len(ids) == len(lines), "a line is there twice"
 
 
-# ------------------------------------------------------------------------------------ full disks
-
-
-async def test_lines_for_a_full_device_are_counted_and_no_call_fails(tmp_path: Path) -> None:
-    async with _gateway(tmp_path, "/dev/full") as gateway:
-        await gateway.call(MANY, LONG)
-        await gateway.until_said("access log /dev/full: No space left on device; ")
-        assert 0 < await gateway.dropped() < MANY, "some wait"
-        await gateway.stop()
-        (*_, last) = _DROPPED_SO_FAR.findall(gateway.said)
-        assert int(last) == gateway.calls == MANY
-        assert any(map(is_shown, gateway.said.splitlines()))
-
-
-@each_count_of_workers
-async def test_lines_beyond_the_largest_size_of_a_file_are_counted(
-    workers: int, tmp_path: Path
-) -> None:
+async def test_lines_beyond_the_largest_size_of_a_file_are_counted(tmp_path: Path) -> None:
     """As on a full disk, a write ends within a line, and all further ones fail."""
     log = tmp_path / "access.log"
-    async with _gateway(tmp_path, str(log), workers) as gateway:
+    async with _gateway(tmp_path, log) as gateway:
         await gateway.call(FEW)
         await until(lambda: len(_lines(log)) == FEW)
         most = log.stat().st_size + 200_001
-        for pid in gateway.pids():
+        for pid in gateway.process.children:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
-        await gateway.call(2 * MANY, LONG)
-        await gateway.until_said("File too large")
-        for pid in gateway.pids():
+        await gateway.call(MANY, LONG)
+        await gateway.process.wait_for_output("File too large")
+        for pid in gateway.process.children:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        await _assert_recovers(gateway, log, workers)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a disk of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() or shutil.which("mount") is None:
-        pytest.skip("only root can mount a file system")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tensorgate-test", str(folder)]
-    done = subprocess.run(mount, capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip(f"this root cannot mount a file system: {done.stderr.decode()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@each_count_of_workers
-async def test_lines_for_a_full_disk_are_counted(
-    workers: int, small_disk: Path, tmp_path: Path
-) -> None:
-    log, others = small_disk / "access.log", small_disk / "others"
-    async with _gateway(tmp_path, str(log), workers) as gateway:
+        await gateway.process.wait_for_output("(?s)(works again.*){2}")
         await gateway.call(FEW)
-        await until(lambda: len(_lines(log)) == FEW)
-        with suppress(OSError), others.open("wb", buffering=0) as file:
-            while file.write(bytes(4096)):
-                pass
-        await gateway.call(2 * MANY, LONG)
-        await gateway.until_said("No space left on device")
-        others.unlink()
-        await run("mount", "-o", "remount,size=64m", str(small_disk))
-        await _assert_recovers(gateway, log, workers)
-
-
-async def _assert_recovers(gateway: _Running, log: Path, workers: int) -> None:
-    """Check that each line of the calls so far, and of others, is in the log or counted."""
-    await until(lambda: gateway.said.count("works again") == workers, TIMEOUT)
-    await gateway.call(FEW)
-    counted = await gateway.dropped()
-    await gateway.stop()
-    assert any(is_shown(line) for line in gateway.said.splitlines() if "works again" in line)
-    dropped = sum(map(int, _DROPPED.findall(gateway.said)))
-    assert dropped == counted > 0
+        counted = await gateway.dropped()
+        said = await gateway.stop()
+    assert any(is_shown(line) for line in said.splitlines() if "works again" in line)
+    assert sum(map(int, _DROPPED.findall(said))) == counted > 0
     lines = list(filter(None, _lines(log)))
-    # A line that the full disk has cut was written again as a whole.
+    # A line that was cut was written again as a whole.
     whole = [line for line in lines if _LINE.fullmatch(line)]
     cut = [line for line in lines if not _LINE.fullmatch(line)]
-    assert len(cut) <= workers
+    assert len(cut) <= 2
     assert all(any(line.startswith(part) for line in whole) for part in cut)
     _assert_whole_and_unique(whole)
-    assert len(whole) + dropped == gateway.calls
-
-
-# ------------------------------------------------------------------------------------ pipes
-
-
-async def test_lines_for_a_closed_stdout_are_counted_and_no_call_fails(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    async with _gateway(tmp_path, "/dev/stdout", stdout=writer) as gateway:
-        os.close(writer)
-        await gateway.call(FEW)
-        received = b""
-        while received.count(b"\n") < FEW:
-            received += await asyncio.to_thread(os.read, reader, 65536)
-        os.close(reader)
-        await gateway.call(MANY, LONG)
-        await gateway.until_said("access log /dev/stdout: ")
-        await gateway.stop()
-        _assert_whole_and_unique(received.decode().splitlines())
-        (*_, last) = _DROPPED_SO_FAR.findall(gateway.said)
-        assert int(last) == MANY
-
-
-@each_count_of_workers
-async def test_lines_for_a_stdout_that_nobody_reads_are_counted_and_no_call_waits(
-    workers: int, tmp_path: Path
-) -> None:
-    reader, writer = os.pipe()
-    async with _gateway(tmp_path, "/dev/stdout", workers, stdout=writer) as gateway:
-        os.close(writer)
-        await gateway.call(2 * MANY, LONG)
-        await gateway.until_said("access log /dev/stdout: nobody reads it; ")
-        await gateway.stop()
-        with os.fdopen(reader) as pipe:
-            lines = pipe.read().splitlines()
-        _assert_whole_and_unique(lines)
-        last = _last_of_each(workers, gateway.said)
-        assert len(lines) + sum(last) == gateway.calls
-    assert lines, "the pipe holds some"
-
-
-def _last_of_each(workers: int, said: str) -> list[int]:
-    """Return how many lines each worker has dropped, by its last report."""
-    pattern = re.compile(r"access(\[\d+\])?: .* (\d+) lines (?:were dropped|dropped so far)")
-    last = {name: int(number) for name, number in pattern.findall(said)}
-    assert len(last) == workers
-    return list(last.values())
-
-
-async def test_lines_for_a_closed_stderr_are_counted_and_no_call_fails(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    async with _gateway(tmp_path, None, stderr=writer) as gateway:
-        os.close(writer)
-        os.close(reader)
-        await gateway.call(MANY, LONG)
-        assert 0 < await gateway.dropped() < MANY
-        await gateway.stop()
-
-
-async def test_gateway_stops_while_nobody_reads_stderr(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    async with _gateway(tmp_path, None, stderr=writer) as gateway:
-        os.close(writer)
-        await gateway.call(MANY, LONG)
-        await gateway.stop()
-    os.close(reader)
+    assert len(whole) + counted == len(gateway.called)
 
 
 async def test_lines_for_a_stderr_that_nobody_reads_are_counted_and_no_call_waits(
     tmp_path: Path,
 ) -> None:
-    reader, writer = os.pipe()
-    async with _gateway(tmp_path, None, stderr=writer) as gateway:
-        os.close(writer)
+    async with _gateway(tmp_path, None) as gateway:
         await gateway.call(MANY, LONG)
         dropped = await gateway.dropped()
         assert 0 < dropped < MANY
         # The gateway's own log goes there, too, and must not wait either.
-        gateway.process.send_signal(signal.SIGHUP)
-        async with connect(gateway.admin) as client:
-            for _ in range(5):
-                assert (await client.call("GET", "/live")).status == 200
-                await asyncio.sleep(0.1)
-        lines: list[str] = []
-        with os.fdopen(reader) as pipe:
-            while len(lines) < MANY - dropped:
-                line = await asyncio.to_thread(pipe.readline)
-                assert line
-                lines += [line.rstrip("\n")] * ("call-" in line)
-            _assert_whole_and_unique(lines)
-            await gateway.stop()
+        gateway.process.signal(signal.SIGHUP)
+        for _ in range(5):
+            await gateway.get("/live")
+            await asyncio.sleep(0.1)
+        lines = [line for line in (await gateway.stop()).splitlines() if "call-" in line]
+    _assert_whole_and_unique(lines)
+    assert len(lines) >= MANY - dropped
 
 
 # ------------------------------------------------------------------------------------ rotation
 
-ROTATIONS = 4
-
 
 @asynccontextmanager
 async def _loaded_gateway(log: Path) -> AsyncIterator[_Running]:
-    """Run two workers under load, and stop them in the end, so that every line is written."""
+    """Run a gateway under load, and stop it in the end, so that every line is written."""
     enough = asyncio.Event()
-    async with _gateway(log.parent, str(log), workers=2) as gateway:
+    async with _gateway(log.parent, log) as gateway:
 
         async def load() -> None:
             while not enough.is_set():
@@ -363,7 +182,7 @@ async def _loaded_gateway(log: Path) -> AsyncIterator[_Running]:
         finally:
             enough.set()
             await calling
-        await gateway.stop()
+        assert "dropped" not in await gateway.stop()
 
 
 async def _until_written(file: Path) -> None:
@@ -379,12 +198,11 @@ async def test_no_line_is_lost_when_logrotate_renames_the_file(tells: bool, tmp_
             await _until_written(log)
             log.rename(file)
             if tells:
-                gateway.process.send_signal(signal.SIGHUP)
+                gateway.process.signal(signal.SIGHUP)
         await _until_written(log)
     lines = _lines(*rotated, log)
     _assert_whole_and_unique(lines)
-    assert len(lines) == gateway.calls
-    assert "dropped" not in gateway.said
+    assert len(lines) == len(gateway.called)
 
 
 async def test_lines_stay_whole_when_logrotate_copies_and_truncates_the_file(
@@ -404,4 +222,3 @@ async def test_lines_stay_whole_when_logrotate_copies_and_truncates_the_file(
     _assert_whole_and_unique(_lines(*copies, log))
     logged = {line.split()[0] for line in _lines(log)}
     assert {f"call-{number}" for number in gateway.called if number > later} <= logged
-    assert "dropped" not in gateway.said

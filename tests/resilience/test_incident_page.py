@@ -1,4 +1,4 @@
-"""What docs/guide/incidents.md shows is what incidents produce; others are in test_incidents.py."""
+"""What docs/guide/incidents.md shows is what incidents produce."""
 
 from __future__ import annotations
 
@@ -157,6 +157,35 @@ async def test_line_of_a_call_that_finds_no_memory(tmp_path: Path) -> None:
         await asyncio.gather(*clients, return_exceptions=True)
         assert set(statuses) == {503}
         assert is_shown(await site.line("limits.max_buffered_bytes"))
+
+
+FAILURES: dict[str, tuple[Behaviour | None, str, str]] = {
+    "answers 500": (Behaviour(fails=True), "CUDA out of memory", "5xx"),
+    "closes midway": (Behaviour(cut=True), "before the end of its", "bad_response"),
+    "sends garbage": (Behaviour(garbage=True), "sent an invalid HTTP response", "bad_response"),
+    "is frozen": (Behaviour(delay=30), "nothing moved for 1 s", "server_timeout"),
+    "refuses connections": (None, "Connection refused", "unreachable"),
+}
+
+
+@pytest.mark.parametrize(("behaviour", "reason", "kind"), FAILURES.values(), ids=FAILURES)
+async def test_log_status_and_metrics_name_a_server_that_fails(
+    behaviour: Behaviour | None, reason: str, kind: str, tmp_path: Path
+) -> None:
+    async with _site(tmp_path, "limits: {idle_timeout: 1s}") as site:
+        if behaviour is None:
+            await site.server.kill()
+        else:
+            await site.server.behave(behaviour)
+        assert await site.infer() >= 500
+        assert is_shown(await site.line(reason))
+        (endpoint,) = (await site.status())["upstreams"]["triton"]["endpoints"]
+        assert endpoint["failures"] == {kind: 1}
+        assert reason in endpoint["last_error"]
+        async with connect(site.admin) as client:
+            metrics = (await client.call("GET", "/metrics")).body.decode()
+        failures = r'tensorgate_endpoint_failures_total\{.*endpoint="%s",.*kind="%s".*\} 1\.0'
+        assert re.search(failures % (re.escape(site.server.url), kind), metrics)
 
 
 async def test_line_of_a_server_that_dies_with_a_request(tmp_path: Path) -> None:

@@ -129,30 +129,21 @@ _HEADERS = (
 )
 
 
-def _header_values(number: int, source: random.Random) -> bytes:
-    name = source.choice([*_HEADERS, f"X-{number}"])
-    value = f"{number}-{_text(source.randrange(500), source)}"
-    headers = {"Host": "gateway", name: value}
-    return message("GET /v2/models/model-1/ready HTTP/1.1", headers)
-
-
-def _methods(number: int, source: random.Random) -> bytes:
+def _anything_else(number: int, source: random.Random) -> bytes:
+    """Make up a method, a path, and the value of a header."""
     method = "".join(source.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=10))
-    known = source.choice(["DELETE", "OPTIONS", "PATCH", "PURGE", "PUT", "REPORT"])
-    return _request(f"/v2/models/{UNKNOWN}/ready", source.choice([method, known]))
-
-
-def _paths(number: int, source: random.Random) -> bytes:
+    known = source.choice(["DELETE", "OPTIONS", "PATCH", "GET", "PUT", "REPORT"])
     path = quote(_text(source.randrange(500), source), safe="/%:@!$&'()*+,;=-._~")
-    return _request(f"/{UNKNOWN}/{number}/{path}?{number}")
+    name = source.choice([*_HEADERS, f"X-{number}"])
+    headers = {"Host": "gateway", name: f"{number}-{_text(source.randrange(500), source)}"}
+    target = source.choice([f"/{UNKNOWN}/{number}/{path}?{number}", "/v2/models/model-1/ready"])
+    return message(f"{source.choice([method, known])} {target} HTTP/1.1", headers)
 
 
 FLOODS: dict[str, Callable[[int, random.Random], bytes]] = {
     "models that respond": _known_models,
     "models that are not there": _unknown_models,
-    "header values": _header_values,
-    "methods": _methods,
-    "paths": _paths,
+    "anything else": _anything_else,
 }
 
 

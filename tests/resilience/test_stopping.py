@@ -76,15 +76,6 @@ async def test_no_request_is_lost_when_every_process_gets_the_signal(file: Path)
             await _stop_under_load(file, servers, "workers: 2\n", kinds, _to_all_processes)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_no_request_is_lost_at_a_unix_socket(
-    file: Path, tmp_path: Path, workers: int
-) -> None:
-    listen = f"unix:{tmp_path / 'gateway.sock'}"
-    async with fleet(2) as servers:
-        await _stop_under_load(file, servers, f"workers: {workers}\n", FRESH, listen=listen)
-
-
 @pytest.mark.parametrize(("workers", "kinds"), OVER_TLS)
 async def test_no_request_is_lost_over_tls_when_the_gateway_stops(
     file: Path, tmp_path: Path, workers: int, kinds: tuple[Kind, ...]

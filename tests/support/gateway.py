@@ -27,6 +27,7 @@ from tests.support.addresses import HOST
 from tests.support.checks.nothing_left import Remains, nothing_left
 from tests.support.gateway_process import sockets_of_fork_server
 from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import Script, ScriptedServer
 
 # The tests' own patience is 5 s: where a gateway that waits would wait longer, it hangs.
 LIMITS = {"idle_timeout": 30, "request_timeout": 60, "drain_timeout": 0.2, "connect_timeout": 5}
@@ -165,6 +166,30 @@ async def gateway_client(*urls: str, **settings: Any) -> AsyncIterator[RawClient
     """Run a gateway in front of servers, and return a connection to it."""
     async with running_gateway(*urls, **settings) as gateway, gateway.client() as client:
         yield client
+
+
+@asynccontextmanager
+async def gateway_before(
+    *scripts: Script, **settings: Any
+) -> AsyncIterator[tuple[ScriptedServer, RunningGateway]]:
+    """Run a gateway in front of a server with these scripts; the settings are its own."""
+    async with (
+        ScriptedServer(*scripts) as server,
+        running_gateway(server.url, **settings) as gateway,
+    ):
+        yield server, gateway
+
+
+@asynccontextmanager
+async def client_before(
+    *scripts: Script, **settings: Any
+) -> AsyncIterator[tuple[ScriptedServer, RawClient]]:
+    """Run such a gateway, and connect to it."""
+    async with (
+        gateway_before(*scripts, **settings) as (server, gateway),
+        gateway.client() as client,
+    ):
+        yield server, client
 
 
 async def until(condition: Callable[[], object], patience: float = 5.0) -> None:

@@ -70,6 +70,12 @@ class Process:
         return self.process.pid
 
     @property
+    def children(self) -> list[int]:
+        """Return the ids of the processes that it has started."""
+        text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return [*map(int, text.split())]
+
+    @property
     def running(self) -> bool:
         """Return whether it has not ended yet."""
         return self.process.returncode is None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.http_messages import http_response, request, with_long_head
 from tests.support.inference_messages import (
     FLOATS,
@@ -21,7 +21,7 @@ from tests.support.inference_messages import (
     json_request,
     metadata,
 )
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.scripted_server import Connection
 
 GENERATE = "/v2/models/m/generate"
 PREDICT = "/v1/models/m:predict"
@@ -118,8 +118,5 @@ async def serving(
     server: InferringServer, dialect: str = "triton"
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway in front of the server."""
-    async with (
-        ScriptedServer(server) as scripted,
-        running_gateway(scripted.url, upstream={"dialect": dialect}) as gateway,
-    ):
+    async with gateway_before(server, upstream={"dialect": dialect}) as (_, gateway):
         yield gateway

@@ -1,14 +1,20 @@
-"""Upstreams with several endpoints, some of which die."""
+"""Upstreams with several endpoints, some of which die, or that health checks find unhealthy."""
 
-import asyncio
-import json
+from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.support.addresses import free_address
-from tests.support.gateway import UPSTREAM, gateway_client, running_gateway
-from tests.support.http_messages import http_response, request
-from tests.support.inference_messages import HEADER_LENGTH, INFER, binary_header, json_request
+from tests.support.addresses import HOST, free_address, free_port
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.http_messages import http_response, message, request
+from tests.support.inference_messages import (
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response,
+    infer_json,
+    json_request,
+)
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
 
 GET = request("GET", "/v2/models/m")
@@ -38,15 +44,6 @@ async def test_dead_endpoint_is_not_noticed_by_clients(data: bytes) -> None:
         assert len(server.requests) == 12
 
 
-async def test_error_names_the_upstream_if_all_endpoints_are_dead() -> None:
-    urls = [f"http://{free_address()}" for _ in range(3)]
-    async with gateway_client(*urls) as client:
-        for data in (GET, POST, _binary(8)) * 4:
-            reply = await client.ask(data)
-            assert reply.status == 503
-            assert reply.error == f"cannot connect to {UPSTREAM}: Connection refused"
-
-
 async def test_endpoint_that_dies_on_a_reused_connection_is_retried_elsewhere() -> None:
     async def dying(connection: Connection) -> None:
         await connection.request()
@@ -61,52 +58,38 @@ async def test_endpoint_that_dies_on_a_reused_connection_is_retried_elsewhere() 
         assert [reply.json["name"] for reply in replies] == ["first", *["second"] * 4]
 
 
-async def test_one_of_three_endpoints_dies_under_load(caplog: pytest.LogCaptureFixture) -> None:
-    """No client notices: the requests crossed the end of the server."""
-    count, callers = 60, 6
-    names: list[str] = []
-    failures: list[str] = []
+GOOD = binary_response(bytes(4))
+CALLS = 100
+"""More than the retry budget allows."""
 
-    async def call(number: int) -> None:
-        async with gateway.client() as client:
-            for step in range(count):
-                reply = await client.ask(POST if (step + number) % 2 else GET)
-                if reply.status == 200:
-                    names.append(reply.json["name"])
-                else:
-                    failures.append(reply.error)
-                await asyncio.sleep(0)
-
-    async def one_of_them(connection: Connection) -> None:
-        while len(names) < count:
-            await connection.request()
-            await connection.send(http_response(b'{"name":"dies","outputs":[]}'))
-        servers[0]._server.close()
-
-    async with (
-        ScriptedServer(one_of_them) as dies,
-        ScriptedServer(_named(b"b")) as second,
-        ScriptedServer(_named(b"c")) as third,
-    ):
-        servers = (dies, second, third)
-        async with running_gateway(*[server.url for server in servers]) as gateway:
-            await asyncio.gather(*map(call, range(callers)))
-    assert len(names) + len(failures) == count * callers
-    assert set(names) == {"dies", "b", "c"}
-    assert not failures
-    assert names.count("dies") <= count + callers
-    assert f"{dies.url} failed 5 times in a row: ejected for 10 s" in caplog.text
+REQUESTS = {
+    "fast path": infer_json(),
+    "streaming path": message(
+        "POST /v2/x HTTP/1.1",
+        {"Host": "x", "Content-Length": "100000", "Expect": "100-continue"},
+        bytes(100_000),
+    ),
+    "pass-through": request("GET", "/v2/x"),
+}
 
 
-async def test_endpoint_that_sends_invalid_http_is_ejected() -> None:
-    """A client whose request may have had an effect gets an error; few clients do."""
-    async with (
-        ScriptedServer(always_respond(b"what?\r\n\r\n")) as bad,
-        ScriptedServer(_named(b"good")) as good,
-    ):
-        async with gateway_client(bad.url, good.url) as client:
-            replies = [await client.ask(GET) for _ in range(30)]
-        failed = [reply for reply in replies if reply.status != 200]
-        assert [reply.status for reply in failed] == [502] * 5
-        assert all(UPSTREAM in json.loads(reply.body)["error"] for reply in failed)
-        assert len(good.requests) == 25
+async def _recovering(connection: Connection) -> None:
+    """Be not ready for the first health check, and serve calls nevertheless."""
+    while True:
+        is_check = (await connection.request()).head.target == "/v2/health/ready"
+        await connection.send(http_response(status="503 Not Ready") if is_check else GOOD)
+
+
+@pytest.mark.parametrize("data", REQUESTS.values(), ids=REQUESTS)
+async def test_unhealthy_endpoint_is_tried_if_the_healthy_one_refuses(data: bytes) -> None:
+    checks = {"health_check": {"interval": "1h"}}
+    async with AsyncExitStack() as until_it_dies, ScriptedServer(_recovering) as recovering:
+        healthy = ScriptedServer(host=HOST, port=free_port())
+        await until_it_dies.enter_async_context(healthy)
+        async with running_gateway(healthy.url, recovering.url, upstream=checks) as gateway:
+            members = gateway.pool.members
+            await until(lambda: [each.probed.healthy for each in members] == [True, False])
+            await until_it_dies.aclose()
+            async with gateway.client() as client:
+                replies = [await client.ask(data) for _ in range(CALLS)]
+    assert [reply.status for reply in replies] == [200] * CALLS

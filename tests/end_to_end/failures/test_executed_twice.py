@@ -12,10 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway
+from tests.support.gateway import (
+    UPSTREAM,
+    RunningGateway,
+    client_before,
+    gateway_before,
+    running_gateway,
+)
 from tests.support.grpc.client import grpc_client
 from tests.support.grpc.proto_file import message_class
-from tests.support.http2_client import connect_http2
 from tests.support.http_messages import http_response, request, with_long_head
 from tests.support.inference_messages import (
     FLOATS,
@@ -86,6 +91,16 @@ class Case:
     headers: dict[str, str] = field(default_factory=dict)
     again: str = "all"
 
+    def write(self, method: str = "", *, streams: bool = False) -> bytes:
+        """Write the request for HTTP/1.1, for the streaming path where it ``streams``."""
+        data = request(method or self.method, self.target, self.body, self.headers)
+        return with_long_head(data) if streams else data
+
+    @property
+    def called(self) -> str:
+        """The method and target that the server gets."""
+        return f"{self.method} {INFER if self.target == PREDICT else self.target}"
+
     @property
     def warm_up_method(self) -> str:
         """The method after which the connection is kept: that of HEAD is not."""
@@ -118,32 +133,23 @@ SAFE, INFER_TOO, ALL = "safe infer all", "infer all", "all"
 CASES = {
     "get": Case("GET", "/v2/models/m/config", None, again=SAFE),
     "head": Case("HEAD", "/v2/models/m/config", None, again=SAFE),
-    "options": Case("OPTIONS", "/x", None, again=SAFE),
     "unknown get": Case("GET", "/v2/x", None, again=SAFE),
     "json infer": Case("POST", INFER, _json(), again=INFER_TOO),
     "binary infer": Case("POST", INFER, *_binary(), again=INFER_TOO),
-    "raw binary infer": Case("POST", INFER, FLOATS.tobytes(), {HEADER_LENGTH: "0"}, INFER_TOO),
     "v1": Case("POST", PREDICT, json.dumps({"instances": FLOATS.tolist()}).encode(), {}, INFER_TOO),
     "repository index": Case("POST", INDEX, again=INFER_TOO),
     "index of a repository": Case("POST", "/v2/repository/r/index"),
     "json sequence": Case("POST", INFER, _json(sequence_id=7, sequence_start=True)),
-    "json sequence by name": Case("POST", INFER, _json(sequence_id="a")),
     "json sequence with an escape": Case("POST", INFER, _escaped()),
     "binary sequence": Case("POST", INFER, *_binary(sequence_id=7)),
     "json sequence in a duplicate": Case("POST", INFER, _duplicated(_json(priority=1))),
     "binary sequence in a duplicate": Case(
         "POST", INFER, _HEADER + FLOATS.tobytes(), {HEADER_LENGTH: str(len(_HEADER))}
     ),
-    "end of a sequence": Case("POST", INFER, *_binary(sequence_end=True)),
     "generate": Case("POST", "/v2/models/m/generate"),
-    "generate_stream": Case("POST", "/v2/models/m/generate_stream"),
     "load": Case("POST", "/v2/repository/models/m/load"),
-    "unload": Case("POST", "/v2/repository/models/m/unload"),
-    "trace setting": Case("POST", "/v2/trace/setting"),
     "logging": Case("POST", "/v2/logging"),
-    "unregister shared memory": Case("POST", "/v2/cudasharedmemory/region/r/unregister"),
     "unknown post": Case("POST", "/v2/x"),
-    "unknown put": Case("PUT", "/v2/x"),
     "delete": Case("DELETE", "/v2/x", None),
 }
 SOME_CASES = ("get", "head", "json infer", "v1", "binary sequence", "generate", "unknown post")
@@ -155,20 +161,16 @@ async def _running(
 ) -> AsyncIterator[tuple[Server, RunningGateway]]:
     server = Server(metadata_of_model)
     upstream = {"dialect": dialect} | ({} if policy == "infer" else {"retry_stale": policy})
-    async with (
-        ScriptedServer(server) as scripted,
-        running_gateway(scripted.url, upstream=upstream) as gateway,
-    ):
+    async with gateway_before(server, upstream=upstream) as (_, gateway):
         yield server, gateway
 
 
 def _check(server: Server, case: Case, policy: str, status: int, text: str) -> None:
     """Check what the client got of the call on which the server closed."""
-    called = f"{case.method} {INFER if case.target == PREDICT else case.target}"
     if policy in case.again.split():
-        assert (status, server.received) == (200, [called] * 2)
+        assert (status, server.received) == (200, [case.called] * 2)
         return
-    assert (status, server.received) == (502, [called])
+    assert (status, server.received) == (502, [case.called])
     assert re.search(f"({UPSTREAM}|http://[0-9.:]+){SENT}", text)
     assert "sent again" not in text  # another endpoint may get it
 
@@ -185,12 +187,7 @@ async def test_request_over_http1_is_executed_again_only_if_it_has_no_effect(
     name: str, streams: bool, policy: str, fast_path_requests: list[str]
 ) -> None:
     case = CASES[name]
-    data, warm_up = (
-        request(method, case.target, case.body, case.headers)
-        for method in (case.method, case.warm_up_method)
-    )
-    if streams:
-        data = with_long_head(data)
+    data, warm_up = case.write(streams=streams), case.write(case.warm_up_method)
     async with _running(policy) as (server, gateway), gateway.client() as client:
         assert (await client.ask(warm_up)).status == 200
         server.close_at_the_next()
@@ -210,42 +207,16 @@ async def test_request_over_http1_is_executed_again_only_if_it_has_no_effect(
 async def test_close_before_the_request_is_not_noticed_by_clients(name: str, streams: bool) -> None:
     """The event loop gets the request before the close: that stands behind it in the kernel."""
     case = CASES[name]
-    data, warm_up = (
-        request(method, case.target, case.body, case.headers)
-        for method in (case.method, case.warm_up_method)
-    )
-    if streams:
-        data = with_long_head(data)
+    data, warm_up = case.write(streams=streams), case.write(case.warm_up_method)
     server = Server()
-    async with (
-        ScriptedServer(server) as scripted,
-        running_gateway(scripted.url) as gateway,
-        gateway.client() as client,
-    ):
+    async with client_before(server) as (scripted, client):
         assert (await client.ask(warm_up)).status == 200
         server.received.clear()
         (*_, kept) = scripted.connections
         client.send_nowait(data)
         kept.shutdown_write_below_tls()
         assert (await client.head()).status == 200
-        called = f"{case.method} {INFER if case.target == PREDICT else case.target}"
-        assert server.received == [called]
-
-
-@pytest.mark.parametrize("streams", [False, True], ids=["fast path", "streaming path"])
-@pytest.mark.parametrize("name", SOME_CASES)
-async def test_request_over_http2_is_executed_again_only_if_it_has_no_effect(
-    name: str, streams: bool
-) -> None:
-    case = CASES[name]
-    headers = {"x-long": "x" * 2048} if streams else {}
-    fields = [(name.lower(), value) for name, value in {**headers, **case.headers}.items()]
-    async with _running() as (server, gateway), connect_http2(gateway.url) as client:
-        warm_up = await client.call(case.warm_up_method, case.target, case.body, fields)
-        assert warm_up.status == 200
-        server.close_at_the_next()
-        reply = await client.call(case.method, case.target, case.body, fields)
-        _check(server, case, "infer", reply.status, reply.body.decode("latin-1"))
+        assert server.received == [case.called]
 
 
 def _infer_message(**parameters: int) -> bytes:
@@ -264,14 +235,8 @@ def _message(rpc: str, **fields: Any) -> bytes:
 RPCS = {
     "config": ("ModelConfig", _message("ModelConfig", name="m"), True),
     "infer": ("ModelInfer", _infer_message(), True),
-    "repository index": ("RepositoryIndex", _message("RepositoryIndex"), True),
     "sequence": ("ModelInfer", _infer_message(sequence_id=7), False),
     "load": ("RepositoryModelLoad", _message("RepositoryModelLoad", model_name="m"), False),
-    "trace setting": (
-        "TraceSetting",
-        _message("TraceSetting", settings={"trace_rate": {"value": ["5"]}}),
-        False,
-    ),
 }
 
 
@@ -291,50 +256,26 @@ async def test_call_over_grpc_is_executed_again_only_if_it_has_no_effect(
             assert SENT in reply.text
 
 
-@pytest.mark.parametrize(("policy", "again"), [("safe", False), ("infer", True)])
-async def test_repository_index_that_the_gateway_merges_is_asked_for_again(
-    policy: str, again: bool
-) -> None:
-    async with _running(policy) as (server, gateway), gateway.client() as client:
-        assert (await client.call("GET", "/v1/models")).status == 200
-        server.close_at_the_next()
-        reply = await client.call("GET", "/v1/models")
-        expected = [f"POST {INDEX}"] * (2 if again else 1)
-        assert (reply.status, server.received) == (200 if again else 502, expected)
-
-
 @pytest.mark.parametrize(
-    ("body", "again"),
+    ("dialect", "target", "body", "headers", "again"),
     [
-        (b'{"instances":[1]}', True),
-        (b'{"instances":[1],"sequence_id":7}', False),
-        (b'{"instances":[1],"\\u0073equence_id":7}', False),
+        ("kserve", PREDICT, b'{"instances":[1]}', {}, True),
+        ("kserve", PREDICT, b'{"instances":[1],"\\u0073equence_id":7}', {}, False),
+        ("json", INFER, *_binary(), True),
+        ("json", INFER, *_binary(sequence_id=7), False),
     ],
-    ids=["plain", "sequence", "escape"],
+    ids=["V1", "V1 with an escape", "to JSON", "sequence to JSON"],
 )
-async def test_prediction_for_a_v1_server_is_executed_again_unless_it_may_be_in_a_sequence(
-    body: bytes, again: bool
+async def test_infer_in_other_forms_is_executed_again_unless_it_may_be_in_a_sequence(
+    dialect: str, target: str, body: bytes, headers: dict[str, str], again: bool
 ) -> None:
-    """The gateway does not parse it."""
-    async with (
-        _running(dialect="kserve", metadata_of_model=NO_INPUTS) as (server, gateway),
-        gateway.client() as client,
-    ):
-        assert (await client.call("POST", PREDICT, body)).status == 200
-        server.close_at_the_next()
-        reply = await client.call("POST", PREDICT, body)
-        assert (reply.status, len(server.received)) == ((200, 2) if again else (502, 1))
-
-
-@pytest.mark.parametrize(("parameters", "again"), [({}, True), ({"sequence_id": 7}, False)])
-async def test_infer_that_is_converted_to_json_is_executed_again_unless_it_is_in_a_sequence(
-    parameters: dict[str, int], again: bool
-) -> None:
-    body, headers = _binary(**parameters)
-    async with _running(dialect="json") as (server, gateway), gateway.client() as client:
-        assert (await client.call("POST", INFER, body, headers)).status == 200
-        server.close_at_the_next()
-        reply = await client.call("POST", INFER, body, headers)
+    """The gateway does not parse V1 for a server that speaks it."""
+    known = NO_INPUTS if dialect == "kserve" else METADATA
+    async with _running(dialect=dialect, metadata_of_model=known) as (server, gateway):
+        async with gateway.client() as client:
+            assert (await client.call("POST", target, body, headers)).status == 200
+            server.close_at_the_next()
+            reply = await client.call("POST", target, body, headers)
         assert (reply.status, len(server.received)) == ((200, 2) if again else (502, 1))
 
 

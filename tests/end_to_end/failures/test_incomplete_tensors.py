@@ -11,7 +11,6 @@ from gateway.errors import ErrorKind
 from gateway.observe.call_record import CallRecord
 from tests.end_to_end.failures.inferring_server import (
     FORMS,
-    PREDICT,
     InferringServer,
     on_both_paths,
     serving,
@@ -21,18 +20,8 @@ from tests.support.gateway import UPSTREAM, RunningGateway
 from tests.support.grpc.client import grpc_client
 from tests.support.grpc.infer_messages import infer_request
 from tests.support.http2_client import connect_http2
-from tests.support.http_messages import (
-    chunk,
-    http_response,
-    message,
-    read_body,
-)
-from tests.support.inference_messages import (
-    FLOATS,
-    HEADER_LENGTH,
-    INFER,
-    binary_response_header,
-)
+from tests.support.http_messages import chunk, http_response, message, read_body
+from tests.support.inference_messages import FLOATS, HEADER_LENGTH, binary_response_header
 
 # On one loop only: transports make no difference here.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -56,10 +45,7 @@ FALSE: dict[str, bytes] = {
     "JSON one byte larger than the body": _response(len(HEADER + TENSORS) + 1, HEADER + TENSORS),
     "JSON larger than the chunks": _response(10**6, HEADER + TENSORS, sized=False),
     "JSON of a negative size": _response(-1, HEADER + TENSORS),
-    "JSON of no size": _response("x", HEADER + TENSORS),
     "JSON of size 0": _response(0, HEADER + TENSORS),
-    "JSON of size 0 alone": _response(0, b""),
-    "JSON that ends before its size": _response(len(HEADER) + 1, HEADER + TENSORS),
     "JSON that ends after its size": _response(len(HEADER) - 1, HEADER + TENSORS),
     "short tensors": _response(len(HEADER), HEADER + TENSORS[1:]),
     "long tensors": _response(len(HEADER), HEADER + TENSORS + b"x"),
@@ -68,19 +54,15 @@ FALSE: dict[str, bytes] = {
     "two sizes of JSON": _response(5, HEADER + TENSORS).replace(
         b"Content-Type: application/octet-stream", f"{HEADER_LENGTH}: 5".encode()
     ),
-    "tensors of an unknown datatype": _response(
-        len(HEADER), HEADER.replace(b"FP32", b"FP31") + TENSORS
-    ),
     "tensors of another shape": _response(len(HEADER), HEADER.replace(b"[3]", b"[4]") + TENSORS),
-    "no outputs": _response(2, b"{}" + TENSORS),
     "page": _response(len(HEADER), b"<html>".ljust(200)),
 }
 REFUSED = [
     *(pytest.param("JSON", response, id=name) for name, response in FALSE.items()),
     *(
         pytest.param(form, FALSE[name], id=f"{name} for {form}")
-        for form in ("binary", "binary to KServe", "binary to OpenVINO", "raw", "V1")
-        for name in ("JSON larger than the chunks", "short tensors", "tensors of another shape")
+        for form in ("binary", "binary to KServe", "raw", "V1")
+        for name in ("JSON larger than the chunks", "tensors of another shape")
     ),
 ]
 
@@ -109,28 +91,7 @@ async def test_false_binary_response_is_a_502(
         assert (await client.ask(data)).status == 200
 
 
-SOME = ("JSON larger than the body", "short tensors in chunks", "page")
-
-
-@pytest.mark.parametrize("extra", [(), (("x-long", "l" * 3000),)], ids=["fast", "streaming"])
-@pytest.mark.parametrize("name", SOME)
-async def test_false_binary_response_is_a_502_over_http2(
-    name: str, extra: tuple[tuple[str, str], ...]
-) -> None:
-    response = FALSE[name]
-    form = FORMS["binary"]
-    fields = form.http2_fields(*extra)
-    server = InferringServer(form.good, response, form.good)
-    async with serving(server) as gateway, connect_http2(gateway.url) as client:
-        assert (await client.call("POST", INFER, form.body, fields)).status == 200
-        refused = await client.call("POST", INFER, form.body, fields)
-        assert refused.status == 502
-        assert UPSTREAM in refused.json["error"]
-        _check_counted(gateway)
-        assert (await client.call("POST", INFER, form.body, fields)).status == 200
-
-
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", ["JSON larger than the body", "short tensors in chunks", "page"])
 async def test_false_binary_response_is_unavailable_over_grpc(name: str) -> None:
     server = InferringServer(FALSE[name], FORMS["binary"].good)
     async with serving(server) as gateway, grpc_client(gateway.url) as client:
@@ -151,16 +112,7 @@ BROKEN: dict[str, tuple[str, dict[str, str], bytes]] = {
         {HEADER_LENGTH: str(len(LARGE_HEADER))},
         LARGE_HEADER + bytes(LARGE - 1),
     ),
-    "short tensors of KServe": (
-        "binary to KServe",
-        {HEADER_LENGTH: str(len(LARGE_HEADER))},
-        LARGE_HEADER + bytes(LARGE - 1),
-    ),
-    "JSON larger than the body": (
-        "binary",
-        {HEADER_LENGTH: str(10**6)},
-        b'{"a":"' + b"x" * LARGE,
-    ),
+    "JSON larger than the body": ("binary", {HEADER_LENGTH: "1000000"}, b'{"a":"' + b"x" * LARGE),
     "JSON": ("JSON to a JSON server", {}, _LARGE_JSON + b"1"),
     "JSON of Triton": ("JSON", {}, _LARGE_JSON + b"1"),
     "V1": ("V1 to a V1 server", {}, b'{"predictions":[' + b"1," * 90_000 + b"1"),
@@ -218,68 +170,14 @@ async def test_large_response_that_is_not_complete_never_ends_well(
     _check_broken_off(call_records[-1], caplog)
 
 
-@pytest.mark.parametrize("sized", [True, False], ids=["sized", "chunked"])
-@_CASES
-async def test_large_response_that_is_not_complete_is_reset_over_http2(
-    name: str,
-    headers: dict[str, str],
-    body: bytes,
-    sized: bool,
-    call_records: list[CallRecord],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    form = FORMS[name]
-    server = InferringServer(_cut(headers, body, sized=sized), inputs=form.inputs)
+async def test_large_response_that_is_not_complete_is_reset_over_http2() -> None:
+    form = FORMS["binary"]
+    _, headers, body = BROKEN["short tensors"]
+    server = InferringServer(_cut(headers, body, sized=False))
     async with serving(server, form.dialect) as gateway, connect_http2(gateway.url) as client:
         stream = await client.start("POST", form.target, form.body, form.http2_fields())
-        if _is_refused_at_once(name, headers, sized=sized):
-            server.going_on.set()
-            assert (await client.response(stream)).status == 502
-            return
         await client.until(lambda: client.replies[stream].body)
         server.going_on.set()
         reply = await client.response(stream)
-        assert reply.status == 200
-        assert not reply.ended
+        assert (reply.status, reply.ended) == (200, False)
         assert reply.reset is not None
-    _check_broken_off(call_records[-1], caplog)
-
-
-@on_both_paths
-@_CASES
-async def test_large_response_that_is_not_complete_is_a_502_where_it_comes_at_once(
-    name: str, headers: dict[str, str], body: bytes, path: type[bytes]
-) -> None:
-    """Or it breaks off, where the gateway has passed on its start."""
-    form = FORMS[name]
-    server = InferringServer(http_response(body, headers), inputs=form.inputs)
-    async with serving(server, form.dialect) as gateway, gateway.client() as client:
-        try:
-            refused = await client.ask(path(form.write()))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
-        assert refused.status == 502
-        assert UPSTREAM in refused.error
-
-
-@pytest.mark.parametrize("sized", [True, False], ids=["sized", "chunked"])
-@_CASES
-async def test_large_response_that_is_complete_passes(
-    name: str, headers: dict[str, str], body: bytes, sized: bool
-) -> None:
-    form = FORMS[name]
-    size = int(headers.get(HEADER_LENGTH, "0"))
-    if size > len(body):
-        body = body[:-1] + b'"' + b" " * (size - len(body) - 1) + b"}"
-    elif size:
-        body += b"x"
-    else:
-        body += b'"}' if name == "generate" else b"]}" if form.target == PREDICT else b"]}]}"
-    server = InferringServer(
-        _cut(headers, body + b" " * (not size), sized=sized), inputs=form.inputs
-    )
-    server.going_on.set()
-    async with serving(server, form.dialect) as gateway, gateway.client() as client:
-        passed = await client.ask(form.write())
-        assert passed.status == 200
-        assert passed.body == body + b" " * (not size)

@@ -1,6 +1,5 @@
 """Health checks, DNS and model discovery while a gateway serves clients."""
 
-import asyncio
 import json
 from contextlib import AsyncExitStack
 from typing import Any
@@ -9,9 +8,8 @@ import pytest
 
 from gateway.app.build import upstreams
 from gateway.demo.server.server import DemoServer
-from gateway.upstream.pool import supervisor
-from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway, until
-from tests.support.http_messages import http_response, message, request
+from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import INFER, json_request
 from tests.support.raw_client import connect
 from tests.support.servers.name_service import NameService
@@ -85,7 +83,6 @@ async def test_unhealthy_endpoint_gets_no_requests_until_it_recovers() -> None:
     [
         ({}, 5),
         ({"consecutive_failures": 2}, 2),
-        ({"consecutive_failures": 0}, 10),
         ({"max_ejection_percent": "49%"}, 10),
     ],
 )
@@ -132,67 +129,6 @@ async def test_dns_changes_add_and_remove_endpoints(names: NameService) -> None:
             await until(lambda: all(each.left.is_set() for each in a.connections))
         # The Host header is the client's, as always.
         assert {each.head.get("Host") for each in b.requests} == {"localhost"}
-
-
-async def test_response_continues_when_its_address_vanishes(names: NameService) -> None:
-    go_on = asyncio.Event()
-
-    async def slow(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(message("HTTP/1.1 200 OK", {"Content-Length": "4"}, b"ab"))
-        await go_on.wait()
-        await connection.send(b"cd")
-        await connection.wait_for_close()
-
-    async with (
-        ScriptedServer(slow) as old,
-        ScriptedServer(_named("new"), host="127.0.0.2", port=old.port),
-        running_gateway(f"http://triton:{old.port}", upstream=RESOLVE) as gateway,
-        gateway.client() as client,
-    ):
-        await client.send(GET)
-        assert (await client.head()).status == 200
-        names.answers["triton"] = ["127.0.0.2"]
-        await until(lambda: gateway.pool.endpoints[0].url.endswith("(127.0.0.2)"))
-        assert await _names(gateway) == ["new"] * 6
-        go_on.set()
-        assert await client.reader.readexactly(4) == b"abcd"
-        await until(old.connections[0].left.is_set)
-        assert (await client.ask(GET)).json["name"] == "new"
-
-
-async def test_unresolved_name_is_used_once_it_resolves(
-    names: NameService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "_START_DNS_TIMEOUT", 0.01)
-    names.ready.clear()
-    async with ScriptedServer(_named("a")) as server:
-        name = f"http://triton:{server.port}"
-        async with running_gateway(name, upstream=RESOLVE) as gateway:
-            fault = f"cannot connect to {UPSTREAM}: no address of it is known"
-            assert await _names(gateway, GET, 2) == await _names(gateway, POST, 2) == [fault] * 2
-            names.ready.set()
-            await until(lambda: gateway.pool.endpoints)
-            assert await _names(gateway) == ["a"] * 6
-
-
-async def test_new_addresses_are_health_checked(names: NameService) -> None:
-    ill = HealthyServer("b")
-    ill.is_well = False
-    async with (
-        ScriptedServer(HealthyServer("a")) as a,
-        ScriptedServer(ill, host="127.0.0.2", port=a.port) as b,
-        running_gateway(f"http://triton:{a.port}", upstream=RESOLVE | HEALTH) as gateway,
-    ):
-        await until(lambda: gateway.pool.any_healthy)
-        names.answers["triton"] = ["127.0.0.1", "127.0.0.2"]
-        await until(lambda: [each.healthy for each in gateway.pool.snapshot()] == [True, False])
-        assert await _names(gateway) == ["a"] * 6
-        names.answers["triton"] = ["127.0.0.1"]
-        await until(lambda: len(gateway.pool.members) == 1)
-        probes = len(b.requests)
-        await asyncio.sleep(0.05)
-        assert len(b.requests) <= probes + 1
 
 
 MODEL = "add"

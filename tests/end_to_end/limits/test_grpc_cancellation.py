@@ -90,12 +90,18 @@ class Fixture:
         return upstream.concurrency_limit
 
     async def begin(
-        self, target: str = INFER, more: Iterable[tuple[str, str]] = (), *, end: bool = True
+        self,
+        target: str = INFER,
+        more: Iterable[tuple[str, str]] = (),
+        *,
+        end: bool = True,
+        client: Http2Client | None = None,
     ) -> int:
         """Begin a call; return once the server has it."""
+        client = client or self.client
         calls, count = self.server.calls, len(self.server.calls)
-        stream = self.client.send_headers("POST", target, [*HEADERS, *more])
-        await self.client.send_data(stream, MESSAGE, end_stream=end)
+        stream = client.send_headers("POST", target, [*HEADERS, *more])
+        await client.send_data(stream, MESSAGE, end_stream=end)
         await until(lambda: len(calls) > count and calls[-1].body)
         return stream
 
@@ -126,46 +132,28 @@ async def running(cancellation: str = "drain", **limits: Any) -> AsyncIterator[F
             yield Fixture(served, gateway, client)
 
 
+DEADLINE_EXCEEDED = ("grpc-status", "4")
+
+
 @pytest.mark.parametrize("path", PATHS)
-async def test_cancelled_call_is_read_to_its_end(path: str) -> None:
-    async with running() as test:
-        stream = await test.begin(more=PATHS[path])
-        test.client.reset_stream(stream)
+@pytest.mark.parametrize("end", ["cancel", "leave", "deadline", "timeout"])
+async def test_call_that_ends_early_is_read_to_its_end(end: str, path: str) -> None:
+    more = [*PATHS[path], *(DEADLINE if end == "deadline" else [])]
+    limits = {"request_timeout": "200ms"} if end == "timeout" else {}
+    async with running(**limits) as test, connect_http2(test.gateway.url) as other:
+        stream = await test.begin(more=more, client=other)
+        if end == "cancel":
+            other.reset_stream(stream)
+        elif end == "leave":
+            other.reset()
+        else:
+            reply = await other.response(stream)
+            assert DEADLINE_EXCEEDED in [*reply.headers, *reply.trailers]
         await until(lambda: not test.gateway.gateway.listener._active_calls)
-        await test.let_server_respond()
-        assert (test.server.calls[0].ended, test.server.calls[0].reset) == (True, None)
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_client_that_leaves_cancels_nothing(path: str) -> None:
-    async with running() as test, connect_http2(test.gateway.url) as leaving:
-        await leaving.start("POST", INFER, MESSAGE, [*HEADERS, *PATHS[path]])
-        await until(lambda: test.server.calls)
-        leaving.reset()
-        await until(lambda: not test.gateway.gateway.listener._active_calls)
-        await test.let_server_respond()
-        assert test.server.calls[0].reset is None
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_gateway_keeps_the_deadline_of_the_client_itself(path: str) -> None:
-    async with running() as test:
-        stream = await test.begin(more=[*DEADLINE, *PATHS[path]])
-        reply = await test.client.response(stream)
-        assert ("grpc-status", "4") in [*reply.headers, *reply.trailers]
+        # The gateway keeps the deadline itself.
         assert "grpc-timeout" not in dict(test.server.call.headers)
         await test.let_server_respond()
-        assert test.server.calls[0].reset is None
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_call_that_the_gateway_times_out_is_read_to_its_end(path: str) -> None:
-    async with running(request_timeout="200ms") as test:
-        stream = await test.begin(more=PATHS[path])
-        reply = await test.client.response(stream)
-        assert ("grpc-status", "4") in [*reply.headers, *reply.trailers]
-        await test.let_server_respond()
-        assert test.server.calls[0].reset is None
+        assert (test.server.calls[0].ended, test.server.calls[0].reset) == (True, None)
 
 
 async def test_cancelled_stream_ends_its_requests_and_is_read_to_its_end() -> None:

@@ -1,24 +1,20 @@
 """Overload: requests are queued for a while, or refused with 503."""
 
 import asyncio
-import json
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
 
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
-from gateway.settings.schema import Settings
 from gateway.system.buffers import MAX_WINDOW, MIN_STREAM_BYTES, MIN_WINDOW
 from tests.support.gateway import (
-    LIMITS,
     RunningGateway,
-    checked_gateway,
+    gateway_before,
     http1_connections,
     running_gateway,
     until,
 )
-from tests.support.http2_client import Http2Client, connect_http2
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import (
     INFER,
@@ -75,8 +71,7 @@ async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: i
     concurrency: dict[str, Any] = {"max_requests": 2, "max_queue": 3, "queue_timeout": 30}
     own = {"upstream": {"concurrency": concurrency}} if where == "upstream" else concurrency
     async with (
-        ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, **own) as gateway,
+        gateway_before(_once(free), **own) as (_, gateway),
         AsyncExitStack() as stack,
         asyncio.TaskGroup() as tasks,
     ):
@@ -105,7 +100,6 @@ async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: i
 FORMS = {
     "JSON": (INFER, {}),
     "binary": (INFER, {"Inference-Header-Content-Length": "100"}),
-    "compressed JSON": (INFER, {"Content-Encoding": "gzip"}),
     "V1": ("/v1/models/m:predict", {}),
     "passthrough": ("/v2/models/m/generate", {}),
 }
@@ -123,8 +117,7 @@ async def test_refused_call_is_answered_before_its_body_is_sent(
     if expects:
         headers["Expect"] = "100-continue"
     async with (
-        ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+        gateway_before(_once(free), max_requests=1, max_queue=0) as (server, gateway),
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -142,8 +135,9 @@ async def test_refused_call_is_answered_before_its_body_is_sent(
 @each_form
 async def test_slow_upload_holds_no_slot(target: str, headers: dict[str, str]) -> None:
     async with (
-        ScriptedServer(always_respond(http_response(metadata(-1)))) as server,
-        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+        gateway_before(
+            always_respond(http_response(metadata(-1))), max_requests=1, max_queue=0
+        ) as (_, gateway),
         gateway.client() as slow,
         gateway.client() as other,
     ):
@@ -161,14 +155,13 @@ async def test_slow_upload_holds_no_slot(target: str, headers: dict[str, str]) -
         (request("POST", INFER, headers={"Content-Length": "99999999"}), 413),
         (request("POST", "/v2/x", headers={"Content-Length": "99999999"}), 413),
         (request("POST", INFER, b"nonsense", {"Content-Encoding": "gzip"}), 400),
-        (request("POST", INFER, b"nonsense", {"Content-Encoding": "x"}), 415),
     ],
-    ids=["invalid", "invalid chunked", "too large", "passthrough", "compression", "coding"],
+    ids=["invalid", "invalid chunked", "too large", "passthrough", "compression"],
 )
 async def test_refused_request_gives_its_slot_back(data: bytes, status: int) -> None:
-    async with (
-        ScriptedServer(always_respond(http_response())) as server,
-        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+    async with gateway_before(always_respond(http_response()), max_requests=1, max_queue=0) as (
+        server,
+        gateway,
     ):
         for _ in range(2):
             async with gateway.client() as client:
@@ -178,28 +171,10 @@ async def test_refused_request_gives_its_slot_back(data: bytes, status: int) -> 
         assert server.requests == []
 
 
-async def test_queued_request_is_refused_after_the_queue_timeout() -> None:
-    free = asyncio.Event()
-    async with (
-        ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, max_requests=1, queue_timeout=0.02) as gateway,
-        gateway.client() as one,
-        gateway.client() as other,
-    ):
-        await one.send(infer_json())
-        await until(lambda: gateway.outstanding == 1)
-        reply = await other.ask(infer_json())
-        assert reply.status == 503
-        assert "and none ended within 0.02 s" in reply.error
-        free.set()
-        assert (await one.read_response()).status == 200
-
-
 async def test_client_disconnect_in_the_queue_makes_room() -> None:
     free = asyncio.Event()
     async with (
-        ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, max_requests=1, max_queue=1, queue_timeout=30) as gateway,
+        gateway_before(_once(free), max_requests=1, max_queue=1, queue_timeout=30) as (_, gateway),
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -216,63 +191,33 @@ async def test_client_disconnect_in_the_queue_makes_room() -> None:
         assert (await other.read_response()).status == 200
 
 
-async def test_client_disconnect_at_the_server_makes_room() -> None:
-    free = asyncio.Event()
-    async with (
-        ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
-        gateway.client() as other,
-    ):
-        for data in (infer_json(), infer_json(json_request(*range(50_000)))):
-            async with gateway.client() as leaving:
-                await leaving.send(data)
-                await until(lambda: gateway.outstanding == 1)
-            await until(lambda: _active_calls_per_limit(gateway) == [0])
-        free.set()
-        assert (await other.ask(infer_json())).status == 200
-
-
-async def test_failing_server_makes_room() -> None:
-    async with (
-        ScriptedServer(always_respond(b"nonsense\r\n\r\n")) as server,
-        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
-        gateway.client() as client,
-    ):
-        for _ in range(3):
-            assert (await client.ask(infer_json())).status == 502
-        assert _active_calls_per_limit(gateway) == [0]
-
-
 async def test_queue_of_one_upstream_takes_no_slots_of_others() -> None:
     free = asyncio.Event()
-    async with ScriptedServer(_once(free)) as busy, ScriptedServer() as idle:
-        concurrency = {"max_requests": 1, "max_queue": 5, "queue_timeout": 30}
-        settings = Settings.model_validate(
-            {
-                "listen": "127.0.0.1:0",
-                "upstreams": {
-                    "busy": {
-                        "endpoints": [busy.url],
-                        "dialect": "triton",
-                        "concurrency": concurrency,
-                    },
-                    "idle": {"endpoints": [idle.url], "dialect": "triton"},
-                },
-                "routes": [{"upstream": "busy", "match": {"model": "m"}}, {"upstream": "idle"}],
-                "concurrency": {"max_requests": 2, "max_queue": 0},
-                "limits": LIMITS,
-            }
-        )
-        async with checked_gateway(settings) as gateway, AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(gateway.client()) for _ in range(6)]
-            for client in clients[1:]:
-                await client.send(request("GET", "/v2/models/m"))
-            await until(lambda: _waiting(gateway) == 4)
-            assert (await clients[0].ask(request("GET", "/v2/models/n"))).status == 200
-            free.set()
-            assert [(await client.read_response()).status for client in clients[1:]] == [200] * 5
-            await gateway.until_idle()
-            assert _active_calls_per_limit(gateway) == [0, 0]
+    own = {"concurrency": {"max_requests": 1, "max_queue": 5, "queue_timeout": 30}}
+    async with (
+        ScriptedServer(_once(free)) as busy,
+        ScriptedServer() as idle,
+        running_gateway(
+            busy.url,
+            upstream=own,
+            others={"idle": {"endpoints": [idle.url], "dialect": "triton"}},
+            general={
+                "routes": [{"upstream": "servers", "match": {"model": "m"}}, {"upstream": "idle"}]
+            },
+            max_requests=2,
+            max_queue=0,
+        ) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        clients = [await stack.enter_async_context(gateway.client()) for _ in range(6)]
+        for client in clients[1:]:
+            await client.send(request("GET", "/v2/models/m"))
+        await until(lambda: _waiting(gateway) == 4)
+        assert (await clients[0].ask(request("GET", "/v2/models/n"))).status == 200
+        free.set()
+        assert [(await client.read_response()).status for client in clients[1:]] == [200] * 5
+        await gateway.until_idle()
+        assert _active_calls_per_limit(gateway) == [0, 0]
 
 
 def _then_busy(busy: asyncio.Event) -> Script:
@@ -330,8 +275,7 @@ MIB = 2**20
 async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
     body = json_request(*[1.5] * 200_000)  # 800 kB in binary form
     async with (
-        ScriptedServer() as server,
-        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
+        gateway_before(max_buffered_bytes="1MiB") as (_, gateway),
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -354,8 +298,7 @@ async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("target", ["/v2/x", INFER])
-@pytest.mark.parametrize("newcomer", ["HTTP/1.1", "HTTP/2"])
-async def test_silent_body_over_http1_makes_room(target: str, newcomer: str) -> None:
+async def test_silent_body_over_http1_makes_room(target: str) -> None:
     async def read(connection: Connection) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             await connection.request()
@@ -363,11 +306,7 @@ async def test_silent_body_over_http1_makes_room(target: str, newcomer: str) -> 
 
     most = 16
     start = request("POST", target, bytes(20_000))[:-10_000]
-    async with (
-        ScriptedServer(read) as server,
-        running_gateway(server.url) as gateway,
-        AsyncExitStack() as stack,
-    ):
+    async with gateway_before(read) as (_, gateway), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(most)]
         for client in clients:
             await client.send(start)
@@ -375,11 +314,7 @@ async def test_silent_body_over_http1_makes_room(target: str, newcomer: str) -> 
         # All were admitted: they have read what came.
         await until(lambda: buffers.streams == most and not buffers.buffered)
         buffers.set_limit(most * MIN_STREAM_BYTES)
-        innocent: RawClient | Http2Client
-        if newcomer == "HTTP/1.1":
-            innocent = await stack.enter_async_context(gateway.client())
-        else:
-            innocent = await stack.enter_async_context(connect_http2(gateway.url))
+        innocent = await stack.enter_async_context(gateway.client())
         statuses = []
         async with asyncio.timeout(20):
             while 200 not in statuses:
@@ -397,50 +332,7 @@ async def test_silent_body_over_http1_makes_room(target: str, newcomer: str) -> 
             assert refused.head.get("Retry-After") == "1"
 
 
-async def test_bytes_buffered_before_the_datatype_is_known_count() -> None:
-    text = b'{"inputs":[{"name":"IN","shape":[1],"data":[' + b"1," * MIB
-    async with (
-        ScriptedServer() as server,
-        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
-        gateway.client() as client,
-    ):
-        head = request("POST", INFER, headers={"Content-Length": str(3 * MIB)})
-        await client.send(head, text)
-        reply = await client.read_response()
-        assert reply.status == 503
-        assert "limits.max_buffered_bytes" in reply.error
-        assert server.requests == []
-
-
-async def test_responses_of_both_encodings_count() -> None:
-    size = 4 * 300_000
-    outputs = [
-        {
-            "name": name,
-            "datatype": "FP32",
-            "shape": [300_000],
-            "parameters": {"binary_data_size": size},
-        }
-        for name in ("A", "B")
-    ]
-    header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
-    data = http_response(
-        header + bytes(2 * size), {"Inference-Header-Content-Length": str(len(header))}
-    )
-    fields = json.loads(json_request())
-    fields["outputs"] = [{"name": "A", "parameters": {"binary_data": True}}, {"name": "B"}]
-    async with (
-        ScriptedServer(always_respond(data)) as server,
-        running_gateway(server.url, max_buffered_bytes="1MiB") as gateway,
-        gateway.client() as client,
-    ):
-        reply = await client.ask(infer_json(json.dumps(fields).encode()))
-        assert reply.status == 503
-        assert "limits.max_buffered_bytes" in reply.error
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> None:
+async def test_bytes_that_clients_send_ahead_are_bounded_together() -> None:
     """Each client may send requests ahead, but all together not as much as each alone."""
     free = asyncio.Event()
     count, budget = 40, 2**20
@@ -453,17 +345,13 @@ async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> N
 
     data, next_one = request("GET", "/v2/x"), request("POST", "/v2/x", bytes(200_000))
     async with (
-        ScriptedServer(script) as server,
-        running_gateway(server.url, max_buffered_bytes=budget) as gateway,
+        gateway_before(script, max_buffered_bytes=budget) as (server, gateway),
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway.listener.buffers
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(count)]
         for client in clients:
-            await client.send(data[: WAYS[way]])
-        await asyncio.sleep(0.05)
-        for client in clients:
-            await client.send(data[WAYS[way] :])
+            await client.send(data)
         await until(lambda: len(server.requests) == count)
         for client in clients:
             client.send_nowait(next_one)
@@ -483,9 +371,7 @@ async def test_long_heads_of_active_calls_count() -> None:
     free = asyncio.Event()
     data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
     async with (
-        ScriptedServer(_once(free)) as server,
-        # Heads have an eighth of it.
-        running_gateway(server.url, max_buffered_bytes=f"{8 * 2400}KiB") as gateway,
+        gateway_before(_once(free), max_buffered_bytes=f"{8 * 2400}KiB") as (server, gateway),
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway.listener.buffers
@@ -524,10 +410,7 @@ async def test_long_heads_of_responses_count(whole: bool) -> None:
         await connection.send(head if whole else head[:-2])
         await connection.wait_for_close()
 
-    async with (
-        ScriptedServer(script) as server,
-        running_gateway(server.url) as gateway,
-    ):
+    async with gateway_before(script) as (_, gateway):
         buffers = gateway.gateway.listener.buffers
         async with gateway.client() as client:
             for _ in range(2):  # the second takes the fast path

@@ -15,7 +15,7 @@ from gateway.listener.connection import Http1Call
 from gateway.listener.connection_host import Continuation
 from gateway.upstream.address import TcpAddress
 from tests.support.checks.garbage import no_garbage
-from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.gateway import RunningGateway, gateway_before, running_gateway, until
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -146,7 +146,7 @@ Ending = Callable[[RawClient, bytes, RunningGateway], Awaitable[None]]
 
 async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **settings: Any) -> None:
     """Check that a call of each encoding leaves nothing, on its own connection."""
-    async with ScriptedServer(script) as server, running_gateway(server.url, **settings) as gateway:
+    async with gateway_before(script, **settings) as (_, gateway):
         async with gateway.client() as client:
             # Whatever is created once for all calls exists already.
             assert (await client.call("GET", "/v2/health/live")).status == 200
@@ -211,58 +211,47 @@ async def leaves_reading(client: RawClient, data: bytes, gateway: RunningGateway
     await leave(client, gateway)
 
 
-async def test_client_disconnect_during_its_upload_frees_everything() -> None:
-    await check_each(LARGE, read_heads_only, leaves_sending)
+COMPRESSED = {
+    form: data.replace(b"\r\n", b"\r\nAccept-Encoding: gzip\r\n", 1) for form, data in EVERY.items()
+}
+TO_JSON = {form: LARGE[form] for form in ("floats", "binary", "passed", "mixed outputs")}
+SILENT = after_the_metadata(never_respond)
+GONE = {"endpoints": ["http://127.0.0.1:9", "http://127.0.0.1:11"]}
+
+CASES: dict[str, tuple[dict[str, bytes], Script, Ending, dict[str, Any]]] = {
+    "leaves during its upload": (LARGE, read_heads_only, leaves_sending, {}),
+    "leaves before the response": (EVERY, SILENT, leaves_waiting, {}),
+    "leaves during the response": (EVERY, after_the_metadata(endless), leaves_reading, {}),
+    "leaves during a compressed response": (
+        COMPRESSED,
+        after_the_metadata(endless),
+        leaves_reading,
+        {"route": {"compression": ["gzip"]}},
+    ),
+    "leaves during the response of a JSON server": (
+        TO_JSON,
+        endless_json,
+        leaves_waiting,
+        {"upstream": {"dialect": "json"}},
+    ),
+    "hangs during its upload": (LARGE, read_heads_only, hangs, {"idle_timeout": 0.1}),
+    "sends garbage": (LARGE, after_the_metadata(closes), breaks, {}),
+    "has a server that cuts": (EVERY, after_the_metadata(cuts), is_answered, {}),
+    "has a server that closes": (EVERY, after_the_metadata(closes), is_answered, {}),
+    "has a server that hangs": (EVERY, SILENT, is_answered, {"idle_timeout": 0.1}),
+    "has no server": (EVERY, never_respond, is_answered, {"upstream": GONE}),
+    **{
+        f"sends more than {cap}": (LARGE, after_the_metadata(closes), is_answered, {cap: size})
+        for cap, size in CAPS.items()
+    },
+}
 
 
-async def test_client_disconnect_before_the_response_frees_everything() -> None:
-    await check_each(EVERY, after_the_metadata(never_respond), leaves_waiting)
-
-
-async def test_client_disconnect_during_the_response_frees_everything() -> None:
-    await check_each(EVERY, after_the_metadata(endless), leaves_reading)
-
-
-async def test_client_disconnect_during_a_compressed_response_frees_everything() -> None:
-    accepts = {
-        form: data.replace(b"\r\n", b"\r\nAccept-Encoding: gzip\r\n", 1)
-        for form, data in EVERY.items()
-    }
-    settings = {"route": {"compression": ["gzip"]}}
-    await check_each(accepts, after_the_metadata(endless), leaves_reading, **settings)
-
-
-async def test_client_disconnect_during_the_response_of_a_json_server_frees_everything() -> None:
-    forms = {form: LARGE[form] for form in ("floats", "binary", "passed", "mixed outputs")}
-    settings = {"upstream": {"dialect": "json"}}
-    await check_each(forms, endless_json, leaves_waiting, **settings)
-
-
-@pytest.mark.parametrize("script", [cuts, closes])
-async def test_server_that_closes_frees_everything(script: Script) -> None:
-    await check_each(EVERY, after_the_metadata(script), is_answered)
-
-
-async def test_client_that_hangs_during_its_upload_frees_everything() -> None:
-    await check_each(LARGE, read_heads_only, hangs, idle_timeout=0.1)
-
-
-async def test_server_that_hangs_frees_everything() -> None:
-    await check_each(EVERY, after_the_metadata(never_respond), is_answered, idle_timeout=0.1)
-
-
-@pytest.mark.parametrize("cap", CAPS)
-async def test_request_over_a_cap_frees_everything(cap: str) -> None:
-    await check_each(LARGE, after_the_metadata(closes), is_answered, **{cap: CAPS[cap]})
-
-
-async def test_unreachable_server_frees_everything() -> None:
-    settings = {"upstream": {"endpoints": ["http://127.0.0.1:9", "http://127.0.0.1:11"]}}
-    await check_each(EVERY, never_respond, is_answered, **settings)
-
-
-async def test_broken_request_frees_everything() -> None:
-    await check_each(LARGE, after_the_metadata(closes), breaks)
+@pytest.mark.parametrize(("forms", "script", "end", "settings"), CASES.values(), ids=CASES)
+async def test_call_frees_everything_of_a_client_that(
+    forms: dict[str, bytes], script: Script, end: Ending, settings: dict[str, Any]
+) -> None:
+    await check_each(forms, script, end, **settings)
 
 
 async def test_client_disconnect_of_a_mirrored_call_frees_everything() -> None:
@@ -272,7 +261,7 @@ async def test_client_disconnect_of_a_mirrored_call_frees_everything() -> None:
             "others": {"other": {"endpoints": [other.url], "dialect": "triton"}},
             "idle_timeout": 0.2,
         }
-        await check_each(EVERY, after_the_metadata(never_respond), leaves_waiting, **settings)
+        await check_each(EVERY, SILENT, leaves_waiting, **settings)
 
 
 @pytest.mark.parametrize("size", [0, 1_000_000], ids=["asked again", "relayed"])
@@ -325,10 +314,7 @@ async def test_client_disconnect_during_a_retry_frees_everything(
         connecting.set()
         await asyncio.Event().wait()
 
-    async with (
-        ScriptedServer(closes_as_it_is_used_again) as server,
-        running_gateway(server.url) as gateway,
-    ):
+    async with gateway_before(closes_as_it_is_used_again) as (_, gateway):
         async with gateway.client() as client:
             await client.ask(SMALL["GET"])
         await gateway.until_idle()

@@ -46,8 +46,6 @@ class Site:
         """How many numbers each call has."""
         self.query = ""
         """What follows the target of each call."""
-        self.patience: float | None = None
-        """Seconds after which each client leaves; None for no other timeout than usual."""
         self.effect_at: float | None = None
         """When a client first saw that something was wrong."""
         self._url = url
@@ -72,7 +70,7 @@ class Site:
             began, status = time.monotonic(), 0
             target = f"/v2/models/resnet50/infer{self.query}"
             with suppress(OSError, EOFError):
-                async with asyncio.timeout(self.patience), connect(self._url) as client:
+                async with connect(self._url) as client:
                     status = (await client.call("POST", target, body)).status
             if status != 200 or time.monotonic() - began > SLOW / 2:
                 self.effect_at = self.effect_at or time.monotonic()
@@ -122,11 +120,6 @@ async def _kill(site: Site) -> None:
     await site.servers[1].kill()
 
 
-async def _kill_all(site: Site) -> None:
-    for server in site.servers:
-        await server.kill()
-
-
 async def _reload_nonsense(site: Site) -> None:
     with site.file.open("a") as file:
         file.write("wokers: 3\n")
@@ -139,22 +132,11 @@ async def _lower_limit(site: Site) -> None:
     site.process.signal(signal.SIGHUP)
 
 
-async def _lower_limit_of_the_gateway(site: Site) -> None:
-    with site.file.open("a") as file:
-        file.write("concurrency: {max_requests: 1, max_queue: 0}\n")
-    site.process.signal(signal.SIGHUP)
-
-
 async def _send_more_than_the_memory(site: Site) -> None:
     text = site.file.read_text()
     site.file.write_text(text.replace("limits: {", "limits: {max_buffered_bytes: 1MiB, "))
     site.process.signal(signal.SIGHUP)
     site.numbers = 200_000
-
-
-async def _freeze_for_impatient_clients(site: Site) -> None:
-    site.patience = 2.0
-    site.servers[1].stop()
 
 
 async def _fill_disk(site: Site) -> None:
@@ -205,11 +187,6 @@ async def _resume_at_the_end(pid: int) -> None:
         await asyncio.Event().wait()
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-async def _break_off_large_responses(site: Site) -> None:
-    site.numbers = 100_000
-    await site.servers[1].behave(Behaviour(cut=True))
 
 
 def _behaves(**behaviour: Any) -> Begin:
@@ -278,18 +255,6 @@ INCIDENTS = {
         idle_timeout="15s",
         is_on_page=True,
     ),
-    "frozen, with clients that leave": Incident(
-        _freeze_for_impatient_clients,
-        PAIR,
-        r"URL of model is failing: no response for \d+ s to calls of resnet50;",
-        r"URL of upstream model is failing: no response for \d+ s to calls of resnet50;",
-        ("failing",),
-        event="",
-        idle_timeout="15s",
-    ),
-    "refuses": Incident(
-        _kill, PAIR, EJECTED + "Connection refused", "URL failed 5 times", is_seen=False
-    ),
     "one of two fails": Incident(
         _behaves(fails=True),
         PAIR,
@@ -298,42 +263,12 @@ INCIDENTS = {
         ("failing",),
         event="",
     ),
-    "half of a canary fails": Incident(
-        _behaves(fails_at_times=True),
-        CANARY,
-        # By chance there are three failures in a row.
-        r"URL of canary is failing: \d+ (of its \d+ calls .* failed|failures in a row).*: it ret",
-        r"URL of upstream canary is failing: \d+ ",
-        ("failing",),
-        event="",
-    ),
-    "resets": Incident(_behaves(resets=True), PAIR, EJECTED + "closed", "URL failed 5 times"),
-    "half a response": Incident(
-        _behaves(cut=True), PAIR, EJECTED + "before the end of its", "URL failed 5 times"
-    ),
-    "large responses break off": Incident(
-        _break_off_large_responses, PAIR, EJECTED + "before the end of its", "URL failed 5 times"
-    ),
-    "garbage": Incident(
-        _behaves(garbage=True), PAIR, EJECTED + "an invalid HTTP response", "URL failed 5 times"
-    ),
     "canary down": Incident(
         _kill,
         CANARY,
         r"no endpoint of canary can be used: cannot connect to URL: Connection refused",
         r"upstream canary is not ready: \d+ calls in a row could not connect",
         ("unreachable",),
-        event="upstream_unreachable",
-    ),
-    "answers 503": Incident(
-        _behaves(unavailable=True), PAIR, EJECTED + "it returned 503", "URL failed 5 times"
-    ),
-    "all down": Incident(
-        _kill_all,
-        PAIR,
-        r"no endpoint of model can be used: cannot connect to .*: Connection refused",
-        r"upstream model is not ready",
-        ("ejected", "unreachable"),
         event="upstream_unreachable",
     ),
     "mirror down": Incident(
@@ -358,7 +293,6 @@ INCIDENTS = {
         idle_timeout="30s",
         is_on_page=True,
     ),
-    "HTML": Incident(_behaves(page=True), PAIR, EJECTED + "holds no tensors", "URL failed 5 times"),
     "bad reload": Incident(
         _reload_nonsense,
         PAIR,
@@ -379,16 +313,6 @@ INCIDENTS = {
         event="",
         is_dated=False,
         is_on_page=True,
-    ),
-    "a limit of the gateway refuses calls": Incident(
-        _lower_limit_of_the_gateway,
-        PAIR,
-        r"\d+ calls? of the last seconds did not get one of the 2 slots of the gateway",
-        r"the gateway is busy: ",
-        ("in_use",),
-        status=r'"concurrency": {"active": \d, "queued": 0, "max_requests": 2}',
-        event="",
-        is_dated=False,
     ),
     "no memory for bodies": Incident(
         _send_more_than_the_memory,

@@ -1,23 +1,15 @@
 """Routes that ask for it tell clients in Server-Timing where the time of their calls went."""
 
-import asyncio
 import re
 from collections.abc import Callable
 
 import pytest
 
-from tests.support.gateway import running_gateway, until
+from tests.support.gateway import client_before
 from tests.support.http_messages import http_response, request, with_long_head
-from tests.support.inference_messages import FLOATS, binary_response, infer_json, json_request
+from tests.support.inference_messages import FLOATS, binary_response, infer_json
 from tests.support.raw_client import ReceivedResponse
-from tests.support.servers.gated_response import GatedResponse
-from tests.support.servers.scripted_server import (
-    Connection,
-    Script,
-    ScriptedServer,
-    always_respond,
-    never_respond,
-)
+from tests.support.servers.scripted_server import Connection, Script, always_respond, never_respond
 
 ROUTE = {"server_timing": True}
 GET = request("GET", "/v2/models/m")
@@ -49,11 +41,7 @@ def _timing(reply: ReceivedResponse) -> dict[str, float]:
 async def test_response_tells_where_the_time_went(
     data: bytes, path: Callable[[bytes], bytes], names: list[str], fast_path_requests: list[str]
 ) -> None:
-    async with (
-        ScriptedServer(CONVERTED) as server,
-        running_gateway(server.url, route=ROUTE) as gateway,
-        gateway.client() as client,
-    ):
+    async with client_before(CONVERTED, route=ROUTE) as (_, client):
         for _ in range(3):
             reply = await client.ask(path(data))
             assert reply.status == 200
@@ -63,50 +51,14 @@ async def test_response_tells_where_the_time_went(
         assert len(fast_path_requests) == (3 if path is bytes else 0)
 
 
-async def test_route_that_does_not_ask_for_it_has_none(path: Callable[[bytes], bytes]) -> None:
-    async with (
-        ScriptedServer(CONVERTED) as server,
-        running_gateway(server.url) as gateway,
-        gateway.client() as client,
-    ):
-        reply = await client.ask(path(infer_json()))
-        assert reply.head.all("Server-Timing") == []
-
-
 async def test_timing_of_the_server_is_kept(path: Callable[[bytes], bytes]) -> None:
     own = "db;dur=53, app;dur=47.2"
     script = always_respond(http_response(b"{}", {"Server-Timing": own}))
-    async with (
-        ScriptedServer(script) as server,
-        running_gateway(server.url, route=ROUTE) as gateway,
-        gateway.client() as client,
-    ):
+    async with client_before(script, route=ROUTE) as (_, client):
         values = (await client.ask(path(GET))).head.all("Server-Timing")
         assert own in values
         (ours,) = [value for value in values if value != own]
         assert list(_metrics(ours)) == ["queue", "server"]
-
-
-@pytest.mark.parametrize("data", [GET, infer_json()], ids=["GET", "JSON"])
-async def test_wait_for_a_slot_is_the_queue(data: bytes) -> None:
-    script = GatedResponse(b"{}")
-    async with (
-        ScriptedServer(script) as server,
-        running_gateway(server.url, route=ROUTE, max_requests=1, max_queue=1) as gateway,
-        gateway.client() as first,
-        gateway.client() as second,
-    ):
-        await first.send(GET)
-        await until(lambda: server.requests)
-        await second.send(data)
-        limits = gateway.gateway.active_config.router.routes[0].destinations[0].concurrency_limits
-        await until(lambda: limits[0].queued)
-        await asyncio.sleep(0.05)
-        script.may_respond.set()
-        assert (
-            _timing(await first.read_response())["queue"]
-            < _timing(await second.read_response())["queue"]
-        )
 
 
 async def _breaks_off(connection: Connection) -> None:
@@ -117,56 +69,16 @@ async def _breaks_off(connection: Connection) -> None:
 @pytest.mark.parametrize(
     ("script", "data", "status", "names"),
     [
-        (never_respond, GET, 504, ["queue"]),
         (never_respond, infer_json(), 504, ["queue", "convert-request"]),
         (_breaks_off, GET, 502, ["queue"]),
         (always_respond(http_response(b"no", status="500 No")), GET, 500, ["queue", "server"]),
-        (
-            always_respond(http_response(b"no", status="500 No")),
-            infer_json(),
-            500,
-            ["queue", "convert-request", "server"],
-        ),
     ],
-    ids=["late, GET", "late, JSON", "breaks off", "500, GET", "500, JSON"],
+    ids=["late", "breaks off", "500"],
 )
 async def test_error_tells_what_came_before_it(
     script: Script, data: bytes, status: int, names: list[str], path: Callable[[bytes], bytes]
 ) -> None:
-    async with (
-        ScriptedServer(script) as server,
-        running_gateway(server.url, route=ROUTE, idle_timeout=0.25) as gateway,
-        gateway.client() as client,
-    ):
+    async with client_before(script, route=ROUTE, idle_timeout=0.25) as (_, client):
         reply = await client.ask(path(data))
         assert reply.status == status
         assert [name for name in _timing(reply) if name != "convert-response"] == names
-
-
-@pytest.mark.parametrize(
-    "data",
-    [infer_json(b'{"inputs":1}'), request("GET", "/v2/health/live")],
-    ids=["refused", "of the gateway itself"],
-)
-async def test_call_that_goes_to_no_server_has_no_timing(data: bytes) -> None:
-    async with (
-        ScriptedServer() as server,
-        running_gateway(server.url, route=ROUTE) as gateway,
-        gateway.client() as client,
-    ):
-        assert (await client.ask(data)).head.all("Server-Timing") == []
-
-
-async def test_wait_for_the_body_is_no_conversion() -> None:
-    body = json_request(*range(30_000))  # too large to be waited for
-    data = infer_json(body)
-    async with (
-        ScriptedServer(CONVERTED) as server,
-        running_gateway(server.url, route=ROUTE) as gateway,
-        gateway.client() as client,
-    ):
-        await client.send(data[:-1])
-        await asyncio.sleep(0.1)
-        await client.send(data[-1:])
-        timing = _timing(await client.read_response())
-        assert timing["convert-request"] < 100

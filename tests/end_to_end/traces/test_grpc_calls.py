@@ -6,15 +6,14 @@ import grpc
 import pytest
 
 from tests.end_to_end.traces.conftest import PARENT, SAMPLED, TRACE, Traced, parent_of
-from tests.support.gateway import until
 from tests.support.grpc.client import SERVICE, grpc_client
 from tests.support.grpc.infer_messages import infer_request
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import FLOATS, binary_response, infer_json, json_request
 from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
-from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
-from tests.support.servers.trace_receiver import CLIENT, TraceReceiver, trace_receiver
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+from tests.support.servers.trace_receiver import TraceReceiver
 
 METADATA = (*SAMPLED.items(), ("tracestate", "a=1"))
 RPC = f"{SERVICE}/ModelInfer"
@@ -119,16 +118,6 @@ async def test_messages_of_a_stream_are_attempts(traced: Traced, receiver: Trace
     assert all(receiver.call().holds(each) for each in receiver.attempts())
 
 
-async def test_stream_to_a_grpc_server_is_one_attempt(
-    traced: Traced, receiver: TraceReceiver
-) -> None:
-    with grpc_server() as server:
-        async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
-            await client.call("ModelStreamInfer", *[infer_request()] * 3, metadata=METADATA)
-    _check(receiver, _sent(server))
-    assert len(receiver.attempts()) == 1
-
-
 @pytest.mark.parametrize("more", [(), (LONG,)], ids=["fast path", "streaming path"])
 async def test_call_over_http2(
     more: tuple[tuple[str, str], ...], traced: Traced, receiver: TraceReceiver
@@ -144,33 +133,3 @@ async def test_call_over_http2(
     assert call.parent_id == PARENT
     assert call.attributes["network.protocol.version"] == "2"
     assert call.attributes["http.route"] == "/v2/models/{model}"
-
-
-async def test_stream_that_the_client_resets(traced: Traced, receiver: TraceReceiver) -> None:
-    async def hang(connection: Connection) -> None:
-        await connection.request()
-        await connection.wait_for_close()
-
-    async with (
-        ScriptedServer(hang) as server,
-        traced(server.url) as gateway,
-        connect_http2(gateway.url) as client,
-    ):
-        stream = await client.start("GET", "/v2/models/m", headers=METADATA)
-        await until(lambda: server.requests)
-        client.reset_stream(stream)
-        await gateway.until_idle()
-    for each in (receiver.call(), *receiver.attempts()):
-        assert each.attributes["error.type"] == "aborted"
-
-
-async def test_spans_are_exported_over_grpc(traced: Traced) -> None:
-    with trace_receiver("grpc") as receiver:
-        async with (
-            ScriptedServer(always_respond(http_response(b"{}"))) as server,
-            traced(server.url, general={"tracing": receiver.settings}) as gateway,
-            gateway.client() as client,
-        ):
-            assert (await client.call("GET", "/v2/models/m")).status == 200
-    assert [each.kind for each in receiver.attempts()] == [CLIENT]
-    assert receiver.call().holds(receiver.attempts()[0])

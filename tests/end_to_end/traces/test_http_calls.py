@@ -45,10 +45,7 @@ async def test_traced_call_differs_in_its_trace_alone(
     seen = []
     for sample in ("0%", "100%"):
         async with ScriptedServer(_model) as server:
-            async with (
-                traced(server.url, sample=sample) as gateway,
-                gateway.client() as client,
-            ):
+            async with traced(server.url, sample=sample) as gateway, gateway.client() as client:
                 response = await client.ask(path(data))
             heads = [each.head for each in server.requests]
             bodies = [each.body for each in server.requests]

@@ -23,6 +23,14 @@ REQUEST = (
     (b"content-type", b"application/grpc"),
 )
 _TRAILERS = ((b"grpc-status", b"0"), (b"grpc-message", b""))
+_ODD_FIELDS = [
+    *((b"", b"x"), (b":", b"x"), (b":status", b"204"), (b":path", b"/"), (b"Upper", b"x")),
+    *((b"x y", b"z"), (b"connection", b"close"), (b"transfer-encoding", b"chunked")),
+    *((b"content-length", b"3"), (b"content-length", b"-1"), (b"content-type", b"text/html")),
+    *((b"content-encoding", b"gzip"), (b"grpc-encoding", b"\xff"), (b"grpc-status", b"x")),
+    *((b"grpc-status", b"5" * 5000), (b"grpc-status", b"007"), (b"grpc-status", b"77")),
+    *((b"grpc-message", b" %zz%ff "), (b"x-a", b"\0"), (b"x-a", b"\r\nx: y"), (b"x-a", b" x ")),
+]
 
 
 def client_bytes(chance: random.Random) -> tuple[bytes, int]:
@@ -41,16 +49,24 @@ def client_bytes(chance: random.Random) -> tuple[bytes, int]:
     return h2.data_to_send(), count
 
 
-def server_bytes(chance: random.Random, received: bytes, stream_ids: list[int]) -> bytes:
-    """Return what a server sends that has received the requests of some streams."""
+def server_bytes(
+    chance: random.Random, received: bytes, stream_ids: list[int], *, is_odd: bool = False
+) -> bytes:
+    """Return what a server sends that has received the requests of some streams.
+
+    It may send other statuses, and fields that it must not, if it ``is_odd``.
+    """
     h2 = _connection(client_side=False)
     h2.initiate_connection()
     h2.receive_data(received)
     for stream_id in stream_ids:
         if not chance.randrange(5):
             h2.send_headers(stream_id, ((b":status", b"103"),))
-        fields = ((b":status", b"200"), (b"content-type", b"application/grpc"))
-        h2.send_headers(stream_id, (*fields, *_more_fields(chance)))
+        statuses = [b"204", b"404", b"503", b"999"] if is_odd else []
+        status = chance.choice([b"200"] * 6 + statuses)
+        fields = ((b":status", status), (b"content-type", b"application/grpc"))
+        odd = chance.sample(_ODD_FIELDS, chance.choice([0, 0, 1, 2])) if is_odd else []
+        h2.send_headers(stream_id, (*fields, *_more_fields(chance), *odd))
         _send_body(chance, h2, stream_id)
         _send_control(chance, h2)
     return h2.data_to_send()

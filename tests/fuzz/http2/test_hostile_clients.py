@@ -11,11 +11,11 @@ import pytest
 from tests.fuzz.broken_bytes import rounds
 from tests.fuzz.http2.hostile_clients import HostileClient, hostile_client
 from tests.support.certificates import certificate_files, client_context, server_certificate
-from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import http_response
 from tests.support.raw_client import connect
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.scripted_server import Connection
 
 pytestmark = [
     # On one loop only: these tests take their time.
@@ -48,11 +48,7 @@ async def test_nothing_is_left_of_hostile_clients(scheme: str, tmp_path: Path) -
     if scheme == "https":
         certificate, key = certificate_files(tmp_path, server_certificate())
         tls = {"certificate": certificate, "key": key}
-    async with (
-        ScriptedServer(_serve) as server,
-        # So small that heads and bodies are refused, too.
-        running_gateway(server.url, tls=tls, max_buffered_bytes="2MiB") as gateway,
-    ):
+    async with gateway_before(_serve, tls=tls, max_buffered_bytes="2MiB") as (_, gateway):
         for chance in rounds(6):
             clients = [hostile_client(chance) for _ in range(_CLIENTS)]
             await asyncio.gather(*(_run(gateway, each) for each in clients))

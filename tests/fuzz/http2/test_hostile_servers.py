@@ -86,7 +86,7 @@ def _response(chance: random.Random, received: bytes, stream_ids: list[int]) -> 
     """Return what a server sends: with broken frames, or valid ones that cost."""
     if chance.randrange(3):
         try:
-            data = server_bytes(chance, received, stream_ids)
+            data = server_bytes(chance, received, stream_ids, is_odd=True)
         except ProtocolError:
             return b""  # the gateway has cancelled a request already
         return any_broken(chance, data) if chance.randrange(5) else data
@@ -131,7 +131,11 @@ async def _call(gateway: RunningGateway, chance: float) -> None:
     with suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
         if chance < 0.6:
             async with asyncio.timeout(_WAITING), connect_http2(gateway.url) as http2_client:
-                await http2_client.call("POST", _INFER, _MESSAGE, _GRPC)
+                reply = await http2_client.call("POST", _INFER, _MESSAGE, _GRPC)
+            fields = [*reply.headers, *reply.trailers]
+            statuses = [value for name, value in fields if name == "grpc-status"]
+            # All clients read them alike.
+            assert all(str(int(status)) == status for status in statuses), reply
         else:
             async with asyncio.timeout(_WAITING), gateway.client() as client:
                 await client.ask(infer_json())

@@ -1,4 +1,4 @@
-"""Every client library, and V1 clients, get the same tensors from every server."""
+"""Every client library gets the same tensors from every server."""
 
 import json
 from collections.abc import Iterator
@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton_http
-from tritonclient.utils import InferenceServerException
 
-from tests.integration.support.client import Client, Response
 from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.infer_messages import Array
@@ -65,48 +63,6 @@ def test_tritonclient(tritonclient: Any, sent: bool, back: bool | None, coding: 
         np.testing.assert_array_equal(as_bytes(values) if name == "BYTES" else values, array)
 
 
-@pytest.mark.parametrize("back", [True, False], ids=["to binary", "to json"])
-def test_half_floats_of_tritonclient(tritonclient: Any, any_upstream: Reached, back: bool) -> None:
-    """Which it sends in binary form alone."""
-    array = np.array([0.1, -2, 65504], np.float16)
-    inputs = [given("INPUT0", "FP16", array, binary=True)]
-    outputs = [triton_http.InferRequestedOutput("OUTPUT0", binary_data=back)]
-    if any_upstream.name == "openvino":
-        with pytest.raises(InferenceServerException, match="FP16"):
-            tritonclient.infer("identity_fp16", inputs, outputs=outputs)
-        return
-    result = tritonclient.infer("identity_fp16", inputs, outputs=outputs)
-    assert ("data" in result.get_output("OUTPUT0")) == (not back)
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
-
-
-def test_versions_of_tritonclient(tritonclient: Any, any_upstream: Reached) -> None:
-    array = ARRAYS["FP32"]
-    inputs = [given("INPUT0", "FP32", array, binary=True)]
-    if any_upstream.name == "kserve":
-        with pytest.raises(InferenceServerException, match="does not support model versions"):
-            tritonclient.infer("identity_fp32", inputs, model_version="1")
-        return
-    result = tritonclient.infer("identity_fp32", inputs, model_version="1")
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
-
-
-def test_what_tritonclient_asks_beside(tritonclient: Any, any_upstream: Reached) -> None:
-    assert tritonclient.is_server_live()
-    assert tritonclient.is_server_ready()
-    assert tritonclient.is_model_ready("add")
-    assert "binary_tensor_data" in tritonclient.get_server_metadata()["extensions"]
-    assert [each["name"] for each in tritonclient.get_model_metadata("add")["outputs"]] == [
-        "SUM",
-        "DIFFERENCE",
-    ]
-    if any_upstream.name == "triton":
-        assert "trace_level" in tritonclient.get_trace_settings()
-    else:
-        with pytest.raises(InferenceServerException, match="lacks the trace extension"):
-            tritonclient.get_trace_settings()
-
-
 # What tests/integration/kserve/client.py sends.
 OF_KSERVE: dict[str, tuple[str, list[Any]]] = {
     "OUT_FP32": ("float32", np.array([0.1, -2, 3e38, 0], np.float32).tolist()),
@@ -137,51 +93,3 @@ def test_kserve_client(any_gateway: Gateway, any_upstream: Reached, kserve_clien
         (output,) = asked["halves"]["outputs"].values()
         assert (output["datatype"], output["dtype"]) == ("FP16", "float16")
         assert output["values"] == np.array([0.1, -2, 65504], np.float16).tolist()
-
-
-@pytest.fixture(scope="module")
-def via_gateway(any_gateway: Gateway) -> Iterator[Client]:
-    """A connection to a gateway in front of each of the servers in turn."""
-    with Client(any_gateway.host, any_gateway.port) as client:
-        yield client
-
-
-def predict(client: Client, model: str, fields: Any) -> Response:
-    return client.send("POST", f"/v1/models/{model}:predict", json.dumps(fields).encode())
-
-
-ROWS = [
-    {"IN_FP32": 0.1, "IN_INT64": 2**53 + 1, "IN_BYTES": "é", "IN_BOOL": True},
-    {"IN_FP32": -2, "IN_INT64": -(2**63), "IN_BYTES": "", "IN_BOOL": False},
-]
-COLUMNS = {name: [row[name] for row in ROWS] for name in ROWS[0]}
-
-
-def named_out(values: dict[str, Any]) -> dict[str, Any]:
-    return {name.replace("IN_", "OUT_"): value for name, value in values.items()}
-
-
-TOLD: dict[str, tuple[str, Any, Any]] = {
-    "rows of several tensors": (
-        "mixed",
-        {"instances": ROWS},
-        {"predictions": [named_out(row) for row in ROWS]},
-    ),
-    "columns of several tensors": ("mixed", {"inputs": COLUMNS}, {"outputs": named_out(COLUMNS)}),
-    "base64": ("identity_bytes", {"inputs": [{"b64": "w6k="}]}, {"outputs": ["é"]}),
-}
-
-
-@pytest.mark.parametrize(("model", "fields", "told"), TOLD.values(), ids=TOLD)
-def test_v1(via_gateway: Client, model: str, fields: Any, told: Any) -> None:
-    response = predict(via_gateway, model, fields)
-    assert (response.status, response.fields) == (200, told)
-
-
-def test_versions_in_v1(via_gateway: Client, any_upstream: Reached) -> None:
-    response = predict(via_gateway, "identity_fp32/versions/1", {"inputs": [1, 2.5]})
-    if any_upstream.name == "kserve":
-        assert response.status == 501
-        assert "does not support model versions" in response.error
-    else:
-        assert (response.status, response.fields) == (200, {"outputs": [1, 2.5]})

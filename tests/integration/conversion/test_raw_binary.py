@@ -81,32 +81,6 @@ def test_refused(
     assert tapped.local_port == connection
 
 
-@pytest.mark.parametrize(
-    ("model", "body"), [("nope", b""), ("versioned/versions/9", b"1234"), ("fails", b"1234")]
-)
-def test_errors_of_the_server_pass(
-    via_gateway: Client, direct: Client, model: str, body: bytes
-) -> None:
-    response, like = via_gateway.infer(model, body, RAW), direct.infer(model, body, RAW)
-    assert like.status >= 400
-    assert (response.status, response.body) == (like.status, like.body)
-
-
-def test_chunked_body_gets_the_shape_of_its_length(via_gateway: Client) -> None:
-    """Which is known at the end only."""
-    chunks = iter([floats(2)[:3], floats(2)[3:]])
-    response = via_gateway.infer("identity_fp32", chunks, RAW)
-    check_same(response, via_gateway.infer("identity_fp32", floats(2), RAW))
-
-
-def test_metadata_is_asked_for_once(tapped: Client, tap: Tap) -> None:
-    tapped.infer("identity_int8", b"1", RAW)
-    tap.forget()
-    for _ in range(3):
-        assert tapped.infer("identity_int8", b"1", RAW).status == 200
-    assert tap.requests == ["POST /v2/models/identity_int8/infer"] * 3
-
-
 def load(client: Client, model: str, **config: Any) -> None:
     """Load a model that is loaded already, with another configuration."""
     tensor = {"data_type": "TYPE_FP32", **config.pop("tensor")}
@@ -143,22 +117,6 @@ def test_a_loaded_model_is_asked_for_again(via_gateway: Client, changing: str) -
     assert output.shape == (1, 3)
 
 
-def test_an_unloaded_model_is_gone(via_gateway: Client, direct: Client, changing: str) -> None:
-    assert via_gateway.infer(changing, floats(4), RAW).status == 200
-    path = f"/v2/repository/models/{changing}"
-    assert via_gateway.send("POST", f"{path}/unload", b"{}").status == 200
-    while direct.get(f"/v2/models/{changing}/ready").status == 200:
-        pass
-    response, like = (
-        via_gateway.infer(changing, floats(4), RAW),
-        direct.infer(changing, floats(4), RAW),
-    )
-    assert like.status >= 400
-    assert (response.status, response.body) == (like.status, like.body)
-    assert via_gateway.send("POST", f"{path}/load", b"{}").status == 200
-    assert via_gateway.infer(changing, floats(4), RAW).status == 200
-
-
 def test_a_model_changed_elsewhere_is_asked_for_again_when_the_server_refuses(
     via_gateway: Client, direct: Client, changing: str
 ) -> None:
@@ -167,12 +125,3 @@ def test_a_model_changed_elsewhere_is_asked_for_again_when_the_server_refuses(
     via_gateway.infer(changing, floats(4), RAW)
     (output,) = read_outputs(via_gateway.infer(changing, floats(4), RAW))
     assert output.shape == (4,)
-
-
-def test_a_model_changed_elsewhere_is_asked_for_again_before_a_request_is_refused(
-    via_gateway: Client, direct: Client, changing: str
-) -> None:
-    assert via_gateway.infer(changing, floats(4), RAW).status == 200
-    load(direct, changing, tensor={"dims": [3]}, max_batch_size=2)
-    (output,) = read_outputs(via_gateway.infer(changing, floats(3), RAW))
-    assert output.shape == (1, 3)

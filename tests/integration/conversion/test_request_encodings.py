@@ -15,7 +15,6 @@ from tests.integration.support.infer_messages import (
     Request,
     Tensor,
     read_outputs,
-    tensor,
 )
 from tests.integration.support.round_trip import check_echo, send
 from tests.integration.support.strategies import SIZES, elements, generated, rearranged, requests
@@ -53,42 +52,9 @@ def check_same(via_gateway: Client, direct: Client, request: Request) -> tuple[O
     return outputs
 
 
-@generated(max_examples=scaled(240))
-@given(datatype=st.sampled_from(sorted({*DTYPES} - {*HALVES})), data=st.data())
-def test_one_tensor(
-    via_gateway: Client, direct: Client, datatype: str, data: st.DataObject
-) -> None:
-    flat = data.draw(elements(datatype, data.draw(SIZES)))
-    sent = Tensor("INPUT0", datatype, flat, flat.shape)
-    sent = replace(sent, data=data.draw(rearranged(sent.values())))
-    request = data.draw(requests(f"identity_{datatype.lower()}", (sent,), ("OUTPUT0",)))
-    check_echo(check_same(via_gateway, direct, request), request.inputs[0])
-
-
-@generated(max_examples=scaled(60))
-@given(datatype=st.sampled_from(HALVES), data=st.data())
-def test_half_floats_have_a_json_form(
-    via_gateway: Client, direct: Client, datatype: str, data: st.DataObject
-) -> None:
-    flat = data.draw(elements(datatype, data.draw(SIZES)))
-    sent = Tensor("INPUT0", datatype, flat, flat.shape)
-    request = data.draw(requests(f"identity_{datatype.lower()}", (sent,), ("OUTPUT0",)))
-    response, like = send(via_gateway, request), send(direct, request.all_binary())
-    (output,) = read_outputs(response)
-    check_echo((output,), request.inputs[0])
-    check_echo(read_outputs(like), replace(request.inputs[0], binary=True))
-    assert output.binary == request.wants_binary("OUTPUT0")
-    last = "parameters" if output.binary else "data"
-    assert output.keys == ("name", "datatype", "shape", last)
-    assert list(response.fields) == list(like.fields)
-    is_binary = output.binary and output.data != b""
-    kind = "application/octet-stream" if is_binary else "application/json"
-    assert response.headers["Content-Type"] == kind
-    assert response.headers["Content-Length"] == str(len(response.body))
-    assert (HEADER_LENGTH in response.headers) == is_binary
-
-
+# Model, datatype, dimensions.
 MODELS = [
+    *((f"identity_{each.lower()}", each, 1) for each in sorted({*DTYPES} - {*HALVES})),
     ("identity_fp32_2d", "FP32", 2),
     ("identity_bytes_2d", "BYTES", 2),
     ("two_variable", "FP32", 2),
@@ -97,14 +63,14 @@ MODELS = [
 ]
 
 
-@generated(max_examples=scaled(120))
+@generated(max_examples=scaled(360))
 @given(described=st.sampled_from(MODELS), data=st.data())
-def test_more_dimensions(
+def test_one_tensor(
     via_gateway: Client, direct: Client, described: tuple[str, str, int], data: st.DataObject
 ) -> None:
     model, datatype, rank = described
     batched = model.startswith("batched")
-    shape = [data.draw(st.integers(batched, 4)) for _ in range(rank)]
+    shape = [data.draw(st.integers(batched, 8 // rank)) for _ in range(rank)]
     if batched:
         shape[-1] = 4
     flat = data.draw(elements(datatype, int(np.prod(shape))))
@@ -135,40 +101,3 @@ def test_several_datatypes_in_mixed_forms(
     for output in outputs:
         assert output.binary == request.wants_binary(output.name)
         check_echo((output,), sent[output.name])
-
-
-def one_of_each(size: int, *, empty: str) -> Request:
-    """Ask for FP32 in JSON and INT64 in binary form, of which one may be empty."""
-    sizes = {f"IN_{datatype}": size for datatype in MIXED} | {empty: 0}
-    values = {"FP32": 0.5, "INT64": 7, "BYTES": b"a", "BOOL": True}
-    inputs = tuple(
-        tensor(
-            f"IN_{datatype}",
-            datatype,
-            [values[datatype]] * sizes[f"IN_{datatype}"],
-            [sizes[f"IN_{datatype}"]],
-        )
-        for datatype in MIXED
-    )
-    return Request("mixed", inputs, (("OUT_FP32", False), ("OUT_INT64", True)))
-
-
-@pytest.mark.parametrize(("size", "empty"), [(0, "IN_FP32"), (2, "IN_FP32"), (2, "IN_INT64")])
-def test_empty_outputs_in_mixed_forms(
-    via_gateway: Client, direct: Client, size: int, empty: str
-) -> None:
-    """Where every binary output is empty, the server answers as if all were JSON."""
-    outputs = check_same(via_gateway, direct, one_of_each(size, empty=empty))
-    assert {output.name: output.binary for output in outputs} == {
-        "OUT_FP32": False,
-        "OUT_INT64": True,
-    }
-
-
-def test_an_output_listed_twice(via_gateway: Client, direct: Client) -> None:
-    sent = tensor("INPUT0", "FP32", [1, 2])
-    listed = (("OUTPUT0", True), ("OUTPUT0", False))
-    body, _ = Request("identity_fp32", (sent,), listed).encoded()
-    response, like = via_gateway.infer("identity_fp32", body), direct.infer("identity_fp32", body)
-    check_frame(response, like)
-    assert response.body == like.body

@@ -88,11 +88,3 @@ def test_the_v1_list_merges_all_servers_that_list_models(
     for server in has_list(servers):
         assert {model.name for model in server.models} <= expected
     assert response.headers[FAILED] == "upstream 'openvino'"
-
-
-def test_no_server_serves_its_index_by_get(via_gateway: Client) -> None:
-    """So that it says nothing of who has one."""
-    response = via_gateway.get(INDEX)
-    assert response.status == 502
-    for part in ("at upstream 'kserve'", "'triton' returned 405", "upstream 'mlserver' returned"):
-        assert part in response.error

@@ -18,7 +18,7 @@ import pytest
 from tests.integration.support.client import Client
 from tests.integration.support.gateway import Gateway, gateway_with_settings
 from tests.integration.triton.models import MODELS
-from tests.integration.triton.server import HOST, TritonServer
+from tests.integration.triton.server import TritonServer
 from tests.support.grpc.client import SERVICE
 from tests.support.grpc.proto_file import message_class
 from tests.support.servers.trace_receiver import (
@@ -78,18 +78,10 @@ def triton(receiver: TraceReceiver) -> Iterator[TritonServer]:
 def gateway(
     receiver: TraceReceiver, triton: TritonServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gateway]:
-    """A gateway that reaches Triton over HTTP, and over gRPC if a header says so."""
-    grpc_url = f"grpc://{HOST}:{triton.grpc_port}"
+    """A gateway that traces the calls of clients that do."""
     settings: dict[str, Any] = {
         "listen": "127.0.0.1:0",
-        "upstreams": {
-            "http": {"endpoints": [triton.http_url], "dialect": "triton"},
-            "grpc": {"endpoints": [grpc_url], "dialect": "triton"},
-        },
-        "routes": [
-            {"match": {"headers": {"x-way": "grpc"}}, "upstream": "grpc"},
-            {"upstream": "http"},
-        ],
+        "upstreams": {"server": {"endpoints": [triton.http_url], "dialect": "triton"}},
         "tracing": {"endpoint": receiver.endpoint, "sample": "0%"},
     }
     with gateway_with_settings(tmp_path_factory.mktemp("gateway"), settings) as running:
@@ -186,41 +178,3 @@ def test_grpc_client_of_triton_over_http_is_in_one_trace(
         call(_grpc_request(), metadata=[*_parent(7).items()], timeout=10)
     (seen,) = _check_joined(_trace(receiver, 7, 1), 1)
     assert seen.name == "POST /v2/models/{model}/infer"
-
-
-def test_grpc_client_of_triton_over_grpc_is_in_one_trace(
-    gateway: Gateway, receiver: TraceReceiver
-) -> None:
-    """Triton 2.51 overlooks a traceparent in one of twenty calls over gRPC, from any client."""
-    numbers = range(0x30, 0x38)
-    with grpc.insecure_channel(gateway.address) as channel:
-        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
-        for number in numbers:
-            metadata = [*_parent(number).items(), ("x-way", "grpc")]
-            call(_grpc_request(), metadata=metadata, timeout=10)
-
-    def joined() -> list[int]:
-        return [number for number in numbers if _requests(receiver.trace(TRACE.format(number)))]
-
-    _until(lambda: len(joined()) >= len(numbers) // 2)
-    for number in joined():
-        (seen,) = _check_joined(_trace(receiver, number, 1), 1)
-        assert seen.attributes["tensorgate.upstream"] == "grpc"
-        assert seen.name == f"{SERVICE}/ModelInfer"
-
-
-def test_stream_of_a_grpc_client_is_one_trace(gateway: Gateway, receiver: TraceReceiver) -> None:
-    """Each message of a stream is an attempt in front of a server over HTTP."""
-    metadata = [*_parent(9).items()]
-    with grpc.insecure_channel(gateway.address) as channel:
-        call = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
-        responses = call(iter([_grpc_request()] * 3), metadata=metadata, timeout=10)
-        assert len(list(responses)) == 3
-    assert len(_check_joined(_trace(receiver, 9, 3), 3)) == 3
-
-
-def test_mode_of_triton_is_fixed_at_its_start(gateway: Gateway) -> None:
-    """Level, rate and count can be changed; Triton 2.51 leaves the mode, and says 200."""
-    with _client(gateway) as client:
-        changed = client.send("POST", "/v2/trace", b'{"trace_mode": "triton"}')
-        assert (changed.status, changed.fields["trace_mode"]) == (200, "opentelemetry")

@@ -1,9 +1,7 @@
 """Requests other than inference, and their responses, pass unchanged."""
 
-import gzip
 import json
 import socket
-import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -37,39 +35,21 @@ def passed(response: Response) -> dict[str, str]:
 REQUESTS: list[tuple[str, str, bytes | None]] = [
     ("GET", "/v2?x=1", None),
     ("GET", "/v2/models/versioned/versions/2", None),
-    ("GET", "/v2/models/add/versions/1/ready", None),
     ("GET", "/v2/models/batched_fp32/config", None),
-    ("GET", "/v2/models/add/stats", None),
     ("GET", "/v2/models/stats", None),
-    ("GET", "/v2/systemsharedmemory/status", None),
-    ("GET", "/v2/cudasharedmemory/region/x/status", None),
     ("GET", "/v2/logging", None),
     ("POST", "/v2/repository/index", b'{"ready": true}'),
     ("POST", "/v2/systemsharedmemory/unregister", b""),
-    ("POST", "/v2/logging", b'{"log_verbose_level": 0}'),
     ("POST", "/v2/models/identity_fp32/generate", b'{"INPUT0": [1.5, 2]}'),
     ("POST", "/v2/models/stream/generate_stream", b'{"text_input": "x"}'),
     # What the server refuses.
-    ("GET", "/v2/models/nope/config", None),
     ("GET", "/v2/models/add/versions/9/ready", None),
-    ("GET", "/v2/repository/index", None),
     ("GET", "/v2/models/a%2Fb", None),
-    ("GET", "/v2//models/add", None),
-    ("GET", "/metrics", None),
     ("HEAD", "/v2/models/add", None),
-    ("HEAD", "/nope", None),
     ("PUT", "/v2/models/add", None),
     ("OPTIONS", "/v2", None),
     ("POST", "/v2/repository/index", b"nonsense"),
-    ("POST", "/v2/repository/models/nope/load", b""),
-    (
-        "POST",
-        "/v2/systemsharedmemory/region/x/register",
-        b'{"key": "/x", "offset": 0, "byte_size": 8}',
-    ),
-    ("POST", "/v2/models/stream/generate", b'{"text_input": "x"}'),
     ("POST", "/v2/models/fails/generate_stream", b'{"INPUT0": 1}'),
-    ("POST", "/v2/models/add/infer/", b"{}"),
     ("POST", "/nope", b"x" * 300_000),
 ]
 
@@ -81,26 +61,6 @@ def test_request_passes_unchanged(
     check_same(via_gateway.send(method, path, body), direct.send(method, path, body))
     # A body that ought not to be there must not be taken for the next answer.
     assert via_gateway.get("/v2/health/live").status == 200
-
-
-def test_again_and_again_on_one_connection(via_gateway: Client) -> None:
-    """With answers that have no body in between."""
-    assert via_gateway.get("/v2/health/live").status == 200
-    connection = via_gateway.local_port
-    for _ in range(20):
-        assert via_gateway.get("/v2/health/ready").fields == {"ready": True}
-        assert via_gateway.send("POST", "/v2/systemsharedmemory/unregister", b"").status == 200
-    assert via_gateway.local_port == connection
-
-
-def test_logging_settings(via_gateway: Client, direct: Client) -> None:
-    before = direct.get("/v2/logging").fields
-    try:
-        response = via_gateway.send("POST", "/v2/logging", b'{"log_info": false}')
-        assert response.fields == {**before, "log_info": False}
-        assert direct.get("/v2/logging").fields == response.fields
-    finally:
-        direct.send("POST", "/v2/logging", b'{"log_info": true}')
 
 
 def test_unload_and_load(via_gateway: Client, direct: Client) -> None:
@@ -133,38 +93,6 @@ def test_encoded_response_passes_unless_it_is_read(
     assert "binary_tensor_data" in extensions
 
 
-def _bare_deflate(data: bytes) -> bytes:
-    pack = zlib.compressobj(wbits=-15)
-    return pack.compress(data) + pack.flush()
-
-
-def test_bare_deflate_is_decoded(via_gateway: Client, direct: Client) -> None:
-    """Which the server alone takes for an empty tensor."""
-    headers = {"Content-Encoding": "deflate"}
-    response = via_gateway.infer("identity_fp32", _bare_deflate(INFER), headers)
-    check_same(response, direct.infer("identity_fp32", INFER))
-    alone = direct.infer("identity_fp32", _bare_deflate(INFER), headers)
-    assert alone.fields["outputs"][0]["shape"] == [0]
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v2/models/stream/generate_stream", b'{"text_input": "hi"}'),
-        ("/v2/repository/index", b'{"ready": true}'),
-    ],
-)
-def test_encoded_request_that_triton_does_not_decode_is_decoded(
-    via_gateway: Client, direct: Client, path: str, body: bytes
-) -> None:
-    headers = {"Content-Encoding": "gzip"}
-    packed = gzip.compress(body)
-    assert direct.send("POST", path, packed, headers).status in (400, 500)
-    response = via_gateway.send("POST", path, packed, headers)
-    check_same(response, direct.send("POST", path, body))
-    assert response.status == 200
-
-
 def events(gateway: Gateway, text: str) -> Iterator[bytes]:
     """Ask for a stream of events, and give what comes as soon as it comes."""
     body = json.dumps({"text_input": text}).encode()
@@ -193,7 +121,35 @@ def test_events_come_one_by_one(gateway: Gateway) -> None:
     assert any(came_one_by_one(gateway) for _ in range(5))
 
 
-def test_a_client_that_leaves_a_stream_does_no_harm(gateway: Gateway, via_gateway: Client) -> None:
-    for _ in range(3):
-        assert next(events(gateway, "hi")).startswith(b"HTTP/1.1 200 ")
-    assert via_gateway.get("/v2/health/live").status == 200
+# What a client may ask for, and where the server has it.
+GLOBAL = [("/v2/trace", "/v2/trace/setting"), ("/v2/trace/setting", "/v2/trace/setting")]
+MODEL = [
+    (f"/v2/models/add{version}/{trace}", "/v2/models/add/trace/setting")
+    for version in ("", "/versions/1")
+    for trace in ("trace", "trace/setting")
+]
+
+
+@pytest.fixture
+def trace_settings(direct: Client) -> Iterator[None]:
+    """Undo what a test has set of them."""
+    yield
+    names = ("trace_level", "trace_rate", "trace_count", "log_frequency")
+    clear = json.dumps(dict.fromkeys(names)).encode()
+    for path in ("/v2/models/add/trace/setting", "/v2/trace/setting"):
+        assert direct.send("POST", path, clear).status == 200
+
+
+@pytest.mark.parametrize(("path", "own"), GLOBAL + MODEL)
+@pytest.mark.usefixtures("trace_settings")
+def test_trace_settings_are_read_and_updated(
+    via_gateway: Client, direct: Client, path: str, own: str
+) -> None:
+    before = via_gateway.get(path).fields
+    assert before == direct.get(own).fields
+    changes = {"trace_level": ["OFF"], "trace_rate": "77", "trace_count": "5"}
+    response = via_gateway.send("POST", path, json.dumps(changes).encode())
+    assert response.status == 200
+    assert response.fields == {**before, **changes}
+    check_same(via_gateway.get(path), direct.get(own))
+    assert direct.get(own).fields == response.fields

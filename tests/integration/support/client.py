@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import select
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from email.message import Message
@@ -64,13 +63,6 @@ class Client:
         sock = self._connection.sock
         return None if sock is None else int(sock.getsockname()[1])
 
-    def is_closed_by_server(self, within: float = 10) -> bool:
-        """Wait until the server closes the connection, and tell whether it has."""
-        sock = self._connection.sock
-        assert sock is not None
-        readable, _, _ = select.select([sock], [], [], within)
-        return bool(readable) and sock.recv(1) == b""
-
     def send(
         self,
         method: str,
@@ -93,10 +85,7 @@ class Client:
         return self.send("GET", path)
 
     def infer(
-        self,
-        model: str,
-        body: bytes | Iterable[bytes],
-        headers: Mapping[str, str] | None = None,
+        self, model: str, body: bytes | Iterable[bytes], headers: Mapping[str, str] | None = None
     ) -> Response:
         """POST to a model's infer endpoint; ``model`` may be NAME/versions/VERSION."""
         return self.send("POST", f"/v2/models/{model}/infer", body, headers)

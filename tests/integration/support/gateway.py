@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -11,8 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
@@ -25,7 +23,6 @@ TENSORGATE = Path(sysconfig.get_path("scripts")) / "tensorgate"
 # The same guard as the servers have: it ends with the tests, however they end.
 _BOUND_CHILD = Path(__file__).with_name("bound_child.py")
 _LISTENING = re.compile(r"listening on http://([\d.]+):(\d+)$", re.MULTILINE)
-_MEMORY = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB$", re.MULTILINE)
 _POLL_SECONDS = 0.02
 
 
@@ -34,44 +31,13 @@ class GatewayError(Exception):
 
 
 class Gateway:
-    """A process of `tensorgate serve CONFIG`; a context manager.
+    """A process of `tensorgate serve CONFIG`, whose log goes to a file."""
 
-    ``environment`` is added to that of the tests. Its log goes to a file beside the settings.
-    """
-
-    def __init__(self, config: Path, log: Path, environment: Mapping[str, str]) -> None:
-        self._config = config
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
         self._log = log
-        self._environment = {**os.environ, **environment}
-        self._process: subprocess.Popen[bytes] | None = None
-        self.host = ""
-        self.port = 0
-
-    def __enter__(self) -> Self:
-        guard = [sys.executable, "-I", "-S", str(_BOUND_CHILD), str(os.getpid())]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*guard, str(TENSORGATE), "serve", str(self._config)],
-                cwd=ROOT,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        try:
-            self._wait_until_listening(20)
-        except BaseException:
-            self._kill()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._kill()
+        found = self._wait_until_listening(20)
+        self.host, self.port = found[1], int(found[2])
 
     @property
     def address(self) -> str:
@@ -88,56 +54,32 @@ class Gateway:
         """All that it has written to stdout and stderr."""
         return self._log.read_text()
 
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self._running().send_signal(signal.SIGTERM)
-
-    def wait(self, seconds: float = 15) -> int:
-        """Wait until it ends; answer its exit status."""
-        return self._running().wait(seconds)
-
     def stop(self, seconds: float = 15) -> int:
         """Send SIGTERM, wait at most so long, and answer the exit status."""
-        self.terminate()
-        return self.wait(seconds)
+        self._process.terminate()
+        return self._process.wait(seconds)
 
     def is_alive(self) -> bool:
         """Return whether the process is running."""
-        return self._running().poll() is None
+        return self._process.poll() is None
 
-    def memory(self) -> int:
-        """Return the memory that it has, in bytes (Linux only)."""
-        return self._status()["VmRSS"]
+    def memory(self, field: str = "VmRSS") -> int:
+        """Return the memory that it has, or with VmHWM the most that it ever had, in bytes."""
+        text = Path(f"/proc/{self._process.pid}/status").read_text()
+        found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
+        assert found
+        return int(found[1]) * 1024
 
-    def peak_memory(self) -> int:
-        """Return the most memory that it ever had, in bytes (Linux only)."""
-        return self._status()["VmHWM"]
-
-    def _status(self) -> dict[str, int]:
-        text = Path(f"/proc/{self._running().pid}/status").read_text()
-        return {name: int(size) * 1024 for name, size in _MEMORY.findall(text)}
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise GatewayError("this gateway was not started")
-        return self._process
-
-    def _wait_until_listening(self, seconds: float) -> None:
+    def _wait_until_listening(self, seconds: float) -> re.Match[str]:
         deadline = time.monotonic() + seconds
         while (found := _LISTENING.search(self.log)) is None:
-            status = self._running().poll()
+            status = self._process.poll()
             if status is not None:
                 raise GatewayError(f"the gateway ended with status {status}:\n{self.log}")
             if time.monotonic() > deadline:
                 raise GatewayError(f"the gateway was not ready in {seconds} s:\n{self.log}")
             time.sleep(_POLL_SECONDS)
-        self.host, self.port = found[1], int(found[2])
-
-    def _kill(self) -> None:
-        process = self._running()
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        return found
 
 
 @contextmanager
@@ -171,13 +113,28 @@ def gateway_with_settings(folder: Path, settings: Mapping[str, Any]) -> Iterator
     """
     config = folder / "gateway.yaml"
     config.write_text(yaml.safe_dump({"admin": free_address(), **settings}))
-    with Gateway(config, folder / "log", {}) as gateway:
-        yield gateway
-        admin = admin_url(str(config))
-        if admin is not None and gateway.is_alive():
-            assert_nothing_left(admin)
-        assert gateway.stop() == 0, gateway.log
-        assert_no_errors_logged(gateway.log)
+    log = folder / "log"
+    guard = [sys.executable, "-I", "-S", str(_BOUND_CHILD), str(os.getpid())]
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(
+            [*guard, str(TENSORGATE), "serve", str(config)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        try:
+            gateway = Gateway(process, log)
+            yield gateway
+            admin = admin_url(str(config))
+            if admin is not None and gateway.is_alive():
+                assert_nothing_left(admin)
+            assert gateway.stop() == 0, gateway.log
+            assert_no_errors_logged(gateway.log)
+        finally:
+            process.kill()
 
 
 def assert_nothing_left(admin: str) -> None:

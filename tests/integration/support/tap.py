@@ -72,13 +72,6 @@ class Tap:
             self._sent.clear()
             self._answered = 0
 
-    def wait_for_request(self, request: str, seconds: float = 10) -> None:
-        """Wait until such a request has gone to the server."""
-        deadline = time.monotonic() + seconds
-        while request not in self.requests:
-            assert time.monotonic() < deadline, self.requests
-            time.sleep(0.01)
-
     def wait_until_still(self, quiet: float = 0.5) -> int:
         """Wait until the server's response stops, and tell how many bytes have come by then."""
         before = -1

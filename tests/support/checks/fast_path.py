@@ -9,11 +9,7 @@ import pytest
 
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http2.endpoint import Http2Exchange
-from gateway.upstream.transport import (
-    RequestTemplate,
-    ReservedConnection,
-    ResponseReceiver,
-)
+from gateway.upstream.transport import RequestTemplate, ReservedConnection, ResponseReceiver
 
 WARM_UP = "/v2/warm"
 """The target of requests that only make the gateway connect to a server."""
