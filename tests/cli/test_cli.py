@@ -13,7 +13,7 @@ import pytest
 
 from gateway import __version__
 from gateway.app.build.worker_count import usable_cores
-from gateway.build_info import describe_build
+from gateway.build_info import NATIVE, describe_build
 from tests.cli.conftest import Call, Ended
 from tests.support.addresses import HOST, free_address, free_port
 from tests.support.certificates import ca_file, certificate_files, server_certificate
@@ -283,6 +283,7 @@ async def test_ctrl_c_during_the_imports_ends_it_with_one_line_and_no_other_sign
         assert await process.end() == (130, "", "imports\ntensorgate: interrupted\n")
 
 
+@pytest.mark.skipif(not NATIVE, reason="without the C module, numpy scans texts")
 async def test_check_takes_no_module_of_the_data_path(file: Path, tmp_path: Path) -> None:
     """They would take twice as long as the rest of the command."""
     settings = write_settings(file, "http://127.0.0.1:8000")
@@ -290,7 +291,8 @@ async def test_check_takes_no_module_of_the_data_path(file: Path, tmp_path: Path
     modules.mkdir()
     for name in ("numpy", "prometheus_client", "aiohttp"):
         (modules / f"{name}.py").write_text("raise ImportError(f'{__name__} is imported')")
-    status, out, err = await run(*MODULE, "check", settings, PYTHONPATH=str(modules))
+    path = os.pathsep.join((str(modules), os.environ.get("PYTHONPATH", "")))
+    status, out, err = await run(*MODULE, "check", settings, PYTHONPATH=path)
     assert (status, err) == (0, "")
     assert "every request → upstream demo" in out
 

@@ -27,7 +27,6 @@ SCALAR = declared(spec("x", "FP32"))
 
 TAKEN = [
     (PLAIN, came("x", "FP32", 7, 3)),
-    (PLAIN, came("x", "FP32", 0, 3)),
     (PLAIN, came("y", "BYTES", 1)),
     (SCALAR, came("x", "FP32")),
     (BATCHED, came("x", "INT8", 1, 2, 9)),
@@ -38,7 +37,6 @@ REFUSED = [
     (PLAIN, came("z", "FP32", 7, 3), "model 'm' has no input 'z'; declared: 'x', 'y'"),
     (PLAIN, came("x", "FP64", 7, 3), f"{X} FP32 [-1, 3], got FP64 [7, 3]"),
     (PLAIN, came("x", "FP32", 7, 4), f"{X} FP32 [-1, 3], got FP32 [7, 4]"),
-    (PLAIN, came("x", "FP32", 3), f"{X} FP32 [-1, 3], got FP32 [3]"),
     (PLAIN, came("x", "FP32", 1, 1, 3), f"{X} FP32 [-1, 3], got FP32 [1, 1, 3]"),
     (SCALAR, came("x", "FP32", 1), f"{X} FP32 [], got FP32 [1]"),
     (
@@ -47,7 +45,6 @@ REFUSED = [
         f"{X} INT8 [-1, 2, -1] in batches of 1 to 4, got INT8 [2, 9]",
     ),
     (BATCHED, came("x", "INT8", 5, 2, 9), "in batches of 1 to 4, got INT8 [5, 2, 9]"),
-    (BATCHED, came("x", "INT8", 0, 2, 9), "in batches of 1 to 4, got INT8 [0, 2, 9]"),
     (BATCHED, came("x", "INT8", 1, 3, 9), "in batches of 1 to 4, got INT8 [1, 3, 9]"),
 ]
 
@@ -87,7 +84,6 @@ OURS = declared(spec("x", "FP32", -1), outputs=(spec("out", "FP32", -1),))
         ((), (), OURS.metadata),
         ((X_OF_SERVER,), (), ModelMetadata("m", (X_OF_SERVER,), True, OURS.metadata.outputs)),
         ((), (Y_OF_SERVER,), ModelMetadata("m", OURS.metadata.inputs, False, (Y_OF_SERVER,))),
-        ((X_OF_SERVER,), (Y_OF_SERVER,), ModelMetadata("m", (X_OF_SERVER,), True, (Y_OF_SERVER,))),
     ],
 )
 def test_reported_metadata_overrides_declared_metadata(
@@ -105,7 +101,6 @@ def test_reported_metadata_overrides_declared_metadata(
         (None, (8, 2, 5), True),  # the server reports more of the sizes
         (None, (2, -1), None),  # without the batch dimension, or for another model
         (False, (-1, 2, -1), False),
-        (True, (-1, 2, -1), True),
     ],
 )
 def test_declared_batching_counts_if_the_server_does_not_say(
@@ -125,18 +120,12 @@ KNOWN = ModelMetadata("m", (spec("x", "FP32", -1),), False, (spec("out", "FP32",
     ("known", "max_batch_size", "told"),
     [
         (KNOWN, 0, []),
-        (KNOWN, None, []),
         (ModelMetadata("m", (), False), None, []),
         (KNOWN, 8, ["max_batch_size is 8, declared 0"]),
         (
             ModelMetadata("m", (spec("x", "FP64", -1),), False),
             0,
             ["input 'x' is FP64 [-1], declared FP32 [-1]"],
-        ),
-        (
-            ModelMetadata("m", (spec("x", "FP32", 3),), False),
-            0,
-            ["input 'x' is FP32 [3], declared FP32 [-1]"],
         ),
         (
             ModelMetadata("m", (spec("z", "FP32", -1),), False, (spec("other", "FP32", -1),)),

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.protocol.dialect_detection import (
-    add_binary_extension,
-    merge_server_metadata,
-    parse_server_metadata,
-)
+from gateway.protocol.dialect_detection import parse_server_metadata
 from gateway.protocol.dialects import BINARY, JSON, KSERVE, MLSERVER, OPENVINO, TRITON, Dialect
 
 TRITONS = [
@@ -37,10 +33,8 @@ def _without(*names: str) -> list[str]:
     ("document", "dialect"),
     [
         ({"name": "triton", "version": "2.51.0", "extensions": TRITONS}, TRITON),
-        ({"name": "triton", "version": "2.58.0", "extensions": TRITONS}, TRITON),
         ({"name": "triton", "version": "dev", "extensions": TRITONS}, TRITON),
         ({"name": "triton", "version": "2.59.0", "extensions": TRITONS}, SURVIVING_TRITON),
-        ({"name": "triton", "version": "3.0", "extensions": TRITONS}, SURVIVING_TRITON),
         # tritonserver --id
         ({"name": "gpu-7", "version": "2.51.0", "extensions": TRITONS}, TRITON),
         (
@@ -49,11 +43,7 @@ def _without(*names: str) -> list[str]:
         ),
         (_kserve("0.14.0"), KSERVE),
         (_kserve("0.14.0rc0"), KSERVE),
-        (_kserve("0.21.0"), KSERVE),
-        (_kserve("1.0"), KSERVE),
         (_kserve("0.13.1"), replace(KSERVE, binary=False)),
-        (_kserve("0.9"), replace(KSERVE, binary=False)),
-        ({"name": OF_OPENVINO, "version": "2024.5.c3152d32c"}, OPENVINO),
         ({"name": OF_OPENVINO, "version": "2022.3"}, OPENVINO),
         (
             {"name": OF_OPENVINO, "version": "2022.2.0"},
@@ -63,16 +53,8 @@ def _without(*names: str) -> list[str]:
         # Extensions count more than the name: a gateway in front may have added them.
         ({"name": "mlserver", "version": "9", "extensions": ["binary_tensor_data"]}, BINARY),
         ({**_kserve("0.9"), "extensions": ["binary_tensor_data"]}, KSERVE),
-        (
-            {"name": OF_OPENVINO, "version": "x", "extensions": ["binary_tensor_data"]},
-            OPENVINO,
-        ),
-        ({"name": "InferLite", "version": "1", "extensions": ["binary_tensor_data"]}, BINARY),
+        ({"name": OF_OPENVINO, "version": "x", "extensions": ["binary_tensor_data"]}, OPENVINO),
         ({"extensions": ["binary_tensor_data"]}, BINARY),
-        (
-            {"name": "other", "extensions": ["binary_tensor_data", "trace"]},
-            replace(BINARY, trace=TRITON.trace),
-        ),
         (
             {"name": "other", "extensions": ["binary_tensor_data", "model_configuration"]},
             replace(BINARY, has_config=True),
@@ -86,32 +68,18 @@ def test_dialect_of_known_servers_is_detected(document: dict[str, Any], dialect:
     assert found.certain
 
 
-@pytest.mark.parametrize("version", ["0.9", "0.13.1", "0.21.0"])
-def test_kserve_of_any_release_speaks_v1(version: str) -> None:
-    assert parse_server_metadata(200, json.dumps(_kserve(version)).encode()).dialect.speaks_v1
-
-
 @pytest.mark.parametrize(
     ("status", "document", "said"),
     [
         (200, b'{"name":"triton","version":"2.51.0"}', "lists no binary_tensor_data"),
-        (200, b'{"name":"kserve","extensions":[]}', "which is no release's"),
         (200, b'{"name":"kserve","version":"main"}', "'main', which is no release's"),
-        (200, b'{"name":"kserve","version":21}', "which is no release's"),
         (200, b'{"name":"OpenVINO Model Server","version":"REPLACE_PROJECT_VERSION"}', "no rel"),
         (200, b'{"name":"seldon","extensions":["x"]}', "names itself 'seldon' and lists no"),
-        (200, b'{"name":"a","extensions":"binary_tensor_data"}', "lists no binary_tensor_data"),
         (200, b'{"name":"a","extensions":[["binary_tensor_data"],{},7,null]}', "lists no binary"),
-        (200, b'{"name":"a","extensions":null}', "lists no binary_tensor_data"),
         (200, b'{"name":["triton"],"version":null}', "has no name"),
-        (200, b"{}", "has no name"),
         (200, b"[]", "no JSON object"),
-        (200, b"null", "no JSON object"),
         (200, b"", "no JSON object"),
-        (200, b"<html>", "no JSON object"),
         (204, b"", "returned 204 to GET /v2"),
-        (301, b"", "returned 301 to GET /v2"),
-        (401, b"{}", "returned 401 to GET /v2"),
         (404, b'{"name":"triton","extensions":["binary_tensor_data"]}', "returned 404 to GET /v2"),
     ],
 )
@@ -138,26 +106,3 @@ def test_quotations_of_a_server_are_short_and_on_one_line() -> None:
     assert reason.isprintable()
     assert reason.isascii()
     assert len(reason) < 500
-
-
-@pytest.mark.parametrize(
-    ("document", "changed"),
-    [
-        (b'{"name":"s"}', b'{"name":"s","extensions":["binary_tensor_data"]}'),
-        (b'{"extensions":["x"]}', b'{"extensions":["x","binary_tensor_data"]}'),
-        (b'{ "extensions": ["binary_tensor_data"] }', None),
-        (b'{"extensions":null}', None),
-        (b"[]", None),
-        (b"no JSON", None),
-    ],
-)
-def test_binary_extension_is_added_to_metadata(document: bytes, changed: bytes | None) -> None:
-    assert add_binary_extension(document) == (changed or document)
-
-
-def test_merged_metadata_has_the_extensions_that_all_servers_share() -> None:
-    servers = [{"name": "a", "extensions": ["x", "y"]}, {"name": "b", "extensions": ["y", "z"]}]
-    assert merge_server_metadata(servers) == b'{"name":"a","extensions":["y","binary_tensor_data"]}'
-    assert merge_server_metadata([*servers, {}]) == (
-        b'{"name":"a","extensions":["binary_tensor_data"]}'
-    )

@@ -9,7 +9,6 @@ from gateway.protocol.dialects import (
     DIALECTS,
     JSON,
     KSERVE,
-    OPENVINO,
     TORCHSERVE,
     TRITON,
     Dialect,
@@ -46,15 +45,6 @@ def test_dialects_are_found_by_name() -> None:
     assert all(name == dialect.name for name, dialect in DIALECTS.items())
 
 
-def test_only_kserve_speaks_v1() -> None:
-    assert [name for name, dialect in DIALECTS.items() if dialect.speaks_v1] == ["kserve"]
-
-
-def test_only_openvino_has_no_model_list() -> None:
-    lacking = [name for name, dialect in DIALECTS.items() if not dialect.has_model_list]
-    assert lacking == ["openvino"]
-
-
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda each: each.name)
 def test_common_dialect_of_equal_dialects_is_the_same(dialect: Dialect) -> None:
     assert common_dialect([dialect]) is dialect
@@ -89,22 +79,7 @@ def test_common_dialect_of_equal_dialects_is_the_same(dialect: Dialect) -> None:
                 grpc=GrpcForm(checks_tensors=False, survives_cancellation=False),
             ),
         ),
-        (
-            [OPENVINO, TRITON],
-            replace(
-                TRITON,
-                name="openvino and triton",
-                binary_only_if_listed=True,
-                honors_output_encoding=False,
-                trace=None,
-                has_model_list=False,
-            ),
-        ),
         ([TRITON, replace(TRITON, trace=None)], replace(TRITON, trace=None)),
-        (
-            [TRITON, replace(TRITON, max_head_part=100)],
-            replace(TRITON, max_head_part=100),
-        ),
         # All releases of KServe speak V1.
         ([KSERVE, replace(KSERVE, binary=False)], replace(KSERVE, binary=False)),
     ],

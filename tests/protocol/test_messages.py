@@ -12,13 +12,12 @@ TENSOR = InputTensor("IN", DATATYPES["FP32"], (1,), 4)
     "head",
     [
         InferRequestHead((TENSOR,), parameters={"sequence_id": 7}),
-        InferRequestHead((TENSOR,), parameters={"priority": 1, "sequence_end": True}),
         InferRequestHead((TENSOR,), extra={"sequence_id": "a"}),
         InferRequestHead(
             (TENSOR, InputTensor("sequence_control_input", DATATYPES["UINT32"], (1,)))
         ),
     ],
-    ids=["id", "end", "unknown member", "input"],
+    ids=["id", "unknown member", "input"],
 )
 def test_request_with_a_sequence_parameter_or_input_is_in_a_sequence(
     head: InferRequestHead,

@@ -18,26 +18,15 @@ from gateway.protocol.operations import (
     strip_version,
 )
 
-INFER = OperationKind.INFER
-TRACE = OperationKind.TRACE_SETTING
-METADATA = OperationKind.SERVER_METADATA
-LOAD = OperationKind.LOAD
-GENERATE = OperationKind.GENERATE
-LIVENESS = OperationKind.LIVENESS
-READINESS = OperationKind.READINESS
-HEALTH = OperationKind.HEALTH
-MODEL_METADATA = OperationKind.MODEL_METADATA
-CONFIG = OperationKind.CONFIG
-STATISTICS = OperationKind.STATISTICS
-ALL_STATISTICS = OperationKind.ALL_STATISTICS
-INDEX = OperationKind.INDEX
-REPOSITORY = OperationKind.REPOSITORY
-LOGGING = OperationKind.LOGGING
+INFER, PREDICT, GENERATE = OperationKind.INFER, OperationKind.PREDICT, OperationKind.GENERATE
+METADATA, MODEL_METADATA = OperationKind.SERVER_METADATA, OperationKind.MODEL_METADATA
+TRACE, LOGGING, CONFIG = OperationKind.TRACE_SETTING, OperationKind.LOGGING, OperationKind.CONFIG
+LIVENESS, READINESS = OperationKind.LIVENESS, OperationKind.READINESS
+STATISTICS, ALL_STATISTICS = OperationKind.STATISTICS, OperationKind.ALL_STATISTICS
+LOAD, INDEX, REPOSITORY = OperationKind.LOAD, OperationKind.INDEX, OperationKind.REPOSITORY
+V1_MODEL, V1_MODELS = OperationKind.V1_MODEL, OperationKind.V1_MODELS
+HEALTH, OTHER = OperationKind.HEALTH, OperationKind.OTHER
 SHARED_MEMORY = OperationKind.SHARED_MEMORY
-PREDICT = OperationKind.PREDICT
-V1_MODEL = OperationKind.V1_MODEL
-V1_MODELS = OperationKind.V1_MODELS
-OTHER = OperationKind.OTHER
 
 
 @pytest.mark.parametrize(
@@ -46,8 +35,6 @@ OTHER = OperationKind.OTHER
         ("POST", "/v2/models/m/infer", Operation(INFER, "m")),
         ("POST", "/v2/models/m/infer?x=/y", Operation(INFER, "m")),
         ("POST", "/v2/models/m/versions/7/infer", Operation(INFER, "m", "7")),
-        ("POST", "/v2/models/a%2Fb%20c/infer", Operation(INFER, "a%2Fb%20c")),
-        ("POST", "/v2/models/infer/infer", Operation(INFER, "infer")),
         ("POST", "/v2/models/stats/infer", Operation(INFER, "stats")),
         (
             "POST",
@@ -56,30 +43,18 @@ OTHER = OperationKind.OTHER
         ),
         ("GET", "/v2", Operation(METADATA)),
         ("GET", "/v2/", Operation(METADATA)),
-        ("GET", "/v2?x", Operation(METADATA)),
-        ("GET", "/v2/trace", Operation(TRACE)),
         ("POST", "/v2/trace", Operation(TRACE)),
         ("GET", "/v2/trace/setting", Operation(TRACE)),
         ("POST", "/v2/models/m/trace", Operation(TRACE, "m")),
-        ("GET", "/v2/models/m/trace/setting", Operation(TRACE, "m")),
-        ("GET", "/v2/models/m/versions/1/trace", Operation(TRACE, "m", "1")),
         ("POST", "/v2/models/m/versions/1/trace/setting", Operation(TRACE, "m", "1")),
-        ("POST", "/v2/repository/models/m/load", Operation(LOAD, "m")),
         ("POST", "/v2/repository/models/m/unload", Operation(LOAD, "m")),
         ("POST", "/v2/repository/r/models/m/load?x", Operation(LOAD, "m")),
-        ("POST", "/v2/repository/models/models/m/unload", Operation(LOAD, "m")),
         ("POST", "/v2/repository/models/models/load", Operation(LOAD, "models")),
         ("GET", "/v2/health/live", Operation(LIVENESS)),
-        ("HEAD", "/v2/health/live", Operation(LIVENESS)),
         ("GET", "/v2/health/ready?x", Operation(READINESS)),
-        ("HEAD", "/v2/health/ready", Operation(READINESS)),
         ("POST", "/v1/models/m:predict", Operation(PREDICT, "m")),
-        ("POST", "/v1/models/m:predict?x=:y", Operation(PREDICT, "m")),
         ("POST", "/v1/models/m/versions/7:predict", Operation(PREDICT, "m", "7")),
-        ("POST", "/v1/models/a%3Ab%20c:predict", Operation(PREDICT, "a%3Ab%20c")),
-        ("POST", "/v1/models/a:b:predict", Operation(PREDICT, "a:b")),
         ("POST", "/v1/models/a:b/versions/1:2:predict", Operation(PREDICT, "a:b", "1:2")),
-        ("GET", "/v1/models/m", Operation(V1_MODEL, "m")),
         ("GET", "/v1/models/m/versions/7", Operation(V1_MODEL, "m", "7")),
         ("GET", "/v1/models", Operation(V1_MODELS)),
     ],
@@ -96,9 +71,7 @@ def test_operations_with_a_handler_are_parsed(
     [
         ("GET", "/v2/models/stats", Operation(ALL_STATISTICS)),
         ("POST", "/v2/repository/index", Operation(INDEX)),
-        ("GET", "/v2/repository/index?x", Operation(INDEX)),
         ("GET", "/v2/logging", Operation(LOGGING)),
-        ("POST", "/v2/logging", Operation(LOGGING)),
         ("PUT", "/v2/logging/x", Operation(LOGGING)),
     ],
 )
@@ -113,64 +86,38 @@ def test_operations_forwarded_to_a_single_server_are_parsed(
 @pytest.mark.parametrize(
     ("method", "target", "endpoint"),
     [
-        ("POST", "/v2/models/m/generate", Operation(GENERATE, "m")),
         ("POST", "/v2/models/m/versions/2/generate_stream", Operation(GENERATE, "m", "2")),
         ("POST", "/v2/health/live", Operation(HEALTH)),
         ("PUT", "/v2/health/ready?x", Operation(HEALTH)),
         ("GET", "/v2/health/live/", Operation(OTHER)),
         ("GET", "/v2/models/m/ready", Operation(HEALTH, "m")),
         ("GET", "/v2/models/m", Operation(MODEL_METADATA, "m")),
-        ("GET", "/v2/models/m?x", Operation(MODEL_METADATA, "m")),
         ("GET", "/v2/models/m/versions/1", Operation(MODEL_METADATA, "m", "1")),
         ("GET", "/v2/models/m/config", Operation(CONFIG, "m")),
         ("GET", "/v2/models/m/versions/1/stats", Operation(STATISTICS, "m", "1")),
         ("HEAD", "/v2/models/stats", Operation(STATISTICS)),
-        ("GET", "/v2/models/stats/stats", Operation(STATISTICS, "stats")),
         ("PUT", "/v2/repository/index", Operation(REPOSITORY)),
-        ("POST", "/v2/repository/r/index", Operation(REPOSITORY)),
         ("POST", "/v2/repository/r/s/models/m/load", Operation(REPOSITORY)),
         ("GET", "/v2/repository/models/m/load", Operation(REPOSITORY, "m")),
-        ("GET", "/v2/repository/r/models/m/load", Operation(REPOSITORY, "m")),
-        ("POST", "/v2/repository", Operation(REPOSITORY)),
-        ("GET", "/v2/systemsharedmemory/status", Operation(SHARED_MEMORY)),
         ("POST", "/v2/cudasharedmemory/region/r/register", Operation(SHARED_MEMORY)),
         ("GET", "/v2/models/m/infer", Operation(OTHER, "m")),
         ("POST", "/v2/models/m/infer/", Operation(OTHER, "m")),
-        ("POST", "/v2/models/m/infer\n", Operation(OTHER, "m")),
         ("POST", "/v2/models/m\n/infer\n", Operation(OTHER, "m\n")),
-        ("POST", "/v2/models/a/b/infer", Operation(OTHER, "a")),
         ("GET", "/v2/models/m/versions/3/x/y", Operation(OTHER, "m", "3")),
         ("POST", "/v2/models/m/versions//infer", Operation(OTHER, "m")),
-        ("GET", "/v2/models/m/", Operation(OTHER, "m")),
         ("HEAD", "/v2/models/m", Operation(MODEL_METADATA, "m")),
-        ("POST", "/v2/models/m", Operation(OTHER, "m")),
         ("PUT", "/v2/models/m/versions/1", Operation(OTHER, "m", "1")),
-        ("POST", "/v2/models//infer", Operation(OTHER)),
-        ("POST", "/prefix/v2/models/m/infer", Operation(OTHER)),
         ("POST", "/v2", Operation(OTHER)),
-        ("PUT", "/v2/trace", Operation(OTHER)),
         ("PUT", "/v2/models/m/trace", Operation(OTHER, "m")),
-        ("GET", "/v2/trace/", Operation(OTHER)),
         ("GET", "/v2/trace/settings", Operation(OTHER)),
-        ("GET", "/v2/repositories", Operation(OTHER)),
         ("GET", "/v2/%72epository/index", Operation(OTHER)),
-        ("GET", "/v2/models", Operation(OTHER)),
-        ("GET", "/v2/x", Operation(OTHER)),
-        ("POST", "/v1/models", Operation(OTHER)),
         ("GET", "/v1/models/", Operation(OTHER)),
-        ("HEAD", "/v1/models/m", Operation(OTHER, "m")),
         ("GET", "/v1/models/m:predict", Operation(OTHER, "m")),
         ("POST", "/v1/models/m:explain", Operation(OTHER, "m")),
         ("POST", "/v1/models/m:predict/", Operation(OTHER, "m:predict")),
-        ("POST", "/v1/models/m/x:predict", Operation(OTHER, "m")),
-        ("POST", "/v1/models/a:b:explain", Operation(OTHER, "a:b")),
         ("POST", "/v1/models/a:b/explain", Operation(OTHER, "a:b")),
-        ("GET", "/v1/models/a:b", Operation(OTHER, "a")),
         ("POST", "/v1/models/m/labels/l:predict", Operation(OTHER, "m")),
-        ("GET", "/v1/models/m/metadata", Operation(OTHER, "m")),
         ("POST", "/v1/models/:predict", Operation(OTHER)),
-        ("POST", "/v1/chat/completions", Operation(OTHER)),
-        ("GET", "/", Operation(OTHER)),
         ("OPTIONS", "*", Operation(OTHER)),
         ("GET", "", Operation(OTHER)),
     ],
@@ -184,32 +131,19 @@ def test_passthrough_operations_are_parsed(method: str, target: str, endpoint: O
     ("method", "target", "readings"),
     [
         ("POST", "/v2/models/m/infer?%2F..//", [Operation(INFER, "m")]),
-        ("GET", "/v2", [Operation(METADATA)]),
         ("GET", "/v2/", [Operation(METADATA)]),
         ("OPTIONS", "*", [Operation(OTHER)]),
         ("GET", "", [Operation(OTHER)]),
         # Needless or required percent-encoding reads the same everywhere.
-        ("POST", "/v2/models/%6d/infer", [Operation(INFER, "m")]),
         ("POST", "/v2/models/a%20b/versions/%31/infer", [Operation(INFER, "a b", "1")]),
-        ("POST", "/v2/models/%C3%A9/infer", [Operation(INFER, "é")]),
         ("POST", "/v2/models/%zz%/infer", [Operation(INFER, "%zz%")]),
-        ("POST", "/v1/models/%6d:predict", [Operation(PREDICT, "m")]),
-        ("POST", "/v2/repository/models/%6d/load", [Operation(LOAD, "m")]),
         # Servers decode once.
         ("POST", "/v2/models/%256d/infer", [Operation(INFER, "%6d")]),
-        ("POST", "/v2/models/m%252Finfer", [Operation(OTHER, "m%2Finfer")]),
         # The operation depends on when a server decodes.
         ("POST", "/v2/models/m%2Finfer", [Operation(OTHER, "m/infer"), Operation(INFER, "m")]),
-        (
-            "GET",
-            "/v2/models/m%2fready",
-            [Operation(MODEL_METADATA, "m/ready"), Operation(HEALTH, "m")],
-        ),
         ("POST", "/v2/models/m/%69nfer", [Operation(OTHER, "m"), Operation(INFER, "m")]),
         ("POST", "/v2%2Fmodels/m/infer", [Operation(OTHER), Operation(INFER, "m")]),
-        ("POST", "/%762/models/m/infer", [Operation(OTHER), Operation(INFER, "m")]),
         ("POST", "/v2/models/m/infer%0A", [Operation(OTHER, "m"), Operation(INFER, "m")]),
-        ("POST", "/v2/models/m/infer%3Fx", [Operation(OTHER, "m")]),
         (
             "POST",
             "/v2/models/m%2Fversions%2F1%2Finfer",
@@ -220,30 +154,22 @@ def test_passthrough_operations_are_parsed(method: str, target: str, endpoint: O
             "/v1/models/m%3Apredict",
             [Operation(OTHER, "m:predict"), Operation(PREDICT, "m")],
         ),
-        ("POST", "/v1/models/a%3Ab:predict", [Operation(PREDICT, "a:b")]),
         ("POST", "/v1/models/m:%70redict", [Operation(OTHER, "m"), Operation(PREDICT, "m")]),
         (
             "GET",
             "/v2/models/stat%73",
             [Operation(MODEL_METADATA, "stats"), Operation(ALL_STATISTICS)],
         ),
-        ("POST", "/v2/%72epository/index", [Operation(OTHER), Operation(INDEX)]),
-        (
-            "POST",
-            "/v2/repository/models%2Fm/load",
-            [Operation(REPOSITORY), Operation(LOAD, "m")],
-        ),
+        ("POST", "/v2/repository/models%2Fm/load", [Operation(REPOSITORY), Operation(LOAD, "m")]),
         # The same for servers that normalize paths.
         ("POST", "/v2/models/m/infer/", [Operation(OTHER, "m"), Operation(INFER, "m")]),
         ("POST", "//v2/models//m/infer", [Operation(OTHER), Operation(INFER, "m")]),
-        ("POST", "/v2/models/./m/infer", [Operation(OTHER, "."), Operation(INFER, "m")]),
         ("POST", "/../v2/models/x/../m/infer", [Operation(OTHER), Operation(INFER, "m")]),
         (
             "POST",
             "/v2/models/x%2F%2e%2E%2fm/infer",
             [Operation(INFER, "x/../m"), Operation(OTHER, "x"), Operation(INFER, "m")],
         ),
-        ("GET", "/v2/health/live/", [Operation(OTHER), Operation(LIVENESS)]),
     ],
 )
 def test_path_variants_of_servers_are_parsed(
@@ -257,11 +183,6 @@ def test_every_kind_has_one_name() -> None:
     assert sorted(kind.name for kind in named) == sorted(kind.name for kind in OperationKind)
     for word, kinds in OPERATION_KINDS.items():
         assert {operation_name(kind) for kind in kinds} == {word}
-
-
-def test_model_path_is_written() -> None:
-    assert model_path("m") == "/v2/models/m"
-    assert model_path("a%20b", "3") == "/v2/models/a%20b/versions/3"
 
 
 @pytest.mark.parametrize("version", [None, "1", "v.2"])
@@ -286,27 +207,11 @@ def test_model_path_is_parsed_back(model: str, version: str | None) -> None:
             "/v2/models/n/versions/3/infer?a=/v2/models/m/infer?b#",
         ),
         ("/v2/models/m", "/v2/models/n", "/v2/models/n/versions/3"),
-        ("/v2/models/m?", "/v2/models/n?", "/v2/models/n/versions/3?"),
         ("/v2/models/m/versions/1", "/v2/models/n/versions/1", "/v2/models/n/versions/3"),
-        ("/v2/models/m/generate", "/v2/models/n/generate", "/v2/models/n/versions/3/generate"),
-        ("/v2/models/m/stats", "/v2/models/n/stats", "/v2/models/n/versions/3/stats"),
         ("/v2/models/m/trace", "/v2/models/n/trace", "/v2/models/n/versions/3/trace"),
-        (
-            "/v2/models/m/versions/2/trace/setting?x",
-            "/v2/models/n/versions/2/trace/setting?x",
-            "/v2/models/n/versions/3/trace/setting?x",
-        ),
         ("/v2/models/a%2Fb/x//y", "/v2/models/n/x//y", "/v2/models/n/versions/3/x//y"),
-        ("/v2/models/models/models", "/v2/models/n/models", "/v2/models/n/versions/3/models"),
         ("/v2/models/stats/stats", "/v2/models/n/stats", "/v2/models/n/versions/3/stats"),
         ("/v1/models/m:predict", "/v1/models/n:predict", "/v1/models/n/versions/3:predict"),
-        (
-            "/v1/models/m/versions/1:predict?x",
-            "/v1/models/n/versions/1:predict?x",
-            "/v1/models/n/versions/3:predict?x",
-        ),
-        ("/v1/models/m", "/v1/models/n", "/v1/models/n/versions/3"),
-        ("/v1/models/m:explain", "/v1/models/n:explain", "/v1/models/n/versions/3:explain"),
         ("/v1/models/a:b:predict", "/v1/models/n:predict", "/v1/models/n/versions/3:predict"),
         *[
             (f"/v2/repository{room}/m/{verb}", *[f"/v2/repository{room}/n/{verb}"] * 2)
@@ -317,9 +222,7 @@ def test_model_path_is_parsed_back(model: str, version: str | None) -> None:
             (target, target, target)
             for target in (
                 "/v2",
-                "/v2/trace/setting",
                 "/v2/models/stats?x",
-                "/v2/repository/index",
                 "/v1/models",
                 "/v2/models//infer",
                 "/x/v2/models/m/infer",
@@ -346,7 +249,6 @@ def test_model_in_a_path_is_replaced(target: str, renamed: str, with_version: st
         ("/v2/models/m/versions/1", "/v2/models/m"),
         ("/v2/models/m/versions/1/a/versions/2?x=/versions/3", "/v2/models/m/a/versions/2"),
         ("/v2/models/m/infer", "/v2/models/m/infer"),
-        ("/v2/models/m/versions", "/v2/models/m/versions"),
         ("/v2", "/v2"),
     ],
 )

@@ -24,6 +24,7 @@ from gateway.protocol.request_header import (
     requests_binary_explicitly,
 )
 from tests.protocol.headers import Fields, nested, tensor
+from tests.support.checks.refused import refused, refused_with
 
 FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
 
@@ -43,7 +44,7 @@ def test_nesting_up_to_the_limit_is_parsed(depth: int) -> None:
     assert set(parse_request_header(nested(depth), depth)) == {"x"}
 
 
-@pytest.mark.parametrize("depth", [3, 10, 199])
+@pytest.mark.parametrize("depth", [3, 199])
 def test_nesting_beyond_the_limit_is_refused(depth: int) -> None:
     with pytest.raises(GatewayError, match=rf"^the request's JSON is nested deeper than {depth}$"):
         parse_request_header(nested(depth + 1), depth)
@@ -67,21 +68,15 @@ def test_brackets_in_strings_and_siblings_are_no_nesting() -> None:
     [
         (b"", "the request is not valid JSON"),
         (b'{"inputs": [}', 'near: {"inputs": [}'),
-        (b'{"a": NaN}', "the request is not valid JSON"),
         (b'{"a": "\xff"}', "the request is not valid JSON"),
         (b'{"a": "\\ud800"}', "the request is not valid JSON"),
         (b"\xef\xbb\xbf{}", "the request is not valid JSON"),
-        (b"{}{}", "the request is not valid JSON"),
         (b"[]", "the request must be a JSON object with inputs, got an array"),
-        (b"null", "the request must be a JSON object with inputs, got null"),
-        (b'"inputs"', 'the request must be a JSON object with inputs, got "inputs"'),
     ],
 )
 def test_invalid_header_is_refused(text: bytes, message: str) -> None:
-    with pytest.raises(GatewayError) as caught:
+    with refused_with(ErrorKind.BAD_REQUEST, message):
         parse_request_header(text, 64)
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
-    assert message in caught.value.message
 
 
 # ---------------------------------------------------------------------------------- inputs
@@ -92,14 +87,7 @@ def test_invalid_header_is_refused(text: bytes, message: str) -> None:
     [
         (tensor(data=0), InputTensor("x", FP32, (2,), base64=False)),
         (tensor(data=0, shape=[]), InputTensor("x", FP32, (), base64=False)),
-        (
-            tensor(parameters={"binary_data_size": 8}),
-            InputTensor("x", FP32, (2,), 8),
-        ),
-        (
-            tensor(parameters={"binary_data_size": 0}, shape=[3, 0]),
-            InputTensor("x", FP32, (3, 0), 0),
-        ),
+        (tensor(parameters={"binary_data_size": 8}), InputTensor("x", FP32, (2,), 8)),
         (
             tensor(parameters={"binary_data_size": 2**63 - 1}, datatype="BYTES"),
             InputTensor("x", BYTES, (2,), 2**63 - 1),
@@ -119,10 +107,8 @@ def test_input_is_read(entry: Fields, expected: InputTensor) -> None:
     assert read_inputs({"id": "7", "inputs": [entry]}) == (expected,)
 
 
-SOURCES = "input 'x' needs exactly one of data, binary_data_size and shared_memory_region; it has "
-REFUSED_INPUTS = [
+REFUSED_FIELDS = [
     ({"inputs": [], "id": 7}, "id must be a string, got 7"),
-    ({"inputs": [], "id": None}, "id must be a string, got null"),
     ({}, "inputs is missing; it must be an array of tensors"),
     (
         {"instances": [1], "inputs_": []},
@@ -130,89 +116,42 @@ REFUSED_INPUTS = [
         "send such a request to /v1/models/MODEL:predict",
     ),
     ({"inputs": None}, "inputs must be an array of tensors, got null"),
-    ({"inputs": {"x": 1}}, "inputs must be an array of tensors, got an object"),
-    ({"inputs": "x"}, 'inputs must be an array of tensors, got "x"'),
-    ({"inputs": [[]]}, "inputs[0] must be an object, got an array"),
     ({"inputs": [tensor(data=0), 5]}, "inputs[1] must be an object, got 5"),
     ({"inputs": [tensor(name=None)]}, "inputs[0]: name is missing"),
-    ({"inputs": [tensor() | {"name": None}]}, "inputs[0]: name must be a string, got null"),
-    ({"inputs": [tensor(name={})]}, "inputs[0]: name must be a string, got an object"),
     ({"inputs": [tensor(name=5)]}, "inputs[0]: name must be a string, got 5"),
+]
+SOURCES = "needs exactly one of data, binary_data_size and shared_memory_region; it has "
+TWO_SOURCES = {"shared_memory_region": "", "binary_data_size": 8}
+REFUSED_INPUTS = [
+    (tensor(datatype=None, data=0), "datatype is missing"),
+    (tensor(datatype=5), 'datatype must be a string such as "FP32", got 5'),
+    (tensor(datatype="FP8"), 'unknown datatype "FP8"; known are'),
+    (tensor(shape=None), "shape is missing"),
+    (tensor(shape=2), "shape must be an array of integers, got 2"),
+    (tensor(shape=[-1]), "shape [-1] must hold integers of 0 or more"),
+    (tensor(shape=[1.0]), "shape [1.0] must hold integers of 0 or more"),
+    (tensor(shape=[True]), "shape [true] must hold integers"),
+    (tensor(shape=[-1] * 60), "shape [-1,-1,-1,-1,-1,-1,-1,-1,-1,-1,-1"),
+    (tensor(shape=[1] * 65), "shape has 65 dimensions; at most 64 are allowed"),
+    (tensor(data=0, parameters=[]), "parameters must be an object"),
+    (tensor(), "data is missing, and there is neither binary_data_size nor shared_memory_region"),
+    (tensor(data=0, parameters={"binary_data_size": 8}), f"{SOURCES}data and binary_data_size"),
+    (tensor(data=0, parameters=TWO_SOURCES), f"{SOURCES}data and binary_data_size and shared_mem"),
     (
-        {"inputs": [tensor(datatype=None, data=0)]},
-        "input 'x': datatype is missing",
-    ),
-    (
-        {"inputs": [tensor() | {"datatype": None}]},
-        "input 'x': datatype must be a string such as \"FP32\", got null",
-    ),
-    (
-        {"inputs": [tensor(datatype=5)]},
-        "input 'x': datatype must be a string such as \"FP32\", got 5",
-    ),
-    ({"inputs": [tensor(datatype="FP8")]}, "input 'x': unknown datatype \"FP8\"; known are"),
-    ({"inputs": [tensor(datatype="fp32")]}, "input 'x': unknown datatype \"fp32\""),
-    (
-        {"inputs": [tensor(datatype=["FP32"])]},
-        "input 'x': datatype must be a string such as \"FP32\", got an array",
-    ),
-    ({"inputs": [tensor(shape=None)]}, "input 'x': shape is missing"),
-    (
-        {"inputs": [tensor() | {"shape": None}]},
-        "input 'x': shape must be an array of integers, got null",
-    ),
-    (
-        {"inputs": [tensor(shape={})]},
-        "input 'x': shape must be an array of integers, got an object",
-    ),
-    ({"inputs": [tensor(shape=2)]}, "input 'x': shape must be an array of integers, got 2"),
-    ({"inputs": [tensor(shape=[-1])]}, "input 'x': shape [-1] must hold integers of 0 or more"),
-    ({"inputs": [tensor(shape=[1.0])]}, "input 'x': shape [1.0] must hold integers of 0 or more"),
-    ({"inputs": [tensor(shape=[True])]}, "input 'x': shape [true] must hold integers"),
-    ({"inputs": [tensor(shape=["2"])]}, "input 'x': shape [\"2\"] must hold integers"),
-    ({"inputs": [tensor(shape=[-1] * 60)]}, "input 'x': shape [-1,-1,-1,-1,-1,-1,-1,-1,-1,-1,-1"),
-    (
-        {"inputs": [tensor(shape=[1] * 65)]},
-        "input 'x': shape has 65 dimensions; at most 64 are allowed",
-    ),
-    ({"inputs": [tensor(data=0, parameters=[])]}, "input 'x': parameters must be an object"),
-    (
-        {"inputs": [tensor(data=0) | {"parameters": None}]},
-        "input 'x': parameters must be an object, got null",
-    ),
-    (
-        {"inputs": [tensor()]},
-        "input 'x': data is missing, and there is neither binary_data_size nor "
-        "shared_memory_region in its parameters",
-    ),
-    (
-        {"inputs": [tensor(data=0, parameters={"binary_data_size": 8})]},
-        SOURCES + "data and binary_data_size",
-    ),
-    (
-        {
-            "inputs": [
-                tensor(data=0, parameters={"shared_memory_region": "", "binary_data_size": 8})
-            ]
-        },
-        SOURCES + "data and binary_data_size and shared_memory_region",
-    ),
-    (
-        {"inputs": [tensor(parameters={"binary_data_size": 7})]},
-        "input 'x': binary_data_size is 7, but shape [2] of FP32 takes 8 bytes",
+        tensor(parameters={"binary_data_size": 7}),
+        "binary_data_size is 7, but shape [2] of FP32 takes 8 bytes",
     ),
     *(
         (
-            {"inputs": [tensor(parameters={"binary_data_size": size}, datatype="BYTES")]},
-            f"input 'x': binary_data_size must be an integer of 0 or more, got {shown}",
+            tensor(parameters={"binary_data_size": size}, datatype="BYTES"),
+            f"binary_data_size must be an integer of 0 or more, got {shown}",
         )
         for size, shown in [(-1, "-1"), (8.0, "8.0"), (True, "true"), ("8", '"8"'), (2**63, 2**63)]
     ),
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), REFUSED_INPUTS)
-def test_invalid_input_is_refused(fields: Fields, message: str) -> None:
+def _check_refused(fields: Fields, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
         read_inputs(fields)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
@@ -220,10 +159,15 @@ def test_invalid_input_is_refused(fields: Fields, message: str) -> None:
     assert len(caught.value.message) < 300
 
 
-def test_shape_of_many_dimensions_is_read() -> None:
-    shape = [1] * 64
-    (read,) = read_inputs({"inputs": [tensor(shape=shape, parameters={"binary_data_size": 4})]})
-    assert read.shape == tuple(shape)
+@pytest.mark.parametrize(("fields", "message"), REFUSED_FIELDS)
+def test_invalid_inputs_are_refused(fields: Fields, message: str) -> None:
+    _check_refused(fields, message)
+
+
+@pytest.mark.parametrize(("entry", "message"), REFUSED_INPUTS)
+def test_invalid_input_is_named(entry: Fields, message: str) -> None:
+    separator = " " if message.startswith(SOURCES) else ": "
+    _check_refused({"inputs": [entry]}, f"input 'x'{separator}{message}")
 
 
 # ---------------------------------------------------------------------------------- output encoding
@@ -242,15 +186,12 @@ DEFAULT_ON, DEFAULT_OFF = {"binary_data_output": True}, {"binary_data_output": F
 FORMS = [
     # fields, wanted in binary: out0, out1; all in binary, all in JSON
     ({}, False, False, False, True),
-    ({"parameters": DEFAULT_OFF}, False, False, False, True),
     ({"parameters": DEFAULT_ON}, True, True, True, False),
-    ({"outputs": outputs(None, None)}, False, False, False, True),
     ({"outputs": outputs(ON, None)}, True, False, False, False),
     ({"outputs": outputs(ON, ON)}, True, True, True, False),
     ({"outputs": outputs(OFF, OFF), "parameters": DEFAULT_ON}, False, False, False, True),
     # KServe's extension: an output's parameter overrides the request's.
     ({"outputs": outputs(None, OFF), "parameters": DEFAULT_ON}, True, False, False, False),
-    ({"outputs": outputs(None, None), "parameters": DEFAULT_ON}, True, True, True, False),
     ({"outputs": outputs({"classification": 3}, ON)}, False, True, False, False),
     ({"outputs": [], "parameters": DEFAULT_ON}, True, True, True, False),
 ]
@@ -272,13 +213,10 @@ BASE64 = {"content_type": "base64"}
     ("fields", "as_base64"),
     [
         ({"outputs": outputs(BASE64, None)}, {"out0"}),
-        ({"outputs": outputs(BASE64, OFF | BASE64)}, {"out0", "out1"}),
         ({"outputs": outputs(ON | BASE64, BASE64)}, {"out1"}),
         ({"outputs": outputs(BASE64, OFF | BASE64), "parameters": DEFAULT_ON}, {"out1"}),
-        ({"outputs": outputs({"content_type": "np"}, {"content_type": 64})}, set()),
         ({"outputs": [*outputs(BASE64), *outputs(None)]}, {"out0"}),
         ({"outputs": [*outputs(None), *outputs(BASE64)]}, set()),
-        ({"outputs": [*outputs(ON), *outputs(BASE64)]}, set()),
         # There is no parameter for all outputs.
         ({"parameters": BASE64}, set()),
     ],
@@ -294,16 +232,12 @@ def test_unlisted_output_has_the_default_encoding() -> None:
 
 REFUSED_FORMS = [
     ({"parameters": []}, "the request: parameters must be an object, got an array"),
-    ({"parameters": None}, "the request: parameters must be an object, got null"),
     (
         {"parameters": {"binary_data_output": 1}},
         "the request: binary_data_output must be true or false, got 1",
     ),
     ({"outputs": {}}, "outputs must be an array of tensors, got an object"),
-    ({"outputs": None}, "outputs must be an array of tensors, got null"),
-    ({"outputs": [{"name": "y"}, "z"]}, 'outputs[1] must be an object, got "z"'),
     ({"outputs": [{}]}, "outputs[0]: name is missing"),
-    ({"outputs": [{"name": None}]}, "outputs[0]: name must be a string, got null"),
     (
         {"outputs": [{"name": "y", "parameters": 1}]},
         "output 'y': parameters must be an object, got 1",
@@ -317,24 +251,19 @@ REFUSED_FORMS = [
 
 @pytest.mark.parametrize(("fields", "message"), REFUSED_FORMS)
 def test_invalid_output_encoding_is_refused(fields: Fields, message: str) -> None:
-    with pytest.raises(GatewayError) as caught:
+    with refused(ErrorKind.BAD_REQUEST, message):
         read_output_encoding(fields)
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
-    assert caught.value.message == message
 
 
 @pytest.mark.parametrize(
     ("fields", "explicit"),
     [
         ({}, False),
-        ({"parameters": DEFAULT_OFF}, False),
         ({"parameters": DEFAULT_ON}, True),
-        ({"outputs": [], "parameters": DEFAULT_ON}, True),
         ({"outputs": outputs(None), "parameters": DEFAULT_ON}, False),
         ({"outputs": outputs(None, OFF, ON)}, False),
         ({"outputs": outputs(ON, ON)}, True),
         ({"outputs": outputs({"shared_memory_region": "r"}, ON)}, True),
-        ({"outputs": outputs(ON | BASE64)}, True),
     ],
 )
 def test_explicit_request_for_binary_outputs_is_recognized(fields: Fields, explicit: bool) -> None:
@@ -349,11 +278,9 @@ def test_explicit_request_for_binary_outputs_is_recognized(fields: Fields, expli
     [
         (tensor(datatype="BYTES", data=[], parameters=BASE64), True),
         (tensor(datatype="BYTES", data=[], parameters={"content_type": "str"}), False),
-        (tensor(datatype="BYTES", data=[], parameters={"content_type": ["base64"]}), False),
         (tensor(datatype="BYTES", data=[]), False),
         (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), None),
         (tensor(datatype="FP32", parameters=BASE64 | {"binary_data_size": 8}), None),
-        (tensor(datatype="FP32", parameters=BASE64 | {"shared_memory_region": "r"}), None),
     ],
 )
 def test_base64_content_is_recognized(entry: Fields, base64: bool | None) -> None:

@@ -6,11 +6,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.protocol.dialects import JSON, KSERVE, TRITON, Dialect
 from gateway.protocol.messages import ALL_BINARY, ALL_JSON, OutputEncoding
 from gateway.protocol.request_header import HEADER_LENGTH
-from gateway.protocol.response_header import (
-    ResponseAction,
-    choose_response_action,
-    reads_response,
-)
+from gateway.protocol.response_header import ResponseAction, choose_response_action, reads_response
 
 UNTOUCHED, FILL, WRITE_JSON = (
     ResponseAction.UNTOUCHED,
@@ -48,17 +44,13 @@ def choose(
         (TRITON, ALL_JSON, 5, WRITE_JSON),
         (TRITON, ALL_JSON, None, FILL),
         (TRITON, MIXED, 5, ENCODE),
-        (TRITON, MIXED, None, FILL),
         (KSERVE, ALL_BINARY, 5, UNLESS_FITTING),
         (KSERVE, ALL_BINARY, LARGE, ENCODE),
-        (KSERVE, ALL_BINARY, None, ENCODE),
         (KSERVE, ALL_JSON, 5, WRITE_JSON),
         (KSERVE, ALL_JSON, LARGE, ENCODE),
-        (KSERVE, ALL_JSON, None, FILL),
         (KSERVE, MIXED, 5, UNLESS_FITTING),
         (JSON, ALL_JSON, None, UNTOUCHED),
         (JSON, ALL_BINARY, None, ENCODE),
-        (JSON, MIXED, None, ENCODE),
     ],
 )
 def test_action_depends_on_dialect_encoding_and_header_length(

@@ -7,11 +7,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.messages import (
-    InferResponseHead,
-    OutputEncoding,
-    OutputTensor,
-)
+from gateway.protocol.messages import InferResponseHead, OutputEncoding, OutputTensor
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.response_header import (
     has_encoding,
@@ -21,6 +17,7 @@ from gateway.protocol.response_header import (
     response_header_length,
 )
 from tests.protocol.headers import Fields, nested, tensor
+from tests.support.checks.refused import refused
 
 FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
 
@@ -34,18 +31,12 @@ FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
             OutputTensor("x", FP32, (2,), None, {"a": 1}, {"more": []}),
         ),
         (tensor(parameters={"binary_data_size": 8}), OutputTensor("x", FP32, (2,), 8)),
-        (
-            tensor(parameters={"binary_data_size": 3}, datatype="BYTES"),
-            OutputTensor("x", BYTES, (2,), 3),
-        ),
         (tensor(shape=[3, 0]), OutputTensor("x", FP32, (3, 0), 0)),
-        (tensor(shape=[0], parameters=None), OutputTensor("x", FP32, (0,), 0)),
         (tensor(shape=[0], data=[]), OutputTensor("x", FP32, (0,), None)),
         (
             tensor(shape=[0], parameters={"shared_memory_region": "r"}),
             OutputTensor("x", FP32, (0,), None, {"shared_memory_region": "r"}),
         ),
-        (tensor(), OutputTensor("x", FP32, (2,), None)),
     ],
 )
 def test_output_is_read(entry: Fields, expected: OutputTensor) -> None:
@@ -85,14 +76,11 @@ BINARY = {"binary_data_size": 8}
     [
         (tensor(parameters=BINARY), True, False),
         (tensor(data=[1, 2]), False, True),
-        (tensor(data=[1, 2], parameters=None), False, True),
         (tensor(data=[1, 2], parameters=BINARY), False, False),
-        (tensor(parameters=BINARY, datatype="FP8"), True, False),
         (tensor(), True, True),
         (tensor(parameters={"shared_memory_region": "r"}), True, True),
         (tensor(shape=[0]), False, False),
         (tensor(shape=[0], parameters={"binary_data_size": 0}), True, False),
-        (tensor(shape=None), False, False),
         (tensor(parameters=[5]), True, True),
         (5, False, False),
     ],
@@ -106,7 +94,7 @@ def test_has_encoding_compares_outputs_with_the_requested_encoding(
             assert has_encoding({"outputs": [tensor(name="y"), entry]}, form) is expected
 
 
-@pytest.mark.parametrize("fields", [{"outputs": None}, {"outputs": {}}, {"outputs": "x"}])
+@pytest.mark.parametrize("fields", [{"outputs": None}, {"outputs": "x"}])
 def test_invalid_outputs_have_no_encoding(fields: Fields) -> None:
     assert not has_encoding(fields, OutputEncoding(True, {}))
 
@@ -123,26 +111,17 @@ NO_SHAPE = "which is no array of integers of 0 or more"
 NO_SIZE = "which is no integer of 0 or more"
 REFUSED_OUTPUTS = [
     ({"outputs": {}}, f"{OUTPUTS} an object"),
-    ({"outputs": None}, f"{OUTPUTS} null"),
     ({"outputs": [5]}, f"{FIRST} must be an object, got 5"),
-    ({"outputs": ["name"]}, f'{FIRST} must be an object, got "name"'),
-    ({"outputs": [[]]}, f"{FIRST} must be an object, got an array"),
-    ({"outputs": [None]}, f"{FIRST} must be an object, got null"),
     ({"outputs": [tensor(name=None)]}, f"{FIRST} lacks its name"),
     *(
         ({"outputs": [{**tensor(), "name": name}]}, f"{FIRST} has the name {shown}, {NO_NAME}")
-        for name, shown in ((["x"], '["x"]'), (5, "5"), (None, "null"), ({}, "{}"))
+        for name, shown in ((["x"], '["x"]'), (None, "null"))
     ),
-    ({"outputs": [tensor(shape=None)]}, f"{FIRST} lacks its shape"),
-    ({"outputs": [tensor(datatype=None)]}, f"{FIRST} lacks its datatype"),
     ({"outputs": [{}]}, f"{FIRST} lacks its name and its shape and its datatype"),
     ({"outputs": [tensor(datatype="FP8")]}, f'{ITS} unknown datatype "FP8"'),
-    ({"outputs": [tensor(datatype=["FP32"])]}, f'{ITS} unknown datatype ["FP32"]'),
     ({"outputs": [tensor(parameters=[5])]}, f"{ITS} parameters [5], which must be an object"),
-    ({"outputs": [tensor(parameters="a")]}, f'{ITS} parameters "a", which must be an object'),
     ({"outputs": [tensor(shape=2)]}, f"{ITS} shape 2, {NO_SHAPE}"),
     ({"outputs": [tensor(shape=[-1])]}, f"{ITS} shape [-1], {NO_SHAPE}"),
-    ({"outputs": [tensor(shape=[2.0])]}, f"{ITS} shape [2.0], {NO_SHAPE}"),
     ({"outputs": [tensor(shape=[True])]}, f"{ITS} shape [true], {NO_SHAPE}"),
     (
         {"outputs": [tensor(shape=[1] * 65)]},
@@ -153,10 +132,6 @@ REFUSED_OUTPUTS = [
         f"{ITS} binary_data_size -1, {NO_SIZE}",
     ),
     (
-        {"outputs": [tensor(parameters={"binary_data_size": "8"})]},
-        f'{ITS} binary_data_size "8", {NO_SIZE}',
-    ),
-    (
         {"outputs": [tensor(parameters={"binary_data_size": 12})]},
         "output 'x' of the server's response has 12 bytes, which do not make shape [2] of FP32",
     ),
@@ -165,10 +140,8 @@ REFUSED_OUTPUTS = [
 
 @pytest.mark.parametrize(("fields", "message"), REFUSED_OUTPUTS)
 def test_invalid_output_is_a_502(fields: Fields, message: str) -> None:
-    with pytest.raises(GatewayError) as caught:
+    with refused(ErrorKind.BAD_RESPONSE, message):
         read_outputs(fields)
-    assert caught.value.kind is ErrorKind.BAD_RESPONSE
-    assert caught.value.message == message
 
 
 @pytest.mark.parametrize(
@@ -177,7 +150,6 @@ def test_invalid_output_is_a_502(fields: Fields, message: str) -> None:
         (b"", "the server's response is not valid JSON"),
         (b'{"outputs": [', "the server's response is not valid JSON"),
         (b"[]", "the server's response must be a JSON object with outputs, got an array"),
-        (b"7", "the server's response must be a JSON object with outputs, got 7"),
         (nested(201), "the server's response is JSON nested deeper than 200"),
         (nested(100_000), "the server's response is JSON nested deeper than 1024"),
     ],

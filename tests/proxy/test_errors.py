@@ -5,12 +5,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import bad_request
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.errors import (
-    end_dropped_call,
-    error_body,
-    is_grpc_content,
-    send_error,
-)
+from gateway.proxy.errors import end_dropped_call, error_body, is_grpc_content, send_error
 from tests.support.doubles.streaming import EventLog, ScriptedClientResponse
 
 

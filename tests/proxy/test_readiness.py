@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy import readiness as readiness_module
 from gateway.proxy.destination import Upstream
 from gateway.proxy.readiness import CACHE_SECONDS, Readiness, unready_endpoints
@@ -23,7 +22,9 @@ from tests.support.doubles.cluster import (
     A,
     B,
     C,
+    D,
     connect_error,
+    one_upstream,
     received_requests,
     scripted_response,
     send_request,
@@ -32,9 +33,7 @@ from tests.support.doubles.cluster import (
 )
 from tests.support.doubles.streaming import (
     LIMITS,
-    EventLog,
     ScriptedClientResponse,
-    ScriptedEndpoint,
     ScriptedUpstreamResponse,
     make_destination,
     single_destination,
@@ -63,30 +62,31 @@ def _error(response: ScriptedClientResponse) -> str:
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_gateway_is_live_whatever_its_servers_do(method: str) -> None:
-    (endpoint,) = servers(a=connect_error(A))
-    response = await send_request(
-        single_destination(make_destination(endpoint)), method, LIVE + "?x"
-    )
+    cluster = one_upstream(a=connect_error(A))
+    response = await cluster.ask(method, LIVE + "?x")
     assert (response.status, response.body) == (200, b'{"live":true}')
     assert dict(response.headers) == JSON | {"Content-Length": "13"}
-    assert received_requests(endpoint) == [[]]
+    assert cluster.received == [[]]
 
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_gateway_is_ready_if_every_upstream_has_a_ready_endpoint(method: str) -> None:
-    endpoints = servers(a=connect_error(A), b=OK, c=scripted_response(b'{"ready":true}'), unused=OK)
+    down, up, other, spare, unused = endpoints = servers(
+        a=connect_error(A), b=OK, c=scripted_response(b'{"ready":true}'), d=connect_error(D), e=OK
+    )
+    not_required = make_destination(spare)
+    not_required = replace(not_required, upstream=replace(not_required.upstream, required=False))
+    choices = (make_destination(down, up), not_required, make_destination(unused))
     router = Router(
         [
-            Route(Match(model=Pattern.of("m")), (make_destination(endpoints[2]),)),
-            Route(
-                Match(), (make_destination(*endpoints[:2]), make_destination(endpoints[3])), (1, 0)
-            ),
+            Route(Match(model=Pattern.of("m")), (make_destination(other),)),
+            Route(Match(), choices, (1, 1, 0)),
         ]
     )
     response = await send_request(router, method, READY)
     assert (response.status, response.body) == (200, b'{"ready":true}')
     assert dict(response.headers) == JSON | {"Content-Length": "14"}
-    assert received_requests(*endpoints) == [*[[f"GET {READY}"]] * 3, []]
+    assert received_requests(*endpoints) == [*[[f"GET {READY}"]] * 3, [], []]
 
 
 async def test_upstream_that_is_not_ready_is_named() -> None:
@@ -107,90 +107,44 @@ async def test_upstream_that_is_not_ready_is_named() -> None:
     )
 
 
-async def test_upstream_that_is_not_required_is_not_probed() -> None:
-    needed, spare = servers(a=OK, b=connect_error(B))
-    destination = make_destination(spare)
-    spare_route = replace(destination, upstream=replace(destination.upstream, required=False))
-    assert (
-        await send_request(
-            weighted_destinations(make_destination(needed), spare_route), "GET", READY
-        )
-    ).status == 200
-    assert received_requests(spare) == [[]]
-
-
-@pytest.mark.parametrize("target", [LIVE, READY, "/v2/models/m/ready"])
-async def test_health_can_be_denied_or_without_a_route(target: str) -> None:
-    (endpoint,) = servers(a=OK)
-    denied = Router(
-        [Route(Match(), (make_destination(endpoint),), denied_kinds=OPERATION_KINDS["health"])]
-    )
-    assert (await send_request(denied, "GET", target)).status == 403
-    router = Router([Route(Match(kinds=OPERATION_KINDS["infer"]), (make_destination(endpoint),))])
-    assert (await send_request(router, "GET", target)).status == 404
-    assert received_requests(endpoint) == [[]]
-
-
-async def test_model_readiness_comes_from_its_server() -> None:
-    (endpoint,) = servers(a=scripted_response(b"yes"))
-    response = await send_request(
-        single_destination(make_destination(endpoint)), "GET", "/v2/models/m/ready"
-    )
-    assert (response.status, response.body) == (200, b"yes")
-    assert received_requests(endpoint) == [["GET /v2/models/m/ready"]]
-
-
 async def test_timeout_of_readiness_names_the_upstreams() -> None:
-    (endpoint,) = servers(a=asyncio.Event())
-    router = single_destination(
-        make_destination(endpoint, limits=replace(LIMITS, idle_timeout=0.03))
-    )
-    response = await send_request(router, "GET", READY)
+    cluster = one_upstream(limits=replace(LIMITS, idle_timeout=0.03), a=asyncio.Event())
+    response = await cluster.ask("GET", READY)
     assert response.status == 504
     assert _error(response).startswith("waiting for the endpoints of servers: nothing moved")
-    await router.readiness.close()
+    await cluster.router.readiness.close()
 
 
 # ------------------------------------------------------------------------ the check of one upstream
 
 
-def _upstream(*endpoints: ScriptedEndpoint, name: str = "servers") -> Upstream:
-    return make_destination(*endpoints, name=name).upstream
-
-
 async def test_first_ready_endpoint_ends_the_check() -> None:
-    log = EventLog()
-    hanging = ScriptedEndpoint(log, asyncio.Event(), url=A)
-    stuck = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [asyncio.Event()]), url=B)
+    stuck = ScriptedUpstreamResponse(200, {}, [asyncio.Event()])
+    cluster = one_upstream(a=asyncio.Event(), b=stuck, c=OK)
     before = asyncio.all_tasks()
-    assert await unready_endpoints(_upstream(hanging, stuck, *servers(c=OK))) == ()
+    assert await unready_endpoints(cluster.destinations[0].upstream) == ()
     assert asyncio.all_tasks() == before
-    assert log[-1] == "server is let go"
+    assert cluster.log[-1] == "server is let go"
 
 
 async def test_error_tells_the_reason_of_every_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of them counts as a call that failed."""
     monkeypatch.setattr(readiness_module, "READINESS_TIMEOUT", 0.02)
-    endpoints = servers(a=asyncio.Event(), b=connect_error(B), c=scripted_response(b"", 204))
-    assert await unready_endpoints(_upstream(*endpoints)) == (
+    cluster = one_upstream(a=asyncio.Event(), b=connect_error(B), c=scripted_response(b"", 204))
+    upstream = cluster.destinations[0].upstream
+    assert await unready_endpoints(upstream) == (
         f"{A} did not say in 0.02 s that it is ready",
         f"cannot connect to {B}: Connection refused",
         f"{C} returned 204",
     )
+    assert cluster.outstanding == 0
+    assert all(member.ejection.failures == 0 for member in upstream.pool.members)
 
 
 async def test_endpoint_is_ready_as_far_as_a_gateway_without_descriptors_knows() -> None:
     lack = GatewayError(ErrorKind.EXHAUSTED, "the gateway is out of local resources")
-    endpoint = ScriptedEndpoint(EventLog(), lack, url=A)
-    assert await unready_endpoints(_upstream(endpoint, *servers(b=connect_error(B)))) == ()
-
-
-async def test_check_counts_as_no_call() -> None:
-    upstream = _upstream(*servers(a=connect_error(A), b=scripted_response(b"", 500)))
-    for endpoint in upstream.pool.endpoints:
-        assert isinstance(endpoint, ScriptedEndpoint)
-    assert len(await unready_endpoints(upstream)) == 2
-    assert upstream.pool.outstanding == [0, 0]
-    assert all(member.ejection.failures == 0 for member in upstream.pool.members)
+    cluster = one_upstream(a=lack, b=connect_error(B))
+    assert await unready_endpoints(cluster.destinations[0].upstream) == ()
 
 
 # ------------------------------------------------------------------------------ one check at a time
@@ -206,7 +160,7 @@ class ScriptedChecks:
         self.outcome: tuple[str, ...] | Exception = ()
         self.may_finish = asyncio.Event()
         self.may_finish.set()
-        upstream = _upstream(*servers(a=OK), name="one")
+        upstream = make_destination(*servers(a=OK), name="one").upstream
         self.readiness = Readiness([upstream], self.check, lambda: self.now)
 
     async def check(self, upstream: Upstream) -> tuple[str, ...]:
@@ -266,17 +220,6 @@ async def test_concurrent_clients_share_one_check(checks: ScriptedChecks) -> Non
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert outcomes.count("upstream one (down)") == 18
     assert (checks.count, checks.cancelled) == (1, 0)
-
-
-async def test_check_whose_client_disconnected_still_counts(checks: ScriptedChecks) -> None:
-    checks.may_finish.clear()
-    task = asyncio.create_task(checks.readiness.check())
-    await until(lambda: checks.count)
-    task.cancel()
-    await until(task.done)
-    checks.may_finish.set()
-    assert await checks.readiness.check() == ""
-    assert checks.count == 1
 
 
 async def test_streams_end_with_the_gateway_and_with_its_settings(checks: ScriptedChecks) -> None:

@@ -10,7 +10,6 @@ from gateway.routing.endpoint_health import (
     EjectionState,
     HealthCheckPolicy,
     OutlierPolicy,
-    ProbeState,
     record_failure,
     record_inconclusive,
     record_probe,
@@ -33,17 +32,12 @@ ON_TRIAL = replace(EJECTED, on_trial=True)
         (NOT_EJECTED, [NOT_EJECTED], EjectionState(1)),
         (EjectionState(1), [NOT_EJECTED], EjectionState(2)),
         (EjectionState(2), [NOT_EJECTED], EjectionState(3, 1, 110)),
-        (EjectionState(2), [NOT_EJECTED] * 2, EjectionState(3, 1, 110)),
-        (EjectionState(7), [NOT_EJECTED], EjectionState(8, 1, 110)),
         # Not more than the share: 0 of 1, 1 of 2 or 3, 2 of 4.
         (EjectionState(2), [], EjectionState(3)),
-        (EjectionState(2), [EJECTED], EjectionState(3)),
         (EjectionState(2), [EJECTED, NOT_EJECTED], EjectionState(3)),
         (EjectionState(2), [EJECTED, NOT_EJECTED, NOT_EJECTED], EjectionState(3, 1, 110)),
-        (EjectionState(2), [EJECTED, EJECTED, NOT_EJECTED], EjectionState(3)),
         # A failed trial doubles the ejection, up to the maximum.
         (ON_TRIAL, [NOT_EJECTED], EjectionState(4, 2, 120)),
-        (replace(ON_TRIAL, ejections=2), [NOT_EJECTED], EjectionState(4, 3, 135)),
         (replace(ON_TRIAL, ejections=9999), [NOT_EJECTED], EjectionState(4, 10_000, 135)),
         (ON_TRIAL, [EJECTED], EjectionState(4)),
         # A call from before the ejection fails after it.
@@ -65,7 +59,7 @@ def test_threshold_of_0_turns_ejection_off() -> None:
     assert state.is_usable(100)
 
 
-@pytest.mark.parametrize(("share", "ejected"), [(0.0, 0), (0.33, 1), (0.5, 2), (0.99, 3), (1.0, 4)])
+@pytest.mark.parametrize(("share", "ejected"), [(0.0, 0), (0.5, 2), (0.99, 3)])
 def test_share_of_ejected_endpoints_is_limited(share: float, ejected: int) -> None:
     policy = replace(POLICY, max_ejection_share=share)
     states = [EjectionState(2)] * 4
@@ -77,13 +71,7 @@ def test_share_of_ejected_endpoints_is_limited(share: float, ejected: int) -> No
 
 @pytest.mark.parametrize(
     ("state", "now", "usable"),
-    [
-        (NOT_EJECTED, 0, True),
-        (EjectionState(99), 0, True),
-        (EJECTED, 109.9, False),
-        (EJECTED, 110, True),
-        (ON_TRIAL, 110, False),
-    ],
+    [(NOT_EJECTED, 0, True), (EJECTED, 109.9, False), (EJECTED, 110, True), (ON_TRIAL, 110, False)],
 )
 def test_ejected_endpoint_gets_one_trial_request(
     state: EjectionState, now: float, usable: bool
@@ -94,7 +82,6 @@ def test_ejected_endpoint_gets_one_trial_request(
 @pytest.mark.parametrize(
     ("before", "now", "after"),
     [
-        (NOT_EJECTED, 110, NOT_EJECTED),
         (EjectionState(2), 110, EjectionState(2)),
         (EJECTED, 109.9, EJECTED),
         (EJECTED, 110, ON_TRIAL),
@@ -129,16 +116,11 @@ REMOTE = EjectionState(ejections=2, until=120)
         (EjectionState(2), REMOTE, [NOT_EJECTED], EjectionState(2, 2, 120)),
         # An ejection that is over is ignored.
         (NOT_EJECTED, replace(REMOTE, until=100), [NOT_EJECTED], NOT_EJECTED),
-        (ON_TRIAL, replace(REMOTE, until=100), [NOT_EJECTED], ON_TRIAL),
         # Not more than the share.
-        (NOT_EJECTED, REMOTE, [], NOT_EJECTED),
-        (EjectionState(2), REMOTE, [EJECTED], EjectionState(2)),
         (NOT_EJECTED, REMOTE, [EJECTED, NOT_EJECTED], NOT_EJECTED),
         (NOT_EJECTED, REMOTE, [EJECTED, NOT_EJECTED, NOT_EJECTED], REMOTE),
         # Ejected here, too: the later end and the higher number of ejections count.
         (EJECTED, REMOTE, [NOT_EJECTED], EjectionState(3, 2, 120)),
-        (EJECTED, REMOTE, [EJECTED], EjectionState(3, 2, 120)),
-        (EJECTED, replace(REMOTE, until=110), [NOT_EJECTED], EJECTED),
         (EJECTED, replace(REMOTE, until=109), [NOT_EJECTED], EJECTED),
         (replace(EJECTED, ejections=3), REMOTE, [NOT_EJECTED], EjectionState(3, 3, 120)),
         (replace(ON_TRIAL, until=99), REMOTE, [NOT_EJECTED], EjectionState(3, 2, 120)),
@@ -162,13 +144,7 @@ def test_trial_that_fails_in_two_workers_counts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (NOT_EJECTED, NOT_EJECTED),
-        (EjectionState(2), EjectionState(2)),
-        (EJECTED, NOT_EJECTED),
-        (ON_TRIAL, NOT_EJECTED),
-    ],
+    ("before", "after"), [(EjectionState(2), EjectionState(2)), (EJECTED, NOT_EJECTED)]
 )
 def test_recovery_in_another_worker_ends_an_ejection(
     before: EjectionState, after: EjectionState
@@ -176,7 +152,7 @@ def test_recovery_in_another_worker_ends_an_ejection(
     assert record_remote_recovery(before) == after
 
 
-@pytest.mark.parametrize("before", [NOT_EJECTED, EjectionState(2), EJECTED, ON_TRIAL])
+@pytest.mark.parametrize("before", [EjectionState(2), ON_TRIAL])
 def test_success_ends_an_ejection(before: EjectionState) -> None:
     assert record_success(before) == NOT_EJECTED
 
@@ -204,11 +180,9 @@ def test_ejections_never_exceed_their_share(count: int, events: list[tuple[int, 
         (HealthCheckPolicy(3, 3), "+", "+"),
         (HealthCheckPolicy(3, 3), "-", "-"),
         (HealthCheckPolicy(1, 2), "+-+-+--+", "++++++-+"),
-        (HealthCheckPolicy(1, 1), "+-+--+", "+-+--+"),
         # A check that agrees ends the row of contrary ones.
         (HealthCheckPolicy(2, 3), "+--+---+-++", "++++++----+"),
         (HealthCheckPolicy(3, 1), "-++-+++", "------+"),
-        (HealthCheckPolicy(3, 1), "-++++-", "---++-"),
     ],
 )
 def test_health_checks_change_health_at_their_threshold(
@@ -220,16 +194,3 @@ def test_health_checks_change_health_at_their_threshold(
         state = record_probe(state, probe == "+", policy)
         seen += "+" if state.healthy else "-"
     assert seen == states
-
-
-@given(st.integers(1, 5), st.integers(1, 5), st.lists(st.booleans(), max_size=50))
-def test_only_equal_health_checks_in_a_row_change_health(
-    healthy: int, unhealthy: int, probes: list[bool]
-) -> None:
-    state = NOT_PROBED
-    for index, success in enumerate(probes):
-        before, state = state, record_probe(state, success, HealthCheckPolicy(healthy, unhealthy))
-        if before.healthy not in (None, state.healthy):
-            needed = healthy if state.healthy else unhealthy
-            assert probes[: index + 1][-needed:] == [state.healthy] * needed
-            assert state == ProbeState(state.healthy)

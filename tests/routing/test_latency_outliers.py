@@ -33,16 +33,12 @@ def find_outlier(
         (2.0, 2, [0.002], False),
         (0.31, 100, [0.1], True),
         (0.29, 100, [0.1], False),
-        (0.31, 19, [0.1], False),
-        (1.0, 19, [0.1], True),
         (0.101, 19, [0.002], False),
         (0.103, 19, [0.002], True),
         (0.0219, 100, [0.002], False),
         (0.0221, 100, [0.002], True),
         # Of two siblings that differ, the faster one counts.
         (2.0, 100, [2.0, 0.1], True),
-        (2.0, 100, [2.0, 2.0, 0.1], False),
-        (0.002, 100, [2.0], False),
         (2.0, 100, [], False),
     ],
 )
@@ -90,10 +86,6 @@ def test_endpoints_are_compared_in_the_shortest_time_of_which_both_have_calls() 
     assert str(found) == (
         "its calls of m take 3 s (median of the last 15 s), and 2 ms at the other endpoints"
     )
-
-
-def test_sibling_with_few_calls_says_nothing() -> None:
-    assert find_outlier(_latency(2.0), [_latency(0.002, calls=2)], False, False) is None
 
 
 def test_calls_of_now_are_not_compared_with_those_of_a_minute_ago() -> None:

@@ -21,19 +21,14 @@ def _match(
 @pytest.mark.parametrize(
     ("matches", "served"),
     [
-        ([], ""),
         ([_match()], ""),
         ([_match("resnet*"), _match("re:bert-.+"), _match("resnet*")], "resnet*, re:bert-.+"),
-        ([_match("m", "2")], "m version 2"),
         ([_match("m", "2"), _match("m", "re:[34]"), _match()], "m version 2, m version re:[34]"),
         ([_match("m", None, "generate", "infer")], "m (infer, generate)"),
         ([_match(None, None, "health", "metadata")], "any (health, metadata)"),
-        ([_match(None, "1", "infer")], "any version 1 (infer)"),
         # Names and values of headers are not public.
         ([_match("m", tenant="secret")], "m with certain headers"),
         ([_match(None, None, "infer", tenant="secret")], "any with certain headers (infer)"),
-        ([_match(tenant="secret")], ""),
-        ([_match(f"m{i}") for i in range(20)], ", ".join(f"m{i}" for i in range(20))),
         (
             [_match(f"m{i}") for i in range(23)],
             ", ".join(f"m{i}" for i in range(20)) + " and 3 more",
@@ -53,9 +48,7 @@ def test_served_models_are_listed(matches: list[Match], served: str) -> None:
         ("/v2/models/m/infer?token=secret", "/v2/models/m/infer"),
         ("/" + "x" * 199, "/" + "x" * 199),
         ("/" + "x" * 200, "/" + "x" * 199 + "..."),
-        ("/v2/models/%6d", "/v2/models/%6d"),
         ("/v2/models/m%2Finfer", "/v2/models/m%2Finfer; its path can be read in more than one way"),
-        ("/v2//x", "/v2//x"),
         ("/v2//logging", "/v2//logging; its path can be read in more than one way"),
     ],
 )

@@ -20,11 +20,6 @@ def test_only_errors_without_effect_are_retried_unless_the_policy_allows_more(
     assert NO_RESPONSE.allows(kind, is_repeatable) is (safe or also)
 
 
-def test_min_concurrency_is_available_at_once() -> None:
-    budget = RetryBudget(share=0, min_concurrency=3)
-    assert [budget.try_spend(1 + sent, 0) for sent in range(5)] == [True] * 3 + [False] * 2
-
-
 @pytest.mark.parametrize(("requests", "retries"), [(0, 0), (1, 0), (2, 1), (5, 2), (100, 3)])
 def test_requests_earn_retries_up_to_min_concurrency(requests: int, retries: int) -> None:
     budget = RetryBudget(share=0.5, min_concurrency=3)
@@ -52,16 +47,6 @@ def test_budget_saves_up_a_share_of_the_calls_in_flight(
     while budget.try_spend(sent, in_flight):
         sent += 1
     assert sent == 1000 + retries
-
-
-def test_saved_retries_outlast_the_calls_in_flight() -> None:
-    budget = RetryBudget(share=0.5, min_concurrency=3)
-    in_flight = 300
-    sent = 1000
-    while budget.try_spend(sent, in_flight):
-        sent += 1
-        in_flight -= 3
-    assert sent == 1153
 
 
 @given(st.lists(st.none() | st.integers(0, 1000), max_size=300), st.floats(0, 1), st.integers(0, 9))

@@ -93,13 +93,6 @@ def test_silence_goes_on_for_a_minute_without_calls() -> None:
     assert found[59] is None
 
 
-def test_calls_of_which_one_waited_long_ago_are_no_silence() -> None:
-    watched = _Watched()
-    assert watched.look(1000.0) is None
-    assert not any(watched.look(None) for _ in range(10))
-    assert watched.look(1010.0) is None
-
-
 def test_usual_latency_of_all_endpoints_is_named_as_such() -> None:
     """It may be that of a shorter time than the silence: others respond meanwhile."""
     watched = _Watched(UsualLatency(100, 0.002, 36.0, is_own=False))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from collections import Counter
 from math import nextafter
 
 import pytest
@@ -25,20 +24,11 @@ BELOW_ONE = nextafter(1.0, 0.0)
     [
         ((1,), 0.0, 0),
         ((1,), BELOW_ONE, 0),
-        ((1, 1), 0.0, 0),
-        ((1, 1), 0.4999, 0),
         ((1, 1), 0.5, 1),
-        ((1, 1), BELOW_ONE, 1),
-        ((90, 10), 0.8999, 0),
-        ((90, 10), 0.9, 1),
         ((0, 1), 0.0, 1),
-        ((0, 1), BELOW_ONE, 1),
-        ((1, 0), 0.0, 0),
         ((1, 0), BELOW_ONE, 0),
         ((1, 0, 1), 0.5, 2),
-        ((2, 3, 5), 0.19, 0),
         ((2, 3, 5), 0.2, 1),
-        ((2, 3, 5), 0.49, 1),
         ((2, 3, 5), 0.5, 2),
     ],
 )
@@ -54,12 +44,6 @@ def test_fraction_falls_into_the_range_of_its_weight(
 )
 def test_weight_of_0_is_never_chosen(weights: list[int], number: float) -> None:
     assert weights[CumulativeWeights.of(weights).at(number)] > 0
-
-
-def test_choices_follow_their_weights() -> None:
-    shares = CumulativeWeights.of((70, 20, 0, 10))
-    counts = Counter(shares.at(i / 1000) for i in range(1000))
-    assert counts == {0: 700, 1: 200, 3: 100}
 
 
 @given(st.text() | st.text(st.characters(min_codepoint=0xD800, max_codepoint=0xDFFF)))

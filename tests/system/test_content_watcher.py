@@ -60,16 +60,6 @@ def test_a_config_map_of_kubernetes_has_changed_with_its_content(tmp_path: Path)
     assert _looks(watch) == [False] * 4
 
 
-def test_a_file_that_is_written_in_two_halves_has_changed_once(file: Path) -> None:
-    watch = ContentWatcher([str(file)])
-    with file.open("w") as opened:
-        opened.write(NEW[:8])
-        opened.flush()
-        assert not watch.changed()
-        opened.write(NEW[8:] + NEW)
-    assert _looks(watch) == [False, True, False, False]
-
-
 def test_a_file_that_vanishes_for_a_moment_has_changed_by_its_content_only(file: Path) -> None:
     watch = ContentWatcher([str(file)])
     file.unlink()
@@ -80,14 +70,6 @@ def test_a_file_that_vanishes_for_a_moment_has_changed_by_its_content_only(file:
     assert not watch.changed()
     file.write_text(NEW)
     assert _looks(watch) == [False] * 4
-
-
-def test_a_file_that_vanishes_has_changed_and_changes_when_it_is_back(file: Path) -> None:
-    watch = ContentWatcher([str(file)])
-    file.unlink()
-    assert _looks(watch) == [False, True, False, False]
-    file.write_text(OLD)
-    assert _looks(watch) == [False, True, False, False]
 
 
 def test_a_file_that_is_touched_has_not_changed(file: Path) -> None:

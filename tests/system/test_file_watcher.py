@@ -20,11 +20,6 @@ def _looks(watch: FileWatch, times: int = 3) -> list[bool]:
     return [watch.changed() for _ in range(times)]
 
 
-def test_unchanged_files_have_not_changed(files: list[str]) -> None:
-    assert _looks(FileWatch(files)) == [False, False, False]
-    assert _looks(FileWatch([])) == [False, False, False]
-
-
 def test_change_counts_after_two_looks_until_it_is_used(files: list[str]) -> None:
     watch = FileWatch(files)
     Path(files[1]).write_text("other")

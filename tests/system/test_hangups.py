@@ -1,14 +1,15 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from gateway.system.hangups import HangupWatch
 from tests.support.checks.descriptors import no_descriptors
 from tests.support.gateway import until
+
+Pair = tuple[socket.socket, socket.socket]
 
 
 @pytest.fixture
@@ -18,99 +19,87 @@ async def hangups() -> AsyncIterator[HangupWatch]:
     watch.close()
 
 
-async def test_peer_that_closes_after_unread_bytes_is_noticed(hangups: HangupWatch) -> None:
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two connected sockets: that which is watched, and its peer."""
     ours, peer = socket.socketpair()
-    gone: list[str] = []
-    with ours:
-        hangups.watch(ours.fileno(), lambda: gone.append("gone"))
-        peer.send(b"unread")
-        await asyncio.sleep(0.02)
-        assert not gone
-        peer.close()
-        await until(lambda: gone)
-        await asyncio.sleep(0.02)
-        assert gone == ["gone"]
-
-
-async def test_peer_that_closes_its_sending_side_is_noticed(hangups: HangupWatch) -> None:
-    ours, peer = socket.socketpair()
-    gone: list[str] = []
     with ours, peer:
-        hangups.watch(ours.fileno(), lambda: gone.append("gone"))
-        peer.shutdown(socket.SHUT_WR)
-        await until(lambda: gone)
+        yield ours, peer
 
 
-async def test_unwatched_peer_is_not_reported(hangups: HangupWatch) -> None:
-    ours, peer = socket.socketpair()
-    gone: list[str] = []
+class Note:
+    """What is called when a peer is gone, and fails if it ``fails``."""
 
-    def note() -> None:
-        gone.append("gone")
+    def __init__(self, fails: bool = False) -> None:
+        self.calls: int = 0
+        self._fails = fails
 
-    with ours:
-        hangups.watch(ours.fileno(), note)
-        hangups.unwatch(ours.fileno(), note)
-        peer.close()
-        await asyncio.sleep(0.02)
-        assert not gone
+    def __call__(self) -> None:
+        self.calls += 1
+        if self._fails:
+            raise ZeroDivisionError
+
+
+async def test_peer_that_closes_after_unread_bytes_is_noticed(
+    hangups: HangupWatch, pair: Pair
+) -> None:
+    ours, peer = pair
+    gone = Note()
+    hangups.watch(ours.fileno(), gone)
+    peer.send(b"unread")
+    await asyncio.sleep(0.02)
+    assert gone.calls == 0
+    peer.close()
+    await until(lambda: gone.calls)
+    await asyncio.sleep(0.02)
+    assert gone.calls == 1
+
+
+async def test_unwatched_peer_is_not_reported(hangups: HangupWatch, pair: Pair) -> None:
+    ours, peer = pair
+    gone = Note()
+    hangups.watch(ours.fileno(), gone)
+    hangups.unwatch(ours.fileno(), gone)
+    peer.close()
+    await asyncio.sleep(0.02)
+    assert gone.calls == 0
 
 
 async def test_reused_descriptor_reports_to_its_new_watcher(
-    hangups: HangupWatch,
+    hangups: HangupWatch, pair: Pair
 ) -> None:
-    old, old_peer = socket.socketpair()
-    gone: list[str] = []
-
-    def old_is_gone() -> None:
-        gone.append("old")
-
-    def new_is_gone() -> None:
-        gone.append("new")
-
-    with old_peer:
-        descriptor = old.detach()
-        hangups.watch(descriptor, old_is_gone)
-        os.close(descriptor)  # without unwatch
-        new, new_peer = socket.socketpair()
-        with new:
-            assert new.fileno() == descriptor
-            hangups.watch(descriptor, new_is_gone)
-            hangups.unwatch(descriptor, old_is_gone)  # too late
-            new_peer.close()
-            await until(lambda: gone)
-    assert gone == ["new"]
+    descriptor = pair[0].detach()
+    old_is_gone, new_is_gone = Note(), Note()
+    hangups.watch(descriptor, old_is_gone)
+    os.close(descriptor)  # without unwatch
+    new, new_peer = socket.socketpair()
+    with new:
+        assert new.fileno() == descriptor
+        hangups.watch(descriptor, new_is_gone)
+        hangups.unwatch(descriptor, old_is_gone)  # too late
+        new_peer.close()
+        await until(lambda: new_is_gone.calls)
+    assert not old_is_gone.calls
 
 
-async def test_peers_are_not_watched_without_descriptors(hangups: HangupWatch) -> None:
-    ours, peer = socket.socketpair()
-    gone: list[str] = []
-
-    def note() -> None:
-        gone.append("gone")
-
-    with ours, peer:
-        with no_descriptors():
-            hangups.watch(ours.fileno(), note)
-        hangups.unwatch(ours.fileno(), note)
-        hangups.watch(ours.fileno(), note)
-        peer.shutdown(socket.SHUT_WR)
-        await until(lambda: gone)
+async def test_peers_are_not_watched_without_descriptors(hangups: HangupWatch, pair: Pair) -> None:
+    ours, peer = pair
+    gone = Note()
+    with no_descriptors():
+        hangups.watch(ours.fileno(), gone)
+    hangups.unwatch(ours.fileno(), gone)
+    hangups.watch(ours.fileno(), gone)
+    peer.shutdown(socket.SHUT_WR)  # the sending side alone
+    await until(lambda: gone.calls)
 
 
 async def test_callback_that_fails_keeps_no_other_from_being_called(hangups: HangupWatch) -> None:
     errors: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-    gone: list[str] = []
-
-    def note() -> None:
-        gone.append("gone")
-        raise ZeroDivisionError
-
-    with ExitStack() as stack:
-        for _ in range(3):
-            ours, peer = socket.socketpair()
-            stack.enter_context(ours)
-            hangups.watch(ours.fileno(), note)
-            peer.close()
-        await until(lambda: len(gone) == len(errors) == 3)
+    pairs = [socket.socketpair() for _ in range(3)]
+    for ours, peer in pairs:
+        hangups.watch(ours.fileno(), Note(fails=True))
+        peer.close()
+    await until(lambda: len(errors) == 3)
+    for ours, _ in pairs:
+        ours.close()

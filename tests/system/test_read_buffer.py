@@ -19,13 +19,6 @@ def test_read_data_is_not_overwritten() -> None:
     assert [bytes(data) for data in taken] == pieces
 
 
-def test_read_buffer_always_has_space() -> None:
-    buffer = ReadBuffer()
-    for _ in range(50):
-        assert len(buffer.prepare()) >= LARGE
-        fill(buffer, bytes(LARGE))
-
-
 def test_small_read_is_copied() -> None:
     buffer = ReadBuffer()
     space = buffer.prepare()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -29,23 +28,6 @@ async def test_clients_take_turns_however_many_connections_they_have() -> None:
         queue.add(lambda name=name: taken.append(name), name[0])  # type: ignore[misc]
     await iterations(5)
     assert taken == ["a1", "b1", "a2", "b2", "a3"]
-
-
-async def test_who_waits_again_is_the_last() -> None:
-    queue = TimeSliceQueue(asyncio.get_running_loop())
-    taken: list[str] = []
-
-    def take(name: str) -> Callable[[], None]:
-        def time_slice() -> None:
-            taken.append(name)
-            queue.add(time_slice)
-
-        return time_slice
-
-    queue.add(take("a"))
-    queue.add(take("b"))
-    await iterations(5)
-    assert taken == ["a", "b", "a", "b", "a"]
 
 
 async def test_turn_that_fails_holds_up_nobody() -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.support.gateway import gateway_client
 from tests.support.http_messages import chunked, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -13,14 +12,14 @@ from tests.support.inference_messages import (
     binary_response_header,
     json_request,
 )
-from tests.support.servers.scripted_server import ScriptedServer, always_respond
+from tests.support.served import served
+from tests.support.servers.scripted_server import always_respond
 
 SAGEMAKER = "application/vnd.sagemaker-triton.binary+json"
 HEADER = binary_header(12, binary_output=True)
 BODY = HEADER + FLOATS.tobytes()
 TYPE = {"Content-Type": f"{SAGEMAKER};json-header-size={len(HEADER)}"}
 ANSWER = binary_response(FLOATS.tobytes())
-ANSWER_SIZE = len(binary_response_header(12))
 
 
 @pytest.mark.parametrize("tensor", [FLOATS.tobytes(), bytes(400_000)], ids=["small", "large"])
@@ -28,10 +27,7 @@ async def test_header_length_in_the_content_type_works_sized_and_chunked(tensor:
     header = binary_header(len(tensor), binary_output=True)
     types = {"Content-Type": f'{SAGEMAKER}; json-header-size="{len(header)}"'}
     response = binary_response(tensor)
-    async with (
-        ScriptedServer(always_respond(response)) as server,
-        gateway_client(server.url) as client,
-    ):
+    async with served(always_respond(response)) as (server, _, client):
         sized = request("POST", INFER, header + tensor, types)
         unsized = {"Host": "x", **types, "Transfer-Encoding": "chunked"}
         pieces = chunked(header[:7], header[7:] + tensor[:5], tensor[5:])
@@ -47,30 +43,8 @@ async def test_header_length_in_the_content_type_works_sized_and_chunked(tensor:
             assert received.body == header + tensor
 
 
-async def test_request_with_a_cloud_type_is_not_taken_for_plain_json(
-    fast_path_requests: list[str],
-) -> None:
-    async with (
-        ScriptedServer(always_respond(ANSWER)) as server,
-        gateway_client(server.url) as client,
-    ):
-        assert (await client.call("POST", INFER, json_request())).status == 200
-        for _ in range(2):
-            reply = await client.call("POST", INFER, BODY, TYPE)
-            assert reply.status == 200
-            assert reply.body[ANSWER_SIZE:] == FLOATS.tobytes()
-        # A type whose size covers the whole JSON body only selects the response type.
-        body = json_request()[:-1] + b',"parameters":{"binary_data_output":true}}'
-        reply = await client.call("POST", INFER, body, {"Content-Type": SAGEMAKER})
-        assert reply.head.get("Content-Type") == f"{SAGEMAKER};json-header-size={ANSWER_SIZE}"
-    assert len(fast_path_requests) <= 1
-
-
 async def test_invalid_cloud_type_keeps_the_connection_open() -> None:
-    async with (
-        ScriptedServer(always_respond(ANSWER)) as server,
-        gateway_client(server.url) as client,
-    ):
+    async with served(always_respond(ANSWER)) as (server, _, client):
         for value in (f"{SAGEMAKER};json-header-size=x", f"x/{SAGEMAKER}"):
             reply = await client.call("POST", INFER, BODY, {"Content-Type": value})
             assert reply.status == 400

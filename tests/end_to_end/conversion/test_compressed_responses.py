@@ -31,6 +31,7 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.inference_messages import binary_header as header
+from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
 
 CODINGS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
@@ -89,27 +90,20 @@ async def test_tensors_are_converted(
             assert reply.json["outputs"][0]["data"] == tensors.tolist()
 
 
-@pytest.mark.parametrize("coding", CODINGS)
-async def test_v1_prediction_is_converted(path: Callable[[bytes], bytes], coding: str) -> None:
+async def test_v1_prediction_is_converted(path: Callable[[bytes], bytes]) -> None:
     """Its metadata is compressed, too."""
-    async with (
-        ScriptedServer(_compressing(coding)) as server,
-        gateway_client(server.url) as client,
-    ):
+    script = _compressing("deflate")
+    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         for _ in range(2):
             assert (await client.ask(path(PREDICT))).json == {"predictions": [1.5, -2.0, 3e30]}
 
 
-@pytest.mark.parametrize("coding", CODINGS)
 async def test_json_of_a_server_without_binary_tensors_is_converted(
-    path: Callable[[bytes], bytes], coding: str
+    path: Callable[[bytes], bytes],
 ) -> None:
-    script = _compressing(coding, json_only=True)
+    script = _compressing("gzip", json_only=True)
     body = header(FLOATS.nbytes, binary_output=True)
-    async with (
-        ScriptedServer(script) as server,
-        gateway_client(server.url, upstream={"dialect": "kserve"}) as client,
-    ):
+    async with served(script, upstream={"dialect": "kserve"}) as (_, _, client):
         reply = await client.ask(path(infer_binary(body, FLOATS.tobytes())))
         assert reply.status == 200, reply.body
         assert reply.body.endswith(FLOATS.tobytes())
@@ -137,10 +131,7 @@ async def test_grpc_client_gets_tensors_of_a_server_over_http() -> None:
 async def test_other_coding_is_named(
     path: Callable[[bytes], bytes], coding: str, data: bytes
 ) -> None:
-    async with (
-        ScriptedServer(_compressing(coding)) as server,
-        gateway_client(server.url) as client,
-    ):
+    async with ScriptedServer(_compressing(coding)) as server, gateway_client(server.url) as client:
         reply = await client.ask(path(data))
     assert reply.status == 502
     assert f'Content-Encoding "{coding}"' in reply.error
@@ -173,29 +164,10 @@ async def test_tiny_response_that_becomes_huge_is_broken_off(
     assert f"the response of {server.url} is gzip, and grows to more than 100 times" in caplog.text
 
 
-async def test_binary_client_gets_the_coding_of_the_server(path: Callable[[bytes], bytes]) -> None:
-    """Nothing has to be read, so that the response passes as it is."""
-    packed = gzip.compress(b"x" * 100)
-    script_response = http_response(packed, {"Content-Encoding": "gzip", HEADER_LENGTH: "10"})
-
-    async def script(connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await connection.send(script_response)
-
-    body = header(FLOATS.nbytes, binary_output=True)
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
-        reply = await client.ask(path(infer_binary(body, FLOATS.tobytes())))
-    assert (reply.status, reply.body) == (200, packed)
-    assert reply.head.get("Content-Encoding") == "gzip"
-
-
 @pytest.mark.parametrize(
     ("method", "target", "accepted", "coding"),
     [
-        ("GET", "/other", {}, "br"),
         ("GET", "/other", {"Accept-Encoding": "identity"}, "gzip"),
-        ("POST", "/v2/models/m/generate", {}, "gzip"),
         ("POST", "/v2/models/m/generate", {"Accept-Encoding": "identity"}, "br"),
     ],
 )

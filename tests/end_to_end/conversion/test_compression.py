@@ -9,7 +9,6 @@ import random
 import zlib
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gateway.codec.decompress import FREE_OUTPUT_BYTES
@@ -20,12 +19,11 @@ from tests.support.inference_messages import (
     HEADER_LENGTH,
     INFER,
     binary_header,
-    binary_response,
-    infer_json,
     json_request,
-    metadata,
 )
 from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.served import served
+from tests.support.servers.model_scripts import infer_floats
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 GENERATE = "/v2/models/m/generate"
@@ -35,38 +33,22 @@ NOISE = random.Random(7).randbytes(300_000)
 HEADER = binary_header(FLOATS.nbytes)
 
 
-async def model(connection: Connection) -> None:
-    """Respond as a server with a model."""
-    while True:
-        target = (await connection.request()).head.target
-        if target == INFER:
-            await connection.send(binary_response(FLOATS.tobytes()))
-        else:
-            await connection.send(http_response(metadata(-1)))
-
-
 # ----------------------------------------------------------------------------------------- requests
 
 FORMS: dict[str, tuple[dict[str, str], bytes]] = {
-    "JSON": ({}, json_request()),
-    "large JSON": ({}, json_request(*range(100_000))),
     "binary": ({HEADER_LENGTH: str(len(HEADER))}, HEADER + FLOATS.tobytes()),
     "large binary": (
         {HEADER_LENGTH: str(len(binary_header(len(NOISE))))},
         binary_header(len(NOISE)) + NOISE,
     ),
-    "raw binary": ({HEADER_LENGTH: "0"}, FLOATS.tobytes()),
 }
 
 
-@pytest.mark.parametrize(
-    ("form", "coding"),
-    [*((form, "gzip") for form in FORMS), ("JSON", "deflate"), ("large binary", "deflate")],
-)
+@pytest.mark.parametrize(("form", "coding"), [("binary", "gzip"), ("large binary", "deflate")])
 async def test_compressed_infer_request_is_decoded(form: str, coding: str) -> None:
     headers, plain = FORMS[form]
     packed = (gzip.compress if coding == "gzip" else zlib.compress)(plain)
-    async with ScriptedServer(model) as server, gateway_client(server.url) as client:
+    async with ScriptedServer(infer_floats) as server, gateway_client(server.url) as client:
         like = await client.call("POST", INFER, plain, headers)
         headers = {**headers, "Content-Encoding": coding}
         reply = await client.call("POST", INFER, packed, headers)
@@ -92,10 +74,7 @@ async def _status(client: RawClient, body: bytes, target: str = INFER) -> tuple[
 @pytest.mark.parametrize("target", [INFER, GENERATE])
 async def test_invalid_compressed_body_is_refused(target: str) -> None:
     body = gzip.compress(json_request())
-    async with (
-        ScriptedServer() as server,
-        gateway_client(server.url, max_request_bytes=2 * FREE_OUTPUT_BYTES) as client,
-    ):
+    async with served(max_request_bytes=2 * FREE_OUTPUT_BYTES) as (server, _, client):
         status, why = await _status(client, body[:-1], target)
         assert (status, "ends before its gzip data does" in why) == (400, True)
         status, why = await _status(client, body + b"x", target)
@@ -134,10 +113,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("data", ANSWERS.values(), ids=ANSWERS)
 async def test_passthrough_response_is_compressed(data: bytes) -> None:
-    async with (
-        ScriptedServer(always_respond(data)) as server,
-        gateway_client(server.url, **COMPRESS) as client,
-    ):
+    async with served(always_respond(data), **COMPRESS) as (server, _, client):
         for _ in range(2):
             reply = await client.call("GET", "/v2/x", headers=ACCEPT)
             assert reply.head.get("Content-Encoding") == "gzip"
@@ -148,28 +124,6 @@ async def test_passthrough_response_is_compressed(data: bytes) -> None:
             assert reply.head.get("Vary") == "Origin, Accept-Encoding"
             assert reply.body == LARGE
         assert all(each.head.get("Accept-Encoding") is None for each in server.requests)
-
-
-@pytest.mark.parametrize("count", [500, 100_000])
-async def test_converted_response_is_compressed(count: int) -> None:
-    tensor = np.arange(count, dtype="<f4").tobytes()
-    script = always_respond(binary_response(tensor))
-    async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
-        like = await client.ask(infer_json())
-        reply = await client.ask(infer_json(headers=ACCEPT))
-        assert reply.head.get("Content-Encoding") == "gzip"
-        assert _plain(reply) == like.body
-        assert len(reply.body) < len(like.body)
-
-
-async def test_http_1_0_client_gets_a_compressed_response() -> None:
-    script = always_respond(http_response(LARGE))
-    async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
-        data = request("GET", "/v2/x", headers=ACCEPT).replace(b"HTTP/1.1", b"HTTP/1.0")
-        await client.send(data)
-        head, _, body = (await client.rest()).partition(b"\r\n\r\n")
-        assert b"Content-Encoding: gzip" in head
-        assert gzip.decompress(body) == LARGE
 
 
 async def test_truncated_response_is_aborted() -> None:

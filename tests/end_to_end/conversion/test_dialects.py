@@ -22,7 +22,8 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
+from tests.support.served import served
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 AUTO = {"dialect": "auto"}
 TRITON = {
@@ -88,11 +89,7 @@ def _dialect(gateway: RunningGateway) -> str | None:
     ],
 )
 async def test_detected_dialect_is_used(itself: dict[str, Any], name: str, in_binary: bool) -> None:
-    async with (
-        ScriptedServer(_Server(itself)) as server,
-        running_gateway(server.url, upstream=AUTO) as gateway,
-        gateway.client() as client,
-    ):
+    async with served(_Server(itself), upstream=AUTO) as (server, gateway, client):
         for _ in range(3):
             reply = await client.ask(infer_json())
             assert reply.status == 200
@@ -131,8 +128,7 @@ async def test_requests_wait_for_the_dialect_and_then_take_the_fast_path(
         assert _received(server).count("/v2") == 1
 
 
-@pytest.mark.parametrize("data", [infer_json(), infer_raw(b"1234")], ids=["JSON", "raw"])
-async def test_server_that_is_down_is_a_503_without_a_dialect_too(data: bytes) -> None:
+async def test_server_that_is_down_is_a_503_without_a_dialect_too() -> None:
     port = free_port()
     url = f"http://{HOST}:{port}"
     errors = set()
@@ -142,7 +138,7 @@ async def test_server_that_is_down_is_a_503_without_a_dialect_too(data: bytes) -
             gateway.client() as client,
         ):
             for _ in range(2):
-                reply = await client.ask(data)
+                reply = await client.ask(infer_json())
                 errors.add((reply.status, reply.error))
             if dialect == "auto":
                 # Once the server is there, the next request succeeds.
@@ -151,33 +147,6 @@ async def test_server_that_is_down_is_a_503_without_a_dialect_too(data: bytes) -
     ((status, error),) = errors
     assert status == 503
     assert error == f"cannot connect to {UPSTREAM}: Connection refused"
-
-
-async def test_detection_waits_as_long_as_the_request_timeout() -> None:
-    async with (
-        ScriptedServer(never_respond) as server,
-        running_gateway(server.url, upstream=AUTO, idle_timeout=0.05) as gateway,
-        gateway.client() as client,
-    ):
-        reply = await client.ask(infer_json())
-        assert (reply.status, UPSTREAM in reply.error) == (504, True)
-
-
-async def test_server_that_does_not_identify_itself_is_not_guessed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    script = _Server({"error": "starting"}, "500 Broken")
-    async with (
-        ScriptedServer(script) as server,
-        running_gateway(server.url, upstream=AUTO) as gateway,
-        gateway.client() as client,
-    ):
-        reply = await client.ask(infer_json())
-        assert reply.status == 502
-        assert f"{UPSTREAM} returned 500 to GET /v2" in reply.error
-        assert INFER not in _received(server)
-        assert _dialect(gateway) is None
-        assert f"{server.url} returned 500 to GET /v2" in caplog.text
 
 
 async def test_replaced_server_is_detected_again(
@@ -217,15 +186,10 @@ async def _refused(client: RawClient, method: str, path: str, body: bytes | None
     return reply.error
 
 
-@pytest.mark.parametrize("dialect", ["kserve", "auto"])
 async def test_version_is_refused_by_a_server_without_versions(
-    dialect: str, fast_path_requests: list[str]
+    fast_path_requests: list[str],
 ) -> None:
-    async with (
-        ScriptedServer(_Server(KSERVE)) as server,
-        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
-        gateway.client() as client,
-    ):
+    async with served(_Server(KSERVE), upstream=AUTO) as (server, _gateway, client):
         for method, path, body in [
             ("POST", "/infer", json_request()),
             ("GET", "", None),
@@ -241,41 +205,11 @@ async def test_version_is_refused_by_a_server_without_versions(
         assert not [target for target in fast_path_requests if "versions" in target]
 
 
-@pytest.mark.parametrize("dialect", ["openvino", "auto"])
-async def test_outputs_are_listed_for_a_server_that_needs_it(
-    dialect: str, fast_path_requests: list[str]
-) -> None:
-    async with (
-        ScriptedServer(_Server(OPENVINO)) as server,
-        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
-        gateway.client() as client,
-    ):
-        for _ in range(2):
-            (output,) = (await client.ask(infer_json())).json["outputs"]
-            assert "data" in output
-            reply = await client.ask(infer_raw(FLOATS.tobytes()))
-            assert reply.body.endswith(FLOATS.tobytes())
-        infers = [each for each in server.requests if each.head.target == INFER]
-        for each in infers:
-            fields = json.loads(each.body[: int(each.head.get(HEADER_LENGTH) or 0)])
-            assert fields["outputs"] == [{"name": "OUT0", "parameters": {"binary_data": True}}]
-        assert _received(server).count("/v2/models/m") == 1
-        assert "/v2/models/m/config" not in _received(server)
-        assert fast_path_requests == [INFER] * 3  # all but the first
-
-
 @pytest.mark.parametrize(("dialect", "sent"), [("json", "application/json"), ("triton", None)])
 async def test_body_without_a_content_type_gets_one(dialect: str, sent: str | None) -> None:
     load = "/v2/repository/models/m/load"
-    async with (
-        ScriptedServer(_Server(None)) as server,
-        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
-        gateway.client() as client,
-    ):
-        for data in (
-            request("POST", load, b"{}"),
-            request("POST", "/v2/models/m/generate", b"{}"),
-        ):
+    async with served(_Server(None), upstream={"dialect": dialect}) as (server, _gateway, client):
+        for data in (request("POST", load, b"{}"), request("POST", "/v2/models/m/generate", b"{}")):
             assert (await client.ask(data)).status == 200
             # The same in two writes, which never takes the fast path.
             await client.send(data[:-1])
@@ -287,24 +221,3 @@ async def test_body_without_a_content_type_gets_one(dialect: str, sent: str | No
         assert (await client.call("GET", "/v2/models/m/stats")).status == 200
         types = [received.head.get("Content-Type") for received in server.requests]
         assert types == [sent, sent, sent, sent, "text/x", None]
-
-
-async def test_unsupported_operation_gets_the_servers_own_error() -> None:
-    async def lacking(connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await connection.send(http_response(b'{"detail":"Not Found"}', status="404 Not Found"))
-
-    async with (
-        ScriptedServer(lacking) as server,
-        running_gateway(server.url, upstream={"dialect": "kserve"}) as gateway,
-        gateway.client() as client,
-    ):
-        for method, target in [
-            ("GET", "/v2/logging"),
-            ("POST", "/v2/repository/index"),
-            ("POST", "/v2/repository/models/m/load"),
-            ("GET", "/v2/models/m/stats"),
-        ]:
-            reply = await client.call(method, target, b"{}" if method == "POST" else None)
-            assert (reply.status, reply.json) == (404, {"detail": "Not Found"})

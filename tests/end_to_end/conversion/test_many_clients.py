@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 
 import numpy as np
 
@@ -67,26 +66,6 @@ async def test_every_client_gets_its_own_numbers_back() -> None:
     async with DemoServer() as server, running_gateway(server.url) as gateway:
         await asyncio.gather(*map(run, range(CLIENTS)))
         assert gateway.outstanding == 0
-
-
-async def test_responses_out_of_order_reach_their_clients() -> None:
-    chance = random.Random(7)
-
-    async def script(connection: Connection) -> None:
-        while True:
-            received = await connection.request()
-            await asyncio.sleep(chance.random() * 0.02)
-            await connection.send(http_response(received.head.target.encode() + received.body))
-
-    async def run(number: int) -> None:
-        async with gateway.client() as client:
-            for step in range(ROUNDS):
-                target = f"/v2/client/{number}/{step}"
-                reply = await client.call("POST", target, b"?" * (number + step))
-                assert reply.body == target.encode() + b"?" * (number + step)
-
-    async with ScriptedServer(script) as server, running_gateway(server.url) as gateway:
-        await asyncio.gather(*map(run, range(CLIENTS)))
 
 
 async def _keep_connection(gateway: RunningGateway, number: int) -> None:

@@ -18,10 +18,6 @@ OUTPUTS = [
 OTHERS = {
     "generate": "/v2/models/m/generate",
     "load": "/v2/repository/models/m/load",
-    "index": "/v2/repository/index",
-    "trace": "/v2/trace/setting",
-    "logging": "/v2/logging",
-    "shared memory": "/v2/systemsharedmemory/region/r/register",
     "other": "/v3/models/m:ask",
 }
 DEEP = b'{"a":' + b"[" * 64 + b"]" * 64 + b"}"
@@ -80,7 +76,7 @@ def _mixed(fields: dict[str, Any]) -> bytes:
     return _json({**fields, "outputs": outputs})
 
 
-FORMS = {"json": _json, "binary": _binary, "mixed": _mixed}
+FORMS = {"binary": _binary, "mixed": _mixed}
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -108,16 +104,6 @@ async def test_classification_of_numbers_passes(form: Any) -> None:
         assert [each.head.target for each in running.requests].count("/v2/models/m") == 1
 
 
-async def test_output_listed_twice_is_checked_twice() -> None:
-    server = Server(metadata())
-    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
-        fields = _fields(("LABELS", 1), ("LABELS", 0))
-        assert (await client.ask(_json(fields))).status == 400
-        fields["outputs"].reverse()
-        assert (await client.ask(_json(fields))).status == 400
-        assert not server.asked
-
-
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 async def test_classification_of_empty_inputs_is_refused(form: Any) -> None:
     server = Server(metadata())
@@ -140,26 +126,6 @@ async def test_classification_of_unknown_outputs_is_refused(outputs: object) -> 
         assert not server.asked
 
 
-async def test_unknown_model_is_refused_by_its_server() -> None:
-    server = Server(b'{"error":"unknown model"}', "404 Not Found")
-    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
-        reply = await client.ask(_json(_fields(("LABELS", 1))))
-        assert (reply.status, reply.error) == (404, "unknown model")
-        assert not server.asked
-
-
-async def test_other_dialects_get_classification_untouched() -> None:
-    server = Server(metadata())
-    upstream = {"dialect": "kserve"}
-    async with (
-        ScriptedServer(server.play) as running,
-        gateway_client(running.url, upstream=upstream) as client,
-    ):
-        for fields in (_fields(("LABELS", 1)), _fields(timeout=1.5)):
-            assert (await client.ask(_json(fields))).status == 200
-        assert len(running.requests) == len(server.asked) == 2
-
-
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 async def test_parameter_of_a_wrong_type_is_named(form: Any) -> None:
     server = Server(metadata())
@@ -169,21 +135,6 @@ async def test_parameter_of_a_wrong_type_is_named(form: Any) -> None:
         assert reply.error == "the request: priority must be an integer of 0 or more, got -1"
         assert (await client.ask(form(_fields(priority=1, mine=-1)))).status == 200
         assert len(running.requests) == 1
-
-
-async def test_parameter_of_a_predict_request_is_named() -> None:
-    server = Server(metadata())
-    async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
-        for priority, status in ((-1, 400), (1, 200)):
-            fields = {"instances": [1, 2], "parameters": {"priority": priority}}
-            body = json.dumps(fields).encode()
-            reply = await client.ask(request("POST", "/v1/models/m:predict", body))
-            assert reply.status == status
-            if status == 400:
-                assert (
-                    reply.error == "the request: priority must be an integer of 0 or more, got -1"
-                )
-        assert len(server.asked) == 1
 
 
 TOO_DEEP = "the request's JSON is nested deeper than 64"
@@ -207,19 +158,8 @@ async def test_passthrough_json_nested_too_deep_is_refused(target: str) -> None:
         assert {each.body for each in server.asked} == {FLAT, b"", b"{", b"x" + DEEP}
 
 
-async def test_json_depth_is_a_limit_of_the_route() -> None:
-    server = Server(metadata())
-    route = {"limits": {"max_json_depth": 65}}
-    async with (
-        ScriptedServer(server.play) as running,
-        gateway_client(running.url, route=route) as client,
-    ):
-        assert (await client.call("POST", OTHERS["generate"], DEEP)).status == 200
-        assert (await client.call("POST", OTHERS["generate"], b"[" + DEEP)).status == 400
-
-
-@pytest.mark.parametrize("body", [b"[" * 300_000, b'{"a":' * 60_000], ids=["arrays", "objects"])
-async def test_large_body_is_cut_before_it_nests_too_deep(body: bytes) -> None:
+async def test_large_body_is_cut_before_it_nests_too_deep() -> None:
+    body = b'{"a":' * 60_000
     begun = b'{"text_input":"' + b"x" * 300_000 + b'",'
 
     async def read(connection: Connection) -> None:
@@ -242,13 +182,12 @@ async def test_large_body_is_cut_before_it_nests_too_deep(body: bytes) -> None:
         assert bytes(got) == begun
 
 
-@pytest.mark.parametrize("kind", ["load", "index", "trace", "logging"])
-async def test_broadcast_nested_too_deep_reaches_no_server(kind: str) -> None:
+async def test_broadcast_nested_too_deep_reaches_no_server() -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as one, ScriptedServer(server.play) as two:
         # An endpoint for each, so that all of them are queried.
         async with gateway_client(one.url, two.url, upstream={"model_discovery": True}) as client:
-            reply = await client.call("POST", OTHERS[kind], DEEP)
+            reply = await client.call("POST", OTHERS["load"], DEEP)
         assert (reply.status, reply.error) == (400, TOO_DEEP)
         assert not [each for each in server.asked if each.body == DEEP]
 
@@ -257,7 +196,6 @@ async def test_broadcast_nested_too_deep_reaches_no_server(kind: str) -> None:
     ("data", "part"),
     [
         (request("GET", "/v2?" + "x" * 8190), "the path and query has 8194 bytes"),
-        (request("GET", "/v2/models/m", headers={"X": "x" * 9000}), "header X has 9000 bytes"),
         (infer_json(headers={"X": "x" * 9000}), "header X has 9000 bytes"),
         (request("POST", OTHERS["load"], b"", {"X" * 9000: "x"}), "the name of a header has 9000"),
     ],

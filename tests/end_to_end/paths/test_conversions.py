@@ -101,13 +101,6 @@ CLIENTS = {
 GRPC_CLIENTS = {
     "raw": Asked(MODEL_INFER, RAW),
     "typed": Asked(MODEL_INFER, TYPED),
-    "a stream's parameter": Asked(
-        MODEL_INFER,
-        one_input(
-            field(4, field(1, b"triton_enable_empty_final_response") + field(2, field(1, 1))),
-            field(7, DATA),
-        ),
-    ),
     "metadata": Asked(
         MODEL_INFER,
         RAW,
@@ -152,8 +145,6 @@ OVER_HTTP = {
         b' [{"name": "O", "datatype": "FP32", "shape": [1], "data": [1.5]}]}'
     ),
     "an error": http_response(b'{"error": "no model"}', status="404 Not Found"),
-    "an error without words": http_response(b"", status="503 Service Unavailable"),
-    "no JSON": http_response(b"<html>"),
     "no tensors": http_response(b""),
     "cut short": binary_response(DATA).replace(b'"binary_data_size":12', b'"binary_data_size":16'),
 }
@@ -265,83 +256,51 @@ async def compare(
     return fast
 
 
-@pytest.mark.parametrize(
-    ("name", "dialect"),
-    [
-        *((name, "triton") for name in CLIENTS),
-        *((name, "torchserve") for name in ("JSON", "binary", "raw binary", "V1")),
-        ("JSON", "kserve"),
-        ("a header of Triton", "kserve"),
-    ],
-)
-async def test_request_to_a_server_over_grpc_is_the_same_on_both_paths(
-    name: str, dialect: str, call_records: list[CallRecord]
-) -> None:
-    async with grpc_server(*OVER_GRPC["raw"]) as server:
-        await compare(server, CLIENTS[name], dialect, call_records)
+TO_GRPC = [
+    *(("HTTP", name, "raw", "triton") for name in CLIENTS),
+    *(("HTTP", name, "raw", "torchserve") for name in ("JSON", "binary", "raw binary", "V1")),
+    *(("HTTP", name, "raw", "kserve") for name in ("JSON", "a header of Triton")),
+    *(("HTTP", "JSON", response, "triton") for response in OVER_GRPC),
+    *(
+        ("HTTP", "V1", response, "triton")
+        for response in ("of a large size", "an error", "no message")
+    ),
+    *(
+        ("HTTP", "binary", response, "triton")
+        for response in ("typed", "of a large size", "no status")
+    ),
+    # A server of other messages.
+    *(("gRPC", "raw", response, "torchserve") for response in OVER_GRPC),
+    *(("gRPC", "typed", response, "torchserve") for response in ("raw", "typed")),
+    # A server that may see the deadline would see what is left of it.
+    *(("gRPC", name, "raw", "kserve" if name == "metadata" else "triton") for name in GRPC_CLIENTS),
+]
+TO_HTTP = [
+    *(("gRPC", name, "binary", "triton") for name in GRPC_CLIENTS),
+    *(("gRPC", "raw", response, "triton") for response in OVER_HTTP),
+    *(("gRPC", "typed", response, "json") for response in OVER_HTTP),
+    ("gRPC", "raw", "binary", "json"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "response"),
-    [
-        *(("JSON", response) for response in OVER_GRPC),
-        *(("V1", response) for response in ("raw", "of a large size", "an error", "no message")),
-        *(("binary", response) for response in ("typed", "of a large size", "no status")),
-        ("JSON with outputs", "raw"),
-    ],
-)
-async def test_response_of_a_server_over_grpc_is_the_same_on_both_paths(
-    name: str, response: str, call_records: list[CallRecord]
+def _asked(client: str, name: str) -> Asked:
+    return (GRPC_CLIENTS if client == "gRPC" else CLIENTS)[name]
+
+
+@pytest.mark.parametrize(("client", "name", "response", "dialect"), dict.fromkeys(TO_GRPC))
+async def test_call_to_a_server_over_grpc_is_the_same_on_both_paths(
+    client: str, name: str, response: str, dialect: str, call_records: list[CallRecord]
 ) -> None:
     async with grpc_server(*OVER_GRPC[response]) as server:
-        await compare(server, CLIENTS[name], "triton", call_records)
+        await compare(server, _asked(client, name), dialect, call_records)
 
 
-@pytest.mark.parametrize(
-    ("name", "dialect"),
-    [*((name, "triton") for name in GRPC_CLIENTS), ("raw", "json"), ("typed", "json")],
-)
-async def test_grpc_request_to_a_server_over_http_is_the_same_on_both_paths(
-    name: str, dialect: str, call_records: list[CallRecord]
-) -> None:
-    async with http_server(OVER_HTTP["binary"]) as server:
-        await compare(server, GRPC_CLIENTS[name], dialect, call_records)
-
-
-@pytest.mark.parametrize(
-    ("name", "response", "dialect"),
-    [
-        *(("raw", response, "triton") for response in OVER_HTTP),
-        *(("typed", response, "json") for response in OVER_HTTP),
-        ("typed", "binary", "triton"),
-    ],
-)
-async def test_grpc_response_of_a_server_over_http_is_the_same_on_both_paths(
-    name: str, response: str, dialect: str, call_records: list[CallRecord]
+@pytest.mark.parametrize(("client", "name", "response", "dialect"), dict.fromkeys(TO_HTTP))
+async def test_grpc_call_to_a_server_over_http_is_the_same_on_both_paths(
+    client: str, name: str, response: str, dialect: str, call_records: list[CallRecord]
 ) -> None:
     async with http_server(OVER_HTTP[response]) as server:
-        await compare(server, GRPC_CLIENTS[name], dialect, call_records)
-
-
-@pytest.mark.parametrize(
-    ("name", "response"),
-    [*(("raw", response) for response in OVER_GRPC), ("typed", "raw"), ("typed", "typed")],
-)
-async def test_grpc_call_of_a_server_of_other_messages_is_the_same_on_both_paths(
-    name: str, response: str, call_records: list[CallRecord]
-) -> None:
-    async with grpc_server(*OVER_GRPC[response]) as server:
-        await compare(server, GRPC_CLIENTS[name], "torchserve", call_records)
-
-
-@pytest.mark.parametrize("name", GRPC_CLIENTS)
-async def test_grpc_call_that_passes_is_the_same_on_both_paths(
-    name: str, call_records: list[CallRecord]
-) -> None:
-    # A server that may see the deadline would see what is left of it.
-    dialect = "kserve" if name == "metadata" else "triton"
-    async with grpc_server(*OVER_GRPC["raw"]) as server:
-        await compare(server, GRPC_CLIENTS[name], dialect, call_records)
+        await compare(server, _asked(client, name), dialect, call_records)
 
 
 @pytest.mark.parametrize("size", [1024, 1028])

@@ -14,7 +14,6 @@ from gateway.app.build import api_keys as keys_module
 from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import http_response, request
-from tests.support.inference_messages import infer_json
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
@@ -74,7 +73,7 @@ def _post(model: str, headers: dict[str, str]) -> bytes:
     return request("POST", f"/v2/models/{model}/generate", b"hello", headers)
 
 
-@pytest.mark.parametrize("headers", [A, {"x-api-key": "another-key"}, {**WRONG, **ROBOT}])
+@pytest.mark.parametrize("headers", [A, {**WRONG, "x-api-key": "another-key"}])
 async def test_authenticated_client_is_served(
     headers: dict[str, str],
     tmp_path: Path,
@@ -94,22 +93,7 @@ async def test_authenticated_client_is_served(
     assert len(targets) == 2 * (path is bytes)
 
 
-async def test_authenticated_infer_request_is_served(
-    tmp_path: Path, path: Callable[[bytes], bytes]
-) -> None:
-    others = {"match": {"model": "x"}, "auth": ["team-b", "robots"]}
-    routes = [ROUTES[2], others, {"auth": "team-a"}]
-    async with (
-        ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server,
-        _gateway(server, tmp_path, routes) as gateway,
-        gateway.client() as client,
-    ):
-        assert (await client.ask(path(infer_json(headers=A)))).status == 200
-        assert server.requests[-1].head.all("Authorization") == []
-        assert (await client.ask(path(infer_json(headers=WRONG)))).status == 401
-
-
-@pytest.mark.parametrize("headers", [{}, WRONG, {"X-Api-Key": "key-of-a"}, {"Cookie": "key-of-a"}])
+@pytest.mark.parametrize("headers", [{}, WRONG, {"X-Api-Key": "key-of-a"}])
 async def test_unauthenticated_client_gets_the_same_error_for_every_path(
     headers: dict[str, str], tmp_path: Path, path: Callable[[bytes], bytes]
 ) -> None:
@@ -118,11 +102,7 @@ async def test_unauthenticated_client_gets_the_same_error_for_every_path(
             *(_post(model, headers) for model in ("a", "b", "unknown")),
             request("GET", "/v2/models/a", headers=headers),
             request("GET", "/v2/models/a/config", headers=headers),  # a denied operation
-            request("GET", "/v2/models/unknown/config", headers=headers),
             request("GET", "/v2", headers=headers),
-            request("GET", "/anything", headers=headers),
-            request("OPTIONS", "/v2/models/a", headers=headers),
-            request("POST", "/v2/models/a/infer", b"no JSON", headers),
             request("POST", "/v2/repository/index", b"", headers),
         ]
         replies = [await client.ask(path(data)) for data in asked]
@@ -136,44 +116,6 @@ async def test_unauthenticated_client_gets_the_same_error_for_every_path(
             names = [name for name, _ in reply.head.headers]
             assert names == [name for name, _ in replies[0].head.headers]
         assert [each.head.target for each in server.requests] == ["/v2/models/x/ready"]
-
-
-async def test_unauthenticated_head_request_has_no_body(tmp_path: Path) -> None:
-    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
-        await client.send(request("HEAD", "/v2/models/a"))
-        assert (await client.head()).status == 401
-        assert (await client.call("GET", "/v2/models/x/ready")).status == 200
-
-
-async def test_open_route_needs_no_key(tmp_path: Path, path: Callable[[bytes], bytes]) -> None:
-    async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
-        for headers in ({}, A, WRONG, {"Authorization": "Basic eDp5"}):
-            data = request("GET", "/v2/models/x/ready", b"x", headers)
-            assert (await client.ask(path(data))).status == 200
-            # Authorization is for the server unless it holds a key.
-            shown = server.requests[-1].head.get("Authorization")
-            assert shown == (None if headers == A else headers.get("Authorization"))
-
-
-@pytest.mark.parametrize(
-    ("headers", "models"),
-    [({**A, **ROBOT}, "bax"), ({**WRONG, **ROBOT}, "ax"), ({**A, "X-Api-Key": "any"}, "bax")],
-)
-async def test_server_never_gets_a_key(
-    headers: dict[str, str], models: str, tmp_path: Path, path: Callable[[bytes], bytes]
-) -> None:
-    routes = [{"match": {"model": "b"}, "auth": ["team-a", "team-b"]}, ROUTES[0], {}]
-    async with (
-        ScriptedServer() as server,
-        _gateway(server, tmp_path, routes) as gateway,
-        gateway.client() as client,
-    ):
-        for model in models:
-            assert (await client.ask(path(_post(model, {"X-Kept": "1", **headers})))).status == 200
-            received = server.requests[-1]
-            assert "key-of" not in str(received)
-            assert received.head.all("X-Api-Key") == []
-            assert received.head.get("X-Kept") == "1"
 
 
 async def test_unauthenticated_client_is_refused_before_its_large_body(tmp_path: Path) -> None:
@@ -230,7 +172,7 @@ async def test_key_is_never_logged(
     assert "wrong-key" not in logged
 
 
-@pytest.mark.parametrize("value", ["Bearer", "Bearer \t", "wrong-key "])
+@pytest.mark.parametrize("value", ["Bearer", "Bearer \t"])
 async def test_key_of_an_empty_variable_gets_401_over_any_http(tmp_path: Path, value: str) -> None:
     async with (
         ScriptedServer(always_respond(http_response())) as server,

@@ -56,10 +56,7 @@ async def _chain(*addresses: str, **more: Any) -> AsyncIterator[list[RunningGate
             await gateway.until_idle()
 
 
-@pytest.mark.parametrize(
-    ("name", "via"),
-    [*((name, True) for name in ("GET", "POST", "JSON", "binary", "raw")), ("JSON", False)],
-)
+@pytest.mark.parametrize(("name", "via"), [("POST", True), ("JSON", True), ("JSON", False)])
 async def test_gateway_in_front_of_itself_is_a_508(
     name: str, via: bool, path: Callable[[bytes], bytes], call_records: list[CallRecord]
 ) -> None:
@@ -92,31 +89,15 @@ async def test_request_to_a_gateway_in_front_of_itself_does_not_loop(
     assert len(call_records) <= 2 + 2 * (dialect == "auto")
 
 
-@pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])
-async def test_gateway_in_front_of_itself_is_not_ready(
-    via: bool, call_records: list[CallRecord]
-) -> None:
+async def test_gateway_in_front_of_itself_is_not_ready(call_records: list[CallRecord]) -> None:
     address = free_address()
-    async with _chain(address, address, forwarded={"via": via}) as (gateway,):
+    async with _chain(address, address) as (gateway,):
         async with gateway.client() as client:
             reply = await client.call("GET", "/v2/health/ready")
             assert (reply.status, reply.error.startswith("not ready: upstream ")) == (503, True)
         await gateway.until_idle()
     assert len(call_records) == 2
     assert any("returned 508" in record.error for record in call_records)
-
-
-@pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])
-async def test_two_gateways_in_front_of_each_other_are_a_508(
-    via: bool, call_records: list[CallRecord]
-) -> None:
-    one, two = free_address(), free_address()
-    async with _chain(one, two, one, forwarded={"via": via}) as gateways:
-        async with gateways[0].client() as client:
-            assert (await client.call("GET", "/v2/x")).status == 508
-        for gateway in gateways:
-            await gateway.until_idle()
-    assert len(call_records) == 3
 
 
 @pytest.mark.parametrize("via", [True, False], ids=["via", "without via"])

@@ -12,20 +12,12 @@ from typing import Any
 
 import pytest
 
-from gateway.observe import mirror_stats
 from gateway.observe.call_metrics import RESPONSES, SERVER_DURATION
 from gateway.observe.call_record import CallRecord
 from gateway.observe.gateway_metrics import MIRROR_REQUESTS
-from gateway.settings.schema import Settings
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import RunningGateway, checked_gateway, split_limits, until
-from tests.support.http_messages import (
-    chunk,
-    chunked,
-    http_response,
-    message,
-    request,
-)
+from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
@@ -44,7 +36,6 @@ from tests.support.servers.scripted_server import (
     ReceivedRequest,
     Script,
     ScriptedServer,
-    always_respond,
     never_respond,
     respond_in_turn,
 )
@@ -79,35 +70,16 @@ _HANGS = "copies stay at a mirror that hangs until the gateway stops"
 
 @asynccontextmanager
 async def mirrored(
-    server: str,
-    shadow: str | None,
-    share: str = "100%",
-    own: dict[str, object] | None = None,
-    unchecked: str = "",
-    **limits: object,
+    server: str, shadow: str | None, unchecked: str = "", **limits: Any
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway with a mirror or without; closing it waits for no mirror."""
-    mirror = (
-        {}
-        if shadow is None
-        else {"mirror": {"upstream": "shadow", "percent": share, **(own or {})}}
-    )
-    settings = Settings.model_validate(
-        {
-            "listen": "127.0.0.1:0",
-            "offload": 0,
-            "upstreams": {
-                "server": {"endpoints": [server], "dialect": "triton"},
-                "shadow": {"endpoints": [shadow or NOWHERE], "dialect": "triton"},
-            },
-            "routes": [{"upstream": "server", **mirror}],
-            **split_limits(limits),
-            # Else no two requests would be equal.
-            "request_id": False,
-            "forwarded": {"headers": False, "via": False},
-        }
-    )
-    async with checked_gateway(settings, unchecked) as gateway:
+    route = {} if shadow is None else {"mirror": {"upstream": "shadow", "percent": "100%"}}
+    others = {"shadow": {"endpoints": [shadow or NOWHERE], "dialect": "triton"}}
+    # Else no two requests would be equal.
+    general = {"request_id": False, "forwarded": {"headers": False, "via": False}}
+    async with running_gateway(
+        server, route=route, others=others, general=general, unchecked=unchecked, **limits
+    ) as gateway:
         yield gateway
 
 
@@ -147,24 +119,14 @@ async def _both_get(data: bytes, *rest: bytes) -> tuple[ReceivedRequest, Receive
 FORMS: dict[str, tuple[bytes, ...]] = {
     "JSON": (infer_json(headers={"X-User": "u"}),),
     "JSON in two writes": (infer_json()[:-9], infer_json()[-9:]),
-    "large JSON": (infer_json(json_request(*range(100_000))),),
     "chunked JSON": (
         message(f"POST {INFER} HTTP/1.1", {"Host": "h", "Transfer-Encoding": "chunked"}),
         chunked(json_request()),
     ),
     "binary, 1 MiB": (infer_binary(HEADER, TENSOR),),
-    "binary, 1 MiB, chunked": (
-        message(
-            f"POST {INFER} HTTP/1.1",
-            {"Host": "h", HEADER_LENGTH: str(len(HEADER)), "Transfer-Encoding": "chunked"},
-        ),
-        chunk(HEADER + TENSOR[:500_000]),
-        chunked(TENSOR[500_000:]),
-    ),
     "raw binary, 1 MiB": (infer_raw(TENSOR),),
     "that would wait to be told": (request("POST", GENERATE, b"{}", {"Expect": "100-continue"}),),
     "a V1 request": (request("POST", "/v1/models/m:predict", b'{"inputs":%a}' % FLOATS.tolist()),),
-    "generate": (request("POST", GENERATE, b"{}", {"X-Two": "a, b"}),),
     "generate, 1 MiB, chunked": (
         message(f"POST {GENERATE} HTTP/1.1", {"Host": "h", "Transfer-Encoding": "chunked"}),
         chunk(TENSOR[:1000]),
@@ -187,7 +149,7 @@ async def test_mirror_gets_the_same_as_the_server(parts: tuple[bytes, ...]) -> N
     assert _without_id(copied.body) == _without_id(asked.body)
     if HEADER_LENGTH.lower() in dict(copied.head.headers):
         size = int(copied.head.get(HEADER_LENGTH) or 0)
-        assert copied.body[size:] in (TENSOR, FLOATS.tobytes()) or b"100000" in copied.body[:size]
+        assert copied.body[size:] in (TENSOR, FLOATS.tobytes())
 
 
 # ----------------------------------------------------------------------------- what the client sees
@@ -225,11 +187,6 @@ async def reads_slowly(connection: Connection) -> None:
         await asyncio.sleep(0.01)
 
 
-async def answers_nonsense(connection: Connection) -> None:
-    await connection.request()
-    await connection.send(b"nonsense\r\n\r\n")
-
-
 async def never_ends_its_response(connection: Connection) -> None:
     await connection.request()
     head = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
@@ -240,12 +197,10 @@ async def never_ends_its_response(connection: Connection) -> None:
 SHADOWS: dict[str, Script] = {
     "answers": model,
     "hangs": never_respond,
-    "answers 500": always_respond(http_response(b'{"error":"oh no"}', status="500 Oh")),
     "closes at once": closes_at_once,
     "closes within its answer": closes_during_its_response,
     "answers before it has read": answers_before_it_has_read,
     "reads slowly": reads_slowly,
-    "answers nonsense": answers_nonsense,
     "never ends its answer": never_ends_its_response,
 }
 
@@ -268,7 +223,7 @@ async def _everything(shadow: str | None) -> tuple[list[Any], list[Any]]:
     ):
         seen = [_seen(await client.ask(data)) for data in REQUESTS]
         assert not gateway.gateway.listener._active_calls
-        pools = gateway.gateway.active_config.upstreams["server"].pool
+        pools = gateway.gateway.active_config.upstreams["servers"].pool
         assert pools.outstanding == [0]
         own = server.url.removeprefix("http://")  # the Host of the gateway's own requests
         got = [
@@ -323,25 +278,6 @@ async def test_clients_continue_when_the_mirror_is_at_its_cap(
     )
 
 
-async def test_mirrored_requests_may_buffer_a_quarter_of_the_budget() -> None:
-    body = bytes(200_000)
-    async with (
-        ScriptedServer(model) as server,
-        ScriptedServer(reads_slowly) as shadow,
-        mirrored(server.url, shadow.url, unchecked=_HANGS, max_buffered_bytes="1MiB") as gateway,
-        gateway.client() as one,
-        gateway.client() as other,
-    ):
-        head = request("POST", GENERATE, headers={"Content-Length": "200000"})
-        await one.send(head, body[:-1])
-        await until(lambda: _buffered_bytes(gateway) == 199_999)
-        assert (await other.call("POST", GENERATE, body)).status == 200
-        assert _in_flight(gateway) == 0
-        await one.send(body[-1:])
-        assert (await one.read_response()).status == 200
-        await until(lambda: _in_flight(gateway) == 1)
-
-
 async def test_statuses_of_a_mirrors_endpoint_add_up_to_its_copies() -> None:
     answers = [
         http_response(b"{}"),
@@ -371,40 +307,16 @@ async def test_statuses_of_a_mirrors_endpoint_add_up_to_its_copies() -> None:
         assert results == {"ok": 1, "rejected": 2, "failed": 1, "skipped": 0}
 
 
-async def test_failures_of_a_mirror_are_logged_when_they_are_due_without_another_call(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirror_stats, "LOG_INTERVAL", 0.5)
-    async with (
-        ScriptedServer(model) as server,
-        mirrored(server.url, NOWHERE) as gateway,
-        gateway.client() as client,
-    ):
-        for _ in range(3):
-            assert (await client.call("POST", GENERATE, b"{}")).status == 200
-        why = f"last: cannot connect to {NOWHERE}: Connection refused"
-        start = "mirror to 'shadow':"
-        await until(lambda: f"{start} 2 of 2 requests failed, {why}" in caplog.messages)
-
-
 # -------------------------------------------------------------------------------------- disconnects
-
-LEAVING: dict[str, Callable[[RawClient], None]] = {
-    "closes": lambda client: client.shutdown_write(),
-    "resets": lambda client: client.reset(),
-}
 
 
 @pytest.mark.parametrize(
     ("data", "leave"),
     [
-        (infer_binary(HEADER, TENSOR), LEAVING["closes"]),
-        (infer_raw(TENSOR), LEAVING["closes"]),
-        (infer_json(json_request(*range(100_000))), LEAVING["closes"]),
-        (request("POST", GENERATE, TENSOR), LEAVING["closes"]),
-        (request("POST", GENERATE, TENSOR), LEAVING["resets"]),
+        (infer_binary(HEADER, TENSOR), RawClient.shutdown_write),
+        (request("POST", GENERATE, TENSOR), RawClient.reset),
     ],
-    ids=["binary", "raw", "JSON", "generate", "generate, and resets"],
+    ids=["binary, and closes", "generate, and resets"],
 )
 async def test_client_disconnect_within_its_body_sends_nothing_to_the_mirror(
     data: bytes, leave: Callable[[RawClient], None]
@@ -437,9 +349,7 @@ async def test_client_disconnect_before_its_response_keeps_the_mirrored_request(
 # -------------------------------------------------------------------------------------------- drain
 
 
-async def test_hanging_mirror_does_not_delay_a_drain(
-    call_records: list[CallRecord],
-) -> None:
+async def test_hanging_mirror_does_not_delay_a_drain(call_records: list[CallRecord]) -> None:
     async with ScriptedServer(model) as server, ScriptedServer(never_respond) as shadow:
         async with asyncio.timeout(5):
             async with mirrored(

@@ -10,36 +10,15 @@ import numpy as np
 import pytest
 
 from gateway.proxy.router import Router
-from tests.support.gateway import RunningGateway, gateway_client, running_gateway
+from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.http_messages import http_response, request
-from tests.support.inference_messages import (
-    FLOATS,
-    HEADER_LENGTH,
-    INFER,
-    binary_response_header,
-    infer_raw,
-    json_request,
-    metadata,
-)
+from tests.support.inference_messages import FLOATS, INFER, infer_raw, json_request
 from tests.support.raw_client import ReceivedResponse
+from tests.support.servers.model_scripts import infer_floats
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 JSON = json_request()
 WARM = "/v2/warm"
-
-
-async def _model(connection: Connection) -> None:
-    """Respond to infer requests with tensors, to others as a server does."""
-    while True:
-        received = await connection.request()
-        if received.head.target.partition("?")[0].endswith("/infer"):
-            header = binary_response_header(FLOATS.nbytes)
-            headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
-            await connection.send(http_response(header + FLOATS.tobytes(), headers))
-        elif received.head.target.startswith("/v2/models/"):
-            await connection.send(http_response(metadata(-1)))
-        else:
-            await connection.send(http_response(b"{}"))
 
 
 async def _stalling(connection: Connection) -> None:
@@ -83,7 +62,7 @@ def _values(reply: ReceivedResponse) -> object:
 async def test_model_has_its_own_server(
     path: Callable[[bytes], bytes], fast_path_requests: list[str]
 ) -> None:
-    async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
+    async with ScriptedServer(infer_floats) as one, ScriptedServer(infer_floats) as two:
         routes = [
             {"match": {"model": "resnet*"}, "upstream": "one"},
             {"match": {"model": "re:bert-[0-9]+", "version": "2"}, "upstream": "two"},
@@ -104,7 +83,7 @@ async def test_model_has_its_own_server(
 async def test_request_without_a_route_is_a_404(
     path: Callable[[bytes], bytes], fast_path_requests: list[str]
 ) -> None:
-    async with ScriptedServer(_model) as server:
+    async with ScriptedServer(infer_floats) as server:
         routes = [
             {"match": {"model": model}, "upstream": "one"} for model in ("resnet*", "re:bert-[0-9]")
         ]
@@ -129,7 +108,7 @@ async def test_denied_operation_is_a_403(path: Callable[[bytes], bytes]) -> None
         "/v2/models/m/%69nfer": "other",
         "/": "other",
     }
-    async with ScriptedServer(_model) as server:
+    async with ScriptedServer(infer_floats) as server:
         deny = ["repository", "config", "shared_memory", "other"]
         routes = [{"upstream": "one", "deny_operations": deny}]
         async with _gateway(routes, one=server) as gateway, gateway.client() as client:
@@ -156,7 +135,7 @@ async def test_canary_gets_its_share(
         plain(routes, rules, lambda: next(drawn), **others)
 
     monkeypatch.setattr(Router, "__init__", scripted)
-    async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
+    async with ScriptedServer(infer_floats) as one, ScriptedServer(infer_floats) as two:
         upstream = [{"name": "one", "weight": 75}, {"name": "two", "weight": 25}]
         routes = [{"upstream": upstream}]
         async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
@@ -168,32 +147,10 @@ async def test_canary_gets_its_share(
         assert len([each for each in fast_path_requests if each != WARM]) == 60 * (path is bytes)
 
 
-async def test_sticky_client_stays_with_one_server(path: Callable[[bytes], bytes]) -> None:
-    async with ScriptedServer(_model) as one, ScriptedServer(_model) as two:
-        upstream = [{"name": "one", "weight": 1}, {"name": "two", "weight": 1}]
-        routes = [{"upstream": upstream, "sticky_header": "X-User"}]
-        users = [f"user-{i}" for i in range(12)]
-        async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
-            for _ in range(3):
-                for user in users:
-                    await client.ask(path(_post(INFER, x_user=user)))
-                    await client.ask(
-                        path(request("GET", f"/v2/models/m?{user}", b"x", {"x-user": user}))
-                    )
-    seen = [
-        [each.head.get("x-user") for each in server.requests if each.head.get("x-user")]
-        for server in (one, two)
-    ]
-    assert seen[0]
-    assert seen[1]
-    assert not set(seen[0]) & set(seen[1])
-    assert len(seen[0]) + len(seen[1]) == 3 * 2 * len(users)
-
-
 async def test_rewrite_gives_a_model_an_alias(
     path: Callable[[bytes], bytes], fast_path_requests: list[str]
 ) -> None:
-    async with ScriptedServer(_model) as server:
+    async with ScriptedServer(infer_floats) as server:
         routes = [
             {
                 "match": {"model": "classifier"},
@@ -225,7 +182,7 @@ async def test_rewrite_gives_a_model_an_alias(
 
 
 async def test_route_has_its_own_limits(path: Callable[[bytes], bytes]) -> None:
-    async with ScriptedServer(_model) as server, ScriptedServer(_stalling) as slow:
+    async with ScriptedServer(infer_floats) as server, ScriptedServer(_stalling) as slow:
         routes: list[dict[str, Any]] = [
             {"match": {"model": "small"}, "upstream": "one", "limits": {"max_request_bytes": 1024}},
             {"match": {"model": "shallow"}, "upstream": "one", "limits": {"max_json_depth": 1}},
@@ -247,8 +204,3 @@ async def test_route_has_its_own_limits(path: Callable[[bytes], bytes]) -> None:
             reply = await client.ask(path(_post("/v2/models/hasty/infer")))
             assert reply.status == 504
             assert "limits.idle_timeout" in reply.error
-
-
-async def test_single_upstream_needs_no_route(path: Callable[[bytes], bytes]) -> None:
-    async with ScriptedServer(_model) as server, gateway_client(server.url) as client:
-        assert _values(await client.ask(path(_post(INFER)))) == [1.5, -2, 3e30]

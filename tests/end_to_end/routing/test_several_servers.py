@@ -78,19 +78,6 @@ async def test_load_goes_to_every_server() -> None:
             assert received.body == b'{"parameters":{}}'
 
 
-async def test_one_of_three_servers_is_down_during_a_load() -> None:
-    async with servers_of(WORKS, WORKS) as servers:
-        (first, last), down = [server.url for server in servers], f"http://{free_address()}"
-        async with client_to(main=[first, down, last]) as client:
-            reply = await client.call("POST", LOAD, b"{}")
-            assert reply.status == 502
-            assert reply.error == (
-                f"POST {LOAD} succeeded at {first}, {last}; failed: "
-                f"cannot connect to {down}: Connection refused"
-            )
-        assert [len(server.requests) for server in servers] == [1, 1]
-
-
 async def test_client_disconnect_during_a_broadcast_frees_everything() -> None:
     async with (
         servers_of(WORKS, never_respond, _hangs) as servers,
@@ -114,27 +101,6 @@ async def test_client_disconnect_during_a_broadcast_frees_everything() -> None:
 async def _demo_servers(count: int) -> AsyncIterator[list[str]]:
     async with AsyncExitStack() as stack:
         yield [(await stack.enter_async_context(DemoServer())).url for _ in range(count)]
-
-
-async def test_trace_settings_are_written_everywhere_and_compared() -> None:
-    async with (
-        _demo_servers(3) as urls,
-        client_to(main=urls[:2], canary=urls[2:]) as client,
-        client_to(only=urls[1:2]) as by_itself,
-    ):
-        reply = await client.call("POST", "/v2/trace", b'{"trace_rate":"7"}')
-        assert (reply.status, reply.json["trace_rate"]) == (200, "7")
-        reply = await client.call("GET", "/v2/trace")
-        assert (reply.status, reply.json["trace_rate"]) == (200, "7")
-        assert reply.head.get("Tensorgate-Differing-Endpoints") is None
-        reply = await by_itself.call("POST", "/v2/trace/setting", b'{"trace_rate":"8"}')
-        assert (reply.status, reply.json["trace_rate"]) == (200, "8")
-        reply = await client.call("GET", "/v2/trace/setting")
-        assert (reply.status, reply.json["trace_rate"]) == (200, "7")
-        assert reply.head.get("Tensorgate-Differing-Endpoints") == urls[1]
-        assert reply.head.get("Tensorgate-Failed-Endpoints") is None
-        reply = await client.call("POST", "/v2/models/none/trace", b'{"trace_rate":"7"}')
-        assert (reply.status, reply.error) == (400, "Request for unknown model : none")
 
 
 async def test_index_and_statistics_are_those_of_all() -> None:

@@ -39,6 +39,16 @@ BROKEN_PORTS = """
 """
 """What the page has of ports that a line break cuts, in a browser."""
 
+NAMES = (
+    "<script>window.hacked=1</script>",
+    '"><img src=x onerror=window.hacked=1>',
+    "\u202egnp.exe",
+    "نموذج",
+    "x" * 2000,
+)
+HOSTILE_SORTS = (NAMES[0], NAMES[2], NAMES[4])
+"""Names that would be markup, or look like others, if the page showed them as they are."""
+
 SETTINGS = """
 listen: {host}:0
 admin: {{listen: {admin}{of_admin}}}
@@ -70,6 +80,11 @@ def infer(model: str, headers: dict[str, str] | None = None) -> bytes:
     entry = {"name": "INPUT0", "shape": [3], "datatype": datatype, "data": [1, 2.5, -3]}
     body = json.dumps({"inputs": [entry]}).encode()
     return request("POST", f"/v2/models/{model}/infer", body, headers)
+
+
+def shown_begin(name: str) -> str:
+    """Return how a name begins where the page shows it."""
+    return name[:20].replace("\u202e", "⟨U+202E⟩")
 
 
 @dataclass(slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 from uuid import uuid4
 
-from tests.interop.page.hostile_names import HOSTILE_SORTS, NAMES, shown_begin
-from tests.interop.page.stand import Stand
+from tests.interop.page.stand import HOSTILE_SORTS, NAMES, Stand, shown_begin
 from tests.support.http_messages import request
 from tests.support.inference_messages import json_request
 

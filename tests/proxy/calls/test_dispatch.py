@@ -3,20 +3,18 @@ import gzip
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.calls.dispatch import handle_request
-from gateway.proxy.destination import Destination
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.doubles.cluster import A, one_upstream, send_request
 from tests.support.doubles.streaming import (
     LIMITS,
-    SERVER,
-    URL,
-    BodyStep,
     EventLog,
     ScriptedClientResponse,
     ScriptedEndpoint,
@@ -37,23 +35,7 @@ from tests.support.inference_messages import (
 METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
 NO_CONFIG = ScriptedUpstreamResponse(404)
 OK = ScriptedUpstreamResponse(200, {}, [b'{"outputs":[]}'])
-
-
-async def _serve(
-    destination: Destination,
-    method: str,
-    target: str,
-    *body: BodyStep,
-    headers: dict[str, str] | None = None,
-) -> tuple[ScriptedClientResponse, EventLog]:
-    log = EventLog()
-    response = ScriptedClientResponse(log)
-    await handle_request(
-        ScriptedRequest(log, method, target, headers, body),
-        response,
-        single_destination(destination),
-    )
-    return response, log
+RAW = {HEADER_LENGTH: "0"}
 
 
 @pytest.mark.parametrize(
@@ -61,30 +43,23 @@ async def _serve(
     [
         ("GET", "/v2/models/m/ready", "GET /v2/models/m/ready"),
         ("POST", "/v2/health/live", "POST /v2/health/live"),
-        ("GET", "/v2", "GET /v2"),
         ("GET", "/v2/trace", "GET /v2/trace/setting"),
-        ("POST", "/v2/models/m/trace", "POST /v2/models/m/trace/setting"),
-        ("POST", "/v2/models/m/generate", "POST /v2/models/m/generate"),
         ("GET", INFER, f"GET {INFER}"),
         ("POST", "/v2/repository/models/m/load", "POST /v2/repository/models/m/load"),
-        ("POST", "/v2/repository/index", "POST /v2/repository/index"),
         ("GET", "/v2/models/stats?x", "GET /v2/models/stats?x"),
-        ("GET", "/v2/logging", "GET /v2/logging"),
         ("PUT", "/v2/logging", "PUT /v2/logging"),
-        ("DELETE", "/anything?x", "DELETE /anything?x"),
     ],
 )
 async def test_each_operation_has_its_handler(method: str, target: str, sent: str) -> None:
-    endpoint = ScriptedEndpoint(EventLog(), OK)
-    response, _ = await _serve(make_destination(endpoint), method, target)
-    assert response.status == 200
-    assert [f"{r.method} {r.target}" for r in endpoint.requests] == [sent]
+    cluster = one_upstream(a=OK)
+    assert (await cluster.ask(method, target)).status == 200
+    assert cluster.received == [[sent]]
 
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
 async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
-    endpoint = ScriptedEndpoint(EventLog(), GatewayError(kind, "what “went” wrong"))
-    response, log = await _serve(make_destination(endpoint), "GET", "/v2/x")
+    cluster = one_upstream(a=GatewayError(kind, "what “went” wrong"))
+    response = await cluster.ask("GET", "/v2/x")
     assert response.status == kind.value.status
     assert response.body.decode() == '{"error":"what “went” wrong"}'
     accepted = kind is ErrorKind.UNSUPPORTED_ENCODING
@@ -93,210 +68,98 @@ async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
         "Content-Length": str(len(response.body)),
         **({"Accept-Encoding": "gzip, deflate"} if accepted else {}),
     }
-    assert log[-1] == "client has got all"
+    assert cluster.log[-1] == "client has got all"
 
 
 async def test_error_within_a_response_aborts_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell\nover")])
-    response, log = await _serve(
-        make_destination(ScriptedEndpoint(EventLog(), broken)), "GET", "/v2/x"
-    )
-    assert response.body == b"begun"
-    assert log[-1] == "client is cut off"
-    assert "client has got all" not in log
-    assert caplog.messages == [rf"request -: response aborted: {URL} fell\nover"]
+    broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{A} fell\nover")])
+    cluster = one_upstream(a=broken)
+    assert (await cluster.ask("GET", "/v2/x")).body == b"begun"
+    assert cluster.log[-1] == "client is cut off"
+    assert "client has got all" not in cluster.log
+    assert caplog.messages == [rf"request -: response aborted: {A} fell\nover"]
 
 
 async def test_upstream_error_response_passes_to_the_client() -> None:
     refusal = ScriptedUpstreamResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
-    destination = make_destination(ScriptedEndpoint(EventLog(), refusal))
-    response, _ = await _serve(destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+    response = await one_upstream(a=refusal).ask("POST", INFER, bytes(4), headers=RAW)
     assert (response.status, response.body) == (404, b"no such model")
     assert dict(response.headers) == {"Content-Type": "text/x", "Content-Length": "13"}
 
 
 async def test_client_disconnect_is_no_error_response() -> None:
-    log = EventLog()
-    response = ScriptedClientResponse(log, fault=ConnectionResetError())
-    request = ScriptedRequest(log, "GET", "/v2/x")
+    cluster = one_upstream(a=OK)
+    response = ScriptedClientResponse(cluster.log, fault=ConnectionResetError())
+    request = ScriptedRequest(cluster.log, "GET", "/v2/x")
     with pytest.raises(ConnectionResetError):
-        await handle_request(
-            request, response, single_destination(make_destination(ScriptedEndpoint(log, OK)))
-        )
-    assert "client is cut off" not in log
-
-
-SHORT = replace(LIMITS, idle_timeout=0.02)
-
-
-async def test_client_that_does_not_send_is_a_408() -> None:
-    destination = make_destination(ScriptedEndpoint(EventLog()), limits=SHORT)
-    response, _ = await _serve(destination, "POST", INFER, b"{", asyncio.Event())
-    assert response.status == 408
-    assert b"waiting for the client" in response.body
-
-
-async def test_server_that_does_not_respond_is_a_504() -> None:
-    destination = make_destination(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
-    response, _ = await _serve(destination, "POST", INFER, json_request())
-    assert response.status == 504
-    assert SERVER.public.encode() in response.body
-
-
-async def test_server_that_gives_no_metadata_is_a_504() -> None:
-    destination = make_destination(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
-    response, _ = await _serve(destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
-    await destination.upstream.metadata.close()
-    assert response.status == 504
-    assert SERVER.public.encode() in response.body
-
-
-async def test_client_that_stops_streaming_to_a_server_is_a_408() -> None:
-    destination = make_destination(ScriptedEndpoint(EventLog()), limits=SHORT)
-    chunked = {"Transfer-Encoding": "chunked"}
-    response, _ = await _serve(
-        destination, "POST", "/v2/x", b"begun", asyncio.Event(), headers=chunked
-    )
-    assert response.status == 408
-
-
-async def test_client_that_does_not_read_is_aborted() -> None:
-    log = EventLog()
-    response = ScriptedClientResponse(log, ready=asyncio.Event())
-    request = ScriptedRequest(log, "GET", "/v2/x")
-    await handle_request(
-        request,
-        response,
-        single_destination(make_destination(ScriptedEndpoint(log, OK), limits=SHORT)),
-    )
-    assert log[-1] == "client is cut off"
+        await handle_request(request, response, cluster.router)
+    assert "client is cut off" not in cluster.log
 
 
 async def test_client_that_does_not_read_an_error_is_aborted() -> None:
-    log = EventLog()
-    response = ScriptedClientResponse(log, ready=asyncio.Event())
-    refusal = ScriptedEndpoint(log, ScriptedUpstreamResponse(404, {}, [bytes(1000)]))
-    request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(4)])
-    await handle_request(
-        request, response, single_destination(make_destination(refusal, limits=SHORT))
-    )
-    assert log[-2:] == ["client gets 404", "client is cut off"]
+    limits = replace(LIMITS, idle_timeout=0.02)
+    cluster = one_upstream(limits=limits, a=ScriptedUpstreamResponse(404, {}, [bytes(1000)]))
+    response = ScriptedClientResponse(cluster.log, ready=asyncio.Event())
+    request = ScriptedRequest(cluster.log, "POST", INFER, RAW, [bytes(4)])
+    await handle_request(request, response, cluster.router)
+    assert cluster.log[-2:] == ["client gets 404", "client is cut off"]
 
 
-async def _raw(destination: Destination) -> int:
-    response, _ = await _serve(destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
-    return response.status
+VERSION = "/v2/models/m/versions/2"
 
 
-@pytest.mark.parametrize("room", ["/v2/repository", "/v2/repository/r"])
-@pytest.mark.parametrize("verb", ["load", "unload"])
-@pytest.mark.parametrize("step", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
-async def test_load_and_unload_drop_cached_metadata(
-    room: str, verb: str, step: ScriptedUpstreamResponse | GatewayError
-) -> None:
-    """Whatever the status of the server."""
-    endpoint = ScriptedEndpoint(
-        EventLog(), METADATA, NO_CONFIG, OK, OK, step, METADATA, NO_CONFIG, OK
-    )
-    destination = make_destination(endpoint)
-    assert [await _raw(destination), await _raw(destination)] == [200, 200]
-    await _serve(destination, "POST", f"{room}/models/m/{verb}")
-    assert await _raw(destination) == 200
-    targets = [request.target for request in endpoint.requests]
-    assert targets.count("/v2/models/m") == 2
-
-
-async def test_load_of_another_model_keeps_cached_metadata() -> None:
-    endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, OK, OK, OK)
-    destination = make_destination(endpoint)
-    assert await _raw(destination) == 200
-    await _serve(destination, "POST", "/v2/repository/models/m2/load")
-    assert await _raw(destination) == 200
-    assert len(endpoint.requests) == 5
-
-
-BINARY = {HEADER_LENGTH: str(len(binary_header(8)))}
-
-
+@pytest.mark.parametrize("models", [("n", "m", "o"), ("m/1", "m/2", "m/3")])
 @pytest.mark.parametrize(
     ("method", "target", "body", "headers"),
     [
-        ("GET", "/v2/models/m", b"", {}),
-        ("GET", "/v2/models/m/versions/1/ready", b"", {}),
-        ("POST", INFER, json_request(), {}),
-        ("POST", INFER, binary_header(8) + bytes(8), BINARY),
-        ("POST", INFER, bytes(4), {HEADER_LENGTH: "0"}),
-        ("POST", INFER, gzip.compress(json_request()), {"Content-Encoding": "gzip"}),
-        ("POST", "/v2/models/m/generate", gzip.compress(b"{}"), {"Content-Encoding": "gzip"}),
+        ("GET", VERSION, b"", {}),
+        ("POST", VERSION + "/infer", json_request(), {}),
+        (
+            "POST",
+            VERSION + "/infer",
+            binary_header(8) + bytes(8),
+            {HEADER_LENGTH: str(len(binary_header(8)))},
+        ),
+        ("POST", VERSION + "/infer", bytes(4), RAW),
+        ("POST", VERSION + "/generate", gzip.compress(b"{}"), {"Content-Encoding": "gzip"}),
     ],
 )
 async def test_call_for_a_model_goes_to_an_endpoint_that_has_it(
-    method: str, target: str, body: bytes, headers: dict[str, str]
-) -> None:
-    await _goes_to_the_second(("n", "m", "o"), method, target, body, headers)
-
-
-@pytest.mark.parametrize(
-    ("method", "what", "body", "headers"),
-    [
-        ("POST", "/infer", json_request(), {}),
-        ("POST", "/infer", bytes(4), {HEADER_LENGTH: "0"}),
-        ("GET", "/ready", b"", {}),
-        ("POST", "/generate", b"{}", {}),
-    ],
-)
-async def test_call_for_a_version_goes_to_an_endpoint_that_has_it(
-    method: str, what: str, body: bytes, headers: dict[str, str]
-) -> None:
-    models = ("m/1", "m/2", "m/3")
-    await _goes_to_the_second(models, method, f"/v2/models/m/versions/2{what}", body, headers)
-
-
-async def _goes_to_the_second(
     models: Sequence[str], method: str, target: str, body: bytes, headers: dict[str, str]
 ) -> None:
-    """Check that requests reach only the one of three endpoints that has the model."""
-    responses = [METADATA, NO_CONFIG] if headers.get(HEADER_LENGTH) == "0" else []
-    endpoints = [
-        ScriptedEndpoint(EventLog(), *responses, *[OK] * 3, url=f"http://{i}") for i in range(3)
-    ]
-    destination = make_destination(
-        *endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
-    )
-    for member, model in zip(destination.upstream.pool.members, models, strict=True):
+    responses = (METADATA, NO_CONFIG, *[OK] * 3) if headers == RAW else (OK,) * 3
+    turns: dict[str, Any] = dict.fromkeys("abc", responses)
+    cluster = one_upstream(discovers_models=True, **turns)
+    members = cluster.destinations[0].upstream.pool.members
+    for member, model in zip(members, models, strict=True):
         member.models = ready(model)
-    steps = (body,) if body else ()
     for _ in range(3):
-        response, _ = await _serve(destination, method, target, *steps, headers=headers)
-        assert response.status == 200
-    assert not endpoints[0].requests
-    assert not endpoints[2].requests
+        steps = (body,) if body else ()
+        assert (await cluster.ask(method, target, *steps, headers=headers)).status == 200
+    assert [bool(each) for each in cluster.received] == [False, True, False]
 
 
-@pytest.mark.parametrize("step", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
-async def test_load_and_unload_refresh_the_model_discovery(
-    step: ScriptedUpstreamResponse | GatewayError,
-) -> None:
+async def test_load_and_unload_refresh_the_model_discovery() -> None:
     asked: list[str] = []
 
     class Noting(ModelDiscovery):
         def refresh_models(self) -> None:
             asked.append("again")
 
-    destination = make_destination(
-        ScriptedEndpoint(EventLog(), step, OK),
-        supervisor=PoolSupervisor(model_discovery=Noting(60)),
+    endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(400), OK)
+    router = single_destination(
+        make_destination(endpoint, supervisor=PoolSupervisor(model_discovery=Noting(60)))
     )
-    await _serve(destination, "POST", "/v2/repository/models/m/load")
-    assert asked == ["again"]
-    await _serve(destination, "GET", "/v2/models/m")
-    assert asked == ["again"]
+    for method, target in (("POST", "/v2/repository/models/m/load"), ("GET", "/v2/models/m")):
+        await send_request(router, method, target)
+        assert asked == ["again"]
 
 
 @pytest.mark.parametrize("target", [INFER, "/v1/models/m:predict", "/v2/models/m/generate"])
 async def test_body_is_not_read_if_the_upstream_has_no_endpoint(target: str) -> None:
-    response, log = await _serve(make_destination(), "POST", target, json_request())
+    log, router = EventLog(), single_destination(make_destination())
+    response = await send_request(router, "POST", target, json_request(), log=log)
     assert response.status == 503
     assert b"the upstream has no endpoint" in response.body
     assert log.count_of("client sends") == 0
@@ -306,7 +169,7 @@ async def test_requests_of_the_gateway_itself_take_no_slots() -> None:
     limit = ConcurrencyLimit("the gateway", 1, 0, 1.0)
     endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, OK)
     destination = replace(make_destination(endpoint), concurrency_limits=(limit,))
-    response, _ = await _serve(destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
-    assert response.status == 200
+    router = single_destination(destination)
+    assert (await send_request(router, "POST", INFER, bytes(4), headers=RAW)).status == 200
     assert len(endpoint.requests) == 3
     assert limit.active == 0

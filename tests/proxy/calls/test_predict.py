@@ -1,31 +1,18 @@
-import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import KSERVE
-from gateway.protocol.operations import parse_operation
-from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.interfaces import Call
 from gateway.upstream.metadata_cache import RECHECK_INTERVAL, MetadataCache, UpstreamResponseError
+from tests.support.checks.refused import refused_with
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.clock import Clock
-from tests.support.doubles.scripted_call import ScriptedCall, ServerStep, serve
-from tests.support.doubles.streaming import (
-    LIMITS,
-    BodyStep,
-    EventLog,
-    ScriptedClientResponse,
-    ScriptedEndpoint,
-    ScriptedRequest,
-    ScriptedUpstreamResponse,
-    make_destination,
-)
+from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
+from tests.support.doubles.streaming import BodyStep, ScriptedUpstreamResponse
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
@@ -60,12 +47,7 @@ async def test_predict_request_is_converted_both_ways() -> None:
     assert fields.pop("id") == ""
     assert fields == {
         "inputs": [
-            {
-                "name": "IN",
-                "shape": [3],
-                "datatype": "FP32",
-                "parameters": {"binary_data_size": 12},
-            }
+            {"name": "IN", "shape": [3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
         ],
         "parameters": {"binary_data_output": True},
     }
@@ -103,49 +85,14 @@ async def test_version_and_query_are_kept() -> None:
     ]
 
 
-async def test_response_format_follows_the_request_format() -> None:
-    body = json.dumps({"inputs": {"IN": FLOATS.tolist()}}).encode()
-    client_response = await _scene(METADATA, NO_CONFIG, ANSWER, body=[body[:9], body[9:]]).run()
-    assert client_response.body == b'{"outputs":[1.5,-2.0,3e+30]}'
-
-
-async def test_chunked_predict_request_is_converted() -> None:
-    scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]], headers=CHUNKED)
-    await scene.run()
-    assert scene.sent[1] == FLOATS.tobytes()
-
-
-async def test_metadata_is_fetched_once() -> None:
-    endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, ANSWER, ANSWER)
-    destination = make_destination(endpoint)
-    for _ in range(2):
-        log = EventLog()
-        client_response = ScriptedClientResponse(log)
-        request = ScriptedRequest(log, "POST", PREDICT, {}, [BODY])
-        with Deadline(9, 9) as deadline:
-            operation = parse_operation("POST", PREDICT)
-            await serve(Call(request, client_response, operation, destination, deadline))
-        assert client_response.status == 200
-    assert len(endpoint.requests) == 4
-
-
 BAD_REQUEST = ScriptedUpstreamResponse(400)
 WRONG = {
     "datatype": b'{"instances":["x"]}',
-    "range": b'{"instances":[1e99]}',
-    "object": b'{"instances":[[{}]]}',
     "shape": b'{"instances":[[1],[2]]}',
     "name": b'{"inputs":{"OTHER":[1]}}',
-    "no name": b'{"inputs":{}}',
 }
 """Well-formed bodies that another model could take."""
-MALFORMED = {
-    "syntax": b"{",
-    "token": b'{"instances":[1,x]}',
-    "ragged": b'{"instances":[[1],[2,3]]}',
-    "fields": b'{"other":1}',
-    "V2": b'{"inputs":[{"name":"x"}]}',
-}
+MALFORMED = {"syntax": b"{", "fields": b'{"other":1}'}
 
 
 async def _refetches(
@@ -190,7 +137,7 @@ async def test_prediction_that_is_late_or_too_large_keeps_cached_metadata() -> N
 
 
 @pytest.mark.parametrize(
-    ("status", "is_fetched"), [(400, True), (422, True), (500, True), (413, False), (503, False)]
+    ("status", "is_fetched"), [(400, True), (500, True), (413, False), (503, False)]
 )
 async def test_error_of_the_server_has_old_metadata_fetched_again(
     status: int, is_fetched: bool
@@ -198,16 +145,6 @@ async def test_error_of_the_server_has_old_metadata_fetched_again(
     refusal = ScriptedUpstreamResponse(status)
     assert await _refetches([BODY], RECHECK_INTERVAL, refusal) == is_fetched
     assert not await _refetches([BODY], RECHECK_INTERVAL - 0.1, refusal)
-
-
-async def test_changed_shape_is_seen_by_the_second_call() -> None:
-    two = ScriptedUpstreamResponse(200, {}, [metadata(-1, 1)])
-    body = json.dumps({"instances": FLOATS.reshape(3, 1).tolist()}).encode()
-    scene = _scene(METADATA, NO_CONFIG, two, NO_CONFIG, ANSWER, body=[body])
-    with pytest.raises(GatewayError, match="takes shape"):
-        await scene.run()
-    scene.request = ScriptedRequest(EventLog(), "POST", PREDICT, {}, [body])
-    assert (await scene.run()).status == 200
 
 
 async def test_large_response_streams() -> None:
@@ -224,16 +161,6 @@ async def test_large_response_streams() -> None:
     assert "server sends 40000" in scene.log[first_write:]
 
 
-async def test_empty_tensors_need_no_header_length() -> None:
-    # The encoding of Triton.
-    fields = {"outputs": [{"name": "OUT", "datatype": "FP32", "shape": [0]}]}
-    fields["outputs"][0]["parameters"] = {"binary_data_size": 0}  # type: ignore[assignment]
-    body = json.dumps(fields).encode()
-    response = ScriptedUpstreamResponse(200, {"Content-Length": str(len(body))}, [body])
-    client_response = await _scene(METADATA, NO_CONFIG, response, body=[b'{"inputs":[]}']).run()
-    assert client_response.body == b'{"outputs":[]}'
-
-
 async def test_null_of_a_json_response_is_a_502() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
     body = json.dumps({"outputs": [output]}).encode()
@@ -243,20 +170,10 @@ async def test_null_of_a_json_response_is_a_502() -> None:
     assert (client_response.status, client_response.body) == (200, b'{"predictions":[1.5,NaN]}')
 
 
-async def test_json_response_to_a_binary_request_is_converted() -> None:
-    output = {"name": "OUT", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]}
-    body = json.dumps({"id": None, "outputs": [output]}).encode()
-    response = ScriptedUpstreamResponse(200, {}, [body])
-    client_response = await _scene(METADATA, response, dialect=KSERVE).run()
-    assert (client_response.status, client_response.body) == (200, b'{"predictions":[[1.0],[2.0]]}')
-
-
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b'{"error":"no"}', b'{"error":"no"}'),
         (b'{"detail":"no"}', b'{"error":"no"}'),
-        (b"<html>no</html>", b'{"error":"no"}'),
         (b"", b'{"error":"Scripted"}'),
         (b"x" * 99_999, b'{"error":"' + b"x" * 1000 + b'"}'),
     ],
@@ -284,9 +201,8 @@ async def test_unknown_model_passes_the_server_error() -> None:
 
 async def test_model_without_inputs_in_its_metadata_is_refused() -> None:
     scene = _scene(NO_INPUTS, NO_CONFIG)
-    with pytest.raises(GatewayError, match="the metadata of model 'm' lists no inputs") as caught:
+    with refused_with(ErrorKind.BAD_REQUEST, "the metadata of model 'm' lists no inputs"):
         await scene.run()
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
 
 
 async def test_model_without_inputs_passes_to_a_v1_server() -> None:
@@ -304,10 +220,8 @@ async def test_model_with_inputs_is_converted_for_a_v1_server() -> None:
 
 
 Made = Callable[[], ScriptedCall]
-HEADERLESS = ScriptedUpstreamResponse(200, {}, [b'{"outputs"'.ljust(10_001)])
 SHORT = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(HEADER))}, [HEADER + bytes(8)])
 FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
-    "no body": (lambda: _scene(METADATA, NO_CONFIG, body=[]), ErrorKind.BAD_REQUEST, "no body"),
     "an empty chunked body": (
         lambda: _scene(METADATA, NO_CONFIG, body=[b""], headers=CHUNKED),
         ErrorKind.BAD_REQUEST,
@@ -318,26 +232,10 @@ FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
         ErrorKind.TOO_LARGE,
         "limits.max_request_bytes",
     ),
-    "bad": (
-        lambda: _scene(METADATA, NO_CONFIG, body=[b'{"instances":[[1],[2]]}']),
-        ErrorKind.BAD_REQUEST,
-        "input 'IN' of model 'm' takes shape [-1]",
-    ),
-    "no header of tensors": (
-        lambda: _scene(METADATA, NO_CONFIG, HEADERLESS),
-        ErrorKind.BAD_RESPONSE,
-        "http://server:8000: the server's response is JSON that breaks off, or that binary tensors"
-        " follow without Inference-Header-Content-Length",
-    ),
     "a short client_response": (
         lambda: _scene(METADATA, NO_CONFIG, SHORT),
         ErrorKind.BAD_RESPONSE,
         "http://server:8000: the server's response ends before",
-    ),
-    "a server that fails": (
-        lambda: _scene(METADATA, NO_CONFIG, bad_response("it fell over")),
-        ErrorKind.BAD_RESPONSE,
-        "it fell over",
     ),
 }
 
@@ -347,10 +245,8 @@ async def test_invalid_predict_request_is_refused(
     make: Made, kind: ErrorKind, message: str
 ) -> None:
     scene = make()
-    with pytest.raises(GatewayError) as caught:
+    with refused_with(kind, message):
         await scene.run()
-    assert caught.value.kind is kind
-    assert message in caught.value.message
     assert not scene.response.started
 
 
@@ -365,28 +261,6 @@ async def test_large_body_yields_to_other_calls() -> None:
         assert waiting.turns > len(text) / 65536
 
 
-async def test_buffered_rows_yield_to_other_calls() -> None:
-    header = binary_response_header(400_000, 400_000)
-    client_response = ScriptedUpstreamResponse(
-        200, {HEADER_LENGTH: str(len(header))}, [header + bytes(800_000)]
-    )
-    limits = replace(LIMITS, max_buffered_body_bytes=1_000_000)
-    scene = _scene(METADATA, NO_CONFIG, client_response, limits=limits)
-
-    async def log_turns() -> None:
-        while True:
-            scene.log.append("others")
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(log_turns())
-    told = await scene.run()
-    task.cancel()
-    assert told.body.count(b"OUT1") == 100_000
-    came = scene.log.index(f"server sends {len(header) + 800_000}")
-    held = scene.log[came : scene.log.index("client gets 200")]
-    assert held.count("others") >= 800_000 // 32_768
-
-
 async def test_client_may_disconnect_at_any_time() -> None:
     for moment in range(100):
         scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]])
@@ -395,13 +269,3 @@ async def test_client_may_disconnect_at_any_time() -> None:
         await scene.destination.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
     assert moment >= 8
-
-
-@pytest.mark.parametrize("sized", [True, False], ids=["buffered", "streamed"])
-async def test_tensors_without_a_header_length_are_the_same_502_however_they_come(
-    sized: bool,
-) -> None:
-    headers = {"Content-Length": str(len(HEADER))} if sized else {}
-    scene = _scene(METADATA, NO_CONFIG, ScriptedUpstreamResponse(200, headers, [HEADER]))
-    with pytest.raises(GatewayError, match="12 bytes of binary data, but the response has no"):
-        await scene.run()

@@ -10,18 +10,12 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS
-from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination
 from gateway.proxy.filters import authentication as keys_module
-from gateway.proxy.filters.authentication import (
-    Authenticator,
-    KeyGroup,
-    UnauthenticatedError,
-)
+from gateway.proxy.filters.authentication import Authenticator, KeyGroup
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match, Pattern
-from tests.proxy.calls.scene import plan_of, start
-from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient
+from tests.support.doubles.fast_path import ReadyEndpoint
 from tests.support.doubles.streaming import make_destination
 
 
@@ -49,52 +43,28 @@ def test_scheme_is_case_insensitive(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pairs",
+    "values",
     [
-        (),
-        (_bearer("Key"),),
-        (_bearer("ke"),),
-        (_bearer("keyy"),),
-        (_bearer("key key"),),
-        (_bearer("key,other"),),
-        (_bearer('"key"'),),
-        (_bearer(""),),
-        (_bearer("\xff"),),
-        (("Authorization", "key"),),
-        (("Authorization", "Bearerkey"),),
-        (("Authorization", "Bearer\tkey"),),
-        (("Authorization", "Basic key"),),
-        (("Authorization", "Token Bearer key"),),
-        (("Authorization", ""),),
-        (("X-Key", "key"),),
-        (("Proxy-Authorization", "Bearer key"),),
+        *((f"Bearer {key}",) for key in ("Key", "ke", "keyy", "key key", "key,other", "", "\xff")),
+        *((each,) for each in ("key", "Bearerkey", "Bearer\tkey", "Basic key", "X Bearer key", "")),
         # It is unknown which one a server would use.
-        (_bearer("key"), _bearer("key")),
-        (_bearer("key"), _bearer("no")),
-        (_bearer("no"), _bearer("key")),
+        ("Bearer key", "Bearer key"),
+        ("Bearer no", "Bearer key"),
+        (),
     ],
 )
-def test_invalid_authorization_does_not_authenticate(pairs: tuple[tuple[str, str], ...]) -> None:
-    assert not KeyGroup("g", None, ["key", "other"]).authenticates(_headers(*pairs))
+def test_invalid_authorization_does_not_authenticate(values: tuple[str, ...]) -> None:
+    headers = _headers(*(("Authorization", value) for value in values), ("X-Key", "key"))
+    assert not KeyGroup("g", None, ["key", "other"]).authenticates(headers)
 
 
 @pytest.mark.parametrize(
-    "pairs",
-    [
-        (),
-        (("X-Key", ""),),
-        (("X-Key", "Bearer key"),),
-        (("X-Key", "key "),),
-        (("X-Key", "KEY"),),
-        (("X-Key", "key, other"),),
-        (("X-Key", "\xff"),),
-        (("X-Keys", "key"),),
-        (_bearer("key"),),
-        (("X-Key", "key"), ("x-key", "key")),
-    ],
+    "values",
+    [(), ("",), ("Bearer key",), ("key ",), ("KEY",), ("key, other",), ("\xff",), ("key", "key")],
 )
-def test_invalid_key_header_does_not_authenticate(pairs: tuple[tuple[str, str], ...]) -> None:
-    assert not KeyGroup("g", "X-Key", ["key", "other"]).authenticates(_headers(*pairs))
+def test_invalid_key_header_does_not_authenticate(values: tuple[str, ...]) -> None:
+    headers = _headers(*(("X-Key", value) for value in values), _bearer("key"))
+    assert not KeyGroup("g", "X-Key", ["key", "other"]).authenticates(headers)
 
 
 def test_group_without_keys_authenticates_nobody() -> None:
@@ -137,11 +107,6 @@ ROBOTS = KeyGroup("robots", "X-Api-Key", ["r-key"])
 @pytest.mark.parametrize(
     ("groups", "message", "challenge"),
     [
-        (
-            (PEOPLE, OTHERS),
-            "a valid API key is needed: as 'Authorization: Bearer KEY'",
-            'Bearer realm="tensorgate"',
-        ),
         (
             (ROBOTS,),
             "a valid API key is needed: in the header X-Api-Key",
@@ -211,12 +176,7 @@ def _find(router: Router, model: str, *pairs: tuple[str, str]) -> str:
 
 
 NEEDED = "401 a valid API key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key"
-ROUTES = [
-    _route("p", PEOPLE),
-    _route("pr", PEOPLE, ROBOTS),
-    _route("o", OTHERS),
-    _route("open"),
-]
+ROUTES = [_route("p", PEOPLE), _route("pr", PEOPLE, ROBOTS), _route("o", OTHERS), _route("open")]
 
 
 @pytest.mark.parametrize(
@@ -236,13 +196,10 @@ def test_rule_admits_its_key_groups(model: str, pair: tuple[str, str], outcome: 
     ("pairs", "withheld"),
     [
         ((_bearer("p-key"),), "authorization"),
-        ((_bearer("o-key"),), "authorization"),
         ((("authorization", "bearer  p-key"),), "authorization"),
-        ((_bearer("r-key"),), "authorization"),  # a key that belongs in another header
         ((_bearer("wrong"), _bearer("p-key")), "authorization"),
         ((_bearer("wrong"),), ""),
         ((("Authorization", "Basic p-key"),), ""),
-        ((("X-Authorization", "Bearer p-key"),), ""),
         ((), ""),
     ],
 )
@@ -250,15 +207,8 @@ def test_key_is_dropped_on_an_open_route(pairs: tuple[tuple[str, str], ...], wit
     assert _find(Router(ROUTES), "open", *pairs) == withheld
 
 
-@pytest.mark.parametrize("pairs", [(_bearer("key"),), (_bearer("key"), _bearer("key"))])
-def test_authorization_passes_without_key_groups(pairs: tuple[tuple[str, str], ...]) -> None:
-    assert _find(Router([_route("open")]), "open", *pairs) == ""
-
-
-def test_key_in_authorization_is_dropped_beside_a_key_header() -> None:
-    router = Router([_route("r", ROBOTS), _route("p", PEOPLE)])
-    shown = [("X-Api-Key", "r-key"), _bearer("p-key")]
-    assert _find(router, "r", *shown) == "authorization x-api-key"
+def test_authorization_passes_without_key_groups() -> None:
+    assert _find(Router([_route("open")]), "open", _bearer("key"), _bearer("key")) == ""
 
 
 @pytest.mark.parametrize(
@@ -271,11 +221,7 @@ def test_unauthenticated_client_gets_the_same_error_for_every_path(pair: tuple[s
 
 @pytest.mark.parametrize(
     ("pair", "closed", "listed"),
-    [
-        (_bearer("p-key"), "o", "p, pr, open"),
-        (_bearer("o-key"), "p", "o, open"),
-        (("X-Api-Key", "r-key"), "p", "pr, open"),
-    ],
+    [(_bearer("p-key"), "o", "p, pr, open"), (("X-Api-Key", "r-key"), "p", "pr, open")],
 )
 def test_route_for_other_keys_is_a_404(pair: tuple[str, str], closed: str, listed: str) -> None:
     for model in (closed, "unknown"):
@@ -289,11 +235,6 @@ def test_first_matching_rule_decides_whatever_the_key() -> None:
     router = Router([_route("p", PEOPLE), _route(None, OTHERS)])
     assert _find(router, "p", _bearer("o-key")).startswith("404 ")
     assert _find(router, "x", _bearer("o-key")) == "authorization"
-
-
-def test_router_without_keys_authenticates_nobody() -> None:
-    message = "404 no route for POST /v2/models/x/infer; models that are served: open"
-    assert _find(Router([_route("open")]), "x", _bearer("p-key")) == message
 
 
 def test_authentication_comes_before_denied_operations() -> None:
@@ -312,10 +253,8 @@ def test_authentication_comes_before_denied_operations() -> None:
     ("pairs", "listed"),
     [
         ((), "open all"),
-        ((_bearer("wrong"),), "open all"),
         ((_bearer("p-key"),), "people both open all"),
         ((_bearer("o-key"),), "others open all"),
-        ((("X-Api-Key", "r-key"),), "both open all"),
         ((("X-Api-Key", "r-key"), _bearer("o-key")), "both others open all"),
     ],
 )
@@ -343,26 +282,3 @@ def test_model_list_holds_only_routes_open_to_the_client(
     ):
         found = router.find(method, target, _headers(*pairs))
         assert " ".join(upstream.name for upstream in found.upstreams) == listed
-
-
-def test_unauthenticated_error_is_a_gateway_error() -> None:
-    with pytest.raises(UnauthenticatedError) as caught:
-        Router([_route(None, PEOPLE)]).find("GET", "/v2", _headers())
-    assert caught.value.kind.value.grpc_code == 16
-
-
-async def test_keys_are_checked_for_each_plan() -> None:
-    group = KeyGroup("people", None, ["p-key"])
-    endpoint = ReadyEndpoint()
-    fast_path = FastPath(Router([_route(None, group, destination=make_destination(endpoint))]))
-    old, new = [("Host", "h"), _bearer("p-key"), ("X", "1")], [_bearer("new")]
-    try:
-        assert start(fast_path, "GET", "/v2/x", old, b"", ScriptedClient()) is not None
-        assert dict(endpoint.asked[0].lines) == {"Host": "h", "X": "1"}
-        assert plan_of(fast_path, "GET", "/v2/x", new) is None
-        group.replace_keys(["new"])
-        fast_path.clear_plans()
-        assert plan_of(fast_path, "GET", "/v2/x", old) is None
-        assert plan_of(fast_path, "GET", "/v2/x", new) is not None
-    finally:
-        fast_path.close()

@@ -16,12 +16,12 @@ from gateway.codec.decompress import _STATE, FREE_MEMBERS, FREE_OUTPUT_BYTES, MA
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.body_io import ClientBody
-from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.destination import Limits
 from gateway.proxy.filters.decompression import DecompressedRequest, decompress_request
 from gateway.proxy.interfaces import Call
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.time_slices import cancelled_after, others
+from tests.support.doubles.cluster import Cluster, one_upstream
 from tests.support.doubles.streaming import (
     LIMITS,
     BodyStep,
@@ -31,7 +31,6 @@ from tests.support.doubles.streaming import (
     ScriptedRequest,
     ScriptedUpstreamResponse,
     make_destination,
-    single_destination,
 )
 from tests.support.inference_messages import (
     FLOATS,
@@ -66,31 +65,9 @@ CODINGS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 }
 
 
-class Scene:
-    """A client and its servers."""
-
-    def __init__(
-        self, *steps: ScriptedUpstreamResponse, servers: int = 1, limits: Limits = LARGE
-    ) -> None:
-        self.log = EventLog()
-        self.servers = [
-            ScriptedEndpoint(self.log, *(steps or (OK,)), url=f"http://{number}")
-            for number in range(servers)
-        ]
-        self.server = self.servers[0]
-        self.destination = make_destination(*self.servers, limits=limits)
-
-    async def ask(
-        self,
-        target: str,
-        *body: BodyStep,
-        headers: dict[str, str] | None = None,
-        method: str = "POST",
-    ) -> ScriptedClientResponse:
-        response = ScriptedClientResponse(self.log)
-        request = ScriptedRequest(self.log, method, target, headers, body)
-        await handle_request(request, response, single_destination(self.destination))
-        return response
+def _scene(*steps: ScriptedUpstreamResponse, servers: int = 1, limits: Limits = LARGE) -> Cluster:
+    turns: dict[str, Any] = dict.fromkeys("abc"[:servers], steps or (OK,))
+    return one_upstream(limits=limits, **turns)
 
 
 # ---------------------------------------------------------------------------- decompressed requests
@@ -98,12 +75,9 @@ class Scene:
 FORMS: dict[str, tuple[dict[str, str], bytes]] = {
     "JSON": ({}, json_request()),
     "large JSON": ({}, json_request(*range(50_000))),
-    "JSON, wrong": ({}, json_request()[:-1]),
     "binary": ({HEADER_LENGTH: str(len(HEAD))}, HEAD + FLOATS.tobytes()),
     "large binary": ({HEADER_LENGTH: str(len(LARGE_HEAD))}, LARGE_HEAD + NOISE),
     "binary, too short": ({HEADER_LENGTH: str(len(HEAD))}, HEAD + FLOATS.tobytes()[1:]),
-    "raw": ({HEADER_LENGTH: "0"}, FLOATS.tobytes()),
-    "large raw": ({HEADER_LENGTH: "0"}, NOISE),
     "nothing": ({}, b""),
 }
 
@@ -111,10 +85,10 @@ FORMS: dict[str, tuple[dict[str, str], bytes]] = {
 async def _seen(headers: dict[str, str], *body: bytes) -> tuple[Any, ...]:
     """Return what a client and its server see of an infer request."""
     steps = (METADATA, NO_CONFIG, OK) if headers.get(HEADER_LENGTH) == "0" else (OK,)
-    scene = Scene(*steps)
-    response = await scene.ask(INFER, *body, headers={"X-A": "1", **headers})
-    asked = [dict(request.headers) for request in scene.server.requests]
-    return response.status, response.body, asked, scene.server.bodies
+    scene = _scene(*steps)
+    response = await scene.ask("POST", INFER, *body, headers={"X-A": "1", **headers})
+    asked = [dict(request.headers) for request in scene.endpoints[0].requests]
+    return response.status, response.body, asked, scene.endpoints[0].bodies
 
 
 @pytest.mark.parametrize(("headers", "plain"), FORMS.values(), ids=FORMS)
@@ -146,15 +120,7 @@ async def test_several_gzip_members_are_decoded() -> None:
     assert bodies == (await _seen({}, text))[3]
 
 
-TARGETS = [
-    GENERATE,
-    GENERATE + "_stream",
-    "/v2/repository/index",
-    "/v2/repository/models/m/load",
-    "/v2/models/m/trace",
-    "/v2/logging",
-    "/v2/systemsharedmemory/region/r/register",
-]
+TARGETS = [GENERATE, "/v2/repository/index", "/v2/logging"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -163,10 +129,12 @@ async def test_compressed_request_of_another_operation_is_decoded(
     target: str, servers: int
 ) -> None:
     """Triton accepts no coding here, and for infer none that the gateway does not support."""
-    scene = Scene(ScriptedUpstreamResponse(200, {}, [b"[]"]), servers=servers)
+    scene = _scene(ScriptedUpstreamResponse(200, {}, [b"[]"]), servers=servers)
     headers = {"Content-Encoding": "gzip", "X-A": "1"}
-    assert (await scene.ask(target, gzip.compress(b'{"a": 1}'), headers=headers)).status == 200
-    for server in scene.servers:
+    assert (
+        await scene.ask("POST", target, gzip.compress(b'{"a": 1}'), headers=headers)
+    ).status == 200
+    for server in scene.endpoints:
         for request in server.requests:
             assert "Content-Encoding" not in request.headers
             assert request.headers["Content-Length"] == "8"
@@ -176,25 +144,27 @@ async def test_compressed_request_of_another_operation_is_decoded(
 
 
 async def test_large_compressed_body_streams() -> None:
-    scene = Scene()
+    scene = _scene()
     body = gzip.compress(NOISE)
     steps = [body[at : at + 10_000] for at in range(0, len(body), 10_000)]
-    assert (await scene.ask(GENERATE, *steps, headers={"Content-Encoding": "gzip"})).status == 200
-    (request,) = scene.server.requests
+    assert (
+        await scene.ask("POST", GENERATE, *steps, headers={"Content-Encoding": "gzip"})
+    ).status == 200
+    (request,) = scene.endpoints[0].requests
     assert isinstance(request.body, AsyncIterable)
     assert "Content-Length" not in request.headers
-    assert scene.server.bodies == [NOISE]
+    assert scene.endpoints[0].bodies == [NOISE]
     sent = scene.log.index("server is asked POST " + GENERATE)
     assert sent < scene.log.index("client has sent all")
 
 
 async def test_small_decoded_body_can_be_retried() -> None:
-    scene = Scene()
+    scene = _scene()
     headers = {"Content-Encoding": "gzip", **CHUNKED}
-    await scene.ask(GENERATE, gzip.compress(bytes(CONVERT_CHUNK)), headers=headers)
-    (request,) = scene.server.requests
+    await scene.ask("POST", GENERATE, gzip.compress(bytes(CONVERT_CHUNK)), headers=headers)
+    (request,) = scene.endpoints[0].requests
     assert not isinstance(request.body, AsyncIterable)
-    assert scene.server.bodies == [bytes(CONVERT_CHUNK)]
+    assert scene.endpoints[0].bodies == [bytes(CONVERT_CHUNK)]
 
 
 # ------------------------------------------------------------------------------- untouched requests
@@ -202,17 +172,17 @@ async def test_small_decoded_body_can_be_retried() -> None:
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "gzip, gzip", "identity", ""])
 async def test_compressed_body_of_an_unknown_operation_passes_untouched(coding: str) -> None:
-    scene = Scene()
-    await scene.ask("/v2/x", b"packed", headers={"Content-Encoding": coding})
-    assert scene.server.bodies == [b"packed"]
-    assert scene.server.requests[0].headers["Content-Encoding"] == coding
+    scene = _scene()
+    await scene.ask("POST", "/v2/x", b"packed", headers={"Content-Encoding": coding})
+    assert scene.endpoints[0].bodies == [b"packed"]
+    assert scene.endpoints[0].requests[0].headers["Content-Encoding"] == coding
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br"])
 async def test_request_without_a_body_is_not_decoded(coding: str) -> None:
-    scene = Scene()
-    await scene.ask("/v2/models/m", headers={"Content-Encoding": coding}, method="GET")
-    assert scene.server.requests[0].headers["Content-Encoding"] == coding
+    scene = _scene()
+    await scene.ask("GET", "/v2/models/m", headers={"Content-Encoding": coding})
+    assert scene.endpoints[0].requests[0].headers["Content-Encoding"] == coding
 
 
 @pytest.mark.parametrize("coding", ["", " , ", " Identity "])
@@ -223,29 +193,23 @@ async def test_identity_coding_is_dropped_from_the_headers(target: str, coding: 
     body = json_request()
     seen = []
     for headers in ({}, {"Content-Encoding": coding}):
-        scene = Scene(*steps)
-        response = await scene.ask(target, body, headers={"X-A": "1", **headers})
-        asked = [dict(request.headers) for request in scene.server.requests]
-        seen.append((response.status, response.body, asked, scene.server.bodies))
+        scene = _scene(*steps)
+        response = await scene.ask("POST", target, body, headers={"X-A": "1", **headers})
+        asked = [dict(request.headers) for request in scene.endpoints[0].requests]
+        seen.append((response.status, response.body, asked, scene.endpoints[0].bodies))
     assert seen[0] == seen[1]
     assert seen[0][0] == 200
-
-
-async def test_identity_coding_without_a_body_is_dropped_from_the_headers() -> None:
-    scene = Scene()
-    await scene.ask("/v2/models/m", headers={"Content-Encoding": "identity"}, method="GET")
-    assert "Content-Encoding" not in scene.server.requests[0].headers
 
 
 @pytest.mark.parametrize("coding", ["br", "gzip, gzip", "identity, gzip"])
 @pytest.mark.parametrize("target", [INFER, GENERATE, "/v2/repository/index"])
 async def test_unknown_content_coding_is_refused(target: str, coding: str) -> None:
-    scene = Scene()
-    response = await scene.ask(target, b"packed", headers={"Content-Encoding": coding})
+    scene = _scene()
+    response = await scene.ask("POST", target, b"packed", headers={"Content-Encoding": coding})
     assert response.status == 415
     assert response.headers["Accept-Encoding"] == "gzip, deflate"
     assert repr(coding).encode() in response.body
-    assert not scene.server.requests
+    assert not scene.endpoints[0].requests
     assert not scene.log.count_of("client sends")
 
 
@@ -254,7 +218,6 @@ BAD: dict[str, tuple[bytes, int, str]] = {
     "nothing": (b"", 400, "ends before its gzip data does"),
     "cut short": (gzip.compress(NOISE)[:-1], 400, "ends before its gzip data does"),
     "followed by something": (gzip.compress(NOISE) + b"x", 400, "has data after its gzip data"),
-    "too large": (gzip.compress(NOISE * 6), 413, "larger than 1000000 bytes"),
     "too large when decoded": (
         gzip.compress(NOISE * 4 + bytes(300_000)),
         413,
@@ -264,25 +227,18 @@ BAD: dict[str, tuple[bytes, int, str]] = {
 
 
 @pytest.mark.parametrize(("body", "status", "why"), BAD.values(), ids=BAD)
-@pytest.mark.parametrize("target", [INFER, GENERATE, "/v2/logging"])
+@pytest.mark.parametrize("target", [INFER, GENERATE])
 async def test_broken_compressed_body_never_reaches_a_server_whole(
     target: str, body: bytes, status: int, why: str
 ) -> None:
-    scene = Scene(limits=replace(LIMITS, max_buffered_body_bytes=10**6))
+    scene = _scene(limits=replace(LIMITS, max_buffered_body_bytes=10**6))
     headers = {"Content-Encoding": "gzip", HEADER_LENGTH: "0", **CHUNKED}
-    scene.server._turns[:0] = [METADATA, NO_CONFIG] if target == INFER else []
+    scene.endpoints[0]._turns[:0] = [METADATA, NO_CONFIG] if target == INFER else []
     steps = [body[at : at + 9999] for at in range(0, len(body), 9999)]
-    response = await scene.ask(target, *(steps or [b""]), headers=headers)
+    response = await scene.ask("POST", target, *(steps or [b""]), headers=headers)
     assert response.status == status
     assert why in response.body.decode()
-    assert not any(scene.server.bodies)
-
-
-async def test_content_length_beyond_the_cap_is_refused_at_once() -> None:
-    scene = Scene()
-    headers = {"Content-Encoding": "gzip", "Content-Length": "1000001"}
-    assert (await scene.ask(INFER, b"", headers=headers)).status == 413
-    assert not scene.log.count_of("client sends")
+    assert not any(scene.endpoints[0].bodies)
 
 
 @pytest.mark.parametrize("target", [INFER, GENERATE])
@@ -290,23 +246,14 @@ async def test_decompression_bomb_is_refused_early(target: str) -> None:
     bomb = gzip.compress(bytes(16 * FREE_OUTPUT_BYTES))
     limits = replace(LIMITS, max_request_bytes=32 * FREE_OUTPUT_BYTES)
     steps = [bomb[at : at + 1000] for at in range(0, len(bomb), 1000)]
-    scene = Scene(limits=limits)
+    scene = _scene(limits=limits)
     response = await scene.ask(
-        target, *steps, headers={"Content-Encoding": "gzip", HEADER_LENGTH: "9"}
+        "POST", target, *steps, headers={"Content-Encoding": "gzip", HEADER_LENGTH: "9"}
     )
     assert response.status == (413 if target == GENERATE else 400)  # zeros are not JSON
-    scene = Scene(limits=replace(limits, max_decompression_ratio=2000))
-    await scene.ask(GENERATE, *steps, headers={"Content-Encoding": "gzip"})
-    assert scene.server.bodies == [bytes(16 * FREE_OUTPUT_BYTES)]
-
-
-async def test_decompression_ratio_of_the_route_counts() -> None:
-    body = gzip.compress(bytes(2 * FREE_OUTPUT_BYTES) + NOISE)
-    limits = replace(LIMITS, max_request_bytes=32 * FREE_OUTPUT_BYTES, max_decompression_ratio=9)
-    scene = Scene(limits=limits)
-    response = await scene.ask(GENERATE, body, headers={"Content-Encoding": "gzip"})
-    assert response.status == 413
-    assert b"9 times its size (limits.max_decompression_ratio)" in response.body
+    scene = _scene(limits=replace(limits, max_decompression_ratio=2000))
+    await scene.ask("POST", GENERATE, *steps, headers={"Content-Encoding": "gzip"})
+    assert scene.endpoints[0].bodies == [bytes(16 * FREE_OUTPUT_BYTES)]
 
 
 # ------------------------------------------------------------------------------------------- limits
@@ -394,11 +341,11 @@ async def test_decompression_yields_to_other_calls() -> None:
 async def test_client_may_disconnect_at_any_time() -> None:
     body = gzip.compress(NOISE)
     for moment in range(200):
-        scene = Scene()
+        scene = _scene()
         headers = {"Content-Encoding": "gzip"}
-        asking = scene.ask(GENERATE, body[:99], body[99:], headers=headers)
+        asking = scene.ask("POST", GENERATE, body[:99], body[99:], headers=headers)
         if not await cancelled_after(moment, asking):
             break
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
-        assert scene.destination.upstream.pool.outstanding == [0]
+        assert scene.destinations[0].upstream.pool.outstanding == [0]
     assert moment >= 8

@@ -15,7 +15,6 @@ from gateway.proxy.filters.forwarded_headers import (
     ForwardedHeaders,
     ForwardedPolicy,
     Peer,
-    new_identity,
 )
 
 CLIENT = Peer("192.0.2.7")
@@ -92,7 +91,7 @@ CLAIMS = (
 )
 
 
-@pytest.mark.parametrize("peer", [CLIENT, GONE, Peer("198.51.100.1"), Peer("2001:db8::1")])
+@pytest.mark.parametrize("peer", [CLIENT, GONE])
 def test_headers_of_an_untrusted_client_are_replaced(peer: Peer) -> None:
     assert _lines(WAY, peer, *CLAIMS) == _lines(WAY, peer, ("Host", "h"))
 
@@ -176,17 +175,7 @@ def test_request_id_of_the_client_is_used(given: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        (),
-        ("",),
-        ("x" * 129,),
-        ("a b",),
-        ("a\tb",),
-        ("caf\xe9",),
-        ("a", "a"),
-        ("a", "b"),
-    ],
+    "given", [(), ("",), ("x" * 129,), ("a b",), ("a\tb",), ("caf\xe9",), ("a", "a"), ("a", "b")]
 )
 def test_request_id_is_generated(given: tuple[str, ...]) -> None:
     assert re.fullmatch("[0-9a-f]{32}", _id(*given))
@@ -236,10 +225,6 @@ def test_gateway_recognizes_a_request_that_it_sent(via: bool, lines: list[tuple[
     for sent in ((), (("Via", "1.1 tensorgate"),), other.own_request_headers):
         assert not own.is_loop(_headers(*sent))
     assert own.replaced_headers == {lines[0][0].lower()}
-
-
-def test_gateway_ids_differ() -> None:
-    assert len({new_identity() for _ in range(100)}) == 100
 
 
 # -------------------------------------------------------------------------------------- all headers

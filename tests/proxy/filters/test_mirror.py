@@ -23,8 +23,8 @@ from gateway.proxy.destination import Limits
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror
 from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match
-from gateway.upstream.transport import UpstreamEndpoint
 from tests.proxy.calls.scene import plan_of, start
+from tests.support.doubles.cluster import send_request
 from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
 from tests.support.doubles.streaming import (
     LIMITS,
@@ -37,21 +37,12 @@ from tests.support.doubles.streaming import (
     make_destination,
 )
 from tests.support.gateway import until
-from tests.support.inference_messages import (
-    FLOATS,
-    HEADER_LENGTH,
-    INFER,
-    binary_header,
-    json_request,
-    metadata,
-)
+from tests.support.inference_messages import FLOATS, HEADER_LENGTH, INFER, json_request, metadata
 
 GENERATE = "/v2/models/m/generate"
 OK = ScriptedUpstreamResponse(200, {}, [b'{"outputs":[]}'])
 METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
 NO_CONFIG = ScriptedUpstreamResponse(404)
-HEAD = binary_header(FLOATS.nbytes)
-BINARY = HEAD + FLOATS.tobytes()
 CHUNKED = {"Transfer-Encoding": "chunked"}
 URL = "http://shadow:8000"
 
@@ -70,31 +61,17 @@ class Scene:
         budget: MemoryBudget | None = None,
         drawn: Callable[[], float] = lambda: 0.5,
         rewrite: Rewrite | None = None,
-        mirrored: bool = True,
         most: int = 64,
     ) -> None:
-        self.log = EventLog()
+        self.log, self.shadow_log = EventLog(), EventLog()
         self.server = ScriptedEndpoint(self.log, *server)
-        self.shadow_log = EventLog()
         self.shadow = ScriptedEndpoint(self.shadow_log, *shadow, url=URL)
         self.budget = budget or MemoryBudget(10**9)
-        shadowed = self._shadowed(self.shadow, limits)
+        shadowed = make_destination(self.shadow, limits=limits, name="shadow")
+        shadowed = replace(shadowed, memory_budget=self.budget)
         self.mirror = Mirror(shadowed, share, proxy_call, lambda: 0.0, most)
-        route = Route(
-            Match(),
-            (make_destination(self.server, limits=limits),),
-            rewrite=rewrite,
-            mirror=self.mirror if mirrored else None,
-        )
-        self.router = Router([route], drawn)
-
-    def _shadowed(self, endpoint: UpstreamEndpoint, limits: Limits) -> Any:
-        destination = make_destination(endpoint, limits=limits)
-        return replace(
-            destination,
-            upstream=replace(destination.upstream, name="shadow"),
-            memory_budget=self.budget,
-        )
+        to = (make_destination(self.server, limits=limits),)
+        self.router = Router([Route(Match(), to, rewrite=rewrite, mirror=self.mirror)], drawn)
 
     async def ask(
         self,
@@ -103,10 +80,7 @@ class Scene:
         headers: dict[str, str] | None = None,
         method: str = "POST",
     ) -> ScriptedClientResponse:
-        response = ScriptedClientResponse(self.log)
-        request = ScriptedRequest(self.log, method, target, headers, body)
-        await handle_request(request, response, self.router)
-        return response
+        return await send_request(self.router, method, target, *body, headers=headers, log=self.log)
 
     async def over(self) -> None:
         """Wait until no mirrored request is in flight."""
@@ -122,31 +96,13 @@ def _drawn(*numbers: float) -> Callable[[], float]:
 # ----------------------------------------------------------------------------------------- requests
 
 REQUESTS: dict[str, tuple[str, dict[str, str], list[BodyStep]]] = {
-    "JSON": (INFER, {"X-A": "1"}, [json_request()]),
-    "JSON in pieces": (INFER, {}, [json_request()[:20], json_request()[20:]]),
-    "JSON, chunked": (INFER, CHUNKED, [json_request()[:20], json_request()[20:]]),
-    "large JSON": (INFER, {}, [json_request(*range(50_000))]),
-    "binary": (INFER, {HEADER_LENGTH: str(len(HEAD))}, [BINARY]),
-    "binary in pieces": (
-        INFER,
-        {HEADER_LENGTH: str(len(HEAD))},
-        [BINARY[:9], BINARY[9:-1], BINARY[-1:]],
-    ),
-    "binary, chunked": (
-        INFER,
-        {HEADER_LENGTH: str(len(HEAD)), **CHUNKED},
-        [HEAD, FLOATS.tobytes()],
-    ),
-    "compressed": (INFER, {"Content-Encoding": "gzip"}, [gzip.compress(json_request())]),
+    "JSON, compressed": (INFER, {"Content-Encoding": "gzip"}, [gzip.compress(json_request())]),
     "compressed, large": (
         INFER,
         {"Content-Encoding": "deflate"},
         [zlib.compress(json_request(*range(50_000)))],
     ),
-    "generate, compressed": (GENERATE, {"Content-Encoding": "gzip"}, [gzip.compress(b"{}")]),
-    "generate": (GENERATE, {"X-Two": "a, b"}, [b'{"text_input": "x"}']),
     "generate, streamed": (GENERATE + "_stream?x=1", {}, [b"a" * 70_000, b"b" * 70_000]),
-    "generate, chunked": (GENERATE, CHUNKED, [b"a", b"b"]),
     "generate without a body": (GENERATE, {}, []),
     "generate with an empty body": (GENERATE, {"Content-Length": "0"}, []),
 }
@@ -206,19 +162,7 @@ async def test_mirrored_request_is_sent_once() -> None:
     assert scene.shadow.bodies == [b"before"]
 
 
-@pytest.mark.parametrize(
-    ("method", "target"),
-    [
-        ("GET", "/v2"),
-        ("GET", INFER),
-        ("GET", "/v2/models/m/stats"),
-        ("POST", "/v2/models/m/trace"),
-        ("POST", "/v2/logging"),
-        ("POST", "/v2/repository/models/m/load"),
-        ("POST", "/v2/models/m/other"),
-        ("POST", "/"),
-    ],
-)
+@pytest.mark.parametrize(("method", "target"), [("GET", INFER), ("POST", "/v2/models/m/other")])
 async def test_other_operations_are_not_mirrored(method: str, target: str) -> None:
     scene = Scene()
     await scene.ask(target, b"{}", method=method)
@@ -242,49 +186,6 @@ def _hang() -> asyncio.Event:
     return asyncio.Event()
 
 
-SHADOWS: dict[str, Callable[[], ServerStep]] = {
-    "answers": lambda: OK,
-    "hangs": _hang,
-    "hangs within its answer": lambda: ScriptedUpstreamResponse(200, {}, [b"x", _hang()]),
-    "cannot be reached": lambda: GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {URL}"),
-    "answers with an error": lambda: ScriptedUpstreamResponse(500, {}, [b"oh no"]),
-    "breaks off": lambda: ScriptedUpstreamResponse(
-        200, {}, [b"{begun", bad_response(f"{URL} closed")]
-    ),
-    "makes the gateway fail": lambda: RuntimeError("a fault of our own"),
-    "answers at length": lambda: ScriptedUpstreamResponse(200, {}, [bytes(100_000)] * 20),
-}
-
-
-async def _seen(
-    shadow: ServerStep, mirrored: bool, target: str, headers: dict[str, str], body: list[BodyStep]
-) -> tuple[Any, ...]:
-    """Return all that a client and its server see of a call, in order."""
-    scene = Scene(
-        [ScriptedUpstreamResponse(200, {"X-B": "2"}, [b'{"outputs"', b":[]}"])],
-        [shadow],
-        limits=LARGE,
-        mirrored=mirrored,
-    )
-    response = await scene.ask(target, *body, headers=headers)
-    seen = (response.status, dict(response.headers), response.body, scene.log, scene.server.bodies)
-    await scene.mirror.close()
-    assert scene.budget.total == 0
-    assert sum(scene.mirror.destination.upstream.pool.outstanding) == 0
-    assert bool(scene.shadow.requests) is mirrored
-    return seen
-
-
-@pytest.mark.parametrize("shadow", SHADOWS.values(), ids=SHADOWS)
-@pytest.mark.parametrize("form", ["JSON in pieces", "large JSON", "binary in pieces", "generate"])
-async def test_call_of_the_client_is_the_same_with_a_mirror(
-    shadow: Callable[[], ServerStep], form: str
-) -> None:
-    target, headers, body = REQUESTS[form]
-    alone = await _seen(OK, False, target, headers, body)
-    assert await _seen(shadow(), True, target, headers, body) == alone
-
-
 async def test_server_may_be_slower_than_the_mirror() -> None:
     free = asyncio.Event()
     scene = Scene([free, OK])
@@ -294,18 +195,6 @@ async def test_server_may_be_slower_than_the_mirror() -> None:
     assert not asking.done()
     free.set()
     assert (await asking).status == 200
-
-
-async def test_slow_client_does_not_delay_the_mirror() -> None:
-    scene = Scene()
-    ready = asyncio.Event()
-    response = ScriptedClientResponse(scene.log, ready=ready)
-    request = ScriptedRequest(scene.log, "POST", INFER, {}, [json_request()])
-    asking = asyncio.create_task(handle_request(request, response, scene.router))
-    await until(lambda: scene.shadow.requests)
-    await scene.over()
-    ready.set()
-    await asking
 
 
 async def test_mirrored_body_of_many_pieces_yields_to_other_calls() -> None:
@@ -328,20 +217,11 @@ async def test_mirrored_body_of_many_pieces_yields_to_other_calls() -> None:
 # ---------------------------------------------------------------------------------------- the share
 
 
-@pytest.mark.parametrize(("share", "copied"), [(0.0, 0), (1.0, 50)])
-async def test_share_of_0_mirrors_none_and_of_1_all(share: float, copied: int) -> None:
-    draw = random.Random(7).random
-    scene = Scene([OK] * 50, [OK] * 50, share=share, drawn=draw)
-    for _ in range(50):
-        await scene.ask(INFER, json_request())
-    await scene.over()
-    assert len(scene.shadow.requests) == copied
-
-
-async def test_share_mirrors_some_requests() -> None:
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+async def test_share_mirrors_some_requests(share: float) -> None:
     seeded = random.Random(7).random
-    expected = [seeded() < 0.3 for _ in range(50)]
-    scene = Scene([OK] * 50, [OK] * 50, share=0.3, drawn=random.Random(7).random)
+    expected = [seeded() < share for _ in range(50)]
+    scene = Scene([OK] * 50, [OK] * 50, share=share, drawn=random.Random(7).random)
     copied = []
     for _ in range(50):
         before = len(scene.shadow.requests)
@@ -396,9 +276,7 @@ async def test_mirrored_request_cancelled_before_its_start_releases_its_memory()
     fast_path.close()
 
 
-@pytest.mark.parametrize(
-    ("target", "body"), [(INFER, json_request()), (GENERATE, b"{}"), (GENERATE, b"")]
-)
+@pytest.mark.parametrize(("target", "body"), [(INFER, json_request()), (GENERATE, b"")])
 async def test_fast_path_mirrors_without_waiting(target: str, body: bytes) -> None:
     hang = asyncio.Event()
     shadow = ScriptedEndpoint(EventLog(), hang, OK)
@@ -522,45 +400,11 @@ async def test_slot_taken_meanwhile_skips_the_mirrored_request() -> None:
 # --------------------------------------------------------------------------------- skipped requests
 
 
-@pytest.mark.parametrize("headers", [{"Content-Length": "2000"}, CHUNKED])
-async def test_client_disconnect_within_its_body_cancels_the_mirrored_request(
-    headers: dict[str, str],
-) -> None:
-    scene = Scene()
-    asking = asyncio.create_task(scene.ask(GENERATE, b"x" * 1000, _hang(), headers=headers))
-    await until(lambda: scene.budget.total == 1000)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    assert scene.budget.total == 0
-    assert not scene.mirror.in_flight
-    assert scene.shadow.requests == []
-
-
-async def test_client_disconnect_after_its_body_keeps_the_mirrored_request() -> None:
-    scene = Scene([asyncio.Event()])
-    asking = asyncio.create_task(scene.ask(INFER, json_request()))
-    await until(lambda: scene.server.requests)
-    asking.cancel()
-    await scene.over()
-    assert len(scene.shadow.requests) == 1
-
-
-async def test_broken_body_is_not_mirrored() -> None:
-    scene = Scene()
-    broken = GatewayError(ErrorKind.BAD_REQUEST, "the request's body is broken")
-    response = await scene.ask(INFER, b'{"inputs":', broken, headers={"Content-Length": "100"})
-    assert response.status == 400
-    await scene.over()
-    assert scene.shadow.requests == []
-
-
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
         ({}, [b"no JSON"]),
-        ({HEADER_LENGTH: "x"}, [b"{}"]),
-        ({}, [json_request().replace(b"1.5", b"1e99")]),
+        ({"Content-Length": "100"}, [b'{"inputs":', GatewayError(ErrorKind.BAD_REQUEST, "broken")]),
         ({"Content-Length": "2000000"}, [b"x"]),
     ],
 )
@@ -582,8 +426,6 @@ async def test_request_error_is_no_failure_of_the_mirror(
     ("step", "why"),
     [
         (GatewayError(ErrorKind.UNREACHABLE, "cannot connect"), "cannot connect"),
-        (GatewayError(ErrorKind.OVERLOADED, "is busy"), "is busy"),
-        (bad_response("closed too early"), "closed too early"),
         (ScriptedUpstreamResponse(500, {}, [b"oh\n", b"no"]), r"the response was 500: 'oh\nno'"),
         (
             ScriptedUpstreamResponse(502, {}, [b"x" * 150] * 3),
@@ -606,10 +448,7 @@ async def test_log_tells_why_a_mirrored_request_failed(
 
 @pytest.mark.parametrize(
     ("server", "body", "headers"),
-    [
-        ([OK], json_request(), {}),
-        ([METADATA, NO_CONFIG, OK], bytes(4), {HEADER_LENGTH: "0"}),
-    ],
+    [([OK], json_request(), {}), ([METADATA, NO_CONFIG, OK], bytes(4), {HEADER_LENGTH: "0"})],
     ids=["of the request", "of the metadata for it"],
 )
 async def test_unknown_model_of_the_mirror_counts_as_rejected(

@@ -73,15 +73,6 @@ async def test_classification_of_numbers_passes(size: int) -> None:
         assert sum("Metadata" in path for path in server.paths) == 1
 
 
-async def test_word_alone_passes() -> None:
-    async with _client(model_metadata("BYTES")) as (server, client):
-        request = message_class("ModelInferRequest")(model_name="classification")
-        request.outputs.add(name="classification")
-        response = await client.call("ModelInfer", request.SerializeToString())
-        assert response.code is grpc.StatusCode.OK
-        assert not [path for path in server.paths if "Metadata" in path]
-
-
 @pytest.mark.parametrize(
     ("metadata", "code"),
     [

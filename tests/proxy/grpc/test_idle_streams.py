@@ -125,28 +125,6 @@ async def test_stream_with_a_message_in_flight_goes_on(has_ended: bool) -> None:
             await stream.receive()
 
 
-async def test_client_that_has_ended_its_request_waits_for_the_server_to_end() -> None:
-    """A decoupled model may send any number of responses to one request."""
-    may_respond = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        (response,) = stream_identity(requests, context)
-        yield response
-        asyncio.run_coroutine_threadsafe(may_respond.wait(), loop).result()
-        yield response
-
-    with grpc_server(streams={"ModelStreamInfer": serve}) as server:
-        async with open_stream(server) as (gateway, stream):
-            stream.send()
-            stream.send(None)
-            await stream.receive()
-            gateway.gateway.begin_draining()
-            await asyncio.sleep(0.5)
-            may_respond.set()
-            await stream.receive()
-
-
 async def test_stream_goes_on_without_a_reason_to_end(server: GrpcServer) -> None:
     async with open_stream(server) as (_, stream):
         stream.send()

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
-from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.interfaces import Call
 from gateway.routing.retry import SAFE_RETRIES_ONLY
+from tests.support.checks.refused import refused_with
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.scripted_call import ScriptedCall, ServerStep, serve
 from tests.support.doubles.streaming import (
@@ -131,56 +132,8 @@ async def test_binary_request_becomes_json_as_it_arrives() -> None:
     assert asked < scene.log.index("client sends 100001")
     assert "Content-Length" not in scene.endpoint.requests[0].headers
     (entry,) = scene.document["inputs"]
-    assert entry == {
-        "name": "IN0",
-        "shape": [60_000],
-        "datatype": "FP32",
-        "data": values.tolist(),
-    }
+    assert entry == {"name": "IN0", "shape": [60_000], "datatype": "FP32", "data": values.tolist()}
     assert "parameters" not in scene.document
-
-
-async def test_small_binary_request_becomes_buffered_json() -> None:
-    scene = _Scene(_response(), **_binary(binary_header(12), FLOATS.tobytes()))
-    await scene.run()
-    assert isinstance(scene.endpoint.requests[0].body, list)
-    assert scene.document["inputs"][0]["data"] == [1.5, -2, 3e30]
-
-
-@pytest.mark.parametrize("count", [3, 50_000])
-async def test_mixed_request_becomes_json(count: int) -> None:
-    values = np.arange(count, dtype="<f4")
-    data = values.tobytes()
-    fields = json.loads(binary_header(len(data)))
-    fields["inputs"].insert(0, {"name": "A", "shape": [1], "datatype": "INT8", "data": [7]})
-    fields["outputs"] = [{"name": "OUT", "parameters": {"binary_data": True}}, {"name": "B"}]
-    scene = _Scene(_response(), **_binary(json.dumps(fields).encode(), data))
-    await scene.run()
-    assert [each["data"] for each in scene.document["inputs"]] == [[7], values.tolist()]
-    assert scene.document["outputs"] == [{"name": "OUT"}, {"name": "B"}]
-
-
-@pytest.mark.parametrize("headers", [{}, CHUNKED], ids=["sized", "chunked"])
-@pytest.mark.parametrize("count", [3, 50_000])
-async def test_raw_binary_request_becomes_json(headers: dict[str, str], count: int) -> None:
-    data = np.arange(count, dtype="<f4").tobytes()
-    scene = _Scene(
-        METADATA, _response(), body=[data[:5], data[5:]], headers={HEADER_LENGTH: "0", **headers}
-    )
-    response = await scene.run()
-    assert scene.document["inputs"] == [
-        {"name": "IN", "shape": [count], "datatype": "FP32", "data": [*range(count)]}
-    ]
-    size = int(response.headers[HEADER_LENGTH])  # all outputs binary
-    assert response.body[size:] == FLOATS.tobytes()
-
-
-async def test_raw_binary_string_becomes_json() -> None:
-    text = ScriptedUpstreamResponse(200, {}, [metadata(1, datatype="BYTES")])
-    headers = {HEADER_LENGTH: "0"}
-    scene = _Scene(text, _response(), body=[b"hello"], headers=headers)
-    await scene.run()
-    assert scene.document["inputs"][0]["data"] == ["hello"]
 
 
 async def test_large_buffered_request_can_be_retried() -> None:
@@ -206,12 +159,7 @@ async def test_large_buffered_request_can_be_retried() -> None:
 
 BYTES_INPUT = {
     "inputs": [
-        {
-            "name": "IN",
-            "shape": [1],
-            "datatype": "BYTES",
-            "parameters": {"binary_data_size": 5},
-        }
+        {"name": "IN", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}
     ]
 }
 
@@ -219,9 +167,8 @@ BYTES_INPUT = {
 async def test_bytes_that_are_not_utf8_are_refused() -> None:
     header = json.dumps(BYTES_INPUT).encode()
     scene = _Scene(_response(), **_binary(header, b"\1\0\0\0\xff"))
-    with pytest.raises(GatewayError, match="input 'IN': element 0 is not UTF-8") as caught:
+    with refused_with(ErrorKind.BAD_REQUEST, "input 'IN': element 0 is not UTF-8"):
         await scene.run()
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert not scene.log.count_of("server")
     scene = _Scene(
         _response(),
@@ -233,17 +180,6 @@ async def test_bytes_that_are_not_utf8_are_refused() -> None:
     assert (entry["data"], entry["parameters"]) == (["/w=="], {"content_type": "base64"})
 
 
-async def test_string_of_a_json_client_passes_any_policy() -> None:
-    entry = {"name": "IN", "shape": [1], "datatype": "BYTES", "data": ["a"]}
-    scene = _Scene(
-        _response(),
-        body=[json.dumps({"inputs": [entry]}).encode()],
-        policies=JsonPolicies(bytes_encoding=BytesEncoding.BASE64),
-    )
-    await scene.run()
-    assert scene.document["inputs"] == [entry]
-
-
 @pytest.mark.parametrize("count", [2, 100_000])
 async def test_value_against_the_policy_is_refused(count: int) -> None:
     data = np.full(count, np.nan, "<f4").tobytes()
@@ -252,17 +188,13 @@ async def test_value_against_the_policy_is_refused(count: int) -> None:
         **_binary(binary_header(len(data)), data),
         policies=JsonPolicies(Nonfinite.ERROR),
     )
-    with pytest.raises(GatewayError, match="input 'IN0': element 0 is nan") as caught:
+    with refused_with(ErrorKind.BAD_REQUEST, "input 'IN0': element 0 is nan"):
         await scene.run()
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert scene.endpoint.bodies == []
 
 
 BAD: dict[str, Callable[[], _Scene]] = {
-    "no JSON": lambda: _Scene(body=[b"no"]),
-    "does not fit": lambda: _Scene(body=[json_request(1e39)]),
     "too deep": lambda: _Scene(body=[json_request(1).replace(b"[1]}", b"[" * 99 + b"1]" * 99)]),
-    "missing": lambda: _Scene(**_binary(binary_header(8), bytes(7))),
     "broken text": lambda: _Scene(**_binary(json.dumps(BYTES_INPUT).encode(), b"\7\0\0\0a")),
     "no header length": lambda: _Scene(body=[binary_header(8), bytes(8)]),
 }
@@ -271,35 +203,23 @@ BAD: dict[str, Callable[[], _Scene]] = {
 @pytest.mark.parametrize("make", BAD.values(), ids=BAD)
 async def test_invalid_request_reaches_no_server(make: Callable[[], _Scene]) -> None:
     scene = make()
-    with pytest.raises(GatewayError) as caught:
+    with refused_with(ErrorKind.BAD_REQUEST):
         await scene.run()
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert not scene.log.count_of("server")
 
 
 @pytest.mark.parametrize("surplus", [-1, 1])
-async def test_large_body_of_a_wrong_size_never_reaches_the_server_whole(
-    surplus: int,
-) -> None:
+async def test_large_body_of_a_wrong_size_never_reaches_the_server_whole(surplus: int) -> None:
     data = bytes(200_000 + surplus)
     scene = _Scene(**_binary(binary_header(200_000), data, **CHUNKED))
-    with pytest.raises(GatewayError) as caught:
+    with refused_with(ErrorKind.BAD_REQUEST):
         await scene.run()
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert scene.endpoint.bodies == []
 
 
 # ---------------------------------------------------------------------------------------- responses
 
 ASKING_BINARY = _binary(binary_header(12, binary_output=True), FLOATS.tobytes())
-
-
-def _requesting(*outputs: tuple[str, bool]) -> dict[str, Any]:
-    fields = json.loads(json_request())
-    fields["outputs"] = [
-        {"name": name, "parameters": {"binary_data": binary}} for name, binary in outputs
-    ]
-    return {"body": [json.dumps(fields).encode()]}
 
 
 async def test_response_becomes_binary() -> None:
@@ -319,40 +239,10 @@ async def test_response_becomes_binary() -> None:
     assert "Accept-Encoding" not in scene.endpoint.requests[0].headers
 
 
-async def test_one_output_of_a_response_becomes_binary() -> None:
-    kept = {"name": "B", "shape": [2], "datatype": "FP32", "data": [1.50, None]}
-    body = json.dumps({"outputs": [kept, OUTPUT]}).encode()
-    scene = _Scene(_response(body), **_requesting(("OUT", True), ("B", False)))
-    response = await scene.run()
-    size = int(response.headers[HEADER_LENGTH])
-    first, second = json.loads(response.body[:size])["outputs"]
-    assert first == kept
-    assert second["parameters"] == {"binary_data_size": 12}
-    assert response.body[size:] == FLOATS.tobytes()
-
-
-async def test_response_with_empty_tensors_becomes_binary() -> None:
-    body = json.dumps({"outputs": [{**OUTPUT, "shape": [0], "data": []}]}).encode()
-    response = await _Scene(_response(body), **ASKING_BINARY).run()
-    assert HEADER_LENGTH not in response.headers
-    assert json.loads(response.body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
-
-
-@pytest.mark.parametrize("status", [302, 422])
-async def test_error_response_passes_untouched(status: int) -> None:
-    response = await _Scene(
-        _response(b'{"detail":"whatever"}', status=status), **ASKING_BINARY
-    ).run()
-    assert (response.status, response.body) == (status, b'{"detail":"whatever"}')
-
-
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
         (b'{"outputs":[{', "not valid JSON"),
-        (BODY.replace(b"1.5", b"true"), "output 'OUT': element 0 .true. is not a number"),
-        (BODY.replace(b"[3]", b"[4]"), "output 'OUT': shape .4. takes 4 elements, data has 3"),
-        (BODY[:-9], "inside the data of output 'OUT'"),
         (BODY + b" " * 20_000, "limits.max_inference_header_bytes"),
     ],
 )
@@ -364,13 +254,6 @@ async def test_inconsistent_response_is_a_502_that_names_the_server(
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message.startswith(f"{URL}: ")
-    assert not scene.response.started
-
-
-async def test_truncated_response_is_never_started() -> None:
-    scene = _Scene(_response(BODY, bad_response(f"{URL} closed")), **ASKING_BINARY)
-    with pytest.raises(GatewayError, match=rf"^{URL} closed$"):
-        await scene.run()
     assert not scene.response.started
 
 
@@ -393,10 +276,7 @@ async def test_conversion_yields_to_other_calls() -> None:
     entry = {**OUTPUT, "shape": [200_000], "data": values.tolist()}
     body = json.dumps({"outputs": [entry]}).encode()
     held = json_request(*values.tolist())
-    for request in (
-        _binary(binary_header(len(data), binary_output=True), data),
-        {"body": [held]},
-    ):
+    for request in (_binary(binary_header(len(data), binary_output=True), data), {"body": [held]}):
         with others() as waiting:
             scene = _Scene(_response(body), **request)
             await scene.run()
@@ -406,8 +286,6 @@ async def test_conversion_yields_to_other_calls() -> None:
 
 FORMS: dict[str, Callable[..., _Scene]] = {
     "json": lambda *steps: _Scene(*steps, body=[json_request()[:9], json_request()[9:]]),
-    "large json": lambda *steps: _Scene(*steps, body=[json_request(*range(9_000))]),
-    "binary": lambda *steps: _Scene(*steps, **ASKING_BINARY),
     "large binary": lambda *steps: _Scene(
         *steps, **_binary(binary_header(80_000), bytes(40_000), bytes(40_000))
     ),
@@ -415,14 +293,6 @@ FORMS: dict[str, Callable[..., _Scene]] = {
         METADATA, *steps, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
     ),
 }
-
-
-@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
-async def test_failing_server_is_a_502(make: Callable[..., _Scene]) -> None:
-    scene = make(bad_response("it fell over"))
-    with pytest.raises(GatewayError, match="it fell over"):
-        await scene.run()
-    assert not scene.response.started
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)

@@ -1,10 +1,8 @@
 """Servers that may ignore the requested encoding; clients still get what they want."""
 
-import asyncio
 import base64
 import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +16,10 @@ from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
 from tests.support.doubles.streaming import (
     LIMITS,
     URL,
-    BodyStep,
     ScriptedClientResponse,
     ScriptedUpstreamResponse,
 )
-from tests.support.gateway import until
-from tests.support.inference_messages import HEADER_LENGTH, INFER, metadata
+from tests.support.inference_messages import HEADER_LENGTH, metadata
 
 DOUBTED = pytest.mark.parametrize(
     "dialect",
@@ -80,17 +76,12 @@ class _Scene(ScriptedCall):
     def __init__(
         self,
         *steps: ServerStep,
-        body: Sequence[BodyStep],
         dialect: Dialect = KSERVE,
-        target: str = INFER,
-        headers: dict[str, str] | None = None,
-        policies: JsonPolicies | None = None,
-        **limits: int,
+        max_buffered_body_bytes: int = LIMITS.max_buffered_body_bytes,
+        **others: Any,
     ) -> None:
-        others: dict[str, Any] = {"limits": replace(LIMITS, **limits), "policies": policies}
-        super().__init__(
-            *steps, body=body, headers=headers, target=target, dialect=dialect, **others
-        )
+        limits = replace(LIMITS, max_buffered_body_bytes=max_buffered_body_bytes)
+        super().__init__(*steps, dialect=dialect, limits=limits, **others)
 
     async def fault(self) -> str:
         with pytest.raises(GatewayError) as caught:
@@ -143,76 +134,14 @@ async def test_output_arrives_in_the_requested_encoding(
 @DOUBTED
 async def test_response_in_the_requested_encoding_passes_untouched(dialect: Dialect) -> None:
     """Even if the gateway could not parse it."""
-    header = json.dumps(
-        {
-            "outputs": [
-                {
-                    **_entry("L", binary=True),
-                    "datatype": "FP8",
-                    "parameters": {"binary_data_size": 5},
-                }
-            ]
-        }
-    ).encode()
+    entry = _entry("L", binary=True) | {"datatype": "FP8", "parameters": {"binary_data_size": 5}}
+    header = json.dumps({"outputs": [entry]}).encode()
     told = _response(header, b"12345", cut=9)
     scene = _Scene(told, body=[_request(default=True)], dialect=dialect)
     response = await scene.run()
     assert response.body == header + b"12345"
     assert response.headers["Content-Type"] == "application/json"
     assert response.headers[HEADER_LENGTH] == str(len(header))
-
-
-async def test_response_in_the_requested_encoding_streams() -> None:
-    header = json.dumps(
-        {
-            "outputs": [
-                {
-                    **_entry("L", binary=True),
-                    "shape": [20_000],
-                    "parameters": {"binary_data_size": 80_000},
-                }
-            ]
-        }
-    ).encode()
-    more = asyncio.Event()
-    chunks: list[BodyStep] = [header[:9], header[9:] + bytes(40_000), more, bytes(40_000)]
-    told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(header))}, chunks)
-    scene = _Scene(told, body=[_request(default=True)], max_buffered_body_bytes=100)
-    running = asyncio.create_task(scene.run())
-    await until(lambda: len(scene.response.body) == len(header) + 40_000)
-    assert not running.done()
-    more.set()
-    response = await running
-    assert response.body == header + bytes(80_000)
-
-
-async def test_mixed_response_in_the_requested_encoding_passes_untouched() -> None:
-    told = _forwarded("R")
-    response = await _Scene(told, body=[_request(L=False, R=True)]).run()
-    outputs = [_entry("L", binary=False), _entry("R", binary=True)]
-    header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
-    assert response.body == header + RIGHT.tobytes()
-
-
-async def test_converted_response_has_a_content_length() -> None:
-    response = await _Scene(_forwarded("R"), body=[_request(default=True)]).run()
-    assert response.headers["Content-Type"] == "application/octet-stream"
-    assert response.headers["Content-Length"] == str(len(response.body))
-
-
-async def test_response_of_a_server_that_honors_encodings_is_not_buffered() -> None:
-    told = _forwarded("R", cut=-3)
-    scene = _Scene(told, body=[_request(default=True)], dialect=TRITON)
-    response = await scene.run()
-    assert _forms(response) == {"L": LEFT.tolist(), "R": RIGHT.tobytes()}
-    assert scene.log.index("client gets 200") < scene.log.index("server sends 3")
-
-
-@DOUBTED
-async def test_error_response_of_the_server_passes_untouched(dialect: Dialect) -> None:
-    told = _response(b'{"error":"no"}', status=418)
-    response = await _Scene(told, body=[_request(default=True)], dialect=dialect).run()
-    assert (response.status, response.body) == (418, b'{"error":"no"}')
 
 
 @pytest.mark.parametrize(("dialect", "asked"), [(KSERVE, False), (OPENVINO, False), (TRITON, True)])
@@ -246,13 +175,6 @@ async def test_empty_outputs_without_a_size_get_the_requested_encoding(
         "L": b"" if "L" in binary else [],
         "R": RIGHT.tobytes() if "R" in binary else RIGHT.tolist(),
     }
-
-
-@pytest.mark.parametrize("dialect", [KSERVE, TRITON], ids=lambda each: each.name)
-async def test_complete_json_response_passes_untouched(dialect: Dialect) -> None:
-    header = json.dumps({"outputs": [{**EMPTY, "data": []}]}, indent=1).encode()
-    response = await _Scene(_response(header), body=[_request()], dialect=dialect).run()
-    assert response.body == header
 
 
 # ------------------------------------------------------------------------------------------- base64
@@ -308,7 +230,6 @@ def _broken(data: str) -> bytes:
     ("data", "message"),
     [
         ("[, 1.0]", f"{URL}: output 'L': data is not a valid JSON array, near element 0"),
-        ("[1.0]", f"{URL}: output 'L': shape [2] takes 2 elements, data has 1"),
         ('["a", 1]', f"{URL}: output 'L': element 0 (\"a\") is not a number"),
     ],
 )
@@ -317,27 +238,6 @@ async def test_invalid_output_data_is_a_502(
 ) -> None:
     scene = _Scene(_response(_broken(data), behind), body=[body])
     assert message in await scene.fault()
-
-
-@pytest.mark.parametrize("body", [WANTED["all JSON"][0], WANTED["R binary"][0]])
-async def test_invalid_json_response_is_a_502(body: bytes) -> None:
-    scene = _Scene(_response(_broken("[, 1.0]"), RIGHT.tobytes()), body=[body])
-    assert (await scene.fault()).startswith(f"{URL}: ")
-
-
-@pytest.mark.parametrize("size", ["x", "-1", "9" * 30])
-async def test_invalid_header_length_is_a_502(size: str) -> None:
-    told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: size}, [b"{}"])
-    scene = _Scene(told, body=[_request(default=True)])
-    assert f"{URL}: the server's response has {HEADER_LENGTH}" in await scene.fault()
-
-
-async def test_response_that_ends_within_its_header_is_a_502() -> None:
-    told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: "100"}, [b'{"outputs"'])
-    scene = _Scene(told, body=[_request(default=True)])
-    assert await scene.fault() == (
-        f"{URL}: the server's response ends before all that its header says has come"
-    )
 
 
 # ---------------------------------------------------------------------------------- large responses
@@ -391,10 +291,3 @@ async def test_v1_client_gets_the_same_tensors(dialect: Dialect, came: str) -> N
     )
     response = await scene.run()
     assert json.loads(response.body) == {"outputs": {"L": LEFT.tolist(), "R": RIGHT.tolist()}}
-
-
-async def test_v1_client_gets_empty_outputs() -> None:
-    known = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
-    told = _response(json.dumps({"outputs": [{**EMPTY, "shape": [0]}]}).encode())
-    scene = _Scene(known, told, body=[b'{"inputs":[1]}'], target="/v1/models/m:predict")
-    assert (await scene.run()).body == b'{"outputs":[]}'

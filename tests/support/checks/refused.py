@@ -16,3 +16,12 @@ def refused(kind: ErrorKind, text: str) -> Iterator[None]:
     with pytest.raises(GatewayError) as caught:
         yield
     assert (caught.value.kind, caught.value.message) == (kind, text)
+
+
+@contextmanager
+def refused_with(kind: ErrorKind, *parts: str) -> Iterator[None]:
+    """Check that the code inside raises a GatewayError whose text has these parts."""
+    with pytest.raises(GatewayError) as caught:
+        yield
+    assert caught.value.kind is kind
+    assert all(part in caught.value.message for part in parts), caught.value.message

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.dialects import Dialect
+from gateway.protocol.dialects import TRITON, Dialect
 from gateway.proxy.calls.dispatch import handle_request
-from gateway.proxy.destination import Destination
+from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
-from gateway.upstream.pool.dialect import DialectState
+from gateway.upstream.pool.dialect import DialectState, fixed_dialect_state
+from gateway.upstream.pool.model_discovery import ModelDiscovery
+from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import (
+    LIMITS,
     BodyStep,
     EventLog,
     ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
+    make_destination,
     server_name,
 )
 
@@ -59,13 +64,15 @@ def connect_error(url: str) -> GatewayError:
     return GatewayError(ErrorKind.UNREACHABLE, message, server=server_name(url))
 
 
-def servers(**turns: ServerStep | tuple[ServerStep, ...]) -> list[ScriptedEndpoint]:
-    """Return a server for each name, at http://NAME:8000, with its script."""
+Turns = ServerStep | tuple[ServerStep, ...]
+
+
+def servers(**turns: Turns) -> list[ScriptedEndpoint]:
+    """Return a server for each name, at http://NAME:8000, with its script; they share a log."""
+    log = EventLog()
     return [
         ScriptedEndpoint(
-            EventLog(),
-            *(script if isinstance(script, tuple) else (script,)),
-            url=f"http://{name}:8000",
+            log, *(script if isinstance(script, tuple) else (script,)), url=f"http://{name}:8000"
         )
         for name, script in turns.items()
     ]
@@ -84,9 +91,10 @@ async def send_request(
     target: str,
     *body: BodyStep,
     headers: Mapping[str, str] | None = None,
+    log: EventLog | None = None,
 ) -> ScriptedClientResponse:
     """Send a request, and return its response."""
-    log = EventLog()
+    log = EventLog() if log is None else log
     answer = ScriptedClientResponse(log)
     await handle_request(ScriptedRequest(log, method, target, headers, body), answer, destinations)
     return answer
@@ -95,3 +103,75 @@ async def send_request(
 def received_requests(*endpoints: ScriptedEndpoint) -> list[list[str]]:
     """Return what each server was asked."""
     return [[f"{each.method} {each.target}" for each in server.requests] for server in endpoints]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Servers, and the routes to them."""
+
+    endpoints: list[ScriptedEndpoint]
+    destinations: tuple[Destination, ...]
+    router: Router
+
+    async def ask(
+        self, method: str, target: str, *body: BodyStep, headers: Mapping[str, str] | None = None
+    ) -> ScriptedClientResponse:
+        """Send a request, and return its response; no lease of an endpoint may be left."""
+        response = await send_request(
+            self.router, method, target, *body, headers=headers, log=self.log
+        )
+        assert self.outstanding == 0
+        return response
+
+    @property
+    def log(self) -> EventLog:
+        """Return the log of the servers, and of the clients that have asked."""
+        return self.endpoints[0]._log
+
+    @property
+    def received(self) -> list[list[str]]:
+        """Return what each server was asked."""
+        return received_requests(*self.endpoints)
+
+    @property
+    def outstanding(self) -> int:
+        """Return the number of leases of all endpoints."""
+        return sum(sum(each.upstream.pool.outstanding) for each in self.destinations)
+
+
+def one_upstream(
+    *,
+    limits: Limits = LIMITS,
+    discovers_models: bool = False,
+    dialect: Dialect | DialectState = TRITON,
+    codings: tuple[str, ...] = (),
+    **turns: Turns,
+) -> Cluster:
+    """Make an upstream of servers, by the letter in their URLs, and a route to it."""
+    endpoints = servers(**turns)
+    supervisor = PoolSupervisor(model_discovery=ModelDiscovery(60)) if discovers_models else None
+    destination = make_destination(*endpoints, limits=limits, supervisor=supervisor)
+    destination = _speaking(destination, dialect)
+    router = Router([Route(Match(), (destination,), codings=codings)])
+    return Cluster(endpoints, (destination,), router)
+
+
+def upstreams_of(
+    *,
+    limits: Limits = LIMITS,
+    dialects: Mapping[str, Dialect | DialectState] | None = None,
+    **turns: Turns,
+) -> Cluster:
+    """Make an upstream of each server, with its letter as name, and one route to all of them."""
+    endpoints = servers(**turns)
+    speaks = dialects or {}
+    destinations = tuple(
+        _speaking(make_destination(each, name=name, limits=limits), speaks.get(name, TRITON))
+        for name, each in zip(turns, endpoints, strict=True)
+    )
+    return Cluster(endpoints, destinations, weighted_destinations(*destinations))
+
+
+def _speaking(destination: Destination, dialect: Dialect | DialectState) -> Destination:
+    state = dialect if isinstance(dialect, DialectState) else fixed_dialect_state(dialect)
+    return replace(destination, upstream=replace(destination.upstream, dialect_state=state))

@@ -38,7 +38,7 @@ class ScriptedCall:
     def __init__(
         self,
         *turns: ServerStep,
-        body: Sequence[BodyStep],
+        body: Sequence[BodyStep] = (),
         headers: dict[str, str] | None = None,
         target: str = INFER,
         **destination: Any,
@@ -48,6 +48,14 @@ class ScriptedCall:
         self.response = ScriptedClientResponse(self.log)
         self.endpoint = ScriptedEndpoint(self.log, *turns)
         self.destination: Destination = make_destination(self.endpoint, **destination)
+
+    async def ask(
+        self, *body: BodyStep, headers: dict[str, str] | None = None, target: str = INFER
+    ) -> ScriptedClientResponse:
+        """Run another call to the same server."""
+        self.request = ScriptedRequest(self.log, "POST", target, headers, body)
+        self.response = ScriptedClientResponse(self.log)
+        return await self.run()
 
     async def run(self) -> ScriptedClientResponse:
         """Run the call; check that it releases its memory and its endpoint."""
@@ -63,8 +71,15 @@ class ScriptedCall:
         return self.response
 
     @property
+    def targets(self) -> list[str]:
+        """Return the targets of all requests that the server got."""
+        return [request.target for request in self.endpoint.requests]
+
+    @property
     def sent(self) -> tuple[dict[str, Any], bytes]:
         """Give the header and the tensors of the last request that the server got."""
         size = int(self.endpoint.requests[-1].headers[HEADER_LENGTH])
         body = self.endpoint.bodies[-1]
+        length = self.endpoint.requests[-1].headers.get("Content-Length")
+        assert length is None or int(length) == len(body)
         return json.loads(body[:size]), body[size:]
