@@ -180,18 +180,6 @@ async def gateway_before(
         yield server, gateway
 
 
-@asynccontextmanager
-async def client_before(
-    *scripts: Script, **settings: Any
-) -> AsyncIterator[tuple[ScriptedServer, RawClient]]:
-    """Run such a gateway, and connect to it."""
-    async with (
-        gateway_before(*scripts, **settings) as (server, gateway),
-        gateway.client() as client,
-    ):
-        yield server, client
-
-
 async def until(condition: Callable[[], object], patience: float = 5.0) -> None:
     """Wait until a condition holds; fails the test after ``patience`` seconds."""
     loop = asyncio.get_running_loop()

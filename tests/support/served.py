@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import Script, ScriptedServer
 
@@ -17,8 +17,7 @@ async def served(
 ) -> AsyncIterator[tuple[ScriptedServer, RunningGateway, RawClient]]:
     """Run a server with these scripts, a ``running_gateway`` before it, and a client of that."""
     async with (
-        ScriptedServer(*scripts) as server,
-        running_gateway(server.url, **settings) as gateway,
+        gateway_before(*scripts, **settings) as (server, gateway),
         gateway.client() as client,
     ):
         yield server, gateway, client

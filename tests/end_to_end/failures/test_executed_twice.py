@@ -15,7 +15,6 @@ import pytest
 from tests.support.gateway import (
     UPSTREAM,
     RunningGateway,
-    client_before,
     gateway_before,
     running_gateway,
 )
@@ -31,6 +30,7 @@ from tests.support.inference_messages import (
     json_request,
     metadata,
 )
+from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 # On one loop only: transports make no difference here.
@@ -209,7 +209,7 @@ async def test_close_before_the_request_is_not_noticed_by_clients(name: str, str
     case = CASES[name]
     data, warm_up = case.write(streams=streams), case.write(case.warm_up_method)
     server = Server()
-    async with client_before(server) as (scripted, client):
+    async with served(server) as (scripted, _, client):
         assert (await client.ask(warm_up)).status == 200
         server.received.clear()
         (*_, kept) = scripted.connections

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from tests.support.gateway import UPSTREAM, client_before
+from tests.support.gateway import UPSTREAM
 from tests.support.http_messages import chunk, http_response, request
 from tests.support.inference_messages import FLOATS, binary_header, infer_binary, infer_json
+from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, Script, always_respond, never_respond
 
 GET = request("GET", "/v2/models/m")
@@ -70,7 +71,7 @@ NO_ANSWER: dict[str, Script] = {
 @pytest.mark.parametrize("data", EVERY_KIND.values(), ids=EVERY_KIND)
 @pytest.mark.parametrize("script", NO_ANSWER.values(), ids=NO_ANSWER)
 async def test_missing_response_is_a_502_that_names_the_server(data: bytes, script: Script) -> None:
-    async with client_before(script) as (server, client):
+    async with served(script) as (server, _, client):
         reply = await client.ask(data)
         assert reply.status == 502
         assert UPSTREAM in reply.error
@@ -103,7 +104,7 @@ CUT_SHORT["resets"] = resets_in_the_body
 async def test_truncated_response_is_a_502_or_truncated_for_the_client(
     data: bytes, script: Script
 ) -> None:
-    async with client_before(script) as (server, client):
+    async with served(script) as (server, _, client):
         await client.send(data)
         try:
             reply = await client.read_response()
@@ -118,7 +119,7 @@ async def test_truncated_response_is_a_502_or_truncated_for_the_client(
 async def test_truncated_response_is_visible_to_an_http_1_0_client() -> None:
     # Such a client knows the end of a body only by the end of the connection.
     script = CUT_SHORT["closes between chunks"]
-    async with client_before(script) as (_, client):
+    async with served(script) as (_, _, client):
         await client.send(b"GET /v2/models/m HTTP/1.0\r\n\r\n")
         assert (await client.head()).status == 200
         with pytest.raises(ConnectionResetError):
@@ -138,7 +139,7 @@ async def test_error_response_of_the_server_passes_untouched(
     data: bytes, body: bytes, status: str
 ) -> None:
     server_answer = http_response(body, {"Content-Type": "text/x", "Retry-After": "7"}, status)
-    async with client_before(always_respond(server_answer)) as (_, client):
+    async with served(always_respond(server_answer)) as (_, _, client):
         for _ in range(2):
             reply = await client.ask(data)
             assert reply.head.first == f"HTTP/1.1 {status}"
@@ -149,7 +150,7 @@ async def test_error_response_of_the_server_passes_untouched(
 
 async def test_error_response_to_head_has_no_body() -> None:
     # It would be taken for the next response.
-    async with client_before(close_after_request) as (_, client):
+    async with served(close_after_request) as (_, _, client):
         for _ in range(2):
             await client.send(request("HEAD", "/v2/models/m"))
             head = await client.head()
@@ -167,7 +168,7 @@ async def test_response_may_arrive_before_the_body_was_sent(size: int) -> None:
         await connection.send(http_response(b'{"error":"too large"}', status="413 Too Large"))
         await never_respond(connection)
 
-    async with client_before(script) as (server, client):
+    async with served(script) as (server, _, client):
         head = request("POST", "/v2/x", headers={"Content-Length": str(size)})
         await client.send(head + bytes(size // 2))
         reply = await client.read_response()
@@ -182,7 +183,7 @@ async def test_server_that_closes_during_the_request_body_is_a_502() -> None:
         await connection.reader.readexactly(100_000)
         connection.reset()
 
-    async with client_before(script) as (server, client):
+    async with served(script) as (server, _, client):
         client.send_nowait(request("POST", "/v2/x", bytes(20_000_000)))
         reply = await client.read_response()
         assert reply.status == 502
@@ -193,10 +194,7 @@ async def test_server_that_closes_during_the_request_body_is_a_502() -> None:
 @pytest.mark.parametrize(("keep_alive", "connections"), [("0s", 3), ("1h", 1)])
 async def test_connections_to_servers_are_kept_alive(keep_alive: str, connections: int) -> None:
     upstream = {"idle_timeout": keep_alive}
-    async with client_before(always_respond(http_response()), upstream=upstream) as (
-        server,
-        client,
-    ):
+    async with served(always_respond(http_response()), upstream=upstream) as (server, _, client):
         for _ in range(3):
             assert (await client.ask(GET)).status == 200
         assert len(server.connections) == connections

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.gateway import UPSTREAM, client_before, gateway_before
+from tests.support.gateway import UPSTREAM, gateway_before
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -16,6 +16,7 @@ from tests.support.inference_messages import (
     json_request,
     metadata,
 )
+from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, always_respond
 
 KIB = 1024
@@ -49,7 +50,7 @@ def _padded(size: int) -> bytes:
 
 @pytest.mark.parametrize("size", [KIB, 200_000])
 async def test_header_bytes_of_a_request_are_capped(size: int) -> None:
-    async with client_before(max_inference_header_bytes=KIB) as (server, client):
+    async with served(max_inference_header_bytes=KIB) as (server, _, client):
         for data in (infer_json(_padded(size)), infer_binary(_padded(size), b"")):
             reply = await client.ask(data)
             assert reply.status == 413
@@ -61,7 +62,7 @@ async def test_header_bytes_of_a_request_are_capped(size: int) -> None:
 async def test_header_bytes_of_a_response_are_capped(size: int) -> None:
     header = binary_response_header(8)[:-1] + b',"x":"%s"}' % (b"x" * size)
     data = http_response(header + bytes(8), {HEADER_LENGTH: str(len(header))})
-    async with client_before(always_respond(data), max_inference_header_bytes=KIB) as (_, client):
+    async with served(always_respond(data), max_inference_header_bytes=KIB) as (_, _, client):
         reply = await client.ask(infer_json())
         assert reply.status == 502
         assert "limits.max_inference_header_bytes" in reply.error
@@ -83,7 +84,7 @@ def _raw_chunks(size: int) -> bytes:
 
 
 async def test_spool_bytes_cap_a_raw_binary_request_without_length() -> None:
-    async with client_before(_knows_a_model, max_buffered_body_bytes=KIB) as (server, client):
+    async with served(_knows_a_model, max_buffered_body_bytes=KIB) as (server, _, client):
         assert (await client.ask(_raw_chunks(KIB))).status == 200
         reply = await client.ask(_raw_chunks(KIB + 4))
         assert reply.status == 413
@@ -100,7 +101,7 @@ MIXED_OUTPUTS = json_request()[:-1] + (
 @pytest.mark.parametrize("sizes", [(4 * KIB, 8), (8, 4 * KIB)], ids=["binary", "json"])
 async def test_spool_bytes_cap_a_mixed_response(sizes: tuple[int, int]) -> None:
     data = binary_response(*map(bytes, sizes))
-    async with client_before(always_respond(data), max_buffered_body_bytes=KIB) as (_, client):
+    async with served(always_respond(data), max_buffered_body_bytes=KIB) as (_, _, client):
         reply = await client.ask(infer_json(MIXED_OUTPUTS))
         assert reply.status == 502
         assert "limits.max_buffered_body_bytes" in reply.error
@@ -108,7 +109,7 @@ async def test_spool_bytes_cap_a_mixed_response(sizes: tuple[int, int]) -> None:
 
 
 async def test_max_tensors_are_refused_in_every_form() -> None:
-    async with client_before(max_tensors=2) as (server, client):
+    async with served(max_tensors=2) as (server, _, client):
         for count, status in ((2, 200), (3, 400)):
             data = [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}] * count
             padded = json.dumps({"inputs": data, "id": "a" * 200 * KIB}).encode()

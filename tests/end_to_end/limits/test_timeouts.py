@@ -9,7 +9,6 @@ import pytest
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from tests.support.gateway import (
     UPSTREAM,
-    client_before,
     gateway_before,
     gateway_client,
     http1_connections,
@@ -27,6 +26,7 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.raw_client import RawClient
+from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, always_respond, never_respond
 
 # On one loop only: these tests wait.
@@ -71,7 +71,7 @@ async def knows_a_model_and_hangs(connection: Connection) -> None:
 )
 async def test_server_that_never_responds_is_a_504_that_names_it(kind: str, limit: str) -> None:
     data = EVERY_KIND[kind]
-    async with client_before(knows_a_model_and_hangs, **_limited(limit)) as (server, client):
+    async with served(knows_a_model_and_hangs, **_limited(limit)) as (server, _, client):
         reply = await client.ask(data)
         assert reply.status == 504
         assert UPSTREAM in reply.error
@@ -96,9 +96,11 @@ async def test_call_after_one_that_timed_out_takes_another_connection(
         await connection.request()
         await connection.wait_for_close()
 
-    async with client_before(
-        hangs_later, always_respond(http_response(b"second")), **_limited(limit)
-    ) as (server, client):
+    async with served(hangs_later, always_respond(http_response(b"second")), **_limited(limit)) as (
+        server,
+        _,
+        client,
+    ):
         assert (await client.ask(data)).body == b"first"
         assert (await client.ask(data)).status == 504
         assert [(await client.ask(data)).body for _ in range(3)] == 3 * [b"second"]
@@ -111,7 +113,7 @@ async def test_server_that_stops_reading_is_a_504_that_names_it() -> None:
         await connection.head()
         await asyncio.sleep(5)
 
-    async with client_before(script, idle_timeout=LONGER) as (server, client):
+    async with served(script, idle_timeout=LONGER) as (server, _, client):
         client.send_nowait(request("POST", "/v2/x", bytes(20_000_000)))
         reply = await client.read_response()
         assert reply.status == 504
@@ -131,7 +133,7 @@ async def test_server_that_stops_reading_is_a_504_that_names_it() -> None:
     ],
 )
 async def test_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> None:
-    async with client_before(reads_and_hangs, **_limited(limit)) as (server, client):
+    async with served(reads_and_hangs, **_limited(limit)) as (server, _, client):
         await client.send(data)
         reply = await client.read_response()
         assert reply.status == 408
@@ -160,7 +162,7 @@ async def test_stalled_response_is_aborted(limit: str) -> None:
         await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"one")))
         await never_respond(connection)
 
-    async with client_before(script, **_limited(limit, LONGER)) as (server, client):
+    async with served(script, **_limited(limit, LONGER)) as (server, _, client):
         await client.send(GET)
         assert (await client.head()).status == 200
         assert await client.chunk() == b"one"
@@ -202,7 +204,7 @@ async def test_slow_progress_is_not_idle() -> None:
             await connection.send(chunk(b"y"))
         await connection.send(chunk(b""))
 
-    async with client_before(script, idle_timeout=LONGER) as (_, client):
+    async with served(script, idle_timeout=LONGER) as (_, _, client):
         await client.send(request("POST", "/v2/x", headers={"Content-Length": str(pauses)}))
         for _ in range(pauses):
             await asyncio.sleep(LONGER / 4)
@@ -212,9 +214,9 @@ async def test_slow_progress_is_not_idle() -> None:
 
 @pytest.mark.parametrize(("grace", "status"), [("0s", 408), ("10s", 200)])
 async def test_body_has_a_grace_period(grace: str, status: int) -> None:
-    async with client_before(
+    async with served(
         always_respond(http_response()), min_body_rate="1GiB", min_body_rate_grace=grace
-    ) as (_, client):
+    ) as (_, _, client):
         await client.send(POST[:-5])
         await asyncio.sleep(2 * DEFER_TIMEOUT)
         await client.send(POST[-5:])
@@ -224,9 +226,9 @@ async def test_body_has_a_grace_period(grace: str, status: int) -> None:
 
 
 async def test_keep_alive_connection_is_not_idle() -> None:
-    async with client_before(
+    async with served(
         always_respond(http_response()), idle_timeout=LONGER, request_timeout=LONGER
-    ) as (_, client):
+    ) as (_, _, client):
         assert (await client.ask(GET)).status == 200
         await asyncio.sleep(LONGER * 1.5)
         assert (await client.ask(GET)).status == 200
@@ -242,7 +244,7 @@ async def test_connecting_counts_towards_the_connect_timeout(unused_backlog: str
 
 @pytest.mark.parametrize("before", [b"", GET], ids=["at once", "later"])
 async def test_incomplete_head_times_out(before: bytes) -> None:
-    async with client_before(request_header_timeout=SHORT) as (_, client):
+    async with served(request_header_timeout=SHORT) as (_, _, client):
         if before:
             assert (await client.ask(before)).status == 200
         await client.send(GET[:-2])
@@ -253,7 +255,7 @@ async def test_incomplete_head_times_out(before: bytes) -> None:
 
 
 async def test_empty_lines_do_not_keep_a_connection_open() -> None:
-    async with client_before(keep_alive_timeout="1s") as (_, client):
+    async with served(keep_alive_timeout="1s") as (_, _, client):
 
         async def send_empty_lines() -> None:
             while True:
@@ -294,9 +296,11 @@ async def test_client_that_leaves_a_response_unread_is_dropped(headers: dict[str
 
 async def test_client_that_reads_slowly_gets_the_whole_response() -> None:
     sizes = [60_000] * 80
-    async with client_before(
-        always_respond(http_response(bytes(sizes[0]))), idle_timeout=LONGER / 2
-    ) as (_, client):
+    async with served(always_respond(http_response(bytes(sizes[0]))), idle_timeout=LONGER / 2) as (
+        _,
+        _,
+        client,
+    ):
         for _ in sizes:
             client.send_nowait(request("GET", "/v2/x"))
         for size in sizes:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.gateway import client_before
 from tests.support.http_messages import http_response, request, with_long_head
 from tests.support.inference_messages import FLOATS, binary_response, infer_json
 from tests.support.raw_client import ReceivedResponse
+from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, Script, always_respond, never_respond
 
 ROUTE = {"server_timing": True}
@@ -41,7 +41,7 @@ def _timing(reply: ReceivedResponse) -> dict[str, float]:
 async def test_response_tells_where_the_time_went(
     data: bytes, path: Callable[[bytes], bytes], names: list[str], fast_path_requests: list[str]
 ) -> None:
-    async with client_before(CONVERTED, route=ROUTE) as (_, client):
+    async with served(CONVERTED, route=ROUTE) as (_, _, client):
         for _ in range(3):
             reply = await client.ask(path(data))
             assert reply.status == 200
@@ -54,7 +54,7 @@ async def test_response_tells_where_the_time_went(
 async def test_timing_of_the_server_is_kept(path: Callable[[bytes], bytes]) -> None:
     own = "db;dur=53, app;dur=47.2"
     script = always_respond(http_response(b"{}", {"Server-Timing": own}))
-    async with client_before(script, route=ROUTE) as (_, client):
+    async with served(script, route=ROUTE) as (_, _, client):
         values = (await client.ask(path(GET))).head.all("Server-Timing")
         assert own in values
         (ours,) = [value for value in values if value != own]
@@ -78,7 +78,7 @@ async def _breaks_off(connection: Connection) -> None:
 async def test_error_tells_what_came_before_it(
     script: Script, data: bytes, status: int, names: list[str], path: Callable[[bytes], bytes]
 ) -> None:
-    async with client_before(script, route=ROUTE, idle_timeout=0.25) as (_, client):
+    async with served(script, route=ROUTE, idle_timeout=0.25) as (_, _, client):
         reply = await client.ask(path(data))
         assert reply.status == status
         assert [name for name in _timing(reply) if name != "convert-response"] == names
