@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.end_to_end.connections.test_smuggling import ACCEPTED, INNER, REFUSED
+from tests.end_to_end.connections.smuggled_requests import ACCEPTED, INNER, REFUSED
 from tests.fuzz.http1_comparison import Stream, check_streams, recording
 from tests.fuzz.http1_streams import any_stream, with_odd_byte
 from tests.fuzz.strict_http1 import read_all

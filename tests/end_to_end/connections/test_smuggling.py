@@ -10,133 +10,26 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 
 import pytest
 
+from tests.end_to_end.connections.smuggled_requests import (
+    ACCEPTED,
+    INNER,
+    REFUSED,
+    SIZE,
+    Accepted,
+    _chunks,
+    _post,
+    _sized,
+)
 from tests.support.gateway import gateway_client, running_gateway, until
-from tests.support.http_messages import chunk, chunked, read_chunk
+from tests.support.http_messages import chunked, read_chunk
 from tests.support.inference_messages import HEADER_LENGTH, INFER
 from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
-INNER = b"GET /v2/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
-"""What an attacker wants to be taken for a request."""
-SIZE = len(INNER)
-
 GONE = (asyncio.IncompleteReadError, ConnectionError)
-
-
-def _post(*lines: bytes, body: bytes = b"", target: bytes = b"/v2/x") -> bytes:
-    return b"\r\n".join((b"POST " + target + b" HTTP/1.1", b"Host: x", *lines, b"", body))
-
-
-def _get(*lines: bytes, first: bytes = b"GET /v2/x HTTP/1.1") -> bytes:
-    """Return a request with another one behind it."""
-    return b"\r\n".join((first, b"Host: x", *lines, b"", INNER))
-
-
-def _with_a_length(coding: bytes) -> bytes:
-    """Return a request with a length and a coding, and another one behind it.
-
-    A reader of the length sees a body that contains it; a reader of the coding sees two requests.
-    """
-    body = b"0\r\n\r\n" + INNER
-    return _post(b"Content-Length: %d" % len(body), coding, body=body)
-
-
-# Spellings of a coding that one reader knows and another does not.
-CODINGS = [
-    *(
-        b"Transfer-Encoding: chunked",
-        b"Transfer-Encoding : chunked",
-        b" Transfer-Encoding: chunked",
-    ),
-    *(b"Transfer-Encoding: xchunked", b"Transfer-Encoding:\r\n chunked", b"Transfer-Encoding:"),
-    *(b"Transfer-Encoding: chunked, identity", b"Transfer-Encoding: CHUNKED"),
-    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: x",
-    b"X: y\nTransfer-Encoding: chunked",
-    b"X: y\rTransfer-Encoding: chunked",
-]
-
-_AND_A_LENGTH = {f"a length and {coding!r}": _with_a_length(coding) for coding in CODINGS}
-
-LENGTHS = [
-    *(b"Content-Length: %d, %d", b"Content-Length: %d ,%d", b"Content-Length: %d %d"),
-    *(b"Content-Length: %d\r\nContent-Length: %d", b"Content-Length: %d\r\ncontent-length: %d"),
-    b"Content-Length: %d\r\nX: y\r\nContent-Length: %d",
-]
-
-_LENGTHS = {
-    f"{form.decode()!r} of {one} and {two}": _post(form % (one, two), body=INNER)
-    for form in LENGTHS
-    for one, two in ((SIZE, SIZE), (SIZE, 0), (0, SIZE))
-}
-
-_ODD_LENGTHS = {
-    repr(line): _post(line, body=INNER)
-    for line in (
-        *(b"Content-Length: +%d" % SIZE, b"Content-Length: five", b"Content-Length:"),
-        *(b"Content-Length : %d" % SIZE, b"Content-Length:\r\n %d" % SIZE),
-        *(b"Content-Length: %d\nX: y" % SIZE, b"X: y\rContent-Length: %d" % SIZE),
-        b"Content-Length: 18446744073709551616",
-    )
-}
-
-_HEADS = {
-    "a length behind a coding": _post(
-        b"Transfer-Encoding: chunked", b"Content-Length: 5", body=b"0\r\n\r\n" + INNER
-    ),
-    "bare LF throughout": b"GET /v2/x HTTP/1.1\nHost: x\n\n" + INNER,
-    "bare LF behind the first line": b"GET /v2/x HTTP/1.1\nHost: x\r\n\r\n" + INNER,
-    "bare CR in a header": _get(b"X: y\rY: z"),
-    "NUL in a value": _get(b"X: a\x00b"),
-    "a folded header": _get(b"X: a\r\n b"),
-    "white space before the first header": b"GET /v2/x HTTP/1.1\r\n Host: x\r\n\r\n" + INNER,
-    "a header without a colon": _get(b"GET /v2/y HTTP/1.1"),
-    "a space before the colon": _get(b"X : a"),
-    "a target with a space": _get(first=b"GET /v2/x /v2/y HTTP/1.1"),
-    "HTTP/0.9": b"GET /v2/x\r\n\r\n" + INNER,
-    "two hosts": _get(b"Host: y"),
-    "no host": b"GET /v2/x HTTP/1.1\r\nX: y\r\n\r\n" + INNER,
-    "a host and more": b"GET /v2/x HTTP/1.1\r\nHost: x/v2/y?z\r\n\r\n" + INNER,
-    "a URL with a user": _get(first=b"GET http://y@x/v2/x HTTP/1.1"),
-    "129 headers": _get(*[b"X: y"] * 128),
-    "a header of 70 KB": _get(b"X: " + b"y" * 70_000),
-    "chunked in HTTP/1.0": b"POST /v2/x HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    + INNER,
-    "CONNECT": _get(first=b"CONNECT x:80 HTTP/1.1"),
-}
-
-
-def _chunks(body: bytes) -> bytes:
-    return _post(b"Transfer-Encoding: chunked", body=body)
-
-
-_CHUNKS = {
-    "a negative size": _chunks(b"-5\r\nhello\r\n0\r\n\r\n" + INNER),
-    "a size with 0x": _chunks(b"0x5\r\nhello\r\n0\r\n\r\n" + INNER),
-    "a space behind a size": _chunks(b"5 \r\nhello\r\n0\r\n\r\n" + INNER),
-    "no size": _chunks(b"\r\nhello\r\n0\r\n\r\n" + INNER),
-    "a size beyond 64 bits that is 0 in them": _chunks(b"10000000000000000\r\n\r\n" + INNER),
-    "bare LF throughout": _chunks(b"5\nhello\n0\n\n" + INNER),
-    "bare LF behind the last size": _chunks(b"5\r\nhello\r\n0\n\r\n" + INNER),
-    "bare CR behind a size": _chunks(b"5\rhello\r\n0\r\n\r\n" + INNER),
-    "other bytes behind a chunk": _chunks(b"5\r\nhelloXX0\r\n\r\n" + INNER),
-    "a line end in a quoted extension": _chunks(b'5;a="\r\nhello\r\n0\r\n\r\n"\r\n' + INNER),
-    "a coding in a trailer": _chunks(
-        b"0\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(INNER)
-    ),
-    "a trailer without a colon": _chunks(b"0\r\nGET /v2/y HTTP/1.1\r\n\r\n" + INNER),
-}  # fmt: skip
-
-REFUSED = {
-    **_AND_A_LENGTH,
-    **_LENGTHS,
-    **_ODD_LENGTHS,
-    **{f"head: {name}": data for name, data in _HEADS.items()},
-    **{f"chunks: {name}": data for name, data in _CHUNKS.items()},
-}
 
 
 async def _send(client: RawClient, data: bytes, way: str) -> None:
@@ -166,106 +59,6 @@ async def test_ambiguous_request_is_refused(data: bytes) -> None:
                 assert reply.status == 400, way
                 assert reply.error
         assert server.requests == []
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """What is sent, and what the server gets."""
-
-    data: bytes
-    first: str = "POST /v2/x HTTP/1.1"
-    body: bytes = INNER
-    headers: tuple[tuple[str, str | None], ...] = ()
-    """The relevant headers at the server; None for a missing one."""
-
-
-CHUNKED = (("transfer-encoding", "chunked"), ("content-length", None))
-SIZED = (("content-length", str(SIZE)), ("transfer-encoding", None))
-
-
-def _sized(*lines: bytes, first: bytes = b"POST /v2/x HTTP/1.1") -> bytes:
-    return b"\r\n".join((first, b"Host: x", b"Content-Length: %d" % SIZE, *lines, b"", INNER))
-
-
-def _coded(body: bytes, *lines: bytes) -> bytes:
-    return _post(*(lines or (b"Transfer-Encoding: chunked",)), body=body)
-
-
-ACCEPTED = {
-    "a body": Accepted(_sized(), headers=SIZED),
-    "a body of GET": Accepted(
-        _sized(first=b"GET /v2/x HTTP/1.1"), "GET /v2/x HTTP/1.1", headers=SIZED
-    ),
-    "a body of DELETE": Accepted(
-        _sized(first=b"DELETE /v2/x HTTP/1.1"), "DELETE /v2/x HTTP/1.1", headers=SIZED
-    ),
-    "a length with zeros": Accepted(
-        _post(b"Content-Length: 00%d" % SIZE, body=INNER), headers=SIZED[1:]
-    ),
-    "white space around a length": Accepted(
-        _post(b"Content-Length: \t %d \t" % SIZE, body=INNER), headers=SIZED
-    ),
-    "a header that looks like a coding": Accepted(
-        _sized(b"Transfer_Encoding: chunked", b"X-Transfer-Encoding: chunked"), headers=SIZED
-    ),
-    "a header that looks like a length": Accepted(
-        _sized(b"Content_Length: 0", b"Content-Lengths: 0", b"X-Content-Length: 0"), headers=SIZED
-    ),
-    "a body of HTTP/1.0": Accepted(
-        _sized(b"Connection: keep-alive", first=b"POST /v2/x HTTP/1.0"), headers=SIZED
-    ),
-    "a length that Connection names": Accepted(
-        _sized(b"Connection: close-not, content-length"), headers=SIZED
-    ),
-    "a host that Connection names": Accepted(
-        _sized(b"Connection: Host"), headers=(*SIZED, ("host", "x"))
-    ),
-    "a header length that Connection names": Accepted(
-        _sized(b"Connection: " + HEADER_LENGTH.encode(), HEADER_LENGTH.encode() + b": 7"),
-        headers=(*SIZED, (HEADER_LENGTH.lower(), "7")),
-    ),
-    "a wish for another protocol": Accepted(
-        _sized(
-            b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk"
-        ),
-        headers=(*SIZED, ("upgrade", None), ("http2-settings", None), ("connection", None)),
-    ),
-    "a URL with another host": Accepted(
-        _sized(first=b"POST http://y:80/v2/x HTTP/1.1"), headers=(*SIZED, ("host", "y:80"))
-    ),
-    "a body that is not waited for": Accepted(
-        _sized(b"Expect: 100-continue"), headers=(*SIZED, ("expect", None))
-    ),
-    "empty lines before it": Accepted(b"\r\n\r\n" + _sized(), headers=SIZED),
-    "two spaces between the words": Accepted(_sized(first=b"POST  /v2/x HTTP/1.1"), headers=SIZED),
-    "128 headers": Accepted(_sized(*[b"X: y"] * 126), headers=SIZED),
-    "chunks": Accepted(_coded(chunked(INNER)), headers=CHUNKED),
-    "chunks of one byte": Accepted(
-        _coded(chunked(*(INNER[i : i + 1] for i in range(SIZE)))), headers=CHUNKED
-    ),
-    "chunked in capitals": Accepted(
-        _coded(chunked(INNER), b"TRANSFER-ENCODING: CHUNKED"), headers=CHUNKED
-    ),
-    "tabs around chunked": Accepted(
-        _coded(chunked(INNER), b"Transfer-Encoding:\tchunked\t"), headers=CHUNKED
-    ),
-    "a coding that Connection names": Accepted(
-        _coded(chunked(INNER), b"Connection: transfer-encoding", b"Transfer-Encoding: chunked"),
-        headers=CHUNKED,
-    ),
-    "sizes with zeros": Accepted(
-        _coded(b"0000" + chunk(INNER) + b"000000\r\n\r\n"), headers=CHUNKED
-    ),
-    "extensions": Accepted(
-        _coded(b'%x;a;b=c;d="e"\r\n' % SIZE + INNER + b"\r\n0;a\r\n\r\n"),
-        headers=CHUNKED,
-    ),
-    "trailers": Accepted(
-        _coded(chunk(INNER) + b"0\r\nX-Trailer: y\r\nHost: z\r\nConnection: close\r\n\r\n"),
-        headers=(*CHUNKED, ("x-trailer", None), ("trailer", None), ("host", "x")),
-    ),
-    "no chunks": Accepted(_coded(chunked()), body=b"", headers=CHUNKED),
-}
 
 
 @pytest.mark.parametrize("way", ["whole", "bytewise"])

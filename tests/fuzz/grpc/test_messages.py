@@ -16,7 +16,7 @@ from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.rpcs import RPCS, Rpc
 from tests.codec.grpc.infer_messages import check_broken_request, check_broken_response
 from tests.fuzz.broken_bytes import broken, pieces, rounds
-from tests.protocol.grpc.test_model_scanner import Named, reader_error, scan
+from tests.protocol.grpc.scanned import Named, reader_error, scan
 from tests.support.grpc.proto_file import ModelInferRequest, ModelInferResponse, message_class
 from tests.support.grpc.random_messages import fill
 

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import GatewayError
 from gateway.protocol.grpc.model_scanner import (
     MAX_ALL_MARKED,
     MAX_FIELDS,
@@ -17,8 +17,8 @@ from gateway.protocol.grpc.model_scanner import (
     MAX_NAME,
     ModelScanner,
 )
-from gateway.protocol.grpc.wire import MAX_GROUP_DEPTH, MAX_GROUP_SIZE, WireError, WireReader
-from tests.support.grpc.proto_file import message_class
+from gateway.protocol.grpc.wire import MAX_GROUP_DEPTH, MAX_GROUP_SIZE
+from tests.protocol.grpc.scanned import Named, reader_error, scan
 from tests.support.grpc.wire_bytes import encode, field, fields_of, messages, mutated
 from tests.support.scale import scaled
 
@@ -31,10 +31,6 @@ TEXTS = st.one_of(
 )
 # Forms of a length of 0: the runtime drops bits above the 64th.
 SIZES = st.sampled_from([b"\x00", b"\x80\x00", b"\x80" * 9 + b"\x00", b"\x80" * 9 + b"\x02"])
-
-
-Named = message_class("ModelReadyRequest")
-"""Its name and version are fields 1 and 2; all else is unknown to it."""
 
 
 @st.composite
@@ -60,39 +56,8 @@ def cuts(draw: st.DrawFn, data: bytes) -> list[bytes]:
     return [data[start:end] for start, end in zip([0, *at], [*at, len(data)], strict=True)]
 
 
-def scan(scanner: ModelScanner, pieces: list[bytes]) -> str:
-    """Scan a whole message; return the error."""
-    failure = None
-    try:
-        for piece in pieces:
-            scanner.feed(memoryview(piece))
-            assert not scanner.ended
-        scanner.end()
-    except GatewayError as error:
-        failure = error
-    assert scanner.ended == (failure is None)
-    if failure is None:
-        return ""
-    assert failure.kind is ErrorKind.BAD_REQUEST
-    return failure.message
-
-
 def scan_error(*pieces: bytes) -> str:
     return scan(ModelScanner((1,), 2), list(pieces))
-
-
-def reader_error(data: bytes) -> str:
-    """Return the error of the reader of whole messages."""
-    reader = WireReader(data)
-    try:
-        while tag := reader.next_tag():
-            if tag in (10, 18):
-                reader.read_text()
-            else:
-                reader.skip(tag)
-    except WireError as error:
-        return f"the request is not valid protobuf: {error}"
-    return ""
 
 
 # -------------------------------------------------------------------------------- the model

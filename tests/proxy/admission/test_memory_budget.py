@@ -4,7 +4,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.system.buffers import MIN_STREAM_BYTES, STALLED_ALONE, BufferShare
 from tests.support.checks.refused import refused_with
-from tests.system.test_buffers import ArrivingBody, client_share, ended
+from tests.system.arriving_body import ArrivingBody, client_share, ended
 
 
 def test_all_calls_share_the_cap() -> None:
