@@ -16,8 +16,8 @@ from tests.support.inference_messages import (
     infer_raw,
     json_request,
 )
-from tests.support.served import served
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
+from tests.support.servers.served import served
 
 TWO = binary_header(8)
 MIXED = json.dumps(

@@ -12,8 +12,8 @@ from tests.support.inference_messages import (
     binary_response_header,
     json_request,
 )
-from tests.support.served import served
 from tests.support.servers.scripted_server import always_respond
+from tests.support.servers.served import served
 
 SAGEMAKER = "application/vnd.sagemaker-triton.binary+json"
 HEADER = binary_header(12, binary_output=True)

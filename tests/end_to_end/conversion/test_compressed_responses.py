@@ -31,8 +31,8 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.inference_messages import binary_header as header
-from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
+from tests.support.servers.served import served
 
 CODINGS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 PREDICT = request(

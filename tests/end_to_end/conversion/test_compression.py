@@ -22,9 +22,9 @@ from tests.support.inference_messages import (
     json_request,
 )
 from tests.support.raw_client import RawClient, ReceivedResponse
-from tests.support.served import served
 from tests.support.servers.model_scripts import infer_floats
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+from tests.support.servers.served import served
 
 GENERATE = "/v2/models/m/generate"
 ACCEPT = {"Accept-Encoding": "gzip"}

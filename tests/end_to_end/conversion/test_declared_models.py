@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, binary_response, infer_raw
-from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, ReceivedRequest
+from tests.support.servers.served import served
 
 MODELS = {
     "m": {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [-1, 2]}]},

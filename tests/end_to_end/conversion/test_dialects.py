@@ -22,8 +22,8 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.served import served
 
 AUTO = {"dialect": "auto"}
 TRITON = {

@@ -10,9 +10,9 @@ import pytest
 from tests.support.http_messages import chunk, message, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_raw
 from tests.support.raw_client import ReceivedResponse
-from tests.support.served import served
 from tests.support.servers.json_server import as_output, echo_inputs, json_response
 from tests.support.servers.scripted_server import Connection
+from tests.support.servers.served import served
 
 JSON_ONLY = {"dialect": "json"}
 TEXT = [b"", "é".encode(), b'"\\']

@@ -30,8 +30,8 @@ from tests.support.inference_messages import (
     json_request,
     metadata,
 )
-from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.served import served
 
 # On one loop only: transports make no difference here.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])

@@ -7,8 +7,8 @@ import pytest
 from tests.support.gateway import UPSTREAM
 from tests.support.http_messages import chunk, http_response, request
 from tests.support.inference_messages import FLOATS, binary_header, infer_binary, infer_json
-from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, Script, always_respond, never_respond
+from tests.support.servers.served import served
 
 GET = request("GET", "/v2/models/m")
 POST = request("POST", "/v2/models/m/generate", b'{"text":"hello"}')

@@ -16,8 +16,8 @@ from tests.support.inference_messages import (
     json_request,
     metadata,
 )
-from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, always_respond
+from tests.support.servers.served import served
 
 KIB = 1024
 

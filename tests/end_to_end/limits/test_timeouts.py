@@ -26,8 +26,8 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.served import served
 from tests.support.servers.scripted_server import Connection, always_respond, never_respond
+from tests.support.servers.served import served
 
 # On one loop only: these tests wait.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])

@@ -18,9 +18,9 @@ from tests.support.gateway import running_gateway, until
 from tests.support.http_messages import Head, http_response, message, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_json, infer_raw
 from tests.support.raw_client import RawClient
-from tests.support.served import served
 from tests.support.servers.model_scripts import infer_floats
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
+from tests.support.servers.served import served
 
 ID = re.compile("[0-9a-f]{32}")
 GATEWAY = "tensorgate-of-this-test"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.integration.support.infer_messages import read_outputs
 from tests.integration.support.tap import Tap
 from tests.integration.triton.models import named
 from tests.integration.triton.server import HOST, TritonServer
+from tests.support.checks.nothing_left_in_process import admin_url
 
 pytestmark = pytest.mark.triton
 
@@ -55,6 +57,9 @@ def fresh(folder: Path, upstream: str) -> Iterator[tuple[Gateway, Client]]:
     ):
         for binary in (True, False):
             assert client.infer("zeros", zeros(1, binary=binary)).status == 200
+        # What operators need is loaded behind the first calls.
+        with urlopen(f"{admin_url(str(folder / 'gateway.yaml'))}/live") as response:
+            assert response.status == 200
         yield gateway, client
 
 
