@@ -18,9 +18,9 @@ from tests.interop.page.stand import BROKEN_PORTS, LIVE
 FOLDER = os.environ.get("TENSORGATE_INCIDENT_PICTURES", "")
 WIDTHS = (390, 768, 1280, 1920)
 SHOWN = (
+    "frozen",
     "frozen, with a long timeout",
     "slow",
-    "garbage",
     "canary down",
     "bad reload",
     "a limit refuses calls",
