@@ -33,7 +33,6 @@ _DTYPES: dict[str, npt.DTypeLike] = {
 _PARAMETERS = "Could not parse request parameters"
 _INPUT = "Could not parse input content. Not valid ndarray detected"
 _LENGTH_INVALID = "Inference-Header-Content-Length header is invalid and couldn't be parsed"
-_LENGTH_EXCEEDED = "Inference-Header-Content-Length header exceeds actual payload length"
 _BINARY_EXCEEDED = "Received buffer size is smaller than binary_data_size parameter indicates"
 _BOTH = "Request contains values both in binary data and in content value"
 _MIXED = (
