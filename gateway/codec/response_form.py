@@ -1,4 +1,7 @@
-"""How infer responses are written for clients whose form is not that of the protocol."""
+"""The response half of a client form other than V2's, such as V1's predictions.
+
+The request half is a reader in ``codec/`` and a handler in ``proxy/calls/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Renders the status of a gateway, and what it has counted, as Prometheus metrics."""
+"""Renders the status of a gateway, and what it has counted, as Prometheus metrics.
+
+What is counted is declared in call_metrics.py and gateway_metrics.py.
+"""
 
 from __future__ import annotations
 

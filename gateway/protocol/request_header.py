@@ -1,4 +1,4 @@
-"""Parses and checks the JSON part of an infer request.
+"""Parses and checks the JSON part of an infer request, and tells the form of its client.
 
 Binary tensor data extension, "Binary Tensor Request"; KServe's extension document for
 ``binary_data_output``. The JSON part of a response: response_header.py.

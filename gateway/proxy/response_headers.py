@@ -11,7 +11,7 @@ from gateway.upstream.transport import HeaderLines
 
 @dataclass(frozen=True, slots=True)
 class ResponseHeaderPolicy:
-    """Changes the headers of every response of a route, errors included.
+    """Changes the headers of every response of a call that its route admits, errors included.
 
     ``apply`` makes the changes that are the same for equal headers. Whoever sends the response adds
     what differs from call to call.

@@ -1,4 +1,4 @@
-"""Passes calls through, but for the check of JSON and of what infers."""
+"""The handlers of calls that pass through, and of generate."""
 
 from __future__ import annotations
 
