@@ -29,7 +29,6 @@ from gateway.proxy.attempts.retry import RetryState, UpstreamCall
 from gateway.proxy.calls.handler import BufferedHandler, ServerRequest, ServerResponse
 from gateway.proxy.destination import Destination
 from gateway.proxy.errors import INTERNAL_ERROR, error_response, run_with_deadline
-from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.server_timing import SERVER_TIMING, server_timing
@@ -467,13 +466,5 @@ class BufferedCall:
         deadline: Deadline,
     ) -> None:
         request = self._request
-        relay = ResponseRelay(
-            upstream_response,
-            server,
-            response,
-            request.output_encoding,
-            self._destination,
-            deadline,
-            request.response_form,
-        )
+        relay = request.relay_of(upstream_response, server, response, self._destination, deadline)
         await self._plan.handler.relay(request, relay)

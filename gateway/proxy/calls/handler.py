@@ -18,10 +18,11 @@ from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, re
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding
 from gateway.protocol.operations import Operation
+from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
-from gateway.proxy.interfaces import Call, ClientHead, ResponseTemplate
+from gateway.proxy.interfaces import Call, ClientHead, ClientResponse, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.quoted_response import quote_error
@@ -30,6 +31,7 @@ from gateway.upstream.transport import (
     FieldLines,
     RequestTemplate,
     UpstreamRequest,
+    UpstreamResponse,
     UpstreamResponseHead,
 )
 
@@ -89,6 +91,18 @@ class ServerRequest:
     def output_encoding(self) -> OutputEncoding:
         """Return how the client wants its outputs."""
         return ALL_BINARY if self.received is None else self.received.request.head.output_encoding
+
+    def relay_of(
+        self,
+        received: UpstreamResponse,
+        server: ServerName,
+        response: ClientResponse,
+        destination: Destination,
+        deadline: Deadline,
+    ) -> ResponseRelay:
+        """Return a server's response on its way to the client."""
+        encoding, form = self.output_encoding, self.response_form
+        return ResponseRelay(received, server, response, encoding, destination, deadline, form)
 
     def for_attempts(self, lines: bytes, *, waits_for_chunks: bool) -> UpstreamRequest:
         """Return the request as UpstreamCall sends it; ``lines`` are all beside the template's."""

@@ -146,27 +146,17 @@ class InferHandler(BufferedHandler):
         async with UpstreamCall(
             destination, sent, call.deadline, record, model=model
         ) as upstream_call:
-            relay = ResponseRelay(
-                upstream_call.response,
-                upstream_call.server,
-                call.response,
-                request.output_encoding,
-                destination,
-                call.deadline,
-                request.response_form,
-            )
+            received, server = upstream_call.response, upstream_call.server
+            relay = request.relay_of(received, server, call.response, destination, call.deadline)
             await self.relay(request, relay)
 
     def _write_http(
         self, received: ReceivedRequest, unlisted: tuple[str, ...], destination: Destination
     ) -> ServerRequest:
         form, content = write_for_server(received, unlisted, destination)
-        lines = b""
+        lines = b"" if form.size is None else b"Content-Length: %d\r\n" % form.size
         if form.header_size is not None:
-            lines = b"Content-Length: %d\r\n" % (form.size or 0)
             lines += _header_length_line(form.header_size)
-        elif isinstance(content, list):
-            lines = b"Content-Length: %d\r\n" % sum(map(len, content))
         template = self._template_for(form.content_type, form.reads_response)
         is_converted = form.is_converted(from_json=self._header_size is None)
         elements = self._count_elements(received) if is_converted else 0

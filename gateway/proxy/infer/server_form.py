@@ -52,8 +52,9 @@ def write_for_server(
     encoding = request.head.output_encoding
     is_read = reads_response(dialect, encoding, policies_for(encoding, destination).any_base64)
     if not dialect.binary:
-        form = ServerForm("application/json", None, None, is_read)
-        return form, json_body(received.body, request, destination)
+        text = json_body(received.body, request, destination)
+        text_size = sum(map(len, text)) if isinstance(text, list) else None
+        return ServerForm("application/json", text_size, None, is_read), text
     header = write_binary_header(request, unlisted)
     size = len(header) + request.data_size
     form = ServerForm("application/octet-stream", size, len(header), is_read)
