@@ -8,6 +8,7 @@ from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.dialects import DIALECTS
 from gateway.protocol.operations import OPERATION_KINDS
 from gateway.settings.error_text import TIMEOUTS
+from gateway.settings.json_schema import settings_schema
 from gateway.settings.limits import Limits, RouteLimits
 from gateway.settings.load import MAX_FILE_BYTES, load
 from gateway.settings.log import Log
@@ -20,8 +21,7 @@ from gateway.settings.routes import (
     Route,
     WeightedUpstream,
 )
-from gateway.settings.schema import ClientTls, settings_schema
-from gateway.settings.sections import sections_with_key
+from gateway.settings.schema import ClientTls, sections_with_key
 from gateway.settings.upstreams import HealthCheck, OutlierDetection, Upstream
 from gateway.settings.values.addresses import TcpAddress, UnixAddress
 from tests.settings.loading import ONE_UPSTREAM, problems, route_to

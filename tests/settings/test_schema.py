@@ -8,7 +8,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from gateway.settings.schema import settings_schema
+from gateway.settings.json_schema import settings_schema
 from gateway.settings.yaml.loader import parse_yaml
 from tests.settings.invalid_files import read_invalid_files
 
