@@ -54,8 +54,6 @@ def _ignore() -> None:
 class ReservedBytes:
     """What one call has reserved: it counts for its client, and where a body of the call ends."""
 
-    __slots__ = ("client", "is_leaving", "size")
-
     def __init__(self, client: str = "") -> None:
         self.client = client
         """Whose call it is; see ``client_of``."""
@@ -78,8 +76,6 @@ class BodyProgress:
 
     Time in which the reader does not wait, as for a slow server, does not count.
     """
-
-    __slots__ = ("_received", "_waited", "_waits_since")
 
     def __init__(self) -> None:
         self._waits_since = 0.0
@@ -143,8 +139,6 @@ class Body(Protocol):
 
 class _Client:
     """The connections of one client that have streams, and what the client holds."""
-
-    __slots__ = ("reserved", "shares", "streams")
 
     def __init__(self) -> None:
         self.shares: dict[BufferShare, None] = {}
