@@ -62,8 +62,8 @@ _OF_ENDPOINTS = {
     "endpoint_requests_in_progress": "Calls in progress at the endpoint.",
     "endpoint_ejected": "1 while the endpoint is ejected because calls to it failed.",
     "endpoint_healthy": "1 while the endpoint's health checks succeed.",
-    "endpoint_latency_outlier": "1 while the endpoint's calls take much longer than at its siblings,"
-    " or than before.",
+    "endpoint_latency_outlier": "1 while the endpoint's calls take much longer than at its"
+    " siblings, or than before.",
 }
 
 
@@ -157,11 +157,8 @@ class _StatusCollector(Collector):
             len(status["workers"]),
         )
         yield from _gauges(_OF_GATEWAY, (), [((), values)])
-        info = GaugeMetricFamily(
-            "tensorgate_build_info",
-            "Always 1; the labels tell what is running.",
-            labels=_BUILD_LABELS,
-        )
+        what = "Always 1; the labels tell what is running."
+        info = GaugeMetricFamily("tensorgate_build_info", what, labels=_BUILD_LABELS)
         compiled = str(status["compiled"]).lower()
         info.add_metric([status["version"], compiled, platform.python_version()], 1.0)
         yield info
