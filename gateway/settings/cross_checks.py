@@ -74,13 +74,10 @@ def cross_check(value: object) -> Iterator[CrossError]:
 def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossError]:
     """Yield the files and variables that settings name and that cannot be used."""
     upstreams, groups = _mapping(value, "upstreams"), _mapping(value, "api_keys")
-    files: list[tuple[str, ...]] = [
-        ("tracing", "ca"),
-        *[("tls", name) for name in _SERVER_TLS_FILES],
-    ]
-    files += [
-        ("upstreams", each, "tls", name) for each in upstreams for name in _UPSTREAM_TLS_FILES
-    ]
+    files: list[tuple[str, ...]] = [("tls", name) for name in _SERVER_TLS_FILES]
+    files.append(("tracing", "ca"))
+    for each in upstreams:
+        files += [("upstreams", each, "tls", name) for name in _UPSTREAM_TLS_FILES]
     files += [("api_keys", group, "file") for group in groups]
     for path, variable in _texts(value, [("api_keys", group, "environment") for group in groups]):
         # Text that is no name of a variable may be a key.
