@@ -113,52 +113,6 @@ def test_series_are_summed_over_segments_and_sorted() -> None:
     )
 
 
-def test_families_without_series_are_there() -> None:
-    store = MetricStore(FAMILIES, segments=2)
-    assert [metric.name for metric in collect(store)] == [family.name for family in FAMILIES]
-    # Those without labels have one series, which is known before anything is counted.
-    assert {name for name, _ in _values(collect(store))} == {
-        "tensorgate_restarts_total",
-        "tensorgate_sizes_bucket",
-        "tensorgate_sizes_count",
-        "tensorgate_sizes_sum",
-    }
-
-
-@pytest.mark.parametrize(
-    ("value", "cumulative"),
-    [
-        (0, [1, 1, 1, 1]),
-        (0.005, [1, 1, 1, 1]),
-        (0.0050001, [0, 1, 1, 1]),
-        (0.1, [0, 1, 1, 1]),
-        (1, [0, 0, 1, 1]),
-        (1.5, [0, 0, 0, 1]),
-        (float("inf"), [0, 0, 0, 1]),
-    ],
-)
-def test_value_belongs_to_the_bucket_whose_bound_it_equals(
-    value: float, cumulative: list[int]
-) -> None:
-    store = MetricStore(FAMILIES)
-    store.writer(0).histogram(SECONDS, ("m",)).observe(value)
-    values = _values(collect(store))
-    bounds = (*LE[SECONDS], "+Inf")
-    assert [values["tensorgate_seconds_bucket", (le, "m")] for le in bounds] == cumulative
-    assert values["tensorgate_seconds_sum", ("m",)] == value
-
-
-@pytest.mark.parametrize("buckets", [(1, 1), (2, 1), (1, float("inf")), (float("nan"),)])
-def test_bounds_must_rise_and_be_finite(buckets: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="the bounds of seconds must rise and be finite"):
-        HistogramFamily("seconds", "", (), buckets)
-
-
-def test_store_refuses_families_of_one_name() -> None:
-    with pytest.raises(ValueError, match="the same name"):
-        MetricStore([CounterFamily("a", "One."), CounterFamily("a", "Another.")])
-
-
 def test_store_refuses_a_segment_without_room_for_all_families() -> None:
     with pytest.raises(ValueError, match="the families take 104 bytes, the segment has 103"):
         MetricStore(FAMILIES, size=103)
@@ -326,37 +280,6 @@ def test_segment_is_used_up_to_its_end(size: int, full: int) -> None:
     store = MetricStore([CALLS], size=size)
     store.writer(0).counter(CALLS, ("m", "200")).add(1)
     assert store.full == full
-
-
-def test_full_segment_counts_new_series_together() -> None:
-    size = 1 << 14
-    store = MetricStore(FAMILIES, segments=2, size=size)
-    writer, neighbour = store.writer(0), store.writer(1)
-    generator = random.Random(1)
-    for number in range(10_000):
-        text = "".join(chr(generator.randrange(0x20, 0x800)) for _ in range(number % 230))
-        model = f"{number} {text}"
-        writer.counter(CALLS, (model, "200")).add(1)
-        writer.histogram(SECONDS, (model,)).observe(0.1)
-    neighbour.counter(CALLS, ("m", "200")).add(1)
-    values = _values(collect(store))
-    calls = {labels: value for (name, labels), value in values.items() if name.endswith("_total")}
-    counts = {labels: value for (name, labels), value in values.items() if name.endswith("_count")}
-    assert calls.pop(()) == 0
-    assert counts.pop(()) == 0
-    # Each that has its own series is there once, and takes at least 24 bytes.
-    assert 30 < len(calls) + len(counts) < size / 24
-    assert calls["other", "other"] + len(calls) - 1 == 10_001
-    assert counts["other",] + len(counts) - 1 == 10_000
-    assert writer.full == store.full == calls["other", "other"] + counts["other",]
-    assert neighbour.full == 0
-    assert store.writer(0).full == writer.full
-    # Series that are there are still found.
-    full = store.full
-    writer.counter(CALLS, ("0 ", "200")).add(1)
-    assert _values(collect(store))["tensorgate_calls_total", ("0 ", "200")] == 2
-    assert store.full == full
-    assert _values(parse_text(_text(store)))["tensorgate_calls_total", ("0 ", "200")] == 2
 
 
 def test_entry_that_has_not_arrived_is_ignored_until_it_does() -> None:

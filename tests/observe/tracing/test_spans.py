@@ -156,13 +156,8 @@ def test_spans_of_a_grpc_call() -> None:
     ("code", "name", "is_error"),
     [
         (0, "OK", False),
-        (1, "CANCELLED", False),
         (2, "UNKNOWN", True),
-        (3, "INVALID_ARGUMENT", False),
         (4, "DEADLINE_EXCEEDED", True),
-        (8, "RESOURCE_EXHAUSTED", False),
-        (12, "UNIMPLEMENTED", True),
-        (13, "INTERNAL", True),
         (15, "DATA_LOSS", True),
         (99, "99", False),
     ],
@@ -180,7 +175,6 @@ def test_grpc_status_is_an_error_if_it_is_the_servers(code: int, name: str, is_e
     [
         (200, "", None, None),
         (404, "no route", ErrorKind.NOT_FOUND, None),
-        (429, "", None, None),
         (500, "", None, "500"),
         (503, "full", ErrorKind.OVERLOADED, "overloaded"),
         (200, "cut short", ErrorKind.BAD_RESPONSE, "bad_response"),
@@ -201,21 +195,13 @@ def test_result_of_a_call(
         assert call.message == error
 
 
-@pytest.mark.parametrize("status", [400, 404, 503])
-def test_status_of_an_attempt_is_an_error_of_its_client_span(status: int) -> None:
+@pytest.mark.parametrize(("status", "error"), [(400, "400"), (503, "503"), (0, "aborted")])
+def test_attempt_fails_by_its_status_or_without_a_response(status: int, error: str) -> None:
     record, _ = _call()
     _attempt(record, status)
     attempt = _spans(record)[1]
     assert attempt.error
-    assert attempt.attributes["error.type"] == str(status)
-
-
-def test_attempt_without_a_response_was_aborted() -> None:
-    record, _ = _call()
-    _attempt(record, status=0)
-    attempt = _spans(record)[1]
-    assert attempt.error
-    assert attempt.attributes["error.type"] == "aborted"
+    assert attempt.attributes["error.type"] == error
 
 
 def test_retry_says_how_often_the_request_was_sent_before() -> None:
@@ -243,7 +229,7 @@ def test_span_of_a_mirrored_copy_is_below_its_call() -> None:
     assert (call.flags, mirror.flags) == (0x301, 0x101)
 
 
-def test_queries_and_long_texts_are_not_shown() -> None:
+def test_queries_long_texts_and_other_than_utf_8_are_not_shown() -> None:
     secret = "/v2/models/m/infer?token=secret"
     record, _ = _call(target=secret)
     record.status, record.error = 500, "e" * 10_000
@@ -251,16 +237,11 @@ def test_queries_and_long_texts_are_not_shown() -> None:
     call, attempt = _spans(record)
     assert "secret" not in repr((call, attempt))
     assert len(call.message) < 600
-    record, _ = _call("GET", "/" + "x" * 60_000, CallLabels("", "other"))
+    record, _ = _call("GET", "/\udcff" + "x" * 60_000, CallLabels("", "other", "\udcff"))
     (call,) = _spans(record)
+    assert call.attributes["url.path"][:3] == "/?x"
     assert len(call.attributes["url.path"]) < 1100
     assert call.name == "GET"
-
-
-def test_text_that_is_not_utf_8_is_replaced() -> None:
-    record, _ = _call("GET", "/\udcff", CallLabels("", "other", "\udcff"))
-    (call,) = _spans(record)
-    assert call.attributes["url.path"] == "/?"
 
 
 def test_unknown_methods_have_no_names_of_their_own() -> None:
@@ -281,22 +262,15 @@ def test_unknown_methods_have_no_names_of_their_own() -> None:
         ("/v2/models/m/infer", "infer", "/v2/models/{model}/infer"),
         ("/v2/models/m/versions/3/infer", "infer", "/v2/models/{model}/versions/{version}/infer"),
         ("/v2/models/versions/versions/1", "metadata", "/v2/models/{model}/versions/{version}"),
-        ("/v2/models/models", "metadata", "/v2/models/{model}"),
         ("/v1/models/m:predict", "infer", "/v1/models/{model}:predict"),
-        ("/v1/models/a:b:predict", "infer", "/v1/models/{model}:predict"),
         ("/v1/models", "repository", "/v1/models"),
-        ("/v2/models/m/generate_stream", "generate", "/v2/models/{model}/generate_stream"),
         ("/v2/models/stats", "statistics", "/v2/models/stats"),
-        ("/v2", "metadata", "/v2"),
-        ("/v2/health/ready", "health", "/v2/health/ready"),
         ("/v2/repository/models/m/load", "repository", "/v2/repository/models/{model}/load"),
         ("/v2/repository/own/models/m/load", "repository", ""),
         ("/v2/systemsharedmemory/region/r/status", "shared_memory", ""),
         ("/v2/models/m/infer", "other", ""),
-        ("/anything", "other", ""),
         ("/v2/" + "models/" * 500, "metadata", ""),
         ("", "", ""),
-        ("*", "other", ""),
     ],
 )
 def test_route_is_the_template_of_a_path(path: str, operation: str, route: str) -> None:
