@@ -220,24 +220,6 @@ def test_full_disk_is_reported_at_a_limited_rate(
     assert caplog.messages[1].endswith(f"; {writer.dropped} lines dropped so far")
 
 
-@pytest.mark.usefixtures("fast")
-def test_line_cut_by_a_full_disk_is_written_again(
-    path: Path, writers: MakeWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, sizes = os.write, iter([9, 0])
-
-    def cut(descriptor: int, data: bytes) -> int:
-        if (size := next(sizes, None)) == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(descriptor, data[:size])
-
-    monkeypatch.setattr(os, "write", cut)
-    writer = writers()
-    writer._buffer += b"one\ntwo three\nfour\n"
-    _until(lambda: not writer._buffer)
-    assert _text(path) == "one\ntwo t\ntwo three\nfour\n"
-
-
 def test_closing_does_not_wait_for_a_reader_forever(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

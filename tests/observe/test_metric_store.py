@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
-import select
 import signal
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +30,7 @@ from gateway.observe.metric_store import (
     MetricStore,
 )
 from gateway.observe.metrics import StoreCollector, collect
-from tests.observe.dying import die_before_store, fork, run_in_a_child
+from tests.observe.dying import die_before_store, run_in_a_child
 from tests.support.scale import scaled
 
 CALLS = CounterFamily("tensorgate_calls", "Calls.", ("model", "status"))
@@ -347,84 +345,6 @@ def test_process_killed_between_any_two_opcodes_leaves_whole_series() -> None:
     assert (counted, observed, total) == (1, 1, 0.25)
     # At least two entries and their two ends: compiled code stores amounts without an opcode.
     assert number >= 4
-
-
-def _count_until_killed(store: MetricStore, segment: int, acknowledge: int, seed: int) -> None:
-    """Count in old and new series, and write a byte after each amount."""
-    writer = store.writer(segment)
-    generator = random.Random(seed)
-    while True:
-        model = f"{generator.randrange(400)}"
-        writer.counter(CALLS, (model * 9, "200")).add(1)
-        writer.histogram(SECONDS, (model,)).observe(1)
-        os.write(acknowledge, b".")
-
-
-class _Writer:
-    """A process that counts until the end of a ``with``, where it is killed."""
-
-    def __init__(self, store: MetricStore, segment: int, seed: int) -> None:
-        self._acknowledged, acknowledge = os.pipe()
-        self._pid = fork(lambda: _count_until_killed(store, segment, acknowledge, seed))
-        os.close(acknowledge)
-        self.count = 0
-        """The amounts it has acknowledged, as far as they have been read."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.kill(self._pid, signal.SIGKILL)
-        assert os.waitpid(self._pid, 0)[1] == signal.SIGKILL
-        while self._read():
-            pass
-        os.close(self._acknowledged)
-
-    def read(self) -> None:
-        """Read all that it has acknowledged so far, and wait for at least one more."""
-        assert self._read(), "it ended by itself"
-        while select.select([self._acknowledged], [], [], 0)[0]:
-            assert self._read(), "it ended by itself"
-
-    def _read(self) -> int:
-        got = len(os.read(self._acknowledged, 1 << 16))
-        self.count += got
-        return got
-
-
-def _sums(values: Values) -> dict[str, float]:
-    """Return what was counted in all, by calls, observations and their sums."""
-    return {
-        name: sum(value for (each, _), value in values.items() if each == name)
-        for name in ("tensorgate_calls_total", "tensorgate_seconds_count", "tensorgate_seconds_sum")
-    }
-
-
-def test_killed_processes_lose_no_counts() -> None:
-    store = MetricStore(FAMILIES, segments=2, size=1 << 14)
-    generator = random.Random(7)
-    acknowledged = 0
-    last: Values = {}
-    for life in range(1, 9):
-        goal = generator.randrange(200)
-        with _Writer(store, 0, 2 * life) as one, _Writer(store, 1, 2 * life + 1) as other:
-            while one.count <= goal or other.count <= goal:
-                one.read()
-                other.read()
-                least = acknowledged + one.count + other.count
-                values = _values(parse_text(_text(store)))
-                one.read()
-                other.read()
-                # One more of each process, also of each that was killed.
-                most = acknowledged + one.count + other.count + 2 * life
-                assert all(least <= value <= most for value in _sums(values).values())
-                assert {key: value for key, value in last.items() if values[key] < value} == {}
-                last = values
-        acknowledged += one.count + other.count
-    sums = _sums(_values(collect(store)))
-    assert all(acknowledged <= value <= acknowledged + 2 * life for value in sums.values())
-    assert store.full > 0
-    assert _sums(_values(_parse_openmetrics(_text(store, generate_openmetrics)))) == sums
 
 
 def test_internal_family_is_no_metric() -> None:

