@@ -295,7 +295,7 @@ def test_entry_that_has_not_arrived_is_ignored_until_it_does() -> None:
             assert (("tensorgate_calls_total", ("a", "a")) in keys) != changed
             segment._memory[start:end] = entry
             segment._known_end = start
-            segment._cells[0].pop(("a", "a"), None)
+            segment.cells[0].pop(("a", "a"), None)
     assert _values(collect(store))["tensorgate_calls_total", ("a", "a")] == 1
 
 
