@@ -138,7 +138,7 @@ class MetricStore:
         sums: dict[Labels, list[float]] = {}
         for words, first_words in self.cells(family):
             for labels, at in first_words.items():
-                values = words[at : at + family.words].tolist()
+                values = list(words[at : at + family.words])
                 others = sums.get(labels)
                 sums[labels] = values if others is None else _add(others, values)
         shared = (OTHER,) * len(family.labels)

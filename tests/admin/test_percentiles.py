@@ -136,5 +136,5 @@ def test_top_shows_the_same_and_names_the_window(
 ) -> None:
     store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 2)
     text = "\n".join(lines_of(describe(_documents(store, _history(store, workers))[name])))
-    assert sum(text.count(f"{seconds} s ") for seconds in ("1.97", "2", "2.03")) >= least
+    assert text.count("2.03 s") >= least  # the middle of the fine bucket
     assert "last 30 s" in text
