@@ -46,6 +46,7 @@ class ListenerRequest(ClientRequest):
         client: FastPathClient,
         send_continue: Callable[[], None],
     ) -> None:
+        self.head = head
         self.method = head.method
         self.target = head.target
         self.headers = head.headers

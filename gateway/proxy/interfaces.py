@@ -10,7 +10,7 @@ from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http1.head import STATUSES_WITHOUT_BODY, HeaderField
+from gateway.http1.head import STATUSES_WITHOUT_BODY, HeaderField, HeadParser
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
@@ -30,6 +30,8 @@ class ClientRequest(ABC):
     0 without a body. The router replaces target and headers by those for the server.
     """
 
+    head: ClientHead
+    """The head as its client sent it, of requests that a listener got."""
     method: str
     target: str
     headers: CIMultiDictProxy[str]
@@ -115,6 +117,10 @@ class ClientHead(KeyedHead, Protocol):
     Heads with the same ``key`` are served in the same way. ``noted`` are read from each head. All
     other headers are ``passed`` on as they came.
     """
+
+    @property
+    def parser(self) -> HeadParser:
+        """Return the parser: keys of heads of different parsers must not be compared."""
 
     @property
     def method(self) -> str:

@@ -20,7 +20,7 @@ from gateway.protocol.grpc.headers import (
     read_message,
 )
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod, find_method
-from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
+from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.response_header import is_success, response_header_length
@@ -48,6 +48,7 @@ from gateway.proxy.grpc.infer import (
 )
 from gateway.proxy.grpc.message import receive_message
 from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages
+from gateway.proxy.grpc.request import NamedModel
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
@@ -70,8 +71,8 @@ _GRPC_HEADERS: Final = (("content-type", GRPC_TYPE),)
 _templates: BoundedCache[tuple[object, ...], ResponseTemplate] = BoundedCache(CACHED_HEADS)
 
 
-def scan_message(method: GrpcMethod, body: bytes) -> tuple[ScannedModel, tuple[str, ...]] | None:
-    """Return the model of a body with one message, and all names that servers may take for it.
+def scan_message(method: GrpcMethod, body: bytes) -> NamedModel | None:
+    """Return the model of a body with one message.
 
     None leaves it to the streaming path: an invalid message, a compressed one, one of very many
     fields, or one that may want outputs to be classified, which has to be checked.

@@ -87,7 +87,7 @@ async def listening(
         router = Router([Route(Match(), (destination,), codings=codings)])
 
         async def on_request(client: ClientRequest, http_response: ClientResponse) -> None:
-            await handle_request(client, http_response, router)
+            await handle_request(client, http_response, fast_path)
 
         fast_path = FastPath(router)
         listener = HttpListener(on_request, observers, None, fast_path, trace_sampler=trace_sampler)

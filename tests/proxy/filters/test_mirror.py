@@ -152,7 +152,7 @@ async def test_mirrored_request_is_sent_once() -> None:
     scene = Scene()
     request = Reused(scene.log, "POST", GENERATE, CHUNKED, [b"x", free])
     asking = asyncio.create_task(
-        handle_request(request, ScriptedClientResponse(scene.log), scene.router)
+        handle_request(request, ScriptedClientResponse(scene.log), FastPath(scene.router))
     )
     await until(lambda: scene.budget.total == len(memory))
     memory[:] = b"after!"
