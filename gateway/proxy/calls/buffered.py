@@ -30,8 +30,7 @@ from gateway.proxy.calls.handler import BufferedHandler, ServerRequest, ServerRe
 from gateway.proxy.destination import Destination
 from gateway.proxy.errors import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
-from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.proxy.server_timing import SERVER_TIMING, server_timing
+from gateway.proxy.response_headers import SERVER_TIMING, ResponseHeaderPolicy, server_timing
 from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.pool.lease import Lease

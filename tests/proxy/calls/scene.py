@@ -75,7 +75,7 @@ def template_of(plan: CallPlan) -> RequestTemplate:
     """Return the template of the plan's requests, for a server that takes binary tensors."""
     handler = plan.handler
     if isinstance(handler, InferHandler):
-        return handler._template_for("application/octet-stream", reads_response=True)
+        return handler._template_for(True, reads_response=True)
     assert isinstance(handler, PassthroughHandler)
     return handler._template
 

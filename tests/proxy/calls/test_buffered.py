@@ -178,7 +178,7 @@ async def test_unexpected_error_is_logged_and_becomes_a_500(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(calls_infer, "convert_body", fails)
+    monkeypatch.setattr(calls_infer, "convert_whole", fails)
     scene = Scene()
     scene.infer()
     headers, body = binary_response(bytes(4))
