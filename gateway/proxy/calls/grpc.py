@@ -9,6 +9,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.request import read_infer_request
 from gateway.errors import GatewayError, ServerName
+from gateway.http1.head import RequestHead
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame, is_one_message
@@ -52,7 +53,7 @@ from gateway.proxy.grpc.request import NamedModel
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay, convert_whole
-from gateway.proxy.interfaces import Call, ClientHead, ResponseTemplate
+from gateway.proxy.interfaces import Call, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
@@ -117,7 +118,7 @@ class GrpcHandler(InferHandler):
         return _passes(upstream) or super().sends_grpc(upstream)
 
     def to_server(
-        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
+        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server."""
         upstream = destination.upstream
@@ -147,7 +148,7 @@ class GrpcHandler(InferHandler):
         return template
 
     def _convert_message(
-        self, head: ClientHead, body: bytes, destination: Destination, seconds: float | None
+        self, head: RequestHead, body: bytes, destination: Destination, seconds: float | None
     ) -> ServerRequest | None:
         limits = destination.limits
         if len(body) > limits.max_buffered_body_bytes:

@@ -13,6 +13,7 @@ from gateway.codec.v2.buffered_response import (
     convert_large_body,
 )
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
+from gateway.http1.head import RequestHead
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
@@ -60,7 +61,7 @@ from gateway.proxy.infer.grpc_upstream import (
     with_all_data,
 )
 from gateway.proxy.infer.json_upstream import json_body
-from gateway.proxy.interfaces import Call, ClientHead
+from gateway.proxy.interfaces import Call
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
@@ -92,7 +93,7 @@ class InferHandler(BufferedHandler):
         return upstream.infers_over_grpc
 
     def to_server(
-        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
+        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server."""
         is_scheduled = self._header_size is None and len(body) > MAX_UNSCHEDULED
@@ -108,7 +109,7 @@ class InferHandler(BufferedHandler):
         return dialect.grpc.takes_raw if self.sends_grpc(upstream) else dialect.binary
 
     def _write(
-        self, head: ClientHead, received: ReceivedRequest, destination: Destination
+        self, head: RequestHead, received: ReceivedRequest, destination: Destination
     ) -> ServerRequest | None:
         """Write what was read in the server's form; None if the call takes the streaming path."""
         if not is_accepted(self._operation, destination, received):
@@ -357,7 +358,7 @@ def _binary_head(header_size: int) -> _BinaryHead:
     return _heads.put(header_size, _BinaryHead(header_size)) if head is None else head
 
 
-def _has_grpc_fields(head: ClientHead, is_of_grpc: bool) -> bool:
+def _has_grpc_fields(head: RequestHead, is_of_grpc: bool) -> bool:
     """Tell whether a head has lines that would say something of a gRPC call made for its client.
 
     The noted ones of a gRPC client do not pass.

@@ -14,7 +14,7 @@ from typing import Final
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError, strip_tracebacks
-from gateway.http1.head import HeadParser
+from gateway.http1.head import HeadParser, RequestHead
 from gateway.observe.call_record import NO_LABELS
 from gateway.protocol.grpc.headers import (
     ACCEPT_ENCODING,
@@ -37,7 +37,7 @@ from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredRequest
 from gateway.proxy.grpc.request import NamedModel
 from gateway.proxy.headers import connection_options, to_server
-from gateway.proxy.interfaces import ClientHead, ClientRequest, FastPathClient
+from gateway.proxy.interfaces import ClientRequest, FastPathClient
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
 from gateway.sizes import CACHED_HEADS
@@ -107,7 +107,7 @@ class FastPath:
         )
         self._grpc_plans: BoundedCache[tuple[object, ...], RoutePlan] = BoundedCache(CACHED_HEADS)
 
-    def plan(self, head: ClientHead, target: str) -> BufferedPlan | None:
+    def plan(self, head: RequestHead, target: str) -> BufferedPlan | None:
         """Return the plan for requests with this key; None if they take the streaming path.
 
         ``target`` is the request target in origin form.
@@ -135,19 +135,19 @@ class FastPath:
             return self._plan_rpc(rpc, target, head, named).route_match
         return self.router.find(request.method, target, request.headers, _rpcs_of(rpc, named))
 
-    def _plan_of(self, head: ClientHead, target: str) -> RoutePlan | GrpcPlan:
+    def _plan_of(self, head: RequestHead, target: str) -> RoutePlan | GrpcPlan:
         plan = self._plans.get(head.key)
         if plan is None:
             plan = self._plans.put(head.key, self._make_plan(head, target))
         return plan
 
-    def _make_plan(self, head: ClientHead, target: str) -> RoutePlan | GrpcPlan:
+    def _make_plan(self, head: RequestHead, target: str) -> RoutePlan | GrpcPlan:
         if head.method == "POST" and is_grpc_type(head.headers.get("Content-Type", "")):
             return GrpcPlan(find_method(target), target)
         return self._plan_route(head, target)
 
     def _plan_route(
-        self, head: ClientHead, target: str, rpcs: tuple[Operation, ...] = ()
+        self, head: RequestHead, target: str, rpcs: tuple[Operation, ...] = ()
     ) -> RoutePlan:
         try:
             return RoutePlan(self.router.find(head.method, target, head.headers, rpcs))
@@ -155,7 +155,7 @@ class FastPath:
             return RoutePlan(strip_tracebacks(error))
 
     def _buffered(
-        self, head: ClientHead, plan: RoutePlan, *, is_grpc: bool = False
+        self, head: RequestHead, plan: RoutePlan, *, is_grpc: bool = False
     ) -> CallPlan | None:
         if not plan.is_planned:
             plan.buffered = self._plan_buffered(head, plan.route_match, is_grpc)
@@ -163,7 +163,7 @@ class FastPath:
         return plan.buffered
 
     def _plan_buffered(
-        self, head: ClientHead, route_match: RouteMatch, is_grpc: bool
+        self, head: RequestHead, route_match: RouteMatch, is_grpc: bool
     ) -> CallPlan | None:
         """Return the plan for calls with this key and this route; None if they are streamed."""
         kind = route_match.operation.kind
@@ -183,7 +183,7 @@ class FastPath:
 
     def _plan_match(
         self,
-        head: ClientHead,
+        head: RequestHead,
         keyed: CIMultiDictProxy[str],
         route_match: RouteMatch,
         make_handler: MakeHandler,
@@ -222,7 +222,7 @@ class FastPath:
             adds_server_timing=policy is not None and policy.adds_server_timing,
         )
 
-    def _plan_grpc(self, plan: GrpcPlan, head: ClientHead, body: bytes) -> CallPlan | None:
+    def _plan_grpc(self, plan: GrpcPlan, head: RequestHead, body: bytes) -> CallPlan | None:
         """Return the plan for gRPC calls with this key and the same model."""
         named = scan_message(plan.rpc, body)
         if named is None:
@@ -232,7 +232,7 @@ class FastPath:
         return None if buffered is None or len(body) > buffered.max_size else buffered
 
     def _plan_rpc(
-        self, rpc: GrpcMethod, target: str, head: ClientHead, named: NamedModel
+        self, rpc: GrpcMethod, target: str, head: RequestHead, named: NamedModel
     ) -> RoutePlan:
         key = head.key, *named
         plan = self._grpc_plans.get(key)
@@ -242,7 +242,7 @@ class FastPath:
         return plan
 
     def prepare(
-        self, plan: BufferedPlan, head: ClientHead, body: bytes, client: FastPathClient
+        self, plan: BufferedPlan, head: RequestHead, body: bytes, client: FastPathClient
     ) -> BufferedCall | None:
         """Make a call that is ready to start; None if the request takes the streaming path.
 
@@ -295,7 +295,7 @@ def _rpcs_of(rpc: GrpcMethod, named: NamedModel) -> tuple[Operation, ...]:
 def _make_call(
     plan: CallPlan,
     destination: Destination,
-    head: ClientHead,
+    head: RequestHead,
     body: bytes,
     client: FastPathClient,
 ) -> BufferedCall | None:
@@ -338,7 +338,9 @@ def _try_admit(destination: Destination, size: int) -> bool:
     return size <= free and try_acquire_all(destination.concurrency_limits)
 
 
-def _mirror(route_match: RouteMatch, head: ClientHead, body: bytes, client: FastPathClient) -> None:
+def _mirror(
+    route_match: RouteMatch, head: RequestHead, body: bytes, client: FastPathClient
+) -> None:
     """Mirror a request if it is chosen."""
     mirror = None if route_match.mirror is None else route_match.mirror.sample()
     if mirror is not None:
