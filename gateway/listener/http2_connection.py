@@ -237,7 +237,7 @@ class Http2Call(ClientCall):
             self.start_task()
 
     def _may_defer(self, head: RequestHead) -> bool:
-        return (head.length or 0) <= self.stream.session.buffers.window
+        return (head.length or 0) <= self.stream.session.buffers.account.window
 
     def count_received(self, data: bytes | memoryview) -> None:
         """Count a piece of the body, which may be the last one."""
@@ -457,7 +457,7 @@ class Http2ClientConnection(Http2Session):
 
         If no memory is left, a client that does not read gets no further responses.
         """
-        if self.write_blocked and self.buffers.free < 0:
+        if self.write_blocked and self.buffers.account.free < 0:
             self._waits_for_client = True
             self.read_flow.pause(_UNSENT)
             self._count_unread(self.http2.unread_bytes)
