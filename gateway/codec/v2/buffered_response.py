@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import NamedTuple
 
 import orjson
 
@@ -39,26 +39,20 @@ _EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
 
 
-class ConvertedResponse:
+class ConvertedResponse(NamedTuple):
     """A converted body, and what its headers must say.
 
     ``header_size`` is the size of the JSON before binary tensors, None without tensors.
     ``content_type`` is None if the server's stays. ``elements`` counts those of all outputs.
     """
 
-    def __init__(
-        self,
-        body: bytes,
-        content_type: str | None = "application/json",
-        header_size: int | None = None,
-        elements: int = 0,
-    ) -> None:
-        self.elements: Final = elements
-        self.body: Final = body
-        self.content_type: Final = content_type
-        self.header_size: Final = header_size
+    body: bytes
+    content_type: str | None = "application/json"
+    header_size: int | None = None
+    elements: int = 0
 
 
+@dataclass(frozen=True, slots=True)
 class ResponsePlan:
     """What becomes of all responses with the same head to requests of one encoding.
 
@@ -69,26 +63,14 @@ class ResponsePlan:
     content coding.
     """
 
-    def __init__(
-        self,
-        action: ResponseAction,
-        header_size: int | None,
-        encoding: OutputEncoding,
-        policies: JsonPolicies,
-        header_cap: int,
-        body_cap: int,
-        check: TensorCheck | None = None,
-        *,
-        is_coded: bool = False,
-    ) -> None:
-        self.is_coded: Final = is_coded
-        self.action: Final = action
-        self.header_size: Final = header_size
-        self.encoding: Final = encoding
-        self.policies: Final = policies
-        self.header_cap: Final = header_cap
-        self.body_cap: Final = body_cap
-        self.check: Final = check
+    action: ResponseAction
+    header_size: int | None
+    encoding: OutputEncoding
+    policies: JsonPolicies
+    header_cap: int
+    body_cap: int
+    check: TensorCheck | None = None
+    is_coded: bool = False
 
     @property
     def policies_and_caps(self) -> tuple[JsonPolicies, int, int]:

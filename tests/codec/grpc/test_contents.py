@@ -9,8 +9,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.codec.grpc.contents import TensorLabel, read_contents, write_contents
-from gateway.codec.grpc.header_budget import HeaderBudget
+from gateway.codec.grpc.contents import HeaderBudget, TensorLabel, read_contents, write_contents
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import REQUEST
