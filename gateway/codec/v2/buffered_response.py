@@ -32,8 +32,8 @@ from gateway.protocol.response_header import (
     read_outputs,
 )
 
-_KEY = "json"
-"""The key of what was written of a head."""
+_KEY, _BINARY = "json", "binary"
+"""The keys of what was written of a head."""
 
 _EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
@@ -204,6 +204,25 @@ def write_json_fast(body: bytes, header_size: int) -> tuple[bytes, int] | None:
         text += elements, around.split_around_data[number]
         count += tensor.count
     return b"".join(text), count
+
+
+def write_binary_response_header(response: InferResponse) -> bytes:
+    """Write the inference header of a response whose data follow it; none may be JSON text."""
+    text: bytes | None = response.head.written.get(_BINARY)
+    if text is None:
+        text = response.head.written[_BINARY] = _write_binary_head(response.head)
+    if response.id is None:
+        return text
+    between = b"" if text == b"{}" else b","
+    return b"".join((b'{"id":', orjson.dumps(response.id), between, text[1:]))
+
+
+def _write_binary_head(head: InferResponseHead) -> bytes:
+    fields = response_fields(InferResponse(head), DEFAULT_POLICIES)
+    for entry, output in zip(fields.get("outputs", ()), head.outputs, strict=True):
+        if output.binary_size is not None:
+            entry["parameters"] = {**output.parameters, "binary_data_size": output.binary_size}
+    return orjson.dumps(fields)
 
 
 @dataclass(frozen=True, slots=True)
