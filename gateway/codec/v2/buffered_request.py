@@ -198,7 +198,7 @@ def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """Input number ``index``: it has ``count`` elements, together ``size`` bytes, None for strings."""
+    """Input number ``index``: ``count`` elements of ``size`` bytes together, None for strings."""
 
     index: int
     datatype: Datatype
