@@ -42,7 +42,7 @@ def test_c_module_stays_within_bounds(
             "return at - begin > LOOK_BACK;",
             "READ of size",
         ),
-        (READER, "up &= mantissa >> 1;", "up = 1;", "near_a_tie"),
+        (READER, "up &= mantissa >> 1;", "up = 1;", "of_any_length_once"),
         (WRITER, "[FP64] = 26", "[FP64] = 16", "ERROR: AddressSanitizer"),
         (
             STRINGS,
