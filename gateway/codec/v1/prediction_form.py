@@ -7,24 +7,28 @@ PredictResponseWriter; for all others both give the same result.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from multidict import CIMultiDictProxy
 
 from gateway.codec.elements.encode import fast_encode_numbers
-from gateway.codec.response_form import ResponseForm
 from gateway.codec.v1.nested_writer import MAX_NESTED_RANK
 from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.buffered_response import ConvertedResponse, ResponsePlan, convert_body
-from gateway.codec.v2.response import ResponseConverter
 from gateway.codec.v2.response_reader import read_header_fast
 from gateway.errors import bad_response
 from gateway.protocol.response_header import is_success, response_header_length
 from gateway.protocol.v1 import V1ResponseLayout, error_document
 
+if TYPE_CHECKING:
+    from gateway.codec.v2.response import ResponseConverter
 
-class PredictionForm(ResponseForm):
-    """Writes predictions in the ``layout`` that the request asks for."""
+
+class PredictionForm:
+    """The response half of V1: writes predictions in the ``layout`` that the request asks for.
+
+    It gets them in binary form. The request half is a reader here and ``proxy/calls/predict.py``.
+    """
 
     def __init__(self, layout: V1ResponseLayout) -> None:
         self.layout: Final = layout
@@ -37,7 +41,11 @@ class PredictionForm(ResponseForm):
         body: bytes,
         plan: ResponsePlan,
     ) -> ConvertedResponse:
-        """Convert a server's complete response, or its error; see ResponseForm."""
+        """Convert a server's complete response, or its error.
+
+        ``plan`` makes the binary form of what a server sends in another one. Raises GatewayError:
+        502 for an invalid response, 406 for one that V1 or a policy cannot express.
+        """
         cap = plan.header_cap
         if not is_success(status):
             return ConvertedResponse(error_document(body[:cap], reason))
@@ -61,7 +69,7 @@ class PredictionForm(ResponseForm):
         return ConvertedResponse(written[0], elements=written[1])
 
     def converter(self, header_size: int, plan: ResponsePlan) -> ResponseConverter[Iterator[bytes]]:
-        """Return what converts a response while it arrives; see ResponseForm."""
+        """Return what converts a response while it arrives: in binary form, after its header."""
         return predict_converter(header_size, self.layout, *plan.policies_and_caps)
 
 

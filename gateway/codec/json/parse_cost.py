@@ -1,10 +1,17 @@
-"""Estimates the memory of parsed JSON without visiting each of its objects."""
+"""Estimates what JSON costs that is parsed in one call, and limits its values.
+
+Each takes memory and time, however short it is.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
-from gateway.codec.structure_scan import mask_strings
+from gateway.codec.structure_scan import count_marks, mask_strings
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.tensors import MAX_TENSORS
 
 _MIN_SCANNED = 2 * 1024
 """Shorter texts are estimated by their length: they need little memory in any case."""
@@ -60,3 +67,24 @@ def _character_width(text: bytes, codes: np.ndarray[tuple[int], np.dtype[np.uint
         return 4
     largest = int(codes.max())
     return next((width for first, width in _WIDE_CHARACTERS if largest >= first), 1)
+
+
+VALUES_PER_TENSOR: Final = 32
+"""More than a tensor of 16 dimensions with a few parameters. A thousand of them take some 7 ms."""
+
+_MARKS: Final = b",[{"
+"""One stands before each value, but for those of members that are alone in their object."""
+
+
+def check_value_count(text: bytes | bytearray, tensor_cap: int = MAX_TENSORS) -> None:
+    """Refuse JSON with more values than ``tensor_cap`` tensors need; raises GatewayError (413)."""
+    cap = VALUES_PER_TENSOR * max(tensor_cap, MAX_TENSORS)
+    # Quick bounds first: the second counts marks inside strings, too.
+    if len(text) <= cap or sum(map(text.count, _MARKS)) <= cap:
+        return
+    if sum(count_marks(bytes(text), _MARKS)) > cap:
+        raise GatewayError(
+            ErrorKind.TOO_LARGE,
+            f"the request has, without its tensors' data, more than {cap} values: "
+            f"{VALUES_PER_TENSOR} for each tensor that it may have (limits.max_tensors)",
+        )
