@@ -5,13 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from gateway.protocol.operations import (
-    OPERATION_KINDS,
     PASSTHROUGH,
     PASSTHROUGH_IF_SINGLE,
     Operation,
     OperationKind,
     model_path,
-    operation_name,
     parse_operation,
     parse_operation_variants,
     replace_model,
@@ -176,13 +174,6 @@ def test_path_variants_of_servers_are_parsed(
     method: str, target: str, readings: list[Operation]
 ) -> None:
     assert list(parse_operation_variants(method, target)) == readings
-
-
-def test_every_kind_has_one_name() -> None:
-    named = [kind for kinds in OPERATION_KINDS.values() for kind in kinds]
-    assert sorted(kind.name for kind in named) == sorted(kind.name for kind in OperationKind)
-    for word, kinds in OPERATION_KINDS.items():
-        assert {operation_name(kind) for kind in kinds} == {word}
 
 
 @pytest.mark.parametrize("version", [None, "1", "v.2"])

@@ -24,8 +24,7 @@ from gateway.errors import (
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame, is_one_message
 from gateway.protocol.grpc.headers import GRPC_TYPE, STATUS, is_grpc_field, is_grpc_type
-from gateway.protocol.grpc.http_mapping import RpcRequest, rpc_of
-from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS, Rpc
+from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS, Rpc, RpcRequest, rpc_of
 from gateway.protocol.grpc.status import GrpcStatus, http_status
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_NAME
 from gateway.upstream.content_decoding import MAX_RATIO

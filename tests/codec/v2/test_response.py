@@ -265,7 +265,8 @@ def test_size_that_does_not_match_the_shape_is_refused() -> None:
     body, size = response_body([output("y", "FP32", [2], b"12 bytes    ")])
     assert as_json([body], size) == Failed(
         ErrorKind.BAD_RESPONSE,
-        "output 'y' of the server's response has 12 bytes, which do not make shape [2] of FP32",
+        "output 'y' of the server's response: binary_data_size is 12, but shape [2] of FP32 takes "
+        "8 bytes",
     )
 
 
