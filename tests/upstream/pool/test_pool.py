@@ -15,10 +15,9 @@ from gateway.routing.endpoint_health import (
 from gateway.routing.endpoint_state import RecentCalls
 from gateway.routing.latency_outliers import Latency, ModelLatency
 from gateway.upstream.pool.health_check import HealthChecker
-from gateway.upstream.pool.member import MemberState, Outcome
+from gateway.upstream.pool.member import ANY_MODEL, MemberState, Outcome
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.ready_models import ANY_MODEL
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ready
 from tests.support.gateway import no_leaks
@@ -450,7 +449,7 @@ def test_new_worker_does_not_log_the_failures_of_an_unreachable_upstream_again(
     """It has made no call itself, and knows the calls of the others."""
     clock = ManualClock()
     pool = Pool([ScriptedEndpoint(EventLog(), url="http://0")], clock=clock, upstream="u")
-    pool.record_remote_unreachable(10)
+    pool.outlier_detector.record_remote_unreachable(10)
     pool.judge({"http://0": RecentCalls(83, 83, 10)}, {}, leads=True)
     assert pool.snapshot()[0].state == "failing"
     assert not [message for message in caplog.messages if "failing" in message]

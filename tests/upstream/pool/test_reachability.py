@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.upstream.pool import reachability
+from gateway.upstream.pool import outlier_detection
 from gateway.upstream.pool.pool import Pool
 from tests.support.addresses import free_port
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
@@ -72,7 +72,7 @@ def test_upstream_is_reachable_while_one_endpoint_is() -> None:
 async def test_probes_find_that_an_upstream_is_back(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     port = free_port()
     async with no_leaks():
         pool = Pool([endpoint_at(f"http://127.0.0.1:{port}")], upstream="u")
@@ -97,8 +97,8 @@ async def test_probes_find_that_an_upstream_is_back(
 async def test_server_that_does_not_respond_is_not_back(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
-    monkeypatch.setattr(reachability, "_PROBE_TIMEOUT", 0.02)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "_PROBE_TIMEOUT", 0.02)
     async with no_leaks(), ScriptedServer(never_respond) as server:
         pool = Pool([endpoint_at(server.url)], upstream="u")
         await pool.start()
@@ -111,7 +111,7 @@ async def test_server_that_does_not_respond_is_not_back(
 async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     lack = GatewayError(ErrorKind.EXHAUSTED, "the gateway is out of local resources")
     async with no_leaks():
         pool = Pool([ScriptedEndpoint(EventLog(), lack, url="http://0")], upstream="u")
@@ -127,7 +127,7 @@ async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
 async def test_internal_error_does_not_end_the_probes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     answers = (ZeroDivisionError(), UNREACHABLE, ScriptedUpstreamResponse(200))
     endpoint = ScriptedEndpoint(EventLog(), *answers, url="http://0")
     async with no_leaks():
@@ -143,7 +143,7 @@ async def test_internal_error_does_not_end_the_probes(
 async def test_remote_report_counts_once_and_starts_probes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     clock = ManualClock()
     endpoint = ScriptedEndpoint(
         EventLog(), UNREACHABLE, ScriptedUpstreamResponse(200), url="http://0"
@@ -152,13 +152,13 @@ async def test_remote_report_counts_once_and_starts_probes(
         pool = Pool([endpoint], clock=clock, upstream="u")
         await pool.start()
         clock.now = 10
-        pool.record_remote_unreachable(9)
+        pool.outlier_detector.record_remote_unreachable(9)
         assert pool.unreachable is None  # the report has expired
         for _ in range(2):
-            pool.record_remote_unreachable(11)
+            pool.outlier_detector.record_remote_unreachable(11)
         assert pool.unreachable == "another worker cannot connect to upstream u"
         await until(lambda: pool.unreachable is None)
-        pool.record_remote_unreachable(11)
+        pool.outlier_detector.record_remote_unreachable(11)
         assert pool.unreachable is None
         await pool.close()
     assert len(endpoint.requests) == 2
@@ -167,7 +167,7 @@ async def test_remote_report_counts_once_and_starts_probes(
 async def test_probes_run_only_once_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.05)
     endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200), url="http://0")
     async with no_leaks():
         pool = Pool([endpoint], upstream="u")

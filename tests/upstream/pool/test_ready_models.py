@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from gateway.protocol.operations import ModelName
-from gateway.upstream.pool.ready_models import ANY_MODEL, ReadyModels, parse_ready_models
+from gateway.upstream.pool.member import ANY_MODEL, ReadyModels
+from gateway.upstream.pool.model_discovery import parse_ready_models
 from tests.support.doubles.streaming import ready
 
 
