@@ -16,7 +16,7 @@ from aiohappyeyeballs import start_connection
 
 from gateway.system.descriptors import check_share
 from gateway.system.sockets.connection import Connection
-from gateway.upstream.tls_transport import connect_tls
+from gateway.upstream.tls import connect_tls
 
 _HAPPY_EYEBALLS_DELAY = 0.25
 """Seconds until a host's next address is tried as well: RFC 8305, section 5."""

@@ -10,7 +10,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, ServerName
-from gateway.upstream.content_decoding import decode_response, decode_start
+from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.transport import UpstreamResponse
 
 SERVER = ServerName("http://a:8000", "upstream 'servers'")
@@ -96,11 +96,3 @@ async def test_invalid_body_is_an_error_of_the_server(body: bytes, why: str) -> 
     assert raised.value.kind is ErrorKind.BAD_RESPONSE
     assert SERVER.url in raised.value.message
     assert SERVER.url not in raised.value.public_message
-
-
-def test_start_of_a_body_is_decoded_as_far_as_it_goes() -> None:
-    packed = gzip.compress(TEXT)
-    assert TEXT.startswith(decode_start(CIMultiDict({"Content-Encoding": "gzip"}), packed[:2000]))
-    assert len(decode_start(CIMultiDict({"Content-Encoding": "gzip"}), packed[:2000])) > 2000
-    assert decode_start(CIMultiDict(), b"plain") == b"plain"
-    assert decode_start(CIMultiDict({"Content-Encoding": "br"}), packed) == b""

@@ -5,8 +5,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import GatewayError
 from gateway.protocol.dialects import KSERVE, TRITON
-from gateway.upstream.head_limits import check_lengths
-from gateway.upstream.transport import UpstreamRequest
+from gateway.upstream.transport import UpstreamRequest, check_lengths
 
 LONGEST = TRITON.max_head_part or 0
 

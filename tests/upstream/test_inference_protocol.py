@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.protocol.dialects import BINARY, JSON, KSERVE, OPENVINO, TRITON, Dialect
-from gateway.upstream.inference_protocol import InferenceProtocol
+from gateway.upstream.grpc.choices import InferenceProtocol
 
 BOTH = InferenceProtocol(has_http=True, has_grpc=True)
 

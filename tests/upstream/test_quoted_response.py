@@ -10,8 +10,8 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import MAX_ERROR_START, read_server_error
+from gateway.upstream.content_decoding import quote_error, quoted_response
 from gateway.upstream.grpc.endpoint import DocumentResponse
-from gateway.upstream.quoted_response import quote_error, quoted_response
 
 OOM = "CUDA out of memory on device 0"
 

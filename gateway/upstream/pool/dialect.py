@@ -19,7 +19,7 @@ from gateway.protocol.dialect_detection import DetectedDialect, parse_server_met
 from gateway.protocol.dialects import Dialect, common_dialect
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.control_client import send_control_request
-from gateway.upstream.inference_protocol import InferenceProtocol
+from gateway.upstream.grpc.choices import InferenceProtocol
 from gateway.upstream.pool.member import Member
 from gateway.upstream.transport import UpstreamEndpoint
 

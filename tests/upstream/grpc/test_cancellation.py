@@ -6,7 +6,7 @@ import pytest
 
 from gateway.protocol.dialects import KSERVE, TRITON, Dialect
 from gateway.settings.upstreams import Upstream
-from gateway.upstream.grpc.cancellation import GrpcCancellation, drains_cancelled
+from gateway.upstream.grpc.choices import GrpcCancellation, drains_cancelled
 
 
 @pytest.mark.parametrize(

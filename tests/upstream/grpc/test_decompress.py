@@ -11,7 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.decompress import FREE_OUTPUT_BYTES
 from gateway.errors import ErrorKind, GatewayError, ServerName
-from gateway.upstream.grpc.decompress import decompress_message
+from gateway.upstream.content_decoding import decompress_message
 from gateway.upstream.grpc.endpoint import DocumentResponse
 
 SERVER = ServerName("grpc://10.0.0.1:8001", "upstream 'a'")

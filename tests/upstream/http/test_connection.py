@@ -13,7 +13,6 @@ from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import (
     MAX_INTERIM_RESPONSES,
-    OpenConnections,
     ServerConnection,
     StaleConnectionError,
 )
@@ -780,9 +779,9 @@ async def test_error_of_the_gateway_while_reading_reaches_the_receiver(
 
 
 async def test_connection_that_was_never_established_counts_no_more() -> None:
-    opened = OpenConnections()
+    opened: set[ServerConnection] = set()
     connection = ServerConnection(ServerName(URL, "upstream 'servers'"), open_connections=opened)
+    assert opened == {connection}
     connection.detach_transport()
-    assert opened.count == 0
+    assert not opened
     connection.connection_lost(None)
-    assert opened.count == 0

@@ -11,9 +11,8 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, ServerName
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
-from gateway.upstream.http.connection_queue import HttpConnectionQueue
+from gateway.upstream.http.connections import HttpConnections
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.http.idle_connections import IdleConnections
 from gateway.upstream.transport import RequestTemplate, ReservedConnection
 from tests.support.addresses import HOST
 from tests.support.gateway import until
@@ -346,7 +345,7 @@ async def test_connect_that_began_before_a_request_does_not_fail_it() -> None:
         connects.append(asyncio.get_running_loop().create_future())
         return await connects[-1]
 
-    queue = HttpConnectionQueue(IdleConnections(60), connect)
+    queue = HttpConnections(connect, 60)
     first, late = _Waiting(), _Waiting()
     released = ServerConnection(ServerName("http://h:1", "upstream 'u'"))
     async with ScriptedServer(never_respond) as server:

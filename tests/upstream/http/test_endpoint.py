@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.address import parse_server_url
+from gateway.upstream.http.endpoint import HttpEndpoint, StaleRetry
 from gateway.upstream.transport import (
     Body,
     HeaderLines,
@@ -137,7 +138,7 @@ async def test_cancelled_connect_leaves_nothing(endpoint_at: EndpointAt, turns: 
             await asyncio.wait((sending,))
             del sending
             await asyncio.sleep(0.02)
-        assert endpoint._open_connections.count == 0
+        assert not endpoint._open
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -271,7 +272,7 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
         sent.close()
         # The connection is put back once.
         again = _sent(endpoint, receiver)
-        assert endpoint.idle.take() is None
+        assert endpoint.connections.take() is None
         await receiver.wait()
         assert receiver.body == b"next"
         again.close()
@@ -340,7 +341,7 @@ async def test_close_drops_the_connection_of_an_incomplete_response(
         calls = len(receiver.complete) + len(receiver.responses)
         sent.close()
         await _left(server)
-        assert endpoint.idle.take() is None
+        assert endpoint.connections.take() is None
         assert len(receiver.complete) + len(receiver.responses) == calls
         assert not receiver.errors
 
@@ -435,3 +436,25 @@ async def test_early_response_is_read_although_the_next_write_fails(
             response = await endpoint.send(make_request(body(), {"Content-Length": "16793600"}))
             assert response.status == 413
             assert await read_whole(response) == b"no"
+
+
+@pytest.mark.parametrize(
+    ("policy", "method", "is_idempotent", "again"),
+    [
+        ("safe", "GET", False, True),
+        ("infer", "OPTIONS", False, True),
+        ("safe", "POST", True, False),
+        ("infer", "POST", False, False),
+        ("infer", "POST", True, True),
+        ("infer", "PUT", False, False),
+        ("all", "POST", False, True),
+        ("safe", "get", False, False),
+    ],
+)
+def test_policy_decides_which_requests_are_sent_again(
+    policy: StaleRetry, method: str, is_idempotent: bool, again: bool
+) -> None:
+    async def make() -> HttpEndpoint:
+        return HttpEndpoint(parse_server_url("http://a:1"), 5, retry_stale=policy)
+
+    assert asyncio.run(make()).may_resend(method, is_idempotent) is again

@@ -10,8 +10,8 @@ import pytest
 from gateway.errors import ServerName
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
+from gateway.upstream.http.connections import HttpConnections
 from gateway.upstream.http.endpoint import HttpEndpoint, HttpExchange
-from gateway.upstream.http.idle_connections import IdleConnections
 from tests.http1.fake_transport import FakeTransport
 from tests.support.doubles.clock import Clock
 from tests.support.gateway import until
@@ -27,10 +27,14 @@ def clock() -> Clock:
     return Clock()
 
 
+async def _connect() -> ServerConnection:
+    raise AssertionError("nobody waits")
+
+
 @pytest.fixture
-def idle(clock: Clock) -> IdleConnections:
+def idle(clock: Clock) -> HttpConnections:
     with mock.patch("asyncio.get_running_loop", return_value=clock):
-        return IdleConnections(KEEP_ALIVE)
+        return HttpConnections(_connect, KEEP_ALIVE)
 
 
 def _use(connection: ServerConnection, headers: dict[str, str] | None = None) -> None:
@@ -62,24 +66,24 @@ def _is_dropped(connection: ServerConnection) -> bool:
 # ---------------------------------------------------------------------- with a manual clock
 
 
-async def test_last_used_connection_is_taken_first(idle: IdleConnections) -> None:
+async def test_last_used_connection_is_taken_first(idle: HttpConnections) -> None:
     first, second, third = [await _used() for _ in range(3)]
     for connection in (first, second, third):
-        idle.put(connection)
+        idle.release(connection)
     assert idle.take() is third
     assert idle.take() is second
-    idle.put(third)
+    idle.release(third)
     assert [idle.take(), idle.take(), idle.take()] == [third, first, None]
     assert _calls(third) == []
 
 
 async def test_connection_is_dropped_after_its_idle_timeout(
-    idle: IdleConnections, clock: Clock
+    idle: HttpConnections, clock: Clock
 ) -> None:
     first, second = [await _used() for _ in range(2)]
-    idle.put(first)
+    idle.release(first)
     clock.advance(1)
-    idle.put(second)
+    idle.release(second)
     clock.advance(KEEP_ALIVE - 1.25)
     assert not _is_dropped(first)
     clock.advance(0.25)
@@ -94,13 +98,13 @@ async def test_connection_is_dropped_after_its_idle_timeout(
 
 
 async def test_connection_is_usable_until_its_idle_timeout(
-    idle: IdleConnections, clock: Clock
+    idle: HttpConnections, clock: Clock
 ) -> None:
     connection = await _used()
-    idle.put(connection)
+    idle.release(connection)
     clock.advance(KEEP_ALIVE - 0.25)
     assert idle.take() is connection
-    idle.put(connection)
+    idle.release(connection)
     clock.advance(KEEP_ALIVE - 0.25)
     assert not _is_dropped(connection)
     clock.now += 0.25  # the timer is late
@@ -121,43 +125,43 @@ async def test_connection_is_usable_until_its_idle_timeout(
     ],
 )
 async def test_connection_is_dropped_before_the_server_closes_it(
-    idle: IdleConnections, clock: Clock, keep_alive: str, seconds: float
+    idle: HttpConnections, clock: Clock, keep_alive: str, seconds: float
 ) -> None:
     connection = await _used(keep_alive)
-    idle.put(connection)
+    idle.release(connection)
     clock.advance(seconds - 0.01)
     assert idle.take() is connection
-    idle.put(connection)
+    idle.release(connection)
     clock.advance(seconds)
     assert _is_dropped(connection)
     assert idle.take() is None
 
 
 async def test_connection_is_not_kept_if_the_server_closes_it_at_once(
-    idle: IdleConnections,
+    idle: HttpConnections,
 ) -> None:
     connection = await _used("timeout=0")
-    idle.put(connection)
+    idle.release(connection)
     assert idle.take() is None
     assert _is_dropped(connection)
 
 
 async def test_time_of_a_connection_is_that_of_its_last_response(
-    idle: IdleConnections, clock: Clock
+    idle: HttpConnections, clock: Clock
 ) -> None:
     connection = await _used("timeout=2")
     _use(connection)
-    idle.put(connection)
+    idle.release(connection)
     clock.advance(KEEP_ALIVE - 0.01)
     assert idle.take() is connection
 
 
 async def test_connection_of_a_shorter_time_is_not_taken_after_it(
-    idle: IdleConnections, clock: Clock
+    idle: HttpConnections, clock: Clock
 ) -> None:
     long, short = await _used(), await _used("timeout=2")
-    idle.put(long)
-    idle.put(short)
+    idle.release(long)
+    idle.release(short)
     clock.advance(1)
     assert idle.take() is long
     assert _is_dropped(short)
@@ -173,11 +177,11 @@ async def test_connection_of_a_shorter_time_is_not_taken_after_it(
     ids=["closed", "closing", "unexpected bytes"],
 )
 async def test_connection_that_is_not_idle_any_more_is_not_taken(
-    idle: IdleConnections, happens: Callable[[ServerConnection], object]
+    idle: HttpConnections, happens: Callable[[ServerConnection], object]
 ) -> None:
     other, connection = [await _used() for _ in range(2)]
-    idle.put(other)
-    idle.put(connection)
+    idle.release(other)
+    idle.release(connection)
     happens(connection)
     assert idle.take() is other
     assert idle.take() is None
@@ -185,9 +189,9 @@ async def test_connection_that_is_not_idle_any_more_is_not_taken(
     assert not _is_dropped(other)
 
 
-async def test_all_connections_share_one_timer(idle: IdleConnections, clock: Clock) -> None:
+async def test_all_connections_share_one_timer(idle: HttpConnections, clock: Clock) -> None:
     for _ in range(5):
-        idle.put(await _used())
+        idle.release(await _used())
         clock.advance(0.25)
         assert len(clock.pending) == 1
     taken = idle.take()
@@ -197,20 +201,20 @@ async def test_all_connections_share_one_timer(idle: IdleConnections, clock: Clo
     assert not _is_dropped(taken)
 
 
-async def test_close_drops_all_connections(idle: IdleConnections, clock: Clock) -> None:
+async def test_close_drops_all_connections(idle: HttpConnections, clock: Clock) -> None:
     connections = [await _used() for _ in range(3)]
     for connection in connections:
-        idle.put(connection)
-    idle.close()
+        idle.release(connection)
+    await idle.close()
     assert all(map(_is_dropped, connections))
     assert clock.pending == []
     assert idle.take() is None
 
 
-async def test_connection_put_after_close_is_dropped(idle: IdleConnections, clock: Clock) -> None:
-    idle.close()
+async def test_connection_put_after_close_is_dropped(idle: HttpConnections, clock: Clock) -> None:
+    await idle.close()
     connection = await _used()
-    idle.put(connection)
+    idle.release(connection)
     assert _is_dropped(connection)
     assert clock.pending == []
 

@@ -257,7 +257,7 @@ async def test_closed_idle_connection_is_not_reused(
         assert await ask(endpoint) == b"first"
         async with asyncio.timeout(5):
             await (await server.connection()).left.wait()
-        waiting = endpoint.idle._waiting
+        waiting = endpoint.connections.idle
         await until(lambda: not any(connection.reusable for _, connection in waiting))
         assert await ask(endpoint) == b"second"
 
