@@ -12,11 +12,7 @@ from multidict import CIMultiDictProxy
 from gateway.errors import GatewayError, bad_response
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.error_vocabulary import RESPONSE
-from gateway.protocol.json_errors import (
-    ExtractedArray,
-    invalid_json_error,
-    parse_json,
-)
+from gateway.protocol.json_errors import ExtractedArray, invalid_json_error, parse_json
 from gateway.protocol.messages import Fields, InferResponseHead, OutputEncoding, OutputTensor
 from gateway.protocol.request_header import (
     HEADER_LENGTH,

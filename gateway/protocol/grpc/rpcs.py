@@ -77,11 +77,7 @@ _OTHER_TARGETS: Final = (
 )
 """Further paths that servers take for the same."""
 
-_WORDS: Final = {
-    "model_name": "model",
-    "version": "version",
-    "repository_name": "repository",
-}
+_WORDS: Final = {"model_name": "model", "version": "version", "repository_name": "repository"}
 """What errors call a name; ``name`` may be that of a model or of a region."""
 
 _READS: Final = ("Server", "Model")

@@ -264,10 +264,7 @@ class Pool:
         return GatewayError(ErrorKind.UNREACHABLE, self.empty_reason, public_message=public)
 
     def judge(
-        self,
-        recent: Mapping[str, RecentCalls],
-        latencies: Mapping[str, Latencies],
-        leads: bool,
+        self, recent: Mapping[str, RecentCalls], latencies: Mapping[str, Latencies], leads: bool
     ) -> None:
         """Find the states of the endpoints by what calls have said of them lately, by their URLs.
 

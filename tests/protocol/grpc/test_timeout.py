@@ -28,12 +28,7 @@ def exact(value: str) -> Fraction:
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("0n", 0.0),
-        ("00000001S", 1.0),
-        ("99999999H", 359999996400.0),
-    ],
+    ("value", "seconds"), [("0n", 0.0), ("00000001S", 1.0), ("99999999H", 359999996400.0)]
 )
 def test_timeout_is_read_in_seconds(value: str, seconds: float) -> None:
     assert parse_timeout(value) == seconds

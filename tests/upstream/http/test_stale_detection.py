@@ -12,11 +12,7 @@ import pytest
 from gateway.upstream.transport import RequestTemplate
 from tests.support.addresses import HOST
 from tests.support.http_messages import http_response
-from tests.support.servers.scripted_server import (
-    Connection,
-    ScriptedServer,
-    always_respond,
-)
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 from tests.upstream.calls import ask, make_request
 from tests.upstream.endpoints import EndpointAt, Serve
 from tests.upstream.receivers import RecordingReceiver, try_send

@@ -14,11 +14,7 @@ from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import Body, UpstreamRequest
 from tests.support.gateway import until
 from tests.support.http_messages import chunk, chunked, http_response, message
-from tests.support.servers.scripted_server import (
-    Connection,
-    never_respond,
-    respond_in_turn,
-)
+from tests.support.servers.scripted_server import Connection, never_respond, respond_in_turn
 from tests.upstream.calls import ask, make_request, read_whole
 from tests.upstream.endpoints import EndpointAt, Serve
 

@@ -114,10 +114,7 @@ async def test_close_at_any_byte_of_a_response_fails_its_call(http2_at: Http2End
 
 @pytest.mark.parametrize(
     ("headers", "why"),
-    [
-        ([("content-type", "a")], ":status"),
-        ([(":status", "200"), ("Upper", "x")], "'Upper'"),
-    ],
+    [([("content-type", "a")], ":status"), ([(":status", "200"), ("Upper", "x")], "'Upper'")],
 )
 async def test_malformed_response_names_the_server(
     http2_at: Http2EndpointAt, headers: list[tuple[str, str]], why: str

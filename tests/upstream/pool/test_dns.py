@@ -136,10 +136,7 @@ async def test_calls_finish_at_an_address_that_vanishes() -> None:
             states = pool.snapshot()
             assert [
                 (each.url[-11:], each.requests_in_progress, each.draining) for each in states
-            ] == [
-                ("(127.0.0.2)", 0, False),
-                ("(127.0.0.1)", 1, True),
-            ]
+            ] == [("(127.0.0.2)", 0, False), ("(127.0.0.1)", 1, True)]
             go_on.set()
             assert await response.read() == b"cd"
             assert await response.read() == b""

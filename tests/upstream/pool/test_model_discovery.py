@@ -9,11 +9,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import ModelName
 from gateway.upstream.pool.member import ANY_MODEL
-from gateway.upstream.pool.model_discovery import (
-    ModelDiscovery,
-    fetch_ready_models,
-    may_have_model,
-)
+from gateway.upstream.pool.model_discovery import ModelDiscovery, fetch_ready_models, may_have_model
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.gateway import until

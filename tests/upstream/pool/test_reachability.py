@@ -140,9 +140,7 @@ async def test_internal_error_does_not_end_the_probes(
     assert caplog.messages[1] == "an endpoint could not be probed"
 
 
-async def test_remote_report_counts_once_and_starts_probes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_remote_report_counts_once_and_starts_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     clock = ManualClock()
     endpoint = ScriptedEndpoint(
@@ -164,9 +162,7 @@ async def test_remote_report_counts_once_and_starts_probes(
     assert len(endpoint.requests) == 2
 
 
-async def test_probes_run_only_once_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_probes_run_only_once_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.05)
     endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200), url="http://0")
     async with no_leaks():
