@@ -7,8 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.upstream.address import parse_server_url
-from gateway.upstream.http.endpoint import HttpEndpoint, StaleRetry
+from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import (
     Body,
     HeaderLines,
@@ -24,7 +23,6 @@ from tests.support.http_messages import chunk, http_response, message
 from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
-    always_respond,
     never_respond,
 )
 from tests.upstream.calls import make_request, read_whole
@@ -74,19 +72,6 @@ async def test_request_is_sent_unchanged_and_framed(
         assert received.head.first == f"{method} /v2/x?y HTTP/1.1"
         assert dict(received.head.headers) == {"host": server.url.removeprefix("http://"), **sent}
         assert received.body == body_sent
-
-
-async def test_redirect_cookie_and_encoding_are_passed_as_they_are(endpoint_at: EndpointAt) -> None:
-    headers = {"Location": "/else", "Set-Cookie": "a=b", "Content-Encoding": "gzip", "x-One": "1"}
-    data = http_response(b"\x1f\x8bnot really", {**headers, "X-one": "2"}, "307 So So")
-    async with ScriptedServer(always_respond(data)) as server:
-        endpoint = endpoint_at(server.url)
-        for _ in range(2):
-            response = await endpoint.send(make_request())
-            assert (response.status, response.reason) == (307, "So So")
-            assert response.headers.getall("X-One") == ["1", "2"]
-            assert await read_whole(response) == b"\x1f\x8bnot really"
-        assert [received.head.get("Cookie") for received in server.requests] == [None, None]
 
 
 async def test_error_of_the_body_is_raised(endpoint_at: EndpointAt) -> None:
@@ -436,25 +421,3 @@ async def test_early_response_is_read_although_the_next_write_fails(
             response = await endpoint.send(make_request(body(), {"Content-Length": "16793600"}))
             assert response.status == 413
             assert await read_whole(response) == b"no"
-
-
-@pytest.mark.parametrize(
-    ("policy", "method", "is_idempotent", "again"),
-    [
-        ("safe", "GET", False, True),
-        ("infer", "OPTIONS", False, True),
-        ("safe", "POST", True, False),
-        ("infer", "POST", False, False),
-        ("infer", "POST", True, True),
-        ("infer", "PUT", False, False),
-        ("all", "POST", False, True),
-        ("safe", "get", False, False),
-    ],
-)
-def test_policy_decides_which_requests_are_sent_again(
-    policy: StaleRetry, method: str, is_idempotent: bool, again: bool
-) -> None:
-    async def make() -> HttpEndpoint:
-        return HttpEndpoint(parse_server_url("http://a:1"), 5, retry_stale=policy)
-
-    assert asyncio.run(make()).may_resend(method, is_idempotent) is again

@@ -11,7 +11,7 @@ from tests.support.addresses import free_port
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response
-from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.pools import ManualClock, fail_calls, make_pool
 
@@ -92,20 +92,6 @@ async def test_probes_find_that_an_upstream_is_back(
         "upstream u is not ready",
         "upstream u is ready again",
     ]
-
-
-async def test_server_that_does_not_respond_is_not_back(
-    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
-    monkeypatch.setattr(outlier_detection, "_PROBE_TIMEOUT", 0.02)
-    async with no_leaks(), ScriptedServer(never_respond) as server:
-        pool = Pool([endpoint_at(server.url)], upstream="u")
-        await pool.start()
-        fail_calls(pool, 0, UNREACHABLE, times=3)
-        await server.connection(3)
-        assert pool.unreachable is not None
-        await pool.close()
 
 
 async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
