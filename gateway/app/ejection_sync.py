@@ -85,7 +85,7 @@ class EjectionSync(BackgroundTask):
     def _apply(self, upstream: str, pool: Pool, is_first_look: bool) -> None:
         unreachable = self._read(upstream, "", is_first_look)
         if unreachable is not None and unreachable.ejections:
-            pool.record_remote_unreachable(unreachable.until)
+            pool.outlier_detector.record_remote_unreachable(unreachable.until)
         for member in pool.members:
             state = self._read(upstream, member.endpoint.url, is_first_look)
             if state is not None:

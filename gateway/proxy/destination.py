@@ -20,8 +20,7 @@ from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
-from gateway.upstream.grpc.cancellation import GrpcCancellation, drains_cancelled
-from gateway.upstream.inference_protocol import InferenceProtocol
+from gateway.upstream.grpc.choices import GrpcCancellation, InferenceProtocol, drains_cancelled
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectState, fixed_dialect_state
 from gateway.upstream.pool.pool import Pool

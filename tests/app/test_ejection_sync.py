@@ -13,7 +13,7 @@ from gateway.app.shared_memory import SharedMemory
 from gateway.routing.endpoint_health import EjectionState
 from gateway.settings.schema import Settings
 from gateway.settings.upstreams import HealthCheck as HealthSettings
-from gateway.upstream.pool import reachability
+from gateway.upstream.pool import outlier_detection
 from tests.support.gateway import no_leaks, until, worker_client, worker_of
 from tests.support.http_messages import http_response
 from tests.support.raw_client import RawClient
@@ -146,7 +146,7 @@ async def test_worker_that_starts_later_tells_no_ejection_that_was_told_before(
 async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.05)
     shared = SharedMemory.for_workers(2)
     async with no_leaks(), AsyncExitStack() as stack:
         async with ScriptedServer() as server:
@@ -207,7 +207,7 @@ async def test_unreachable_upstream_that_two_workers_find_is_one_line_in_the_log
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ejection_sync, "_POLL_INTERVAL", 60.0)
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.05)
     shared = SharedMemory.for_workers(2)
     async with no_leaks(), AsyncExitStack() as stack:
         async with ScriptedServer() as server:

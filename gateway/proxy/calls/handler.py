@@ -25,7 +25,7 @@ from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CONVERT_CHUNK
-from gateway.upstream.quoted_response import quote_error
+from gateway.upstream.content_decoding import quote_error
 from gateway.upstream.transport import (
     Body,
     FieldLines,

@@ -51,7 +51,7 @@ from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK
-from gateway.upstream.grpc.decompress import decompress_message
+from gateway.upstream.content_decoding import decompress_message
 from gateway.upstream.grpc.endpoint import check_grpc_head, error_of_rpc
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 

@@ -1,4 +1,4 @@
-"""Chooses the protocol in which inference of HTTP clients goes to the servers of an upstream."""
+"""Chooses how an upstream uses gRPC, by its settings and its dialect."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Literal
 
 from gateway.protocol.dialects import Dialect
 
+GrpcCancellation = Literal["auto", "forward", "drain"]
+"""The setting ``grpc_cancellation`` of an upstream."""
+
 _NAMES = {True: "grpc", False: "http", None: None}
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceProtocol:
-    """The addresses that endpoints have, and the setting ``inference_protocol``.
+    """Chooses the protocol in which inference of HTTP clients goes to the servers of an upstream.
 
+    It has the addresses that endpoints have, and the setting ``inference_protocol``.
     Endpoints with both addresses get inference over the faster protocol, which the dialect tells,
     unless the setting names one.
     """
@@ -59,3 +63,14 @@ class InferenceProtocol:
             return ""
         protocol = "gRPC" if self.is_grpc(dialect) else "HTTP"
         return f"inference over {protocol}: {self.reason(dialect)}"
+
+
+def drains_cancelled(setting: GrpcCancellation, dialect: Dialect | None) -> bool:
+    """Tell whether cancelled gRPC calls are read to their end, so that no server learns of it.
+
+    Triton 2.39 to 2.58 releases the state of a call twice if a cancellation meets its response, and
+    dies: issues 7368 and 8034 of triton-inference-server/server. Unknown servers may do the same.
+    """
+    if setting != "auto":
+        return setting == "drain"
+    return dialect is None or not dialect.grpc.survives_cancellation

@@ -1,13 +1,38 @@
-"""Which protocol inference takes, and why."""
+"""How an upstream uses gRPC, and why."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from gateway.protocol.dialects import BINARY, JSON, KSERVE, OPENVINO, TRITON, Dialect
-from gateway.upstream.inference_protocol import InferenceProtocol
+from gateway.settings.upstreams import Upstream
+from gateway.upstream.grpc.choices import GrpcCancellation, InferenceProtocol, drains_cancelled
+
+
+@pytest.mark.parametrize(
+    ("setting", "dialect", "drains"),
+    [
+        ("auto", TRITON, True),
+        ("auto", KSERVE, False),
+        ("auto", None, True),
+        ("forward", TRITON, False),
+        ("forward", None, False),
+        ("drain", KSERVE, True),
+    ],
+)
+def test_setting_decides_before_the_dialect(
+    setting: GrpcCancellation, dialect: Dialect | None, drains: bool
+) -> None:
+    assert drains_cancelled(setting, dialect) is drains
+
+
+def test_settings_have_the_same_words() -> None:
+    field = Upstream.model_fields["grpc_cancellation"]
+    assert get_args(field.annotation) == get_args(GrpcCancellation)
+
 
 BOTH = InferenceProtocol(has_http=True, has_grpc=True)
 
