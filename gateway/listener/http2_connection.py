@@ -19,8 +19,7 @@ from gateway.http1.head import (
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.events import DataReceived, GoAwayReceived, HeadersReceived, StreamReset
-from gateway.http2.header_table import Header
-from gateway.http2.hpack import MAX_HEADER_LIST, HeaderList
+from gateway.http2.hpack import MAX_HEADER_LIST, Header, HeaderList
 from gateway.http2.session import (
     CONNECTION_WINDOW,
     STREAM_WINDOW,
@@ -460,7 +459,7 @@ class Http2ClientConnection(Http2Session):
         if self.write_blocked and self.buffers.free < 0:
             self._waits_for_client = True
             self.read_flow.pause(_UNSENT)
-            self._count_unread(self.http2.unread_bytes)
+            self._count_unread(self.http2.reader.unread)
             return
         super().process_received()
         if not self._partial_size:

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import pytest
 
 from gateway.http2.errors import ErrorCode
-from gateway.http2.frame_writer import encode_goaway, encode_ping
 from gateway.http2.frames import (
     CONTINUATION,
     END_HEADERS,
@@ -16,6 +15,8 @@ from gateway.http2.frames import (
     HEADERS,
     PREFACE,
     SETTINGS,
+    encode_goaway,
+    encode_ping,
 )
 from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.http2_connection import Http2Call
