@@ -198,7 +198,7 @@ class Gateway:
             self._handle_request,
             parts.observers,
             self._note_closed,
-            buffers=limits.memory_budget.buffers,
+            limits.memory_budget.buffers,
         )
         self._use(parts)
         background = (self._ejection_sync, self._endpoint_watch, self._status_publisher)
@@ -435,15 +435,11 @@ class Gateway:
     ) -> HttpListener:
         """Return a listener for captured calls, with the settings in use."""
         parts = self.parts
-        return HttpListener(
-            handler,
-            (*parts.observers, observer),
-            on_closed,
-            idle_timeouts=parts.idle_timeouts,
-            forwarding=parts.resources.forwarding,
-            buffers=self.listener.buffers,
-            trace_sampler=parts.sampler,
-        )
+        observers = (*parts.observers, observer)
+        listener = HttpListener(handler, observers, on_closed, self.listener.buffers)
+        forwarding = parts.resources.forwarding
+        listener.reconfigure(None, observers, None, parts.idle_timeouts, forwarding, parts.sampler)
+        return listener
 
     def _watch_files(
         self, resources: LoadedResources, undo: AsyncExitStack

@@ -25,8 +25,8 @@ from gateway.proxy.calls.planner import BufferedPlan, FastPath, GrpcPlan
 from gateway.proxy.errors import INTERNAL_ERROR, send_error
 from gateway.proxy.filters.forwarded_headers import (
     FORWARDED_KEYS,
+    NO_FORWARDED_HEADERS,
     NOTED_HEADERS,
-    ForwardedPolicy,
 )
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
@@ -48,23 +48,19 @@ class RequestDispatcher(ABC):
     def __init__(
         self,
         handler: RequestHandler,
-        fast_path: FastPath | None,
         observers: tuple[CallObserver, ...],
-        idle_timeouts: IdleTimeouts,
-        forwarding: ForwardedPolicy,
         buffers: BufferAccount,
-        trace_sampler: TraceSampler | None = None,
     ) -> None:
         self.draining = False
-        self.trace_sampler = trace_sampler
+        self.trace_sampler: TraceSampler | None = None
         """Decides which calls are traced; None if none is."""
         self.buffers = buffers
         self.hangups = HangupWatch()
-        self.idle_timeouts = idle_timeouts
-        self.forwarding = forwarding
+        self.idle_timeouts = IdleTimeouts()
+        self.forwarding = NO_FORWARDED_HEADERS
         self._handler = handler
-        self.set_fast_path(fast_path)
-        self._observers = observers
+        self.set_fast_path(None)
+        self.observers = observers
         self._loop = asyncio.get_running_loop()
         self._active_calls: dict[Call, CallClient] = {}
         self.deferrals = BodyDeferrals()
@@ -187,7 +183,7 @@ class RequestDispatcher(ABC):
 
     def observe_call(self, record: CallRecord) -> None:
         """Give the record of an ended call to the observers."""
-        for observer in self._observers:
+        for observer in self.observers:
             try:
                 observer(record)
             except Exception:

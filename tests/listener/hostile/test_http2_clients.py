@@ -9,7 +9,6 @@ import pytest
 
 from gateway.http1.head import RequestHead
 from gateway.http2.errors import ErrorCode
-from gateway.http2.frame_writer import encode_goaway, encode_ping
 from gateway.http2.frames import (
     CONTINUATION,
     END_HEADERS,
@@ -17,6 +16,8 @@ from gateway.http2.frames import (
     HEADERS,
     PREFACE,
     SETTINGS,
+    encode_goaway,
+    encode_ping,
 )
 from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.http2_connection import Http2Call
