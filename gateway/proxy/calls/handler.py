@@ -8,7 +8,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.v1.prediction_form import PredictionForm
+from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.tensor_check import NoTensorsError
 from gateway.errors import GatewayError, ServerName, describe_error, name_server
 from gateway.http1.head import RequestHead, parse_lines
@@ -83,7 +83,7 @@ class ServerRequest:
         return self.is_query or (self.received is not None and self.received.is_idempotent)
 
     @property
-    def response_form(self) -> PredictionForm | None:
+    def response_form(self) -> ResponseForm | None:
         """Return how the response is written; None if as the protocol says."""
         return None if self.received is None else self.received.response_form
 

@@ -11,7 +11,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.codec.elements.encode import OffloadedText, TextChunk
 from gateway.codec.json.header_length_check import HeaderLengthCheck
-from gateway.codec.v1.prediction_form import PredictionForm
+from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.buffered_response import (
     ConvertedResponse,
     ResponsePlan,
@@ -79,7 +79,7 @@ class ResponseRelay:
     encoding: OutputEncoding
     destination: Destination
     deadline: Deadline
-    form: PredictionForm | None = None
+    form: ResponseForm | None = None
 
     def reserve(self) -> Reservation:
         """Return a reservation for what is buffered of the response."""
@@ -291,7 +291,7 @@ async def _send_encoded(
 
 
 async def _relay_in_form(
-    relay: ResponseRelay, form: PredictionForm, plan: ResponsePlan, chunks: Chunks
+    relay: ResponseRelay, form: ResponseForm, plan: ResponsePlan, chunks: Chunks
 ) -> None:
     """Send a binary response, or a server's error, in the form of the client."""
     response, size = relay.upstream_response, None
