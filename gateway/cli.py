@@ -69,7 +69,7 @@ def serve(file: Path | None, config: Path | None) -> None:
     if config is None or file not in (None, config):
         raise click.UsageError("Name one settings FILE.")
     open_standard_descriptors()
-    from gateway.app.reload.source import SettingsSource
+    from gateway.app.reload import SettingsSource
 
     source = SettingsSource(config, os.environ)
     with _exit_on_errors():

@@ -13,7 +13,7 @@ from typing import Any
 from multidict import CIMultiDictProxy
 
 from gateway.app.captured_calls import send_connection
-from gateway.app.journal.journal import Event, Journal
+from gateway.app.journal import Event, Journal
 from gateway.app.loaded_resources import LoadedResources
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import read_last_statuses, read_statuses

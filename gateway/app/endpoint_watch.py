@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gateway.app.background import BackgroundTask
+from gateway.app.process import BackgroundTask
 from gateway.app.shared_memory import Waiting
 from gateway.observe.call_metrics import ENDPOINT_LATENCY, FIRST_BYTE, SERVER_DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES

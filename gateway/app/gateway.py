@@ -23,16 +23,13 @@ from gateway.app.captured_calls import CapturedCalls
 from gateway.app.ejection_sync import EjectionSync
 from gateway.app.endpoint_watch import EndpointWatch, leads_workers
 from gateway.app.loaded_resources import LoadedResources, load_resources
-from gateway.app.reload.diff import describe_changes, keep_startup_settings
-from gateway.app.reload.prepared import CloseReplaced, PreparedReload
-from gateway.app.reload.revision import Revision
+from gateway.app.reload import CloseReplaced, PreparedReload, describe_changes, keep_workers
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import (
     StatusPublisher,
     describe_concurrency,
     describe_upstream,
 )
-from gateway.errors import replace_surrogates
 from gateway.listener.connection_host import IdleTimeouts
 from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.server import HttpListener
@@ -46,7 +43,7 @@ from gateway.observe.access_log import (
 from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallObserver
 from gateway.observe.failure_log import FAILURE_LOG, REFUSAL_LOG
-from gateway.observe.gateway_metrics import GatewayMetrics, ReloadMetrics
+from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.log_writer import LogWriter
 from gateway.offload.threads import OffloadThreads
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
@@ -119,14 +116,13 @@ class Gateway:
         resources: LoadedResources,
         shared: SharedMemory,
         slot: int,
-        revision: Revision,
         on_closed: Callable[[], None],
     ) -> None:
         self._loaded = resources
         self._on_closed = on_closed
         self._uncounted_connections = 0
         self._drained_version = 0
-        self._shared = shared
+        self.shared = shared
         self._slot = slot
         self.metric_store = shared.metric_store
         """The counters and histograms of all workers."""
@@ -134,14 +130,13 @@ class Gateway:
         shared.heartbeats[slot][0] = int(time.monotonic() * 1000)
         writer = self.metric_store.writer(slot)
         self.call_metrics = CallMetrics(self.metric_store, writer)
-        self.reload_metrics = ReloadMetrics(writer)
-        self.journal = shared.journal.of_process(slot)
+        self.journal = shared.journal(slot)
         """Where this process records its events."""
         self._metrics = GatewayMetrics(writer, self.call_metrics.observe_mirrored)
         self._recent_calls = shared.recent_calls.writer(slot)
         self._ejection_sync = None
         if shared.control is not None:
-            self._ejection_sync = EjectionSync(shared.ejections, slot == 0, self._pools)
+            self._ejection_sync = EjectionSync(shared.ejections, slot, self._pools)
         self._status_publisher = StatusPublisher(
             shared.statuses,
             slot,
@@ -157,8 +152,6 @@ class Gateway:
         self._captured = CapturedCalls(self._capturing_listener, self._handle_request)
         self._background = AsyncExitStack()
         self._retired = RetiredConfigs()
-        self.revision = revision
-        """Which settings are in use; the reloader keeps it up to date."""
         self.dropped = 0
         """Calls that were cut at the drain timeout."""
         self.draining = False
@@ -204,8 +197,8 @@ class Gateway:
         background = (self._ejection_sync, self._endpoint_watch, self._status_publisher)
         for each in filter(None, background):
             await self._background.enter_async_context(each)
-        if self._shared.control is not None:
-            server = ControlServer(self._shared.control, self._slot, self.reply)
+        if self.shared.control is not None:
+            server = ControlServer(self.shared.control, self._slot, self.reply)
             self._background.enter_context(server)
         return self
 
@@ -234,7 +227,7 @@ class Gateway:
         that cannot be used, and RuntimeError or OSError where the system has no room for a part.
         """
         before = self.parts
-        settings = keep_startup_settings(settings, self.settings)
+        settings = keep_workers(settings, self.settings)
         resources = await asyncio.to_thread(load_resources, settings, before.resources)
         changes = describe_changes(resources, before.resources)
         limits = build_shared_limits(settings, self._metrics, before.active_config.limits)
@@ -333,11 +326,7 @@ class Gateway:
             "pid": os.getpid(),
             "time": time.time(),
             "draining": self.draining,
-            "settings": {
-                # The name of a file need not be UTF-8.
-                name: replace_surrogates(value) if isinstance(value, str) else value
-                for name, value in self.revision._asdict().items()
-            },
+            "settings": self.shared.revision(),
             "connections": listener.connections,
             "tls_handshakes": listener.tls_handshakes,
             "requests_in_progress": listener.requests,
@@ -362,21 +351,21 @@ class Gateway:
     def _drain_endpoints(self, upstreams: Mapping[str, Upstream]) -> None:
         """Apply what operators have drained or restored."""
         urls: defaultdict[str, set[str]] = defaultdict(set)
-        for upstream, url in self._shared.drained.read():
+        for upstream, url in self.shared.drained.read():
             urls[upstream].add(url)
         for name, each in upstreams.items():
             each.pool.set_drained(urls[name])
 
     def _leads(self) -> bool:
-        return leads_workers(self._shared.heartbeats, self._slot, time.monotonic())
+        return leads_workers(self.shared.heartbeats, self._slot, time.monotonic())
 
     def _tick(self) -> None:
-        self._shared.heartbeats[self._slot][0] = int(time.monotonic() * 1000)
-        version = self._shared.drained.version
+        self.shared.heartbeats[self._slot][0] = int(time.monotonic() * 1000)
+        version = self.shared.drained.version
         if self._drained_version != version:
             self._drain_endpoints(self.upstreams)
             self._drained_version = version
-        self._shared.calls_in_progress[self._slot][0] = self.listener.requests
+        self.shared.calls_in_progress[self._slot][0] = self.listener.requests
 
     def _each_second(self) -> None:
         FAILURE_LOG.flush_if_due()
@@ -386,7 +375,7 @@ class Gateway:
         self._recent_calls.flush()
         now, waiting = time.monotonic(), self.listener.find_waiting(_NOTED_WAIT)
         sent = {key: now - seconds for key, seconds in waiting.items()}
-        self._shared.waiting.publish(self._slot, now, sent)
+        self.shared.waiting.publish(self._slot, now, sent)
 
     def _make_observers(
         self, settings: Settings, writer: LogWriter | None, tracing: Tracing | None

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.app.background import BackgroundTask
+from gateway.app.process import BackgroundTask
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream

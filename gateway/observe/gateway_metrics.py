@@ -101,7 +101,7 @@ GATEWAY_FAMILIES = (
     WORKER_RESTARTS,
     CPU_SECONDS,
 )
-"""What a store must have for GatewayMetrics and ReloadMetrics."""
+"""What a store must have for GatewayMetrics, and for who reads the settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +154,6 @@ class OffloadMetrics:
 
     offloaded: Counter
     local: Counter
-
-
-class ReloadMetrics:
-    """Counts reloads, in the process that reads the settings."""
-
-    def __init__(self, writer: MetricWriter) -> None:
-        self.reloads = writer.counter(RELOADS)
-        self.failures = writer.counter(RELOAD_FAILURES)
 
 
 class GatewayMetrics:

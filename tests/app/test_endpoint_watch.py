@@ -19,7 +19,7 @@ from gateway.observe.call_metrics import (
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
 from gateway.routing.latency_outliers import Latency
-from gateway.workers.shared_state import shared_counters
+from gateway.workers.shared_documents import shared_counters
 from tests.support.gateway import no_leaks, until
 from tests.upstream.pools import make_pool
 

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.errors import GatewayError
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics, ReloadMetrics
+from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, RELOAD_FAILURES, GatewayMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import StoreCollector
 from gateway.observe.mirror_stats import MirrorStats
@@ -104,7 +104,7 @@ def test_endpoint_failures_and_ejections_are_counted(
 def test_supervisor_and_workers_count_reloads() -> None:
     store = MetricStore(GATEWAY_FAMILIES, 2)
     for segment in range(2):
-        ReloadMetrics(store.writer(segment)).failures.add(1.0)
+        store.writer(segment).counter(RELOAD_FAILURES).add(1.0)
     registry = CollectorRegistry()
     registry.register(StoreCollector(store))
     assert registry.get_sample_value("tensorgate_reload_failures_total") == 2
