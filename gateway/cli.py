@@ -107,9 +107,9 @@ def check(config: Path, probe: bool) -> None:
     cannot be used. With --probe, it is 3 if a server or a model is not as declared, and else 4 if a
     server is not ready or cannot be reached.
     """
-    from gateway.app.build.warnings import settings_warnings
     from gateway.app.preflight.files import check_files
     from gateway.app.preflight.self_reference import find_self_references
+    from gateway.app.reload import settings_warnings
 
     loaded = _load_or_exit(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from gateway.app.active_config import ActiveConfig, RetiredConfigs
+from gateway.app.active_config import ActiveConfig
 from gateway.app.build.limits import SharedLimits, build_shared_limits
 from gateway.app.build.routes import build_routes
 from gateway.app.build.tracing import Tracing, build_tracing
@@ -21,7 +21,7 @@ from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstrea
 from gateway.app.build.worker_count import offload_threads
 from gateway.app.captured_calls import CapturedCalls
 from gateway.app.ejection_sync import EjectionSync
-from gateway.app.endpoint_watch import EndpointWatch, leads_workers
+from gateway.app.endpoint_watch import EndpointWatch, RecentLooks, leads_workers
 from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload import CloseReplaced, PreparedReload, describe_changes, keep_workers
 from gateway.app.shared_memory import SharedMemory
@@ -45,12 +45,11 @@ from gateway.observe.call_record import CallObserver
 from gateway.observe.failure_log import FAILURE_LOG, REFUSAL_LOG
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.log_writer import LogWriter
+from gateway.observe.tracing.exporter import TraceExporter
 from gateway.offload.threads import OffloadThreads
-from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
-from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
 from gateway.workers.control import ControlServer, Question
@@ -65,6 +64,9 @@ _UNKNOWN_VERSION = -1
 _log = logging.getLogger("tensorgate")
 
 
+Closable = OffloadThreads | LogWriter | TraceExporter
+
+
 class Parts(NamedTuple):
     """What is made from one version of the settings, and replaced by a reload."""
 
@@ -77,9 +79,18 @@ class Parts(NamedTuple):
     watches: tuple[asyncio.Task[None], ...]
 
     @property
+    def closable(self) -> dict[str, Closable | None]:
+        """Return those that a reload may take over, by what the log calls them."""
+        return {
+            "the threads for large tensors": self.offload,
+            "the access log": self.log_writer,
+            "the export of traces": self.tracing and self.tracing.exporter,
+        }
+
+    @property
     def sampler(self) -> TraceSampler | None:
         """Return what decides which calls are traced."""
-        return None if self.tracing is None else self.tracing.sampler
+        return self.tracing and self.tracing.sampler
 
     @property
     def idle_timeouts(self) -> IdleTimeouts:
@@ -93,14 +104,10 @@ class Parts(NamedTuple):
         """Close what is not ``kept``; what fails is logged, so that the rest is closed too."""
         for watch in self.watches:
             watch.cancel()
-        offload, writer, tracing = _lasting(kept)
-        if self.offload is not None and self.offload is not offload:
-            with logged("the threads for large tensors"):
-                self.offload.close()
-        with logged("the access log"):
-            await _close_writer(self.log_writer, writer)
-        with logged("the export of traces"):
-            await _close_tracing(self.tracing, tracing)
+        kept_parts = {} if kept is None else kept.closable
+        for what, part in self.closable.items():
+            with logged(what):
+                await _close(part, kept_parts.get(what))
 
 
 class Gateway:
@@ -138,20 +145,15 @@ class Gateway:
         if shared.control is not None:
             self._ejection_sync = EjectionSync(shared.ejections, slot, self._pools)
         self._status_publisher = StatusPublisher(
-            shared.statuses,
-            slot,
-            self.status,
-            self._metrics,
-            self._tick,
-            self._each_second,
+            *(shared.statuses, slot, self.status, self._metrics, self._tick, self._each_second)
         )
-        self._endpoint_watch = EndpointWatch(
-            self.metric_store, shared.waiting.read, self._pools, self._leads
-        )
+        looks = RecentLooks(self.metric_store)
+        self._endpoint_watch = EndpointWatch(looks, shared.waiting.read, self._pools, self._leads)
         self._worker_watch = WorkerWatch(shared.worker_pids, shared.heartbeats, slot)
         self._captured = CapturedCalls(self._capturing_listener, self._handle_request)
         self._background = AsyncExitStack()
-        self._retired = RetiredConfigs()
+        self._retired: set[asyncio.Task[None]] = set()
+        """Each closes a configuration that a reload has replaced, when its calls have ended."""
         self.dropped = 0
         """Calls that were cut at the drain timeout."""
         self.draining = False
@@ -166,21 +168,6 @@ class Gateway:
     def active_config(self) -> ActiveConfig:
         """Return the router and the upstreams in use."""
         return self.parts.active_config
-
-    @property
-    def upstreams(self) -> dict[str, Upstream]:
-        """Return the upstreams by name."""
-        return self.active_config.upstreams
-
-    @property
-    def concurrency_limit(self) -> ConcurrencyLimit | None:
-        """Return the limit of all calls together, if there is one."""
-        return self.active_config.limits.concurrency_limit
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Return the bytes of bodies that are buffered."""
-        return self.active_config.limits.memory_budget.total
 
     async def __aenter__(self) -> Self:
         limits = build_shared_limits(self._loaded.settings, self._metrics)
@@ -244,11 +231,10 @@ class Gateway:
     ) -> Parts:
         """Make all that the settings ask for and that was not there; ``undo`` closes it again."""
         settings = resources.settings
-        last_offload, last_writer, last_tracing = _lasting(before)
-        offload = self._offload_for(settings, last_offload)
+        offload = self._offload_for(settings, before and before.offload)
         upstreams = build_upstreams(
             resources.upstream_specs,
-            {} if before is None else before.active_config.shared_upstreams,
+            before.active_config.shared_upstreams if before else {},
             self._metrics,
             limits.memory_budget.buffers,
             self._ejection_sync,
@@ -257,12 +243,21 @@ class Gateway:
         undo.push_async_callback(_close_unused, upstreams)
         await asyncio.gather(*(each.start() for each in upstreams.values()))
         router = await asyncio.to_thread(
-            _build_router, resources, upstreams, limits, offload, self._metrics
+            build_routes,
+            settings,
+            upstreams_by_name(upstreams),
+            limits,
+            offload,
+            resources.api_keys.groups,
+            resources.forwarding,
+            self._metrics,
         )
-        writer = self._log_writer(settings, last_writer)
-        undo.push_async_callback(_close_writer, writer, last_writer)
-        tracing = build_tracing(settings, self._metrics, last_tracing)
-        undo.push_async_callback(_close_tracing, tracing, last_tracing)
+        writer = self._log_writer(settings, before and before.log_writer)
+        undo.push_async_callback(_close, writer, before and before.log_writer)
+        tracing = build_tracing(settings, self._metrics, before and before.tracing)
+        if tracing is not None:
+            last = before and before.tracing and before.tracing.exporter
+            undo.push_async_callback(_close, tracing.exporter, last)
         watches = self._watch_files(resources, undo)
         self._drain_endpoints(upstreams_by_name(upstreams))
         observers = self._make_observers(settings, writer, tracing)
@@ -286,7 +281,10 @@ class Gateway:
     def _swap(self, parts: Parts) -> CloseReplaced:
         replaced = self.parts
         self._use(parts)
-        self._retired.add(replaced.active_config)
+        replaced.active_config.router.readiness.replaced = True
+        task = asyncio.create_task(replaced.active_config.close_when_idle())
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
         return partial(replaced.close, parts)
 
     async def __aexit__(self, *_: object) -> None:
@@ -295,7 +293,9 @@ class Gateway:
         await self._background.aclose()
         FAILURE_LOG.flush()
         REFUSAL_LOG.flush()
-        await self._retired.close()
+        for task in self._retired:
+            task.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
         await self.active_config.close()
         await self.parts.close()
 
@@ -321,7 +321,7 @@ class Gateway:
     def status(self, with_models: bool = True) -> dict[str, Any]:
         """Return the status of this process, for ``encode_status``; it counts the CPU time too."""
         self._metrics.count_cpu_time()
-        listener = self.listener
+        listener, config = self.listener, self.active_config
         return {
             "pid": os.getpid(),
             "time": time.time(),
@@ -332,11 +332,12 @@ class Gateway:
             "requests_in_progress": listener.requests,
             "bodies_in_transit": listener.buffers.streams,
             "tasks": len(asyncio.all_tasks()),
-            "buffered_bytes": self.buffered_bytes,
+            "buffered_bytes": config.limits.memory_budget.total,
             "event_loop_lag": self._status_publisher.event_loop.describe(),
-            "concurrency": describe_concurrency(self.concurrency_limit),
+            "concurrency": describe_concurrency(config.limits.concurrency_limit),
             "upstreams": {
-                name: describe_upstream(each, with_models) for name, each in self.upstreams.items()
+                name: describe_upstream(each, with_models)
+                for name, each in config.upstreams.items()
             },
             "exemplars": self.call_metrics.exemplars(),
         }
@@ -363,7 +364,7 @@ class Gateway:
         self.shared.heartbeats[self._slot][0] = int(time.monotonic() * 1000)
         version = self.shared.drained.version
         if self._drained_version != version:
-            self._drain_endpoints(self.upstreams)
+            self._drain_endpoints(self.active_config.upstreams)
             self._drained_version = version
         self.shared.calls_in_progress[self._slot][0] = self.listener.requests
 
@@ -417,7 +418,7 @@ class Gateway:
         return OffloadThreads(count, on_job)
 
     def _pools(self) -> dict[str, Pool]:
-        return {name: each.pool for name, each in self.upstreams.items()}
+        return {name: each.pool for name, each in self.active_config.upstreams.items()}
 
     def _capturing_listener(
         self, handler: RequestHandler, observer: CallObserver, on_closed: Callable[[], None]
@@ -456,31 +457,6 @@ class Gateway:
         await self.parts.active_config.handle_request(request, response)
 
 
-def _lasting(
-    parts: Parts | None,
-) -> tuple[OffloadThreads | None, LogWriter | None, Tracing | None]:
-    """Return those parts that the ones of a reload may take over."""
-    return (parts.offload, parts.log_writer, parts.tracing) if parts else (None, None, None)
-
-
-def _build_router(
-    resources: LoadedResources,
-    upstreams: Mapping[str, SharedUpstream],
-    limits: SharedLimits,
-    offload: OffloadThreads | None,
-    metrics: GatewayMetrics,
-) -> Router:
-    return build_routes(
-        resources.settings,
-        upstreams_by_name(upstreams),
-        limits,
-        offload,
-        resources.api_keys.groups,
-        resources.forwarding,
-        metrics,
-    )
-
-
 def _access_log(settings: Settings, writer: LogWriter) -> AccessLog:
     log = settings.log.access
     assert log is not None
@@ -494,24 +470,20 @@ async def _close_unused(upstreams: Mapping[str, SharedUpstream]) -> None:
         await each.close_if_unused()
 
 
-async def _close_writer(writer: LogWriter | None, kept: LogWriter | None) -> None:
-    """Write the lines that wait, within a bounded time, unless the writer is kept."""
-    if writer is not None and writer is not kept:
-        await _in_thread(writer.close)
+async def _close(part: Closable | None, kept: Closable | None) -> None:
+    """Close a part unless it is kept, within a bounded time: a log and traces are written first.
 
-
-async def _close_tracing(tracing: Tracing | None, kept: Tracing | None) -> None:
-    """Export what is queued, within a bounded time, unless the exporter is kept."""
-    if tracing is not None and (kept is None or kept.exporter is not tracing.exporter):
-        await _in_thread(tracing.exporter.close)
-
-
-async def _in_thread(close: Callable[[], None]) -> None:
-    """Close what waits for its own thread to end, without blocking the event loop if possible."""
+    It waits for a thread of its own, if possible without blocking the event loop.
+    """
+    if part is None or part is kept:
+        return
+    if isinstance(part, OffloadThreads):
+        part.close()
+        return
     try:
-        await asyncio.to_thread(close)
+        await asyncio.to_thread(part.close)
     except RuntimeError:  # no thread can be started; closing twice does no harm
-        close()
+        part.close()
 
 
 @contextmanager

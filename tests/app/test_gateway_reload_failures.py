@@ -206,12 +206,12 @@ async def test_limits_change_with_the_commit_and_not_before() -> None:
     async with no_leaks(), checked_gateway(settings_for(concurrency=one_call)) as running:
         gateway = running.gateway
         more = settings_for(concurrency={"max_requests": 7, "max_queue": 0})
-        limit = gateway.concurrency_limit
+        limit = gateway.active_config.limits.concurrency_limit
         assert limit is not None
         prepared = await gateway.prepare(more)
         assert limit.max_requests == 1
         await prepared.commit()()
-        assert gateway.concurrency_limit is limit
+        assert gateway.active_config.limits.concurrency_limit is limit
         assert limit.max_requests == 7
 
 
@@ -227,7 +227,7 @@ async def test_endpoint_that_was_drained_while_a_reload_was_prepared_stays_drain
         await gateway.source.drain_endpoint("u", one.url, drained=True, operator="a test")
         await asyncio.sleep(0.6)  # the gateway looks four times a second what is drained
         await prepared.commit()()
-        members = gateway.upstreams["u"].pool.members
+        members = gateway.active_config.upstreams["u"].pool.members
         await until(lambda: [each.drained for each in members] == [True, False, False])
 
 
