@@ -13,7 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.app import standalone
 from gateway.app.build import upstreams as build_upstreams
 from gateway.app.build.listen import ListenError
-from gateway.app.build.warnings import settings_warnings
+from gateway.app.reload import settings_warnings
 from gateway.app.standalone import StandaloneGateway
 from gateway.errors import GatewayError
 from gateway.observe.call_record import CallRecord

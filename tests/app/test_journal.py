@@ -1,6 +1,8 @@
-"""What calls and health checks find out of endpoints is in the journal."""
+"""The journal: events of several processes as one list, and those of endpoints among them."""
 
 import asyncio
+import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,7 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.app.build.upstreams import SharedUpstream, UpstreamSpec, build_upstreams
-from gateway.app.journal.journal import Journal, SharedJournal
+from gateway.app.journal import ENDPOINT_EJECTED, MAX_EVENTS, SETTINGS_RELOADED, Journal
+from gateway.app.shared_memory import SharedMemory
 from gateway.demo.server.server import DemoServer
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics
 from gateway.observe.metric_store import MetricStore
@@ -22,11 +25,62 @@ from tests.support.gateway import until
 ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
 
+def test_event_tells_what_happened_to_whom_by_whom_and_why() -> None:
+    shared = SharedMemory(2)
+    before = time.time()
+    shared.journal(0).record(
+        ENDPOINT_EJECTED, who="outlier detection", why="refused", upstream="u", endpoint=ONE
+    )
+    (event,) = shared.journal(1).read()
+    assert event.pop("time") == pytest.approx(before, abs=10)
+    assert event.pop("id")
+    assert event == {
+        "level": "error",
+        "kind": "endpoint_ejected",
+        "event": "endpoint ejected",
+        "process": os.getpid(),
+        "subject": f"{ONE} of u",
+        "who": "outlier detection",
+        "why": "refused",
+        "upstream": "u",
+        "endpoint": ONE,
+    }
+
+
+def test_events_of_all_processes_are_read_newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedMemory(2)
+    times = iter([3, 1, 2])
+    monkeypatch.setattr(time, "time_ns", lambda: next(times) * 10**9)
+    for process, name in ((0, "third"), (1, "first"), (1, "second")):
+        shared.journal(process).record(SETTINGS_RELOADED, who="SIGHUP", subject=name)
+    assert [each["subject"] for each in shared.journal(0).read()] == [
+        "third",
+        "second",
+        "first",
+    ]
+
+
+def test_last_thousand_events_are_kept() -> None:
+    journal = SharedMemory().journal(0)
+    for number in range(MAX_EVENTS + 50):
+        journal.record(SETTINGS_RELOADED, who="SIGHUP", why="x" * 60, subject=str(number))
+    subjects = [each["subject"] for each in journal.read()]
+    assert subjects == [str(number) for number in range(MAX_EVENTS + 49, 49, -1)]
+
+
+def test_texts_of_servers_are_cut_and_need_not_be_unicode() -> None:
+    journal = SharedMemory().journal(0)
+    journal.record(ENDPOINT_EJECTED, who="a", why="\udcff" + "x" * 5000, upstream="u" * 5000)
+    (event,) = journal.read()
+    assert event["why"] == "?" + "x" * 299 + "..."
+    assert len(event["upstream"]) < 310
+
+
 @asynccontextmanager
 async def _upstream(
     endpoints: Sequence[str], **declared: Any
 ) -> AsyncIterator[tuple[SharedUpstream, Journal]]:
-    journal = SharedJournal(1).of_process(0)
+    journal = SharedMemory().journal(0)
     settings = {"endpoints": list(endpoints), "dialect": "triton", **declared}
     spec = UpstreamSpec("u", Upstream.model_validate(settings), 1, 5, 0, 1000)
     metrics = GatewayMetrics(MetricStore(GATEWAY_FAMILIES, 1).writer(0))

@@ -7,110 +7,92 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from gateway.app import multi_worker_reloader
+from gateway.app import with_workers
 from gateway.app.gateway import Gateway
 from gateway.app.loaded_resources import LoadedResources
-from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader
-from gateway.app.reload.prepared import CloseReplaced, OnApplied, PreparedReload
-from gateway.app.reload.revision import Revision
-from gateway.app.reload.source import SettingsSource
+from gateway.app.reload import CloseReplaced, PreparedReload, SettingsSource
+from gateway.app.with_workers import GatewayWithWorkers, WorkerReloader
 from gateway.errors import INTERNAL_ERROR_TEXT
 from gateway.settings.schema import Settings
-from gateway.workers.ipc import ReloadMessage, ToWorker
-from gateway.workers.reload_broadcast import ConfigUpdate, RefusedUpdate
+from gateway.workers.ipc import ToWorker
+from gateway.workers.reload_broadcast import ConfigUpdate
 from tests.support.certificates import authority, certificate_files
 from tests.support.gateway import no_leaks, until
 from tests.support.raw_client import RawClient, connect
 
+pytestmark = pytest.mark.usefixtures("log_level")
+
 
 class _Reloads:
-    """A supervisor's reloader of a settings file."""
+    """What the supervisor does with a settings file."""
 
     def __init__(self, file: Path, end: str = "") -> None:
         self.file = file
         self.write("http://127.0.0.1:1", end=end)
         source = SettingsSource(file, {})
-        self.levels: list[str] = []
-        self.supervisor = SupervisorReloader(source.read(), source, self.note)
+        self.supervisor = GatewayWithWorkers(source.read(), source, 2)
         self.sockets = self.supervisor.sockets
 
     def close(self) -> None:
         for sock in self.supervisor.sockets:
             sock.close()
 
-    def note(self, settings: Settings) -> None:
-        self.levels.append(settings.log.level)
-
     def write(self, url: str, more: str = "", end: str = "", listen: str = "127.0.0.1:0") -> None:
         upstreams = f"{{u: {{endpoints: ['{url}'], dialect: triton{more}}}}}"
         self.file.write_text(f"listen: {listen}\nworkers: 2\nupstreams: {upstreams}\n{end}")
 
     @property
-    def url(self) -> str:
-        return self.supervisor.addresses[0]
+    def revision(self) -> dict[str, Any]:
+        return self.supervisor.shared.revision()
 
-    def poll(self) -> ConfigUpdate | RefusedUpdate | None:
+    def poll(self) -> ConfigUpdate | None:
         return self.supervisor.poll(requested=False)
 
     def request(self) -> ConfigUpdate:
-        """Have the supervisor read its settings; return what it sends to the workers."""
+        """Have the supervisor read its settings, for the workers to prepare."""
         update = self.supervisor.poll(requested=True)
-        assert isinstance(update, ConfigUpdate)
-        return update
-
-    def request_refused(self) -> RefusedUpdate:
-        """Have it read settings that cannot be used."""
-        update = self.supervisor.poll(requested=True)
-        assert isinstance(update, RefusedUpdate)
+        assert update is not None
         return update
 
 
 class _Worker:
     """A worker's gateway, and its reloader."""
 
-    def __init__(self, gateway: Gateway, on_applied: OnApplied | None = None) -> None:
+    def __init__(self, reloads: _Reloads, gateway: Gateway) -> None:
         self.gateway = gateway
-        self.levels: list[str] = []
         self.replies: list[str] = []
-        self.reloader = WorkerReloader(gateway, on_applied or self.note, self.replies.append)
+        shared = reloads.supervisor.shared
+        self.reloader = WorkerReloader(gateway, shared, self.replies.append)
 
-    def note(self, settings: Settings) -> None:
-        self.levels.append(settings.log.level)
+    @property
+    def endpoints(self) -> tuple[object, ...]:
+        """Return the endpoints that it uses."""
+        return self.gateway.settings.upstreams["u"].endpoints
 
-    async def prepare(self, update: ConfigUpdate) -> str:
-        """Have it prepare settings; return its reply."""
-        return await self._ask(ReloadMessage(ToWorker.PREPARE, update.settings))
-
-    async def commit(self) -> str:
-        """Have it use what it has prepared; return its reply."""
-        return await self._ask(ReloadMessage(ToWorker.COMMIT))
-
-    async def abort(self, refused: RefusedUpdate) -> str:
-        """Have it give back what it has prepared; return its reply."""
-        return await self._ask(ReloadMessage(ToWorker.ABORT, refused.reason))
-
-    async def _ask(self, message: ReloadMessage) -> str:
-        self.reloader.enqueue(message)
+    async def do(self, step: ToWorker) -> str:
+        """Have it do a step of a reload; return its reply."""
+        self.reloader.enqueue(step)
         await until(lambda: self.replies)
         return self.replies.pop()
 
 
 async def _reload(reloads: _Reloads, worker: _Worker) -> None:
     """Do all of a reload with one worker."""
-    assert await worker.prepare(reloads.request()) == ""
+    reloads.request()
+    assert await worker.do(ToWorker.PREPARE) == ""
     reloads.supervisor.commit()
-    assert await worker.commit() == ""
+    assert await worker.do(ToWorker.COMMIT) == ""
     reloads.supervisor.on_applied([])
 
 
 @asynccontextmanager
 async def _worker(reloads: _Reloads) -> AsyncIterator[_Worker]:
-    async with reloads.supervisor.gateway(lambda: None) as gateway:
-        worker = _Worker(gateway)
+    async with reloads.supervisor.worker(lambda: None) as gateway:
+        worker = _Worker(reloads, gateway)
         async with worker.reloader:
             yield worker
 
@@ -122,53 +104,42 @@ def reloads(tmp_path: Path) -> Iterator[_Reloads]:
 
 
 async def test_workers_use_new_settings_from_the_commit_on(
-    reloads: _Reloads, caplog: pytest.LogCaptureFixture
+    reloads: _Reloads, caplog: pytest.LogCaptureFixture, log_level: logging.Logger
 ) -> None:
     caplog.set_level(logging.INFO, "tensorgate")
     async with _worker(reloads) as worker:
-        gateway = worker.gateway
-        assert (gateway.revision.number, gateway.revision.file) == (1, str(reloads.file))
-        reloads.write("http://127.0.0.1:2")
-        update = reloads.request()
-        assert update.sockets == reloads.sockets
-        assert await worker.prepare(update) == ""
-        for used in (gateway.settings, reloads.supervisor.settings):
+        assert (reloads.revision["number"], reloads.revision["file"]) == (1, str(reloads.file))
+        reloads.write("http://127.0.0.1:2", end="log: {level: debug}\n")
+        assert reloads.request().sockets == reloads.sockets
+        assert await worker.do(ToWorker.PREPARE) == ""
+        for used in (worker.gateway.settings, reloads.supervisor.settings):
             assert used.upstreams["u"].endpoints == ("http://127.0.0.1:1",)
-        assert (gateway.revision.number, worker.levels, reloads.levels) == (1, [], [])
         reloads.supervisor.commit()
-        assert await worker.commit() == ""
-        reloads.supervisor.on_applied([])
-        assert caplog.messages == [f"settings reloaded from {reloads.file}: upstreams ~u"]
-        for used in (gateway.settings, reloads.supervisor.settings):
+        assert await worker.do(ToWorker.COMMIT) == ""
+        await until(lambda: log_level.level == logging.DEBUG)
+        assert (reloads.revision["number"], reloads.revision["reloads"]) == (2, 1)
+        caplog.clear()
+        reloads.supervisor.on_applied(["worker 7"])
+        assert caplog.messages == [
+            f"settings reloaded from {reloads.file}: upstreams ~u, log changed",
+            "worker 7 does not respond: it uses the new settings once it does",
+        ]
+        for used in (worker.gateway.settings, reloads.supervisor.settings):
             assert used.upstreams["u"].endpoints == ("http://127.0.0.1:2",)
-        assert (gateway.revision.number, gateway.revision.reloads) == (2, 1)
-        assert reloads.supervisor.gateway(lambda: None).revision == gateway.revision
-        await until(lambda: worker.levels)
-        assert worker.levels == reloads.levels == ["info"]
 
 
-async def test_worker_that_is_late_is_named(
-    reloads: _Reloads, caplog: pytest.LogCaptureFixture
-) -> None:
-    reloads.request()
-    reloads.supervisor.commit()
-    reloads.supervisor.on_applied(["worker 7"])
-    assert caplog.messages == ["worker 7 does not respond: it uses the new settings once it does"]
-
-
-async def test_workers_show_why_a_settings_file_cannot_be_used(
+async def test_status_shows_why_a_settings_file_cannot_be_used(
     reloads: _Reloads, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with _worker(reloads) as worker:
         reloads.write("ftp://x")
-        assert await worker.abort(reloads.request_refused()) == ""
+        assert reloads.supervisor.poll(requested=True) is None
+        assert await worker.do(ToWorker.ABORT) == ""
         (message,) = caplog.messages
         assert message.startswith(f"settings not reloaded: {reloads.file}:3: upstreams.u.endpoints")
-        revision = worker.gateway.revision
-        assert revision.last_failure is not None
-        assert revision.last_failure in message
-        assert (revision.number, revision.reload_failures) == (1, 1)
-        assert worker.levels == reloads.levels == []
+        shown = worker.gateway.status()["settings"]
+        assert shown["last_failure"] in message
+        assert (shown["number"], shown["reload_failures"]) == (1, 1)
 
 
 async def test_settings_that_a_worker_refuses_are_used_by_no_process_until_the_next_reload(
@@ -180,26 +151,26 @@ async def test_settings_that_a_worker_refuses_are_used_by_no_process_until_the_n
     async with _worker(reloads) as worker, _worker(reloads) as ready:
         reloads.write("https://127.0.0.1:2", ca, listen="[127.0.0.1:0, 127.0.0.2:0]")
         update = reloads.request()
-        assert await ready.prepare(update) == ""
+        assert await ready.do(ToWorker.PREPARE) == ""
         certificates.rename(tmp_path / "elsewhere")  # before the worker reads it
-        error = await worker.prepare(update)
+        error = await worker.do(ToWorker.PREPARE)
         assert error.startswith(f"upstreams.u.tls.ca: cannot read {certificates}: No such file")
-        refused = reloads.supervisor.abort(
+        reloads.supervisor.abort(
             {"worker 7": error, "worker 8": error, "admin process 9": "no luck"}
         )
         why = f"{reloads.file}: worker 7, worker 8: {error}; admin process 9: no luck"
         assert caplog.messages == [f"settings not reloaded: {why}; keeping the previous settings"]
         assert reloads.supervisor.sockets == reloads.sockets
         assert all(sock.fileno() < 0 for sock in update.sockets if sock not in reloads.sockets)
+        assert reloads.revision["last_failure"] == why
         for each in (worker, ready):
-            assert await each.abort(refused) == ""
-            assert each.gateway.settings.upstreams["u"].endpoints == ("http://127.0.0.1:1",)
-            assert each.gateway.revision.last_failure == why
+            assert await each.do(ToWorker.ABORT) == ""
+            assert each.endpoints == ("http://127.0.0.1:1",)
         (tmp_path / "elsewhere").rename(certificates)
         reloads.write("https://127.0.0.1:2", ca)
         await _reload(reloads, worker)
-        assert worker.gateway.settings.upstreams["u"].endpoints == ("https://127.0.0.1:2",)
-        assert (worker.gateway.revision.number, worker.gateway.revision.last_failure) == (2, None)
+        assert worker.endpoints == ("https://127.0.0.1:2",)
+        assert (reloads.revision["number"], reloads.revision["last_failure"]) == (2, None)
 
 
 async def test_unexpected_error_ends_neither_supervisor_nor_worker(
@@ -211,21 +182,28 @@ async def test_unexpected_error_ends_neither_supervisor_nor_worker(
     async with _worker(reloads) as worker:
         with monkeypatch.context() as patch:
             patch.setattr(Gateway, "prepare", fail)
-            assert await worker.prepare(reloads.request()) == INTERNAL_ERROR_TEXT
+            reloads.request()
+            assert await worker.do(ToWorker.PREPARE) == INTERNAL_ERROR_TEXT
         reloads.supervisor.abort({})
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.app.multi_worker_reloader.load_resources", fail)
-            assert await worker.abort(reloads.request_refused()) == ""
+            patch.setattr("gateway.app.with_workers.load_resources", fail)
+            assert reloads.supervisor.poll(requested=True) is None
         assert caplog.text.count("RuntimeError: no luck") == 2
-        assert worker.gateway.revision.last_failure == f"{reloads.file}: {INTERNAL_ERROR_TEXT}"
+        assert reloads.revision["last_failure"] == f"{reloads.file}: {INTERNAL_ERROR_TEXT}"
         await _reload(reloads, worker)
+
+
+async def test_settings_that_are_too_large_are_refused(
+    reloads: _Reloads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloads.supervisor.shared.new_settings, "publish", lambda *_: False)
+    reloads.write("http://127.0.0.1:2")
+    assert reloads.supervisor.poll(requested=True) is None
+    assert reloads.revision["last_failure"].endswith("they are too large")
 
 
 class _Faulty:
     """Settings that fail in one of the steps; the next ones do not."""
-
-    def __init__(self) -> None:
-        self.revision = Revision(0.0, "")
 
     async def prepare(self, settings: Settings) -> PreparedReload:
         if settings.log.level == "debug":
@@ -242,54 +220,25 @@ class _Faulty:
 async def test_error_of_a_commit_is_replied_and_ends_no_worker(
     reloads: _Reloads, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = _Worker(cast("Gateway", _Faulty()))
+    worker = _Worker(reloads, cast("Gateway", _Faulty()))
     async with worker.reloader:
         for _ in range(2):
-            assert await worker.prepare(reloads.request()) == ""
-            assert await worker.commit() == INTERNAL_ERROR_TEXT
+            reloads.request()
+            assert await worker.do(ToWorker.PREPARE) == ""
+            assert await worker.do(ToWorker.COMMIT) == INTERNAL_ERROR_TEXT
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
 
 
 async def test_settings_that_are_not_prepared_in_time_are_refused(
     reloads: _Reloads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multi_worker_reloader, "PREPARE_TIMEOUT", 0.1)
-    worker = _Worker(cast("Gateway", _Faulty()))
+    monkeypatch.setattr(with_workers, "PREPARE_TIMEOUT", 0.1)
+    worker = _Worker(reloads, cast("Gateway", _Faulty()))
     async with worker.reloader:
-        reloads.write("http://127.0.0.1:2", end="log: {level: debug}")
-        assert await worker.prepare(reloads.request()) == "not prepared within 0.1 s"
-        reloads.write("http://127.0.0.1:2")
-        assert await worker.prepare(reloads.request()) == ""
-
-
-async def test_worker_reloads_on_after_an_error_of_whoever_takes_note_of_the_settings(
-    reloads: _Reloads, caplog: pytest.LogCaptureFixture
-) -> None:
-    levels: list[str] = []
-
-    def fail_once(settings: Settings) -> None:
-        levels.append(settings.log.level)
-        if len(levels) == 1:
-            raise ValueError("no such level")
-
-    async with reloads.supervisor.gateway(lambda: None) as gateway:
-        worker = _Worker(gateway, fail_once)
-        async with worker.reloader:
-            for number in (2, 3):
-                await _reload(reloads, worker)
-                assert gateway.revision.number == number
-            await until(lambda: len(levels) == 2)
-    assert caplog.text.count("ValueError: no such level") == 1
-
-
-async def test_settings_that_were_not_received_whole_are_refused(reloads: _Reloads) -> None:
-    async with _worker(reloads) as worker:
-        for error in ("too many open files", ""):
-            worker.reloader.enqueue(ReloadMessage(ToWorker.PREPARE, b"no pickle", error))
-            await until(lambda: worker.replies)
-            assert worker.replies.pop() == (error or INTERNAL_ERROR_TEXT)
-        await _reload(reloads, worker)
-        assert worker.gateway.revision.last_failure is None
+        for level, reply in (("debug", "not prepared within 0.1 s"), ("info", "")):
+            reloads.write("http://127.0.0.1:2", end=f"log: {{level: {level}}}")
+            reloads.request()
+            assert await worker.do(ToWorker.PREPARE) == reply
 
 
 def _log_threads() -> int:
@@ -300,18 +249,18 @@ def _log_threads() -> int:
 async def test_worker_gives_back_what_it_has_prepared(
     reloads: _Reloads, tmp_path: Path, is_told: bool
 ) -> None:
-    reloads.write(
-        "http://127.0.0.1:2", end=f"log: {{access: {{path: {tmp_path / 'access.log'}}}}}\n"
-    )
-    async with no_leaks(), reloads.supervisor.gateway(lambda: None) as gateway:
+    log = f"log: {{access: {{path: {tmp_path / 'access.log'}}}}}\n"
+    reloads.write("http://127.0.0.1:2", end=log)
+    async with no_leaks(), reloads.supervisor.worker(lambda: None) as gateway:
         before = _log_threads()
-        worker = _Worker(gateway)
+        worker = _Worker(reloads, gateway)
         async with no_leaks(), worker.reloader:
-            assert await worker.prepare(reloads.request()) == ""
+            reloads.request()
+            assert await worker.do(ToWorker.PREPARE) == ""
             assert _log_threads() == before + 1
-            refused = reloads.supervisor.abort({"worker 7": "no luck"})
+            reloads.supervisor.abort({"worker 7": "no luck"})
             if is_told:
-                assert await worker.abort(refused) == ""
+                assert await worker.do(ToWorker.ABORT) == ""
         assert _log_threads() == before
 
 
@@ -324,7 +273,6 @@ async def test_supervisor_reads_settings_when_their_file_has_changed(reloads: _R
     reloads.write("http://127.0.0.1:444", end="watch: false\n")
     assert [reloads.poll() is None for _ in range(2)] == [True, False]
     reloads.supervisor.commit()
-    assert reloads.poll() is None
     reloads.write("http://127.0.0.1:5555")
     assert [reloads.poll() for _ in range(3)] == [None, None, None]
 
@@ -336,13 +284,13 @@ async def test_supervisor_reads_settings_when_their_file_has_changed(reloads: _R
 async def _new_worker_client(reloads: _Reloads) -> AsyncIterator[RawClient]:
     """Start a worker, and connect to it as if the supervisor had accepted."""
     (listening,) = reloads.sockets
-    async with reloads.supervisor.gateway(lambda: None) as gateway:
+    async with reloads.supervisor.worker(lambda: None) as gateway:
 
         async def accept() -> None:
             gateway.take((await asyncio.to_thread(listening.accept))[0])
 
         accepting = asyncio.create_task(accept())
-        async with connect(reloads.url) as client:
+        async with connect(reloads.supervisor.addresses[0]) as client:
             await accepting
             yield client
 

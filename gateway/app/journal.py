@@ -1,27 +1,31 @@
 """The journal: what happened to the gateway and its endpoints, with who caused it and why.
 
 Each process appends its events to a ring of its own in shared memory, and any process reads all of
-them as one list. Several workers may find out the same, as that an endpoint is unhealthy: that is
-one event.
+them as one list. What several workers find out, as that an endpoint is unhealthy, is recorded by
+the first of them.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from gateway import __version__
 from gateway.errors import replace_surrogates, shorten
+from gateway.routing.endpoint_health import EjectionState
+from gateway.upstream.pool.member import Member
+from gateway.upstream.pool.pool import Pool
 from gateway.workers.shared_rings import SharedRing
 
 MAX_EVENTS = 1000
 """Events that are kept: the last ones of all processes."""
-_RING_SIZE = 512 * 1024
+RING_SIZE = 512 * 1024
 """Bytes of a process's ring. Memory is used as events are written."""
 _MAX_TEXT = 300
 """Characters of a text."""
@@ -31,15 +35,11 @@ Event = dict[str, Any]
 
 
 class EventKind(NamedTuple):
-    """A kind of events: its words for operators, and how bad it is.
-
-    ``ends`` is the kind of events whose end it is.
-    """
+    """A kind of events: its words for operators, and how bad it is."""
 
     name: str
     level: str
     words: str
-    ends: EventKind | None = None
 
 
 GATEWAY_STARTED: Final = EventKind("gateway_started", "info", "gateway started")
@@ -53,25 +53,17 @@ WORKER_RESTARTED: Final = EventKind("worker_restarted", "info", "process restart
 ENDPOINT_DRAINED: Final = EventKind("endpoint_drained", "warning", "endpoint drained")
 ENDPOINT_RESTORED: Final = EventKind("endpoint_restored", "info", "endpoint restored")
 ENDPOINT_EJECTED: Final = EventKind("endpoint_ejected", "error", "endpoint ejected")
-EJECTION_ENDED: Final = EventKind("ejection_ended", "info", "ejection ended", ENDPOINT_EJECTED)
+EJECTION_ENDED: Final = EventKind("ejection_ended", "info", "ejection ended")
 ENDPOINT_UNHEALTHY: Final = EventKind("endpoint_unhealthy", "error", "endpoint unhealthy")
-ENDPOINT_HEALTHY: Final = EventKind(
-    "endpoint_healthy", "info", "endpoint healthy again", ENDPOINT_UNHEALTHY
-)
+ENDPOINT_HEALTHY: Final = EventKind("endpoint_healthy", "info", "endpoint healthy again")
 UPSTREAM_UNREACHABLE: Final = EventKind(
     "upstream_unreachable", "error", "no endpoint can be reached"
 )
 UPSTREAM_REACHABLE: Final = EventKind(
-    "upstream_reachable", "info", "endpoints can be reached again", UPSTREAM_UNREACHABLE
+    "upstream_reachable", "info", "endpoints can be reached again"
 )
 
-_TRANSITIONS = {
-    kind.name: kind.ends.name if kind.ends else kind.name
-    for pair in (EJECTION_ENDED, ENDPOINT_HEALTHY, UPSTREAM_REACHABLE)
-    for kind in (pair, pair.ends)
-    if kind is not None
-}
-"""The kinds that several workers find out, by the kind whose begin or end they are."""
+_BY_CALLS, _BY_CHECKS = "outlier detection", "health check"
 
 
 class Journal:
@@ -135,55 +127,53 @@ class Journal:
 
     def read(self) -> list[Event]:
         """Return the last events of all processes, newest first; in any thread."""
-        records = (orjson.loads(each) for ring in self._rings for each in ring.read().records)
-        return merge_events(records)[-MAX_EVENTS:][::-1]
+        events = [orjson.loads(each) for ring in self._rings for each in ring.read().records]
+        return sorted(events, key=itemgetter("time"))[-MAX_EVENTS:][::-1]
 
 
-class SharedJournal:
-    """The rings of all processes, by their number; it is made before the first fork."""
+@dataclass(frozen=True, slots=True)
+class EndpointEvents:
+    """Records the ejections and the health of an upstream's endpoints.
 
-    def __init__(self, processes: int) -> None:
-        self._rings = [SharedRing(_RING_SIZE) for _ in range(processes)]
-
-    def of_process(self, number: int) -> Journal:
-        """Return the journal for a process to record in."""
-        return Journal(self._rings[number], self._rings)
-
-
-@dataclass(slots=True)
-class _Known:
-    """The last transition of an endpoint or an upstream, and the processes that have found it."""
-
-    kind: str
-    found_by: set[int] = field(default_factory=set)
-
-
-def merge_events(records: Iterable[Event]) -> list[Event]:
-    """Return the events in the order of their times; what several workers found is one event.
-
-    A worker that finds what another one has found before does not make it happen again. One that
-    finds it for the second time has missed the end in between, so that it has happened again.
+    An upstream that is not ``required`` is worth a warning, as everywhere else.
     """
-    known: dict[tuple[str, str, str], _Known] = {}
-    events = []
-    for event in sorted(records, key=lambda each: float(each["time"])):
-        kind, process = event["kind"], event["process"]
-        if kind == WORKER_ENDED.name:
-            _forget(known, process)
-        elif kind in _TRANSITIONS:
-            key = _TRANSITIONS[kind], event["upstream"], event["endpoint"]
-            last = known.get(key)
-            if last is not None and last.kind == kind and process not in last.found_by:
-                last.found_by.add(process)
-                continue
-            known[key] = _Known(kind, {process})
-        events.append(event)
-    return events
+
+    journal: Journal
+    upstream: str
+    required: bool
+
+    def record_ejection(self, pool: Pool, url: str, state: EjectionState) -> None:
+        """Record an ejection or a recovery; without a URL, that of all endpoints together.
+
+        An ejection that follows another one is no new event.
+        """
+        if not url:
+            why = pool.unreachable or "a connection was made"
+            kind = UPSTREAM_UNREACHABLE if state.ejections else UPSTREAM_REACHABLE
+            self._record(kind, "calls", why)
+        elif not state.ejections:
+            self._record(EJECTION_ENDED, _BY_CALLS, "a call or a health check succeeded", url)
+        elif state.ejections == 1:
+            self._record(ENDPOINT_EJECTED, _BY_CALLS, _reason(pool, url, state), url)
+
+    def record_health(self, member: Member) -> None:
+        """Record that health checks of this worker have found an endpoint healthy, or unhealthy."""
+        kind = ENDPOINT_HEALTHY if member.is_healthy else ENDPOINT_UNHEALTHY
+        self._record(kind, _BY_CHECKS, member.reason, member.endpoint.url)
+
+    def _record(self, kind: EventKind, who: str, why: str, url: str = "") -> None:
+        if kind.level == "error" and not self.required:
+            kind = kind._replace(level="warning")
+        self.journal.record(kind, who=who, why=why, upstream=self.upstream, endpoint=url)
 
 
-def _forget(known: dict[tuple[str, str, str], _Known], process: int) -> None:
-    """Forget what only a process knew that has ended; its successor finds out anew."""
-    for key, each in list(known.items()):
-        each.found_by.discard(process)
-        if not each.found_by:
-            del known[key]
+def _reason(pool: Pool, url: str, state: EjectionState) -> str:
+    """Return why an endpoint is ejected: it is slow, or calls failed."""
+    count = "1 failure" if state.failures == 1 else f"{state.failures} failures in a row"
+    for member in pool.members:
+        if member.endpoint.url == url:
+            if member.ejection_reason:
+                return member.ejection_reason
+            if member.calls.last_error:
+                return f"{count}: {member.calls.last_error}"
+    return count
