@@ -172,7 +172,7 @@ def top(address: str, interval: str, once: bool) -> None:
     127.0.0.1:9080. In a pipe it prints one page, as with --once. The exit status is then 1 if the
     gateway cannot be read.
     """
-    from gateway.top.address import parse_admin_address
+    from gateway.top.client import parse_admin_address
     from gateway.top.run import NoGatewayError, parse_interval, run
 
     try:

@@ -9,10 +9,23 @@ from rich.text import Text
 
 from gateway.top import formatting
 from gateway.top.document import Document, count, flag, number, numbers, objects, text
-from gateway.top.panels.body import ERROR, GOOD, QUIET, STRONG, WARNING, Body, body_of, sentence
 from gateway.top.plain_text import fit, plain, width_of, wrap
 from gateway.top.sparkline import Points, sparkline, squeeze
-from gateway.top.table import Column, Layout, line
+from gateway.top.table import (
+    ERROR,
+    GOOD,
+    QUIET,
+    STRONG,
+    WARNING,
+    Body,
+    Cell,
+    Column,
+    Table,
+    line,
+    numeric,
+    said,
+    sentence,
+)
 
 _LABEL, _VALUE = 16, 10
 _MOST = 17
@@ -33,21 +46,31 @@ class _Metric:
     style: str
     share_of_calls: str = ""
     """The curve that is shown as a share of all calls."""
+    alarm: str = ""
+    """The style of a value above 0."""
     is_percentile: bool = False
 
 
 _METRICS = (
     _Metric("Calls", "calls_per_second", formatting.rate, "cyan"),
-    _Metric("Errors", "error_ratio", formatting.percent, "red", "errors_per_second"),
-    _Metric("4xx", "client_error_ratio", formatting.percent, "yellow", "client_errors_per_second"),
-    _Metric("p50", "p50_ms", formatting.milliseconds, "blue", is_percentile=True),
-    _Metric("p95", "p95_ms", formatting.milliseconds, "blue", is_percentile=True),
-    _Metric("p99", "p99_ms", formatting.milliseconds, "blue", is_percentile=True),
+    _Metric("Errors", "error_ratio", formatting.percent, "red", "errors_per_second", ERROR),
+    _Metric(
+        "4xx",
+        "client_error_ratio",
+        formatting.percent,
+        "yellow",
+        "client_errors_per_second",
+        WARNING,
+    ),
+    *(
+        _Metric(name, f"{name}_ms", formatting.milliseconds, "blue", is_percentile=True)
+        for name in ("p50", "p95", "p99")
+    ),
     _Metric("In progress", "requests_in_progress", formatting.count, "magenta"),
 )
 
 
-def describe(
+def describe_overview(
     overview: Document,
     size: tuple[int, int],
     search: str = "",
@@ -71,62 +94,44 @@ def describe(
         *_settings(overview, width),
     ]
     now = number(overview, "time") or 0.0
-    return body_of([*lines, *_journal(events, width, room - len(lines), search, now)])
+    return Body((), [*lines, *_journal(events, width, room - len(lines), search, now)])
 
 
 def _metrics(overview: Document, width: int, height: int) -> list[Text]:
     rows = next((rows for least, rows in _ROWS_FOR_CHARTS.items() if height >= least), 1)
     room = width - 1 - _LABEL - _VALUE - 3
     with_most = room >= _MOST + _LEAST_CHART
-    chart_width = room - (_MOST + 1 if with_most else 1)
+    chart_width = max(0, room - (_MOST + 1 if with_most else 1))
+
+    def row(texts: Sequence[str], styles: Sequence[str]) -> Text:
+        label, value, chart, most = texts
+        shown = (
+            f" {fit(label, _LABEL)} ",
+            f"{fit(value, _VALUE, right=True)}  ",
+            fit(chart, chart_width),
+            f" {fit(most, _MOST, right=True)}" if with_most else "",
+        )
+        return line(*zip(shown, styles, strict=True))
+
     step = number(overview, "recent", "step_seconds") or 1.0
     end = number(overview, "recent", "end") or 0.0
-    lines = []
-    title = ""
+    lines, title = [], ""
     for metric in _METRICS:
         history = _history(overview, metric)
         points, span = squeeze(history, end, step, chart_width)
         each = f", {formatting.seconds(span * step)} per column" if span * step > 1 else ""
         title = f"The last {formatting.seconds(step * len(history))}{each}" if history else ""
-        lines += _metric(metric, overview, points, (chart_width, rows, with_most))
-    heading = [
-        (f" {fit('All calls', _LABEL)} ", STRONG),
-        (f"{fit('last 10 s', _VALUE, right=True)}  ", STRONG),
-        (fit(title, max(0, chart_width)), STRONG),
-        (fit("highest", _MOST + 1, right=True) if with_most else "", STRONG),
-    ]
-    return [line(*heading), *lines]
-
-
-def _metric(
-    metric: _Metric, overview: Document, points: Points, room: tuple[int, int, bool]
-) -> list[Text]:
-    chart_width, rows, with_most = room
-    value = number(overview, "now", metric.now)
-    name = metric.label
-    if metric.is_percentile:
-        seconds = number(overview, "now", "duration_window_seconds")
-        name += f", {formatting.last_seconds(seconds)}"
-    highest = max((each for each in points if each is not None), default=None)
-    charts = sparkline(points, rows, 0.01 if metric.share_of_calls else None)
-    style = STRONG
-    if metric.share_of_calls and value:
-        style = ERROR if metric.now == "error_ratio" else WARNING
-    lines = []
-    for row, chart in enumerate(charts):
-        is_last = row == rows - 1
-        label = fit(name if is_last else "", _LABEL)
-        said = fit(metric.say(value) if is_last else "", _VALUE, right=True)
-        most = fit(metric.say(highest) if is_last and with_most else "", _MOST, right=True)
-        lines.append(
-            line(
-                (f" {label} ", ""),
-                (f"{said}  ", style),
-                (fit(chart, max(0, chart_width)), metric.style),
-                (f" {most}" if with_most else "", QUIET),
-            )
-        )
-    return lines
+        value, label = number(overview, "now", metric.now), metric.label
+        if metric.is_percentile:
+            seconds = number(overview, "now", "duration_window_seconds")
+            label += f", {formatting.last_seconds(seconds)}"
+        highest = max((each for each in points if each is not None), default=None)
+        *above, lowest = sparkline(points, rows, 0.01 if metric.share_of_calls else None)
+        style = metric.alarm if value else ""
+        styles = ("", style or STRONG, metric.style, QUIET)
+        lines += [row(("", "", chart, ""), styles) for chart in above]
+        lines.append(row((label, metric.say(value), lowest, metric.say(highest)), styles))
+    return [row(("All calls", "last 10 s", title, "highest"), [STRONG] * 4), *lines]
 
 
 def _history(overview: Document, metric: _Metric) -> Points:
@@ -176,77 +181,72 @@ def _problem(problem: Document, width: int, now: float) -> list[Text]:
     return [first, *(line((f"{'':10}{part}", "")) for part in parts[1:])]
 
 
+def _process(worker: Document) -> Cell:
+    return f"process {text(worker, 'pid')}", ""
+
+
+def _state(worker: Document) -> Cell:
+    if (number(worker, "seconds_since_update") or 0.0) > _LATE:
+        return "does not report", ERROR
+    return ("drains", WARNING) if flag(worker, "draining") else ("takes calls", GOOD)
+
+
+def _last_report(worker: Document) -> Cell:
+    return f"{formatting.whole_seconds(number(worker, 'seconds_since_update'))} ago", QUIET
+
+
 _WORKER_COLUMNS = (
-    Column("Worker", 15),
-    Column("State", 15),
-    Column("Connections", 11, rank=1, right=True),
-    Column("In progress", 11, rank=1, right=True),
-    Column("Buffered", 9, rank=2, right=True),
-    Column("Tasks", 5, rank=4, right=True),
-    Column("Last report", 11, rank=3, right=True),
+    Column("Worker", _process, 15),
+    Column("State", _state, 15),
+    numeric("Connections", formatting.count, "connections", rank=1, width=11),
+    numeric("In progress", formatting.count, "requests_in_progress", rank=1, width=11),
+    numeric("Buffered", formatting.size, "buffered_bytes", rank=2, width=9),
+    numeric("Tasks", formatting.count, "tasks", rank=4, width=5),
+    Column("Last report", _last_report, 11, rank=3, right=True),
 )
 
 
 def _workers(overview: Document, width: int) -> list[Text]:
-    layout = Layout(_WORKER_COLUMNS, width)
-    return [layout.heading(), *map(layout.row, map(_worker, objects(overview, "workers")))]
+    table = Table(_WORKER_COLUMNS, width)
+    return [table.heading(), *map(table.row, objects(overview, "workers"))]
 
 
-def _worker(worker: Document) -> Sequence[tuple[str, str]]:
-    age = number(worker, "seconds_since_update")
-    state, style = "takes calls", GOOD
-    if age is not None and age > _LATE:
-        state, style = "does not report", ERROR
-    elif flag(worker, "draining"):
-        state, style = "drains", WARNING
-    return (
-        (f"process {text(worker, 'pid')}", ""),
-        (state, style),
-        (formatting.count(number(worker, "connections")), ""),
-        (formatting.count(number(worker, "requests_in_progress")), ""),
-        (formatting.size(number(worker, "buffered_bytes")), ""),
-        (formatting.count(number(worker, "tasks")), ""),
-        (f"{formatting.whole_seconds(age)} ago", QUIET),
-    )
+_EVENT_STYLES = {"error": ERROR, "warning": WARNING}
+_EVENT_WORDS = ("event", "subject", "why", "who")
+
+
+def _event(event: Document) -> Cell:
+    return text(event, "event"), _EVENT_STYLES.get(text(event, "level"), "")
+
+
+def _subject(event: Document) -> Cell:
+    return text(event, "subject") or "the gateway", ""
 
 
 _EVENT_COLUMNS = (
-    Column("Time", 8),
-    Column("Event", 22, 0, 30),
-    Column("Of", 18, 30, 60, rank=1, middle=True),
-    Column("Why", 18, 40, 200, rank=1),
-    Column("By", 17, 0, 30, rank=2),
+    Column("Event", _event, 22, 0, 30),
+    Column("Of", _subject, 18, 30, 60, rank=1, middle=True),
+    Column("Why", said("why"), 18, 40, 200, rank=1),
+    Column("By", said("who", QUIET), 17, 0, 30, rank=2),
 )
-_EVENT_STYLES = {"error": ERROR, "warning": WARNING}
 
 
 def _journal(
     events: Sequence[Document], width: int, room: int, search: str, now: float
 ) -> list[Text]:
     """Return the last events; nothing without room for one, a blank line and the titles."""
+
+    def time(event: Document) -> Cell:
+        return formatting.short_clock(number(event, "time"), now), QUIET
+
     wanted = search.lower()
     fitting = [
         each for each in events if any(wanted in text(each, name).lower() for name in _EVENT_WORDS)
     ]
-    shown = fitting[: max(0, room - 2)]
-    if not shown:
+    if not (shown := fitting[: max(0, room - 2)]):
         return []
-    layout = Layout(_EVENT_COLUMNS, width)
-    rows = [layout.row(_event(each, now)) for each in shown]
-    return [line(), layout.heading(), *rows]
-
-
-_EVENT_WORDS = ("event", "subject", "why", "who")
-
-
-def _event(event: Document, now: float) -> Sequence[tuple[str, str]]:
-    return (
-        (formatting.short_clock(number(event, "time"), now), QUIET),
-        (text(event, "event"), _EVENT_STYLES.get(text(event, "level"), "")),
-        (text(event, "subject") or "the gateway", ""),
-        (text(event, "why"), ""),
-        (text(event, "who"), QUIET),
-    )
+    table = Table((Column("Time", time, 8), *_EVENT_COLUMNS), width)
+    return [line(), table.heading(), *map(table.row, shown)]
 
 
 def _settings(overview: Document, width: int) -> list[Text]:
