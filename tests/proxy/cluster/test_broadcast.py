@@ -72,6 +72,7 @@ async def test_every_endpoint_gets_the_load_and_the_first_response_is_returned(
     response = await cluster.ask("POST", target, b"{}", headers={"Accept-Encoding": "gzip"})
     assert (response.status, response.body, dict(response.headers)) == (201, b"first", {"X-A": "1"})
     assert cluster.received == [[f"POST {sent}"]] * 3
+    assert cluster.log.count_of("server is let go") == 3
     for endpoint in cluster.endpoints:
         assert endpoint.bodies == [b"{}"]
         # Some servers require a Content-Type.
@@ -174,17 +175,16 @@ async def test_error_names_the_endpoints_that_failed(
     assert (response.status, _error(response)) == (status, f"POST {LOAD} {error}")
 
 
-async def test_endpoint_that_hangs_is_named_after_the_request_timeout_and_counts_as_failed() -> (
-    None
-):
+async def test_endpoints_that_hang_or_fail_are_named_and_count_as_failed() -> None:
     limits = replace(LIMITS, request_timeout=0.2)
-    cluster = one_upstream(limits=limits, a=OK, b=asyncio.Event())
+    cluster = one_upstream(limits=limits, a=OK, b=asyncio.Event(), c=scripted_response(b"", 500))
     assert _error(await cluster.ask("POST", LOAD)) == (
         f"POST {LOAD} succeeded at {A}; failed: "
-        f"waiting for {B}: not done in 0.2 s (limits.request_timeout)"
+        f"waiting for {B}: not done in 0.2 s (limits.request_timeout); {C} returned 500"
     )
     pool = cluster.destinations[0].upstream.pool
-    assert [member.ejection.failures for member in pool.members] == [0, 1]
+    assert [member.ejection.failures for member in pool.members] == [0, 1, 0]
+    assert [member.calls.failures for member in pool.members] == [0, 1, 1]
 
 
 async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:

@@ -174,7 +174,7 @@ async def test_share_mirrors_some_requests(share: float) -> None:
     copied = []
     for _ in range(50):
         before = len(scene.shadow.requests)
-        await scene.ask(INFER, json_request())
+        await scene.ask(GENERATE)
         await scene.over()
         copied.append(len(scene.shadow.requests) > before)
     assert copied == expected
