@@ -232,7 +232,7 @@ class Http2Call(ClientCall):
         elif (
             is_small
             and not self.is_client_slow
-            and (head.length or 0) <= self.stream.session.buffers.window
+            and (head.length or 0) <= self.stream.session.buffers.account.window
             and self.defer()
         ):
             self.stream.open_window()
