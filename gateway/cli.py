@@ -70,7 +70,7 @@ def serve(file: Path | None, config: Path | None) -> None:
     if config is None or file not in (None, config):
         raise click.UsageError("Name one settings FILE.")
     open_standard_descriptors()
-    from gateway.app.reload.source import SettingsSource
+    from gateway.app.reload import SettingsSource
 
     source = SettingsSource(config, os.environ)
     with _exit_on_errors():
@@ -108,9 +108,9 @@ def check(config: Path, probe: bool) -> None:
     cannot be used. With --probe, it is 3 if a server or a model is not as declared, and else 4 if a
     server is not ready or cannot be reached.
     """
-    from gateway.app.build.warnings import settings_warnings
     from gateway.app.preflight.files import check_files
     from gateway.app.preflight.self_reference import find_self_references
+    from gateway.app.reload import settings_warnings
 
     loaded = _load_or_exit(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings
@@ -172,7 +172,7 @@ def top(address: str, interval: str, once: bool) -> None:
     127.0.0.1:9080. In a pipe it prints one page, as with --once. The exit status is then 1 if the
     gateway cannot be read.
     """
-    from gateway.top.address import parse_admin_address
+    from gateway.top.client import parse_admin_address
     from gateway.top.run import NoGatewayError, parse_interval, run
 
     try:

@@ -100,7 +100,7 @@ GATEWAY_FAMILIES = (
     WORKER_RESTARTS,
     CPU_SECONDS,
 )
-"""What a store must have for GatewayMetrics and ReloadMetrics."""
+"""What a store must have for GatewayMetrics, and for who reads the settings."""
 
 
 class LimitMetrics:
@@ -151,14 +151,6 @@ class OffloadMetrics:
     def __init__(self, writer: MetricWriter) -> None:
         self.offloaded = writer.counter(OFFLOAD_JOBS, ("offloaded",))
         self.local = writer.counter(OFFLOAD_JOBS, ("local",))
-
-
-class ReloadMetrics:
-    """Counts reloads, in the process that reads the settings."""
-
-    def __init__(self, writer: MetricWriter) -> None:
-        self.reloads = writer.counter(RELOADS)
-        self.failures = writer.counter(RELOAD_FAILURES)
 
 
 class GatewayMetrics:

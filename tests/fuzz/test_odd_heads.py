@@ -151,7 +151,7 @@ def _held(gateway: RunningGateway) -> dict[str, int]:
         "connections": listener.connections,
         "calls": listener.requests,
         "leases": gateway.outstanding,
-        "bytes": gateway.gateway.buffered_bytes,
+        "bytes": gateway.gateway.active_config.limits.memory_budget.total,
         "bytes of mirrors": limits.mirror_memory_budget.total,
         "streams": limits.memory_budget.buffers.streams,
     }

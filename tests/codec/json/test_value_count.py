@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.codec.json.value_count import VALUES_PER_TENSOR, check_value_count
+from gateway.codec.json.parse_cost import VALUES_PER_TENSOR, check_value_count
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v2.buffered_request import read_buffered_json
 from gateway.codec.v2.request import InferRequestReader

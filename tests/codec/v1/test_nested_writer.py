@@ -67,13 +67,6 @@ def test_bytes_elements_are_nested_however_they_are_split(
             assert array.ravel().tolist() == texts
 
 
-def test_bytes_elements_are_written_as_base64_objects() -> None:
-    data = pack_bytes([b"\xff", b""])
-    assert written(NestedBytesEncoder(LABEL, (2, 1), as_base64=True), [data]) == (
-        b'[[{"b64":"/w=="}],[{"b64":""}]]'
-    )
-
-
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [((0,), "[]"), ((2, 0), "[[],[]]"), ((0, 3), "[]"), ((1, 2, 0, 4), "[[[],[]]]")],
@@ -86,17 +79,10 @@ BROKEN: list[tuple[NestedEncoder, bytes, str]] = [
     (numbers((2,)), bytes(7), "ends inside an element"),
     (numbers((2,)), bytes(4), "holds 1 elements or more, its shape [2] takes 2"),
     (
-        NestedBytesEncoder(LABEL, (2,), as_base64=False),
-        pack_bytes([b"a"]),
-        "holds 1 elements or more",
-    ),
-    (
         NestedBytesEncoder(LABEL, (1,), as_base64=False),
         pack_bytes([b"a", b"b"]),
         "holds 2 elements or",
     ),
-    (NestedBytesEncoder(LABEL, (1,), as_base64=False), b"\x02\0\0\0a", "ends inside an element"),
-    (NestedBytesEncoder(LABEL, (1,), as_base64=True), b"\x02\0", "ends inside an element"),
     (EmptyTensorEncoder(LABEL, (0,)), pack_bytes([b""]), "holds 4 elements or more"),
 ]
 

@@ -9,7 +9,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from gateway.codec.json import array_scanner
 from gateway.codec.v1 import nested_reader as v1_values
 from gateway.codec.v1 import request as v1_request
 from gateway.codec.v1.request import PredictRequestReader
@@ -17,7 +16,7 @@ from gateway.errors import ErrorKind, GatewayError
 from tests.codec.reference import pack_bytes
 from tests.codec.reference_v1 import Declared, convert_predict
 from tests.codec.strategies_v1 import model
-from tests.codec.v1.predict_requests import TEXT, TWO, WINDOW, X, as_plain, convert
+from tests.codec.v1.predict_requests import TEXT, TWO, X, as_plain, convert
 
 LARGE: dict[str, Callable[[], tuple[dict[str, Any], Declared]]] = {
     "numbers": lambda: (
@@ -95,26 +94,6 @@ def test_conversion_pauses_between_time_slices() -> None:
         shares += 1
     assert shares >= len(body) / v1_request._ROWS_WINDOW
     assert 0 < codec.buffered_bytes - 9_000 * (8 + 8) < 20_000
-
-
-def test_conversion_of_tiny_strings_pauses_between_time_slices() -> None:
-    body = json.dumps({"inputs": [""] * 100_000}).encode()
-    codec = PredictRequestReader(model(TEXT), 1000, 64)
-    codec.feed(body, last=True)
-    shares = 1
-    while codec.step():
-        shares += 1
-    assert shares >= len(body) / array_scanner.STRING_WINDOW
-    assert 0 < codec.buffered_bytes - 100_000 * 4 < 20_000
-
-
-def test_preferred_read_size_fills_a_window() -> None:
-    codec = PredictRequestReader(model(X), 1000, 64)
-    assert codec.preferred_read_size == WINDOW
-    begin, numbers = b'{"instances":', b"[" + b"1," * 100
-    codec.feed(begin + numbers)
-    codec.step()
-    assert codec.preferred_read_size + len(numbers) == WINDOW
 
 
 def test_more_members_than_the_cap_are_refused() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import struct
 from itertools import product
 from typing import Any
 
@@ -78,14 +77,6 @@ def test_large_rows_of_several_outputs_are_written_in_pieces(predicted: V1Respon
     expected = predictions(body, size, predicted.form.value, single=False)
     pieces = [body[i : i + 32768] for i in range(0, len(body), 32768)]
     assert json.loads(convert(pieces, size, predicted)) == expected
-
-
-def test_many_rows_of_several_outputs_are_joined() -> None:
-    outputs = [floats("a", 9000, 3), floats("b", 9000), texts("c", *[b"x"] * 9000, shape=[9000, 1])]
-    body, size = response_body(outputs)
-    assert json.loads(convert([body], size, ROWS)) == predictions(
-        body, size, "instances", single=False
-    )
 
 
 def test_single_output_is_written_as_it_arrives() -> None:
@@ -203,15 +194,3 @@ def test_broken_responses_and_those_that_v1_cannot_express_are_refused(
         refused = error(predicted, *outputs)
         assert refused.kind is kind
         assert message in refused.message
-
-
-def test_elements_of_rows_without_any_are_refused() -> None:
-    element = struct.pack("<I", 1) + b"a"
-    outputs = [
-        {"name": name, "datatype": "BYTES", "shape": shape, "parameters": {"binary_data_size": 5}}
-        for name, shape in (("a", [2, 0]), ("b", [2]))
-    ]
-    header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
-    converter = predict_converter(len(header), ROWS, JsonPolicies(), 1 << 20, 1 << 26)
-    with pytest.raises(GatewayError, match=r"output 'a' .*shape \[2, 0\] takes 0"):
-        converter.text(header + element)
