@@ -17,7 +17,7 @@ from gateway.observe.gateway_metrics import (
     DROPPED_SPANS,
     EXPORTED_SPANS,
     GATEWAY_FAMILIES,
-    GatewayMetrics,
+    TraceMetrics,
 )
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.tracing import exporter as module
@@ -32,7 +32,7 @@ from tests.support.servers.trace_receiver import TraceReceiver, trace_receiver
 class _Metrics:
     def __init__(self) -> None:
         self._store = MetricStore(GATEWAY_FAMILIES, 1)
-        self.of_exporter = GatewayMetrics(self._store.writer(0)).traces()
+        self.of_exporter = TraceMetrics(self._store.writer(0))
 
     @property
     def exported(self) -> float:
