@@ -77,6 +77,11 @@ def _record(target: str = "/v2/models/m/infer", attempts: int = 1) -> CallRecord
     return record
 
 
+def _size_of(record: CallRecord) -> int:
+    assert record.trace is not None
+    return size_of(record, record.trace)
+
+
 @contextmanager
 def _exporter(
     sender: Any, metrics: _Metrics, interval: float = 0.01, **more: Any
@@ -134,7 +139,7 @@ def test_queue_is_bounded_in_bytes() -> None:
     sender, metrics = _Sender(), _Metrics()
     sender.gate.clear()
     record = _record()
-    most = 5 * size_of(record)
+    most = 5 * _size_of(record)
     with _exporter(sender, metrics, max_queued_bytes=most) as exporter:
         for _ in range(8):
             exporter.observe(record)
@@ -167,7 +172,7 @@ def test_size_of_a_call_is_more_than_its_spans_take(attempts: int, target: str) 
     request = writer.new_request()
     empty = request.ByteSize()
     writer.write(request, record, 10**18)
-    assert request.ByteSize() - empty < size_of(record)
+    assert request.ByteSize() - empty < _size_of(record)
 
 
 def test_full_batch_does_not_wait_for_the_interval() -> None:
