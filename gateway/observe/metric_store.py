@@ -193,7 +193,7 @@ class MetricWriter:
         not have the family.
         """
         with self._lock:
-            at = self._find(family, labels)
+            at = self._segment.find(self._indexes[family], labels)
             if (counter := self._counters.get(at)) is None:
                 counter = self._counters[at] = Counter(self._segment.words, at)
             return counter
@@ -201,14 +201,11 @@ class MetricWriter:
     def histogram(self, family: HistogramFamily, labels: Labels = ()) -> Histogram:
         """Return the histogram with these label values, as ``counter`` does."""
         with self._lock:
-            at = self._find(family, labels)
+            at = self._segment.find(self._indexes[family], labels)
             if (histogram := self._histograms.get(at)) is None:
                 histogram = Histogram(self._segment.words, at, family.buckets)
                 self._histograms[at] = histogram
             return histogram
-
-    def _find(self, family: Family, labels: Labels) -> int:
-        return self._segment.find(self._indexes[family], labels)
 
 
 class _Segment:
