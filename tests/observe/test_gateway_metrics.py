@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from gateway.errors import GatewayError
 from gateway.observe.gateway_metrics import (
     GATEWAY_FAMILIES,
-    RELOAD_FAILURES,
     GatewayMetrics,
     LimitMetrics,
     OffloadMetrics,
@@ -90,12 +89,3 @@ def test_endpoint_failures_and_ejections_are_counted(
     assert value("endpoint_failures_total", **labels, kind="5xx") == 2
     assert value("endpoint_failures_total", **labels, kind="unreachable") == 1
     assert value("ejections_total", **labels) == 1
-
-
-def test_supervisor_and_workers_count_reloads() -> None:
-    store = MetricStore(GATEWAY_FAMILIES, 2)
-    for segment in range(2):
-        store.writer(segment).counter(RELOAD_FAILURES).add(1.0)
-    registry = CollectorRegistry()
-    registry.register(StoreCollector(store))
-    assert registry.get_sample_value("tensorgate_reload_failures_total") == 2

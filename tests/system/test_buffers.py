@@ -161,18 +161,12 @@ async def test_usual_clients_may_pause_for_longer_than_those_with_many_streams()
     assert not await ended(usual_ones)
 
 
-async def test_stream_of_a_server_makes_no_room() -> None:
+@pytest.mark.parametrize("is_client", [False, True])
+async def test_streams_of_servers_and_those_that_take_no_room_stay(is_client: bool) -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
-    body = ArrivingBody(BufferShare(account), 2 * STALLED_ALONE)
-    assert not account.make_room()
-    assert body.error is None
-
-
-async def test_streams_stay_where_others_take_the_room() -> None:
-    account = BufferAccount(100 * MIN_STREAM_BYTES)
-    share = client_share(account)
+    share = client_share(account) if is_client else BufferShare(account)
     body = ArrivingBody(share, 2 * STALLED_ALONE)
-    share.change(2 * MIN_STREAM_BYTES)
+    share.change(2 * MIN_STREAM_BYTES if is_client else 0)
     assert not account.make_room()
     assert body.error is None
 
