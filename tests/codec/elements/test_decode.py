@@ -43,14 +43,6 @@ def refusal(datatype: str, text: str) -> str:
     return caught.value.message
 
 
-def fits(datatype: str, text: str) -> bool:
-    try:
-        convert(datatype, text)
-    except GatewayError as error:
-        return not error.message.endswith(f"does not fit {datatype}")
-    return True
-
-
 # ---------------------------------------------------------------------------------- integers
 
 
@@ -154,14 +146,6 @@ def test_string_in_parts_becomes_one_element() -> None:
         [b"a", "one, zwölf, 😀".encode(), b"b", b""]
     )
     assert tensor.size == sum(map(len, tensor.chunks))
-
-
-@pytest.mark.parametrize("part", [b"\\ud83d", b"\\x", b"a\nb", b"\xff", b'"'])
-def test_invalid_string_part_is_refused_with_its_element(part: bytes) -> None:
-    tensor = TensorDecoder("input 'x'", DATATYPES["BYTES"])
-    tensor.feed(ElementRun(b'["a"', 0, 1, first=True))
-    with pytest.raises(GatewayError, match=r"^input 'x': element 1 is not a valid JSON string \("):
-        tensor.feed(StringPart(part))
 
 
 @pytest.mark.parametrize("datatype", reference.DTYPES)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import base64
 import json
 import math
 import random
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from gateway.codec.json.array_scanner import WINDOW
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
-from gateway.codec.v2.buffered_response import write_json_fast
 from gateway.codec.v2.response import encoded_converter, json_converter
 from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import ErrorKind
@@ -54,9 +52,6 @@ def plainly(
 
 def status(failed: Any) -> Any:
     return failed.kind.value.status if isinstance(failed, Failed) else failed
-
-
-IN_BASE64 = {"parameters": {"content_type": "base64"}}
 
 
 # ----------------------------------------------------------------------- independence of splits
@@ -140,54 +135,6 @@ def test_binary_tensor_replaces_json_data_of_the_same_output() -> None:
     assert isinstance(text, bytes)
     assert text.count(b'"data"') == 1
     assert json.loads(text)["outputs"][0]["data"] == [7]
-
-
-OTHERS = {"content_type": "x", "a": 1}
-
-
-@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
-def test_output_requested_as_base64_is_encoded(bytes_encoding: BytesEncoding) -> None:
-    jpeg = b"\xff\xd8\xff\xe0" + bytes(range(256)) * 30
-    outputs = [
-        output("y", "BYTES", [2], pack_bytes([jpeg, b""]), parameters=OTHERS),
-        output("e", "BYTES", [0], b""),
-        output("n", "INT8", [1], b"\7"),
-        output("z", "BYTES", [1], pack_bytes([b"z"])),
-    ]
-    body, size = response_body(outputs)
-    policies = JsonPolicies(bytes_encoding=bytes_encoding, as_base64=frozenset("yen"))
-    for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
-        text = as_json(pieces, size, policies)
-        assert isinstance(text, bytes)
-        y, e, n, z = json.loads(text)["outputs"]
-        assert y["parameters"] == {"content_type": "base64", "a": 1}
-        assert list(map(base64.b64decode, y["data"])) == [jpeg, b""]
-        assert e["parameters"] == {"content_type": "base64"}
-        assert e["data"] == []
-        # The datatype is checked against the model elsewhere.
-        assert n == {"name": "n", "datatype": "INT8", "shape": [1], "data": [7]}
-        assert z["data"] == ["eg==" if bytes_encoding is BytesEncoding.BASE64 else "z"]
-        assert "parameters" not in z
-        assert as_mixed(pieces, size, OutputEncoding(False, {}), policies) == (text, b"")
-
-
-@pytest.mark.parametrize(
-    "policies",
-    [JsonPolicies(as_base64=frozenset("yzn")), JsonPolicies(bytes_encoding=BytesEncoding.BASE64)],
-)
-def test_json_strings_of_the_server_become_base64(policies: JsonPolicies) -> None:
-    text = {"name": "y", "datatype": "BYTES", "shape": [2, 1], "data": [["abcd"], ["\xe9"]]}
-    told = {"name": "z", "datatype": "BYTES", "shape": [1], "data": ["YQ=="]} | IN_BASE64
-    sent = [strategies.Output(str(each["name"]), each, b"") for each in (text, told)]
-    body, size = response_body([*sent, output("n", "INT8", [1], b"\7")])
-    written = as_json([body], size, policies)
-    assert isinstance(written, bytes)
-    y, z, n = json.loads(written)["outputs"]
-    assert y == {**text, "data": ["YWJjZA==", "w6k="]} | IN_BASE64
-    assert z == told
-    assert "parameters" not in n
-    # The fast path leaves such a response to the streaming path.
-    assert write_json_fast(body, size) is None
 
 
 def test_text_is_written_while_bytes_arrive() -> None:
