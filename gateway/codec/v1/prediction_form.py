@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from multidict import CIMultiDictProxy
 
 from gateway.codec.elements.encode import fast_encode_numbers
+from gateway.codec.response_form import ResponseForm
 from gateway.codec.v1.nested_writer import MAX_NESTED_RANK
 from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.buffered_response import ConvertedResponse, ResponsePlan, convert_body
@@ -24,11 +25,8 @@ if TYPE_CHECKING:
     from gateway.codec.v2.response import ResponseConverter
 
 
-class PredictionForm:
-    """The response half of V1: writes predictions in the ``layout`` that the request asks for.
-
-    It gets them in binary form. The request half is a reader here and ``proxy/calls/predict.py``.
-    """
+class PredictionForm(ResponseForm):
+    """Writes predictions in the ``layout`` that the request asks for."""
 
     def __init__(self, layout: V1ResponseLayout) -> None:
         self.layout: Final = layout
@@ -41,11 +39,7 @@ class PredictionForm:
         body: bytes,
         plan: ResponsePlan,
     ) -> ConvertedResponse:
-        """Convert a server's complete response, or its error.
-
-        ``plan`` makes the binary form of what a server sends in another one. Raises GatewayError:
-        502 for an invalid response, 406 for one that V1 or a policy cannot express.
-        """
+        """Convert a server's complete response, or its error; see ResponseForm."""
         cap = plan.header_cap
         if not is_success(status):
             return ConvertedResponse(error_document(body[:cap], reason))
@@ -69,7 +63,7 @@ class PredictionForm:
         return ConvertedResponse(written[0], elements=written[1])
 
     def converter(self, header_size: int, plan: ResponsePlan) -> ResponseConverter[Iterator[bytes]]:
-        """Return what converts a response while it arrives: in binary form, after its header."""
+        """Return what converts a response while it arrives; see ResponseForm."""
         return predict_converter(header_size, self.layout, *plan.policies_and_caps)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from gateway.codec.response_form import ResponseForm
 from gateway.codec.v1.buffered_request import read_prediction
 from gateway.codec.v1.prediction_form import PredictionForm
 from gateway.codec.v2.buffered_request import read_buffered_binary, read_buffered_json, with_data
@@ -41,7 +42,7 @@ class ReceivedRequest:
         body: Sequence[bytes | memoryview] | Chunks,
         uses_metadata: bool = False,
         is_raw_binary: bool = False,
-        response_form: PredictionForm | None = None,
+        response_form: ResponseForm | None = None,
         wants_raw: bool = True,
     ) -> None:
         self.request: Final = request
