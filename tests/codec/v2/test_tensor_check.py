@@ -192,7 +192,7 @@ def test_binary_response_passes(document: dict[str, object], data: bytes) -> Non
         ({"outputs": [_output()]}, _RAW + b"x", "more bytes"),
         ({"outputs": [_output(), _IN_JSON]}, _RAW + b"x", "more bytes"),
         ({"outputs": [_output(datatype="FP8")]}, _RAW[1:], "ends before"),
-        ({"outputs": [_output(shape=[4])]}, _RAW, "12 bytes, which do not make shape"),
+        ({"outputs": [_output(shape=[4])]}, _RAW, "takes 16 bytes"),
         ({"model_name": "m"}, b"", "has no outputs"),
         ({"model_name": "data", "data": 1}, b"", "has no outputs"),
         ({"outputs": {}}, b"", "outputs"),
