@@ -6,8 +6,7 @@ from typing import Any
 
 from gateway.errors import GatewayError
 from gateway.protocol.operations import ModelName
-from gateway.upstream.pool.lease import Lease
-from gateway.upstream.pool.pool import Pool
+from gateway.upstream.pool.pool import Lease, Pool
 from gateway.upstream.transport import UpstreamEndpoint
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 

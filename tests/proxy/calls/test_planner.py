@@ -17,8 +17,7 @@ from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.sizes import CONVERT_CHUNK, MAX_UNSCHEDULED
-from gateway.upstream.pool.model_discovery import ModelDiscovery
-from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
 from gateway.upstream.transport import ReservedConnection
 from tests.proxy.calls.scene import BINARY, JSON, Scene, make_plan, plan_of, start, template_of
 from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient

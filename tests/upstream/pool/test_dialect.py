@@ -11,11 +11,10 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, MLSERVER, TRITON
 from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.upstream.pool import dialect as of_dialect
+from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
 from gateway.upstream.pool.dialect import DialectDetector
-from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.gateway import until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (

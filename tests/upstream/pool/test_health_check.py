@@ -6,11 +6,9 @@ from functools import partial
 import pytest
 
 from gateway.routing.endpoint_health import HealthCheckPolicy
-from gateway.upstream.pool.health_check import HealthChecker
-from gateway.upstream.pool.lease import Lease
+from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
 from gateway.upstream.pool.member import Member, Outcome
-from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.pool.pool import Lease, Pool
 from gateway.upstream.transport import UpstreamEndpoint
 from tests.support.checks.descriptors import no_descriptors
 from tests.support.gateway import until

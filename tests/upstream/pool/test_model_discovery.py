@@ -11,15 +11,15 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import ModelName
-from gateway.upstream.pool.member import ANY_MODEL, ReadyModels
-from gateway.upstream.pool.model_discovery import (
+from gateway.upstream.pool.checks import (
     ModelDiscovery,
+    PoolSupervisor,
     fetch_ready_models,
     may_have_model,
     parse_ready_models,
 )
+from gateway.upstream.pool.member import ANY_MODEL, ReadyModels
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import ready
 from tests.support.gateway import until
 from tests.support.http_messages import http_response
@@ -96,7 +96,7 @@ def _models(pool: Pool) -> list[tuple[str, ...] | None]:
 async def test_server_is_asked_whether_it_has_a_model(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.upstream.pool.model_discovery._TIMEOUT", 0.05)
+    monkeypatch.setattr("gateway.upstream.pool.checks._LIST_TIMEOUT", 0.05)
     plain = always_respond(http_response(b"none", status="404 Not Found"))
     for serve, b in ((_Repository("a"), False), (plain, True), (never_respond, True)):
         async with ScriptedServer(serve) as server:
