@@ -116,28 +116,6 @@ async def test_timeout_says_nothing_about_connections_that_have_responded_since(
         assert len(server.connections) == 1
 
 
-async def test_deadline_of_a_moment_says_nothing_about_a_connection(
-    http2_at: Http2EndpointAt,
-) -> None:
-    peers: list[Http2Peer] = []
-
-    async def play(peer: Http2Peer) -> None:
-        peers.append(peer)
-        for number in range(5):
-            await peer.stream(number)
-        await peer.respond(await peer.request(5), b"ok")
-        await peer.serve_to_end()
-
-    limits = SilenceLimits(given_up=_NEVER)
-    async with ScriptedServer(http2_script(play)) as server:
-        endpoint = http2_at(server.url, silence=limits)
-        for _ in range(5):
-            await _cancelled(call(endpoint, [b"a"]))
-        assert (await call(endpoint, [b"a"])).body == b"ok"
-        assert len(server.connections) == 1
-        assert peers[0].count(PingReceived) == 0
-
-
 async def test_call_given_up_has_a_silent_server_pinged_and_others_go_elsewhere(
     http2_at: Http2EndpointAt,
 ) -> None:

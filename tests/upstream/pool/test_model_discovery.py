@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from tests.support.servers.scripted_server import (
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
-from tests.upstream.pools import used
+from tests.upstream.pools import running, used
 
 Discovering = Callable[..., AbstractAsyncContextManager[Pool]]
 
@@ -58,18 +58,9 @@ class _Repository:
 def discovering(endpoint_at: EndpointAt) -> Discovering:
     """Make pools with model discovery."""
 
-    @asynccontextmanager
-    async def discovering(*urls: str, interval: float = 0.01) -> AsyncIterator[Pool]:
-        model_discovery = ModelDiscovery(interval, lambda: 0.9)
-        pool = Pool(
-            [endpoint_at(url) for url in urls],
-            supervisor=PoolSupervisor(model_discovery=model_discovery),
-        )
-        await pool.start()
-        try:
-            yield pool
-        finally:
-            await pool.close()
+    def discovering(*urls: str, interval: float = 0.01) -> AbstractAsyncContextManager[Pool]:
+        supervisor = PoolSupervisor(model_discovery=ModelDiscovery(interval, lambda: 0.9))
+        return running(Pool([endpoint_at(url) for url in urls], supervisor=supervisor))
 
     return discovering
 
