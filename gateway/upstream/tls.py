@@ -8,7 +8,8 @@ import ssl
 from dataclasses import dataclass
 
 from gateway.system.certificates import load_authorities, load_certificate
-from gateway.system.tls_transport import DecryptedConnection, TlsTransport
+from gateway.system.sockets.connection import Connection
+from gateway.system.tls_transport import TlsTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,7 @@ class ServerTlsTransport(TlsTransport):
     ssl.SSLError or ConnectionResetError.
     """
 
-    def __init__(
-        self, context: ssl.SSLContext, connection: DecryptedConnection, server_name: str
-    ) -> None:
+    def __init__(self, context: ssl.SSLContext, connection: Connection, server_name: str) -> None:
         super().__init__(context, connection, server_name)
         self.established: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Nobody learns of an error if the connect was cancelled before.
@@ -85,7 +84,7 @@ class ServerTlsTransport(TlsTransport):
 
 
 async def connect_tls(
-    sock: socket.socket, context: ssl.SSLContext, server_name: str, connection: DecryptedConnection
+    sock: socket.socket, context: ssl.SSLContext, server_name: str, connection: Connection
 ) -> None:
     """Do the handshake over a connected socket, for a connection that then uses it.
 

@@ -46,9 +46,8 @@ from gateway.proxy.attempts.retry import UpstreamCall
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_chunks, split, write
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_request import check_request, model_metadata
+from gateway.proxy.infer.convert_request import check_metadata, check_request, model_metadata
 from gateway.proxy.infer.grpc_upstream import one_message_request
-from gateway.proxy.infer.server_form import check_metadata
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK

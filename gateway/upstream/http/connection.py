@@ -11,7 +11,7 @@ from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response, st
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
 from gateway.http1.connection import HEAD_COPIES, Http1Body, Http1Connection
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
-from gateway.http1.head_reader import ResponseHeadReader
+from gateway.http1.head_reader import HeadReader
 from gateway.sizes import MAX_FAST_RESPONSE
 from gateway.system.buffers import MAX_WINDOW, BufferAccount
 from gateway.upstream.address import ClosedTransport
@@ -77,7 +77,7 @@ class ServerConnection(Http1Connection):
         self._open_connections = set() if open_connections is None else open_connections
         self._open_connections.add(self)
         self._server = server
-        self._reader = ResponseHeadReader()
+        self._reader = HeadReader(is_request=False)
         self._method = ""
         self._exchange: Exchange | None = None
         self._keep = False
@@ -269,7 +269,7 @@ class ServerConnection(Http1Connection):
                 self._finish_head(head, exchange, data, is_small)
                 return
             self._check_interim(head.status)
-        self._count_head(self._reader.size)
+        self._count_head(len(self._reader.received))
 
     def _check_interim(self, status: int) -> None:
         """Count an interim response; raises GatewayError (502) for 101 or too many."""

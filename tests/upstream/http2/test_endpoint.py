@@ -12,8 +12,12 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.http2.frame_writer import encode_headers, encode_settings, encode_window_update
-from gateway.http2.frames import INITIAL_WINDOW_SIZE
+from gateway.http2.frames import (
+    INITIAL_WINDOW_SIZE,
+    encode_headers,
+    encode_settings,
+    encode_window_update,
+)
 from gateway.http2.hpack import Encoder
 from tests.support.checks.garbage import no_garbage
 from tests.support.servers.http2_server import (
