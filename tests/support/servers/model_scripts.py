@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import FLOATS, binary_response, metadata
-from tests.support.servers.scripted_server import Connection, never_respond
+from tests.support.servers.scripted_server import Connection, Script, never_respond
 
 
 async def read_heads_only(connection: Connection) -> None:
@@ -14,11 +14,30 @@ async def read_heads_only(connection: Connection) -> None:
     await never_respond(connection)
 
 
-async def infer_floats(connection: Connection) -> None:
-    """Answer infer requests with FLOATS, and all others with the metadata of a model."""
-    while True:
-        target = (await connection.request()).head.target.partition("?")[0]
-        is_infer = target.endswith("/infer")
-        await connection.send(
-            binary_response(FLOATS.tobytes()) if is_infer else http_response(metadata(-1))
-        )
+def model_script(
+    infer: bytes = binary_response(FLOATS.tobytes()),
+    described: bytes = http_response(metadata(-1)),
+    other: bytes | None = None,
+) -> Script:
+    """Make the script of a server with a model.
+
+    It responds to inference, to requests for the model's metadata and its config, and to all others
+    with these; to others as to those for the metadata if nothing is given.
+    """
+
+    async def script(connection: Connection) -> None:
+        while True:
+            target = (await connection.request()).head.target.partition("?")[0]
+            parts = target.split("/")
+            is_model = parts[1:3] == ["v2", "models"] and parts[-2] in ("models", "versions")
+            if target.endswith("/infer"):
+                await connection.send(infer)
+            elif other is None or is_model or target.endswith("/config"):
+                await connection.send(described)
+            else:
+                await connection.send(other)
+
+    return script
+
+
+infer_floats = model_script()
