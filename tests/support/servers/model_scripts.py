@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.support.http_messages import http_response
-from tests.support.inference_messages import FLOATS, binary_response, metadata
-from tests.support.servers.scripted_server import Connection, Script, never_respond
+from tests.support.inference_messages import FLOATS, HEADER_LENGTH, binary_response, metadata
+from tests.support.servers.scripted_server import (
+    Connection,
+    ReceivedRequest,
+    Script,
+    never_respond,
+)
 
 
 async def read_heads_only(connection: Connection) -> None:
@@ -41,3 +48,21 @@ def model_script(
 
 
 infer_floats = model_script()
+
+
+def echoed(received: ReceivedRequest) -> bytes:
+    """Write the binary response that returns the inputs of a binary request as outputs."""
+    size = int(received.head.get(HEADER_LENGTH) or 0)
+    fields = json.loads(received.body[:size])
+    outputs = [{**each, "name": each["name"].replace("IN", "OUT")} for each in fields["inputs"]]
+    told = {name: fields[name] for name in ("id",) if name in fields}
+    told |= {"model_name": "m", "model_version": "1", "outputs": outputs}
+    header = json.dumps(told).encode()
+    headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+    return http_response(header + received.body[size:], headers)
+
+
+async def echo_tensors(connection: Connection) -> None:
+    """Respond to each binary request with its tensors."""
+    while True:
+        await connection.send(echoed(await connection.request()))
