@@ -222,16 +222,6 @@ async def test_concurrent_clients_share_one_check(checks: ScriptedChecks) -> Non
     assert (checks.count, checks.cancelled) == (1, 0)
 
 
-async def test_streams_end_with_the_gateway_and_with_its_settings(checks: ScriptedChecks) -> None:
-    readiness = checks.readiness
-    assert readiness.end_of_streams == ""
-    readiness.replaced = True
-    assert readiness.end_of_streams == "the gateway has new settings"
-    assert await readiness.check() == ""
-    readiness.draining = True
-    assert readiness.end_of_streams == "the gateway is stopping"
-
-
 async def test_draining_gateway_is_not_ready(checks: ScriptedChecks) -> None:
     assert await checks.readiness.check() == ""
     checks.readiness.draining = True
