@@ -6,6 +6,7 @@ No server sees them. The unit tests of the codec and of tests/protocol have all 
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -90,12 +91,12 @@ async def test_request_shorter_than_its_length_reaches_no_server() -> None:
 # -------------------------------------------------------------- parameters, and the model's outputs
 
 
-def _described(*outputs: dict[str, object]) -> bytes:
+def _described(*outputs: dict[str, Any]) -> bytes:
     inputs = [{"name": "IN", "datatype": "FP32", "shape": [-1]}]
     return http_response(json.dumps({"name": "m", "inputs": inputs, "outputs": outputs}).encode())
 
 
-OUTPUTS = (
+OUTPUTS: tuple[dict[str, Any], ...] = (
     {"name": "LABELS", "datatype": "BYTES", "shape": [-1]},
     {"name": "SCORES", "datatype": "FP32", "shape": [-1]},
 )

@@ -175,7 +175,7 @@ async def test_clients_continue_when_the_mirror_is_at_its_cap(
     """A hanging mirror takes no slots and no memory of clients."""
     caplog.set_level(logging.WARNING)
     large = infer_json(json_request(*[1.5] * 200_000))  # 800 kB in binary form
-    limits = {"max_requests": 1, "max_queue": 0, "max_buffered_bytes": "1MiB"}
+    limits: dict[str, Any] = {"max_requests": 1, "max_queue": 0, "max_buffered_bytes": "1MiB"}
     async with (
         ScriptedServer(model) as server,
         ScriptedServer(never_respond) as shadow,
