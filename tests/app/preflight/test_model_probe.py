@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.app.loaded_resources import load_resources
-from gateway.app.preflight.probe_all import probe_servers
-from gateway.app.preflight.report import ProbeResult, Report
+from gateway.app.preflight.probe import ProbeResult, Report, probe_servers
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file, server_certificate, server_context
 from tests.support.gateway import no_leaks

@@ -12,9 +12,8 @@ import grpc
 import pytest
 
 from gateway.app.loaded_resources import load_resources
-from gateway.app.preflight import probe_all as of_probe
-from gateway.app.preflight.probe_all import probe_servers
-from gateway.app.preflight.report import ProbeResult, Report, Verdict
+from gateway.app.preflight import probe as of_probe
+from gateway.app.preflight.probe import ProbeResult, Report, Verdict, probe_servers
 from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
 from tests.support.certificates import (

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.preflight.report import Verdict
-from gateway.app.preflight.server_probe import probe_server
+from gateway.app.preflight.probe import Verdict, probe_server
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.http_messages import http_response
