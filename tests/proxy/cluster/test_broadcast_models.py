@@ -65,7 +65,7 @@ def _discovering(endpoints: Sequence[ScriptedEndpoint], known: str) -> Destinati
     return destination
 
 
-@pytest.mark.parametrize("known", ["nmn", "nnn", "???"])
+@pytest.mark.parametrize("known", ["nmn", "???"])
 @pytest.mark.parametrize(
     ("method", "target", "sent"),
     [("POST", UNLOAD, UNLOAD), ("GET", "/v2/models/m/trace", "/v2/models/m/trace/setting")],

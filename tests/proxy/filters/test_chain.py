@@ -136,15 +136,11 @@ async def _served(headers: dict[str, str]) -> tuple[ScriptedEndpoint, ScriptedCl
 
 
 @pytest.mark.usefixtures("invented_filter")
-async def test_streaming_path_applies_a_filter_in_the_list() -> None:
+async def test_streaming_path_applies_a_filter_in_the_list_if_it_applies() -> None:
     endpoint, response = await _served(FILTERED)
     assert endpoint.bodies == [b"new"]
     assert endpoint.requests[0].target == "/v2/changed"
     assert (response.headers["X-Filtered"], response.body) == ("1", b"done")
-
-
-@pytest.mark.usefixtures("invented_filter")
-async def test_filter_changes_only_calls_that_it_applies_to() -> None:
     endpoint, response = await _served(OTHER)
     assert endpoint.bodies == [b"old"]
     assert endpoint.requests[0].target == "/v2/x"
