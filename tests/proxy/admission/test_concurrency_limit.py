@@ -49,17 +49,6 @@ async def test_queued_calls_are_admitted_in_order() -> None:
     assert (limit.active, limit.queued) == (0, 0)
 
 
-async def test_call_is_refused_if_the_queue_has_no_room() -> None:
-    limit = _limit(max_queue=0)
-    await _acquire(limit)
-    with pytest.raises(GatewayError) as caught:
-        await _acquire(limit)
-    assert caught.value.kind is ErrorKind.OVERLOADED
-    assert caught.value.retry_after == 1
-    expected = "the server is busy: 1 call in progress, and 0 more wait"
-    assert caught.value.message == expected
-
-
 async def test_calls_that_waited_for_different_times_have_one_cause() -> None:
     limit = _limit(queue_timeout=0.01)
     await _acquire(limit)
@@ -134,8 +123,10 @@ async def test_higher_limit_admits_queued_calls() -> None:
     limit.reconfigure(3, 0, LONG)
     await asyncio.gather(*waiting[:2])
     assert (limit.active, limit.queued) == (3, 1)
-    with pytest.raises(GatewayError, match="3 calls in progress, and 0 more wait"):
+    with pytest.raises(GatewayError) as caught:
         await _acquire(limit)
+    assert (caught.value.kind, caught.value.retry_after) == (ErrorKind.OVERLOADED, 1)
+    assert caught.value.message == "the server is busy: 3 calls in progress, and 0 more wait"
     limit.release()
     await waiting[2]
     assert (limit.active, limit.queued) == (3, 0)
