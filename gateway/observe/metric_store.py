@@ -19,13 +19,11 @@ each family. Entries follow, each with a header, the labels as JSON, and the wor
 
 from __future__ import annotations
 
-import math
 import mmap
 import struct
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 from zlib import crc32
 
@@ -69,23 +67,15 @@ class CounterFamily:
 
 @dataclass(frozen=True, slots=True)
 class HistogramFamily:
-    """Declares histograms, one for each combination of label values.
-
-    Raises ValueError unless the upper bounds of the buckets rise and are finite.
-    """
+    """Declares histograms, one for each combination of label values."""
 
     name: str
     documentation: str
     labels: Labels
     buckets: tuple[float, ...]
-    """The upper bounds, each within its bucket; a bucket for larger values is added."""
+    """The rising upper bounds, each within its bucket; a bucket for larger values is added."""
     is_internal: bool = False
     """It is no metric: the gateway alone reads it, for percentiles."""
-
-    def __post_init__(self) -> None:
-        rising = all(low < high for low, high in pairwise(self.buckets))
-        if not rising or not all(map(math.isfinite, self.buckets)):
-            raise ValueError(f"the bounds of {self.name} must rise and be finite")
 
     @property
     def words(self) -> int:
@@ -109,15 +99,13 @@ class MetricStore:
     """Sums up the counters and histograms of all processes that are forked after it is made.
 
     ``size`` is in bytes for each segment. Memory is used as series are added. Raises ValueError if
-    two families have one name, or if a segment has no room for a series of each family.
+    a segment has no room for a series of each family.
     """
 
     def __init__(
         self, families: Sequence[Family | CountFamily], segments: int = 1, size: int = 16 << 20
     ) -> None:
-        if len({family.name for family in families}) < len(families):
-            raise ValueError("two families have the same name")
-        self.shown = tuple(each for each in families if not _is_internal(each))
+        self.shown = tuple(each for each in families if not getattr(each, "is_internal", False))
         """The families that are metrics."""
         self._families = tuple(each for each in families if not isinstance(each, CountFamily))
         self._segments = [_Segment(self._families, size) for _ in range(segments)]
@@ -314,10 +302,6 @@ class _Segment:
             values = list(self.words[at : at + words])
             if at != shared or not labels or any(values):
                 yield labels, values
-
-
-def _is_internal(family: Family | CountFamily) -> bool:
-    return isinstance(family, HistogramFamily) and family.is_internal
 
 
 def clean_label(value: str) -> str:

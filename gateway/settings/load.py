@@ -22,8 +22,7 @@ from gateway.settings.problems import (
     SettingsError,
     UnreadableError,
 )
-from gateway.settings.schema import Settings
-from gateway.settings.sections import section_keys
+from gateway.settings.schema import Settings, section_keys
 from gateway.settings.values.wording import KeyPath, format_path
 from gateway.settings.yaml.loader import INVALID, Position, YamlDocument, parse_yaml
 

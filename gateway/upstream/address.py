@@ -16,7 +16,7 @@ from aiohappyeyeballs import start_connection
 
 from gateway.system.descriptors import check_share
 from gateway.system.sockets.connection import Connection
-from gateway.upstream.tls_transport import connect_tls
+from gateway.upstream.tls import connect_tls
 
 _HAPPY_EYEBALLS_DELAY = 0.25
 """Seconds until a host's next address is tried as well: RFC 8305, section 5."""
@@ -97,9 +97,7 @@ class TcpAddress:
         return not _is_ip_address(self.host)
 
     async def connect(
-        self,
-        protocol: Connection,
-        descriptor_share: float = MAX_DESCRIPTOR_SHARE,
+        self, protocol: Connection, descriptor_share: float = MAX_DESCRIPTOR_SHARE
     ) -> None:
         """Connect to the first of the host's addresses that accepts. Raises OSError.
 
@@ -187,9 +185,7 @@ class UnixAddress:
         return "localhost"
 
     async def connect(
-        self,
-        protocol: Connection,
-        descriptor_share: float = MAX_DESCRIPTOR_SHARE,
+        self, protocol: Connection, descriptor_share: float = MAX_DESCRIPTOR_SHARE
     ) -> None:
         """Connect once the server's accept queue has room; see TcpAddress. Raises OSError."""
         sock = _open_socket(descriptor_share, socket.AF_UNIX)
@@ -225,9 +221,7 @@ class ConnectedAddress:
         return "localhost"
 
     async def connect(
-        self,
-        protocol: Connection,
-        descriptor_share: float = MAX_DESCRIPTOR_SHARE,
+        self, protocol: Connection, descriptor_share: float = MAX_DESCRIPTOR_SHARE
     ) -> None:
         """Use the connection. Raises OSError if it was used before."""
         if self.sock.fileno() < 0:

@@ -73,11 +73,7 @@ class MetadataCache:
         self._tasks: set[asyncio.Task[ModelMetadata]] = set()
 
     async def get(
-        self,
-        model: str,
-        version: str | None,
-        endpoint: UpstreamEndpoint,
-        has_config: bool = True,
+        self, model: str, version: str | None, endpoint: UpstreamEndpoint, has_config: bool = True
     ) -> ModelMetadata:
         """Return a model's metadata, from the cache or from the endpoint.
 

@@ -132,7 +132,7 @@ async def test_draining_gateway_asks_nobody() -> None:
 def _publish(admin: AdminSource, slot: int, **fields: Any) -> None:
     status = worker_status(**fields)
     encoded = json.dumps({**status, "model_lists": []}).encode()
-    assert admin._shared.statuses.publish(slot, encoded)
+    assert admin.shared.statuses.publish(slot, encoded)
 
 
 async def test_statuses_are_those_of_living_workers_that_were_just_asked() -> None:

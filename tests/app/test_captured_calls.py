@@ -92,7 +92,7 @@ async def _capturing(
 
 
 async def _until_nothing_is_served(gateway: StandaloneGateway) -> None:
-    await until(lambda: not gateway._captured._served)
+    await until(lambda: not gateway._captured.served)
 
 
 async def _read(sink: socket.socket) -> list[dict[str, Any]]:
@@ -318,13 +318,13 @@ async def test_listener_of_a_call_ends_with_it(
     """Its check for idle connections would run on, and its watch keep a descriptor."""
     made: list[HttpListener] = []
     captured = gateway.gateway._captured
-    make = captured._make_listener
+    make = captured.make_listener
 
     def make_listener(*arguments: Any) -> HttpListener:
         made.append(make(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(captured, "_make_listener", make_listener)
+    monkeypatch.setattr(captured, "make_listener", make_listener)
     async with _captured(gateway.gateway) as (client, sink):
         assert (await client.ask(CALL)).status == 200
         await _read(sink)
@@ -363,7 +363,7 @@ async def test_stopping_gateway_drops_a_call_that_hangs(tmp_path: Path) -> None:
             await client.send(CALL)
             await server.connection()
             ended = asyncio.create_task(_read(sink))
-        assert not gateway._captured._served
+        assert not gateway._captured.served
         await ended
         with suppress(ConnectionError):
             await client.rest()  # to its end

@@ -13,7 +13,7 @@ from gateway.app.shared_memory import SharedMemory
 from gateway.routing.endpoint_health import EjectionState
 from gateway.settings.schema import Settings
 from gateway.settings.upstreams import HealthCheck as HealthSettings
-from gateway.upstream.pool import reachability
+from gateway.upstream.pool import outlier_detection
 from tests.support.gateway import no_leaks, until, worker_client, worker_of
 from tests.support.http_messages import http_response
 from tests.support.raw_client import RawClient
@@ -79,7 +79,7 @@ async def test_ejection_reaches_the_other_worker_also_after_a_reload() -> None:
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="1500ms")
         one = await stack.enter_async_context(worker_of(settings, shared))
-        other = await stack.enter_async_context(worker_of(settings, shared))
+        other = await stack.enter_async_context(worker_of(settings, shared, slot=1))
         assert (await _ask(await _client(stack, one), 15)).count(502) == 5
         await until(lambda: _first(other).ejections == 1)
         assert _first(other).failures == 0
@@ -137,7 +137,7 @@ async def test_worker_that_starts_later_tells_no_ejection_that_was_told_before(
         bad.well = True
         while _first(late).ejections:
             await _ask(client, 2)
-    kinds = [each["kind"] for each in shared.journal.of_process(0).read()]
+    kinds = [each["kind"] for each in shared.journal(0).read()]
     told = [kind for kind in kinds if not kind.startswith("gateway")]
     assert told == ["ejection_ended", "endpoint_ejected"]
     assert _lines(caplog, "ejection ended") == 1
@@ -146,7 +146,7 @@ async def test_worker_that_starts_later_tells_no_ejection_that_was_told_before(
 async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.05)
     shared = SharedMemory.for_workers(2)
     async with no_leaks(), AsyncExitStack() as stack:
         async with ScriptedServer() as server:
@@ -161,7 +161,8 @@ async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
             )
             settings = settings.model_copy(update={"upstreams": {"u": checked}})
             one, other = [
-                await stack.enter_async_context(worker_of(settings, shared)) for _ in range(2)
+                await stack.enter_async_context(worker_of(settings, shared, slot=slot))
+                for slot in range(2)
             ]
             pools = [each.active_config.upstreams["u"].pool for each in (one, other)]
             await until(lambda: all(pool.any_healthy for pool in pools))
@@ -188,7 +189,10 @@ async def test_ejection_that_two_workers_find_is_one_line_in_the_log(
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="3s")
-        workers = [await stack.enter_async_context(worker_of(settings, shared)) for _ in range(2)]
+        workers = [
+            await stack.enter_async_context(worker_of(settings, shared, slot=slot))
+            for slot in range(2)
+        ]
         clients = [await _client(stack, each) for each in workers]
         for client in clients:
             assert (await _ask(client, 15)).count(502) == 5
@@ -207,13 +211,16 @@ async def test_unreachable_upstream_that_two_workers_find_is_one_line_in_the_log
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ejection_sync, "_POLL_INTERVAL", 60.0)
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.05)
     shared = SharedMemory.for_workers(2)
     async with no_leaks(), AsyncExitStack() as stack:
         async with ScriptedServer() as server:
             port = server.port
         settings = _settings(server, time="60s")
-        workers = [await stack.enter_async_context(worker_of(settings, shared)) for _ in range(2)]
+        workers = [
+            await stack.enter_async_context(worker_of(settings, shared, slot=slot))
+            for slot in range(2)
+        ]
         pools = [each.active_config.upstreams["u"].pool for each in workers]
         for worker in workers:
             assert await _ask(await _client(stack, worker), 3) == [503] * 3
@@ -239,7 +246,8 @@ async def test_health_that_two_workers_find_is_one_line_in_the_log(
             )
             settings = settings.model_copy(update={"upstreams": {"u": checked}})
             workers = [
-                await stack.enter_async_context(worker_of(settings, shared)) for _ in range(2)
+                await stack.enter_async_context(worker_of(settings, shared, slot=slot))
+                for slot in range(2)
             ]
             pools = [each.active_config.upstreams["u"].pool for each in workers]
             await until(lambda: all(pool.any_healthy for pool in pools))
@@ -265,7 +273,7 @@ async def test_unexpected_error_is_logged_and_does_not_end_the_sync(
     shared = SharedMemory.for_workers(2).ejections
     async with (
         no_leaks(),
-        ejection_sync.EjectionSync(shared, True, pools),  # type: ignore[arg-type]
+        ejection_sync.EjectionSync(shared, 0, pools),  # type: ignore[arg-type]
     ):
         await until(lambda: looks > 1)
     assert caplog.record_tuples[0][:2] == ("tensorgate", logging.ERROR)

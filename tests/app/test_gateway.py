@@ -13,7 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.app import standalone
 from gateway.app.build import upstreams as build_upstreams
 from gateway.app.build.listen import ListenError
-from gateway.app.build.warnings import settings_warnings
+from gateway.app.reload import settings_warnings
 from gateway.app.standalone import StandaloneGateway
 from gateway.errors import GatewayError
 from gateway.observe.call_record import CallRecord
@@ -140,7 +140,7 @@ async def test_route_applies_its_nonfinite_policy() -> None:
 async def test_routes_share_a_conversion_scheduler() -> None:
     routes = [{"upstream": "u", "match": {"model": "m"}}, {"upstream": "u"}]
     async with gateway_of(_settings(routes=routes)) as gateway:
-        first, second = gateway.active_config.fast_path._router.routes
+        first, second = gateway.active_config.fast_path.router.routes
         assert first.destinations[0].scheduler is second.destinations[0].scheduler
 
 
@@ -155,7 +155,7 @@ async def test_route_without_limits_has_those_of_all_routes() -> None:
     ]
     settings = _settings(routes=routes, limits={"max_json_depth": 9, "request_timeout": 7})
     async with gateway_of(settings) as gateway:
-        first, second = gateway.active_config.fast_path._router.routes
+        first, second = gateway.active_config.fast_path.router.routes
     assert (
         second.limits.max_json_depth,
         second.limits.idle_timeout,
@@ -234,7 +234,7 @@ async def test_example_settings_route_several_models(
 ) -> None:
     settings = load(CONFIG / "models.yaml", {"LISTEN": "127.0.0.1:0"})
     async with gateway_of(settings) as gateway:
-        routes = gateway.active_config.fast_path._router
+        routes = gateway.active_config.fast_path.router
         try:
             way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
         except GatewayError as error:

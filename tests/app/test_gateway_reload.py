@@ -355,7 +355,7 @@ async def test_replaced_runtimes_are_freed() -> None:
             return sum(active_config() is not None for active_config in runtimes)
 
         await until(lambda: not left())
-        assert not gateway._retired._tasks
+        assert not gateway._retired
 
 
 def _append(file: str, text: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.listener import accept
-from gateway.listener.accept import AcceptingSocket, AcceptingSockets
+from gateway.listener.accept import AcceptingSockets
 from gateway.listener.sockets import open_tcp_sockets
 from tests.support.addresses import HOST
 from tests.support.checks.descriptors import no_descriptors
@@ -43,11 +43,12 @@ class _Batches:
 
 
 @asynccontextmanager
-async def _accepting(batches: _Batches, sock: socket.socket) -> AsyncIterator[AcceptingSocket]:
-    accepting = AcceptingSocket(sock, batches.add)
+async def _accepting(batches: _Batches, sock: socket.socket) -> AsyncIterator[None]:
+    accepting = AcceptingSockets(batches.add)
+    accepting.listen(sock)
     async with asyncio.timeout(PATIENCE):
-        yield accepting
-    accepting.close()
+        yield
+    accepting.close_sockets([sock])
 
 
 def _has_accepted(batches: _Batches, count: int) -> bool:
@@ -102,14 +103,15 @@ async def test_lack_of_descriptors_pauses_accepting(
     batches = _Batches()
     with _waiting(sock, 3):
         with no_descriptors():
-            accepting = AcceptingSocket(sock, batches.add)
+            accepting = AcceptingSockets(batches.add)
+            accepting.listen(sock)
             await until(lambda: caplog.messages)
             await asyncio.sleep(0.05)
             # A loop that tries again at once would have logged thousands of errors.
             assert caplog.messages == [ERROR]
         async with asyncio.timeout(PATIENCE):
             await until(lambda: batches.accepted == 3)
-        accepting.close()
+        accepting.close_sockets([sock])
     assert caplog.messages == [ERROR]
 
 
@@ -125,11 +127,12 @@ async def test_accepting_goes_on_soon_where_others_make_room(
 
     with _waiting(sock, 3):
         with no_descriptors():
-            accepting = AcceptingSocket(sock, batches.add, make_room)
+            accepting = AcceptingSockets(batches.add, make_room)
+            accepting.listen(sock)
             await until(lambda: rooms[0] == 2)
         async with asyncio.timeout(PATIENCE):
             await until(lambda: batches.accepted == 3)
-        accepting.close()
+        accepting.close_sockets([sock])
     assert caplog.messages == []
 
 
@@ -140,9 +143,10 @@ async def test_socket_can_be_closed_while_accepting_pauses(
     batches = _Batches()
     with _waiting(sock, 1):
         with no_descriptors():
-            accepting = AcceptingSocket(sock, batches.add)
+            accepting = AcceptingSockets(batches.add)
+            accepting.listen(sock)
             await until(lambda: caplog.messages)
-        accepting.close()
+        accepting.close_sockets([sock])
         await asyncio.sleep(0.05)
     assert batches.accepted == 0
     assert caplog.messages == [ERROR]
@@ -157,10 +161,11 @@ async def test_connections_that_wait_at_close_go_to_a_duplicate(
     def add_and_close(connection: socket.socket) -> None:
         before.add(connection)
         if before.accepted == 5:
-            asyncio.get_running_loop().call_soon(accepting.close)
+            asyncio.get_running_loop().call_soon(accepting.close_sockets, [sock])
 
     with sock.dup() as duplicate, _waiting(sock, 12):
-        accepting = AcceptingSocket(sock, add_and_close)
+        accepting = AcceptingSockets(add_and_close)
+        accepting.listen(sock)
         await until(lambda: before.accepted)
         async with _accepting(after, duplicate):
             await until(lambda: after.accepted == 7)

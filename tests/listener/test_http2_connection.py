@@ -10,12 +10,13 @@ from multidict import CIMultiDict
 from gateway.errors import bad_request
 from gateway.http2.errors import ErrorCode
 from gateway.http2.flood_limits import MAX_RESETS, TIME_SLICE_WORK
-from gateway.http2.frame_writer import (
+from gateway.http2.frames import (
+    HEADERS,
+    PREFACE,
     encode_data_header,
     encode_frame_header,
     encode_rst_stream,
 )
-from gateway.http2.frames import HEADERS, PREFACE
 from gateway.http2.session import STREAM_WINDOW
 from gateway.listener import http2_connection
 from gateway.listener.connection_host import IdleTimeouts

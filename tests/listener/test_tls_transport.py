@@ -439,7 +439,7 @@ async def test_certificate_change_keeps_open_connections(
     ):
         old = shown(before)
         certificate_files(tmp_path, authority().issue_cert("127.0.0.1"))
-        holder = gateway.gateway.listener._tls
+        holder = gateway.gateway.listener.tls
         assert holder is not None
         holder.reload_if_changed()
         holder.reload_if_changed()

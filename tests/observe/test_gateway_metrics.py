@@ -7,10 +7,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.errors import GatewayError
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics, ReloadMetrics
+from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, RELOAD_FAILURES, GatewayMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import StoreCollector
-from gateway.observe.mirror_stats import MirrorStats
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
@@ -63,20 +62,6 @@ def test_memory_budget_counts_refusals(metrics_and_value: tuple[GatewayMetrics, 
     assert value("refusals_total", limit="memory", upstream="") == 2
 
 
-def test_mirror_counts_results(metrics_and_value: tuple[GatewayMetrics, Value]) -> None:
-    metrics, value = metrics_and_value
-    stats = MirrorStats("m", lambda: 0.0, metrics.mirror("r", "m"))
-    stats.count_sent("")
-    stats.count_sent("it returned 500")
-    stats.count_sent("it returned 500")
-    stats.count_skipped("64 copies are in progress")
-    results = ("ok", "failed", "skipped")
-    counts = [
-        value("mirror_requests_total", route="r", upstream="m", result=each) for each in results
-    ]
-    assert counts == [1, 2, 1]
-
-
 def test_results_are_shown_before_there_are_any(
     metrics_and_value: tuple[GatewayMetrics, Value],
 ) -> None:
@@ -104,7 +89,7 @@ def test_endpoint_failures_and_ejections_are_counted(
 def test_supervisor_and_workers_count_reloads() -> None:
     store = MetricStore(GATEWAY_FAMILIES, 2)
     for segment in range(2):
-        ReloadMetrics(store.writer(segment)).failures.add(1.0)
+        store.writer(segment).counter(RELOAD_FAILURES).add(1.0)
     registry = CollectorRegistry()
     registry.register(StoreCollector(store))
     assert registry.get_sample_value("tensorgate_reload_failures_total") == 2

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
-import select
 import signal
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +30,7 @@ from gateway.observe.metric_store import (
     MetricStore,
 )
 from gateway.observe.metrics import StoreCollector, collect
-from tests.observe.dying import die_before_store, fork, run_in_a_child
+from tests.observe.dying import die_before_store, run_in_a_child
 from tests.support.scale import scaled
 
 CALLS = CounterFamily("tensorgate_calls", "Calls.", ("model", "status"))
@@ -111,52 +109,6 @@ def test_series_are_summed_over_segments_and_sorted() -> None:
         "tensorgate_sizes_count 0.0\n"
         "tensorgate_sizes_sum 0.0\n"
     )
-
-
-def test_families_without_series_are_there() -> None:
-    store = MetricStore(FAMILIES, segments=2)
-    assert [metric.name for metric in collect(store)] == [family.name for family in FAMILIES]
-    # Those without labels have one series, which is known before anything is counted.
-    assert {name for name, _ in _values(collect(store))} == {
-        "tensorgate_restarts_total",
-        "tensorgate_sizes_bucket",
-        "tensorgate_sizes_count",
-        "tensorgate_sizes_sum",
-    }
-
-
-@pytest.mark.parametrize(
-    ("value", "cumulative"),
-    [
-        (0, [1, 1, 1, 1]),
-        (0.005, [1, 1, 1, 1]),
-        (0.0050001, [0, 1, 1, 1]),
-        (0.1, [0, 1, 1, 1]),
-        (1, [0, 0, 1, 1]),
-        (1.5, [0, 0, 0, 1]),
-        (float("inf"), [0, 0, 0, 1]),
-    ],
-)
-def test_value_belongs_to_the_bucket_whose_bound_it_equals(
-    value: float, cumulative: list[int]
-) -> None:
-    store = MetricStore(FAMILIES)
-    store.writer(0).histogram(SECONDS, ("m",)).observe(value)
-    values = _values(collect(store))
-    bounds = (*LE[SECONDS], "+Inf")
-    assert [values["tensorgate_seconds_bucket", (le, "m")] for le in bounds] == cumulative
-    assert values["tensorgate_seconds_sum", ("m",)] == value
-
-
-@pytest.mark.parametrize("buckets", [(1, 1), (2, 1), (1, float("inf")), (float("nan"),)])
-def test_bounds_must_rise_and_be_finite(buckets: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="the bounds of seconds must rise and be finite"):
-        HistogramFamily("seconds", "", (), buckets)
-
-
-def test_store_refuses_families_of_one_name() -> None:
-    with pytest.raises(ValueError, match="the same name"):
-        MetricStore([CounterFamily("a", "One."), CounterFamily("a", "Another.")])
 
 
 def test_store_refuses_a_segment_without_room_for_all_families() -> None:
@@ -328,37 +280,6 @@ def test_segment_is_used_up_to_its_end(size: int, full: int) -> None:
     assert store.full == full
 
 
-def test_full_segment_counts_new_series_together() -> None:
-    size = 1 << 14
-    store = MetricStore(FAMILIES, segments=2, size=size)
-    writer, neighbour = store.writer(0), store.writer(1)
-    generator = random.Random(1)
-    for number in range(10_000):
-        text = "".join(chr(generator.randrange(0x20, 0x800)) for _ in range(number % 230))
-        model = f"{number} {text}"
-        writer.counter(CALLS, (model, "200")).add(1)
-        writer.histogram(SECONDS, (model,)).observe(0.1)
-    neighbour.counter(CALLS, ("m", "200")).add(1)
-    values = _values(collect(store))
-    calls = {labels: value for (name, labels), value in values.items() if name.endswith("_total")}
-    counts = {labels: value for (name, labels), value in values.items() if name.endswith("_count")}
-    assert calls.pop(()) == 0
-    assert counts.pop(()) == 0
-    # Each that has its own series is there once, and takes at least 24 bytes.
-    assert 30 < len(calls) + len(counts) < size / 24
-    assert calls["other", "other"] + len(calls) - 1 == 10_001
-    assert counts["other",] + len(counts) - 1 == 10_000
-    assert writer.full == store.full == calls["other", "other"] + counts["other",]
-    assert neighbour.full == 0
-    assert store.writer(0).full == writer.full
-    # Series that are there are still found.
-    full = store.full
-    writer.counter(CALLS, ("0 ", "200")).add(1)
-    assert _values(collect(store))["tensorgate_calls_total", ("0 ", "200")] == 2
-    assert store.full == full
-    assert _values(parse_text(_text(store)))["tensorgate_calls_total", ("0 ", "200")] == 2
-
-
 def test_entry_that_has_not_arrived_is_ignored_until_it_does() -> None:
     """Another processor may see the end of an entry before it sees the entry."""
     store = MetricStore(FAMILIES)
@@ -424,84 +345,6 @@ def test_process_killed_between_any_two_opcodes_leaves_whole_series() -> None:
     assert (counted, observed, total) == (1, 1, 0.25)
     # At least two entries and their two ends: compiled code stores amounts without an opcode.
     assert number >= 4
-
-
-def _count_until_killed(store: MetricStore, segment: int, acknowledge: int, seed: int) -> None:
-    """Count in old and new series, and write a byte after each amount."""
-    writer = store.writer(segment)
-    generator = random.Random(seed)
-    while True:
-        model = f"{generator.randrange(400)}"
-        writer.counter(CALLS, (model * 9, "200")).add(1)
-        writer.histogram(SECONDS, (model,)).observe(1)
-        os.write(acknowledge, b".")
-
-
-class _Writer:
-    """A process that counts until the end of a ``with``, where it is killed."""
-
-    def __init__(self, store: MetricStore, segment: int, seed: int) -> None:
-        self._acknowledged, acknowledge = os.pipe()
-        self._pid = fork(lambda: _count_until_killed(store, segment, acknowledge, seed))
-        os.close(acknowledge)
-        self.count = 0
-        """The amounts it has acknowledged, as far as they have been read."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.kill(self._pid, signal.SIGKILL)
-        assert os.waitpid(self._pid, 0)[1] == signal.SIGKILL
-        while self._read():
-            pass
-        os.close(self._acknowledged)
-
-    def read(self) -> None:
-        """Read all that it has acknowledged so far, and wait for at least one more."""
-        assert self._read(), "it ended by itself"
-        while select.select([self._acknowledged], [], [], 0)[0]:
-            assert self._read(), "it ended by itself"
-
-    def _read(self) -> int:
-        got = len(os.read(self._acknowledged, 1 << 16))
-        self.count += got
-        return got
-
-
-def _sums(values: Values) -> dict[str, float]:
-    """Return what was counted in all, by calls, observations and their sums."""
-    return {
-        name: sum(value for (each, _), value in values.items() if each == name)
-        for name in ("tensorgate_calls_total", "tensorgate_seconds_count", "tensorgate_seconds_sum")
-    }
-
-
-def test_killed_processes_lose_no_counts() -> None:
-    store = MetricStore(FAMILIES, segments=2, size=1 << 14)
-    generator = random.Random(7)
-    acknowledged = 0
-    last: Values = {}
-    for life in range(1, 9):
-        goal = generator.randrange(200)
-        with _Writer(store, 0, 2 * life) as one, _Writer(store, 1, 2 * life + 1) as other:
-            while one.count <= goal or other.count <= goal:
-                one.read()
-                other.read()
-                least = acknowledged + one.count + other.count
-                values = _values(parse_text(_text(store)))
-                one.read()
-                other.read()
-                # One more of each process, also of each that was killed.
-                most = acknowledged + one.count + other.count + 2 * life
-                assert all(least <= value <= most for value in _sums(values).values())
-                assert {key: value for key, value in last.items() if values[key] < value} == {}
-                last = values
-        acknowledged += one.count + other.count
-    sums = _sums(_values(collect(store)))
-    assert all(acknowledged <= value <= acknowledged + 2 * life for value in sums.values())
-    assert store.full > 0
-    assert _sums(_values(_parse_openmetrics(_text(store, generate_openmetrics)))) == sums
 
 
 def test_internal_family_is_no_metric() -> None:

@@ -72,29 +72,6 @@ def test_table_shows_what_the_store_sums_up(
         assert {unused: [0.0] * family.words, **sums} == shown
 
 
-def test_rows_keep_their_place() -> None:
-    store = MetricStore(FAMILIES, segments=2)
-    table = MetricTable(store, CALLS)
-    expected = [(OTHER, OTHER)]
-    for number in range(50):
-        labels = f"m{number}", "200"
-        store.writer(number % 2).counter(CALLS, labels).add(number)
-        expected.append(labels)
-        words = table.read()
-        assert table.labels == expected
-        assert words[:, 0].tolist() == [0, *range(number + 1)]
-
-
-def test_array_that_was_read_does_not_change() -> None:
-    store = MetricStore(FAMILIES)
-    counter, table = store.writer(0).counter(CALLS, ("m", "200")), MetricTable(store, CALLS)
-    counter.add(1)
-    words = table.read()
-    counter.add(1)
-    assert words[1, 0] == 1
-    assert table.read()[1, 0] == 2
-
-
 def test_series_of_other_processes_are_read() -> None:
     store = MetricStore(FAMILIES, segments=2)
     table = MetricTable(store, SECONDS)
@@ -102,15 +79,6 @@ def test_series_of_other_processes_are_read() -> None:
     assert run_in_a_child(lambda: _count(store, 0, SECONDS, "m", 2.0)) == 0
     assert run_in_a_child(lambda: _count(store, 1, SECONDS, "m", 0.5)) == 0
     assert _as_sums(table)["m",] == [2.5, 1, 0, 1, 0]
-
-
-def test_full_segment_counts_in_the_row_of_others() -> None:
-    store = MetricStore([CALLS], size=96)
-    table = MetricTable(store, CALLS)
-    for number in range(5):
-        store.writer(0).counter(CALLS, (f"m{number}", "200")).add(1)
-    assert _as_sums(table) == store.sums(CALLS)
-    assert table.read()[0, 0] == 3
 
 
 @pytest.mark.parametrize(

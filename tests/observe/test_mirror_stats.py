@@ -31,16 +31,6 @@ class _Time:
         return self.now
 
 
-def test_successful_requests_are_not_logged(told: Callable[[], list[str]]) -> None:
-    time = _Time()
-    stats = MirrorStats("shadow", time)
-    for _ in range(10):
-        stats.count_sent("")
-        time.now += LOG_INTERVAL
-    stats.flush()
-    assert told() == []
-
-
 def test_failures_are_logged_once_a_minute(told: Callable[[], list[str]]) -> None:
     time = _Time()
     stats = MirrorStats("shadow", time)
@@ -75,23 +65,6 @@ def test_skipped_requests_are_logged(told: Callable[[], list[str]]) -> None:
     time.now += LOG_INTERVAL
     stats.count_sent("")
     assert told() == ["1 of 2 requests failed, 2 were not sent, last: too many"]
-
-
-def test_later_failures_are_logged_when_they_are_due_without_another_request(
-    told: Callable[[], list[str]],
-) -> None:
-    time = _Time()
-    stats = MirrorStats("shadow", time)
-    for _ in range(3):
-        stats.count_sent("it is down")
-    assert told() == ["1 of 1 requests failed, last: it is down"]
-    time.now += LOG_INTERVAL - 0.1
-    stats.flush_if_due()
-    assert told() == []
-    time.now += 0.1
-    stats.flush_if_due()
-    stats.flush_if_due()
-    assert told() == ["2 of 2 requests failed, last: it is down"]
 
 
 def test_rejected_requests_are_counted_and_logged_apart(told: Callable[[], list[str]]) -> None:

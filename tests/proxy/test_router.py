@@ -216,7 +216,8 @@ async def test_rewrite_replaces_the_model(
     endpoint, router = _alias(OK, version=version)
     body = [json_request()] if target.partition("?")[0].endswith("/infer") else []
     response = ScriptedClientResponse(EventLog())
-    await handle_request(ScriptedRequest(EventLog(), method, target, {}, body), response, router)
+    request = ScriptedRequest(EventLog(), method, target, {}, body)
+    await handle_request(request, response, FastPath(router))
     assert response.status == 200
     assert [each.target for each in endpoint.requests] == [sent_with_version if version else sent]
 

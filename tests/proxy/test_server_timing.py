@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.server_timing import server_timing
+from gateway.proxy.response_headers import server_timing
 
 # W3C Server Timing, section 3.2, with one parameter only.
 _VALUE = re.compile(r"[a-z-]+;dur=\d+\.\d+(, [a-z-]+;dur=\d+\.\d+)*")

@@ -95,15 +95,6 @@ def test_key_that_first_comes_within_a_flood_is_cached_at_its_second_use() -> No
     assert uses == [False, False, True, True]
 
 
-def test_keys_of_before_make_room_for_those_of_now() -> None:
-    cache: BoundedCache[object, object] = BoundedCache(64)
-    for start in range(0, FLOOD, 64):
-        for _ in range(3):
-            for number in range(start, start + 64):
-                _use(cache, f"key {number}")
-        assert all(_use(cache, f"key {number}") for number in range(start, start + 64))
-
-
 @given(st.integers(1, 5), st.lists(st.tuples(st.booleans(), st.integers(0, 20)), max_size=200))
 def test_cache_is_bounded_and_keeps_the_keys_used_last(
     max_entries: int, steps: list[tuple[bool, int]]

@@ -19,11 +19,7 @@ class RecordingReceiver:
     """Records its calls; each of them sets ``done``, and ``on_complete`` calls ``then``."""
 
     def __init__(
-        self,
-        *,
-        waits_for_chunks: bool = False,
-        untouched: bool = False,
-        idempotent: bool = False,
+        self, *, waits_for_chunks: bool = False, untouched: bool = False, idempotent: bool = False
     ) -> None:
         self.idempotent = idempotent
         self.waits_for_chunks = waits_for_chunks

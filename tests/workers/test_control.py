@@ -126,7 +126,7 @@ async def test_worker_that_does_not_reply_in_time_gives_up(sockets: Sockets) -> 
     with ControlClient(sockets[0]) as client, _server(sockets[0], _never) as server:
         with pytest.raises(TimeoutError):
             await client.ask(0, Question.READY, 0.02)
-        await until(lambda: not server._tasks)
+        await until(lambda: not server.tasks)
 
 
 async def test_late_reply_is_not_taken_for_that_of_the_next_question(sockets: Sockets) -> None:
@@ -245,7 +245,7 @@ async def test_failing_responder_is_logged_and_the_next_question_is_replied_to(
 async def test_cancelled_question_is_forgotten(sockets: Sockets) -> None:
     with ControlClient(sockets[0]) as client, _server(sockets[0], _never) as server:
         asked = asyncio.create_task(client.ask(0, Question.READY, PATIENCE))
-        await until(lambda: server._tasks)
+        await until(lambda: server.tasks)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked

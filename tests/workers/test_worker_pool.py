@@ -16,7 +16,7 @@ from gateway.workers.ipc import (
     FromWorker,
     ToWorker,
     WorkerChannel,
-    receive_descriptor,
+    receive,
     send,
 )
 from gateway.workers.worker_pool import (
@@ -59,11 +59,11 @@ class _Worker:
 
     def receive(self) -> int | None:
         """Return the kind of the next message; none at the end of the stream."""
-        message = receive_descriptor(self.end)
+        message = receive(self.end)
         if message is None:
             return None
-        if message[1] >= 0:
-            socket.close(message[1])
+        if message[2] >= 0:
+            socket.close(message[2])
         return message[0]
 
     def close(self) -> None:
@@ -241,7 +241,9 @@ async def test_worker_that_raises_says_why() -> None:
 
 
 async def test_workers_that_die_again_and_again_are_replaced_later_and_later() -> None:
-    async with running_process(*command("channel.send_ready(); os._exit(3)", 1)) as process:
+    async with running_process(
+        *command("channel.send(FromWorker.READY); os._exit(3)", 1)
+    ) as process:
         for delay in ("0.1", "0.2", "0.4"):
             await process.wait_for_output(rf"status 3; another one starts in {re.escape(delay)} s")
         process.signal(signal.SIGTERM)
@@ -251,7 +253,8 @@ async def test_workers_that_die_again_and_again_are_replaced_later_and_later() -
 
 
 async def test_worker_that_does_not_stop_is_killed() -> None:
-    main = "signal.pthread_sigmask(signal.SIG_BLOCK, [15]); channel.send_ready(); time.sleep(60)"
+    block = "signal.pthread_sigmask(signal.SIG_BLOCK, [15])"
+    main = f"{block}; channel.send(FromWorker.READY); time.sleep(60)"
     async with running_process(*command(main, 2, kill_delay=0.1)) as process:
         await process.wait_for_output("started")
         process.signal(signal.SIGTERM)
@@ -271,7 +274,7 @@ def _is_gone(pid: str) -> bool:
 async def test_children_of_a_dead_worker_are_reaped() -> None:
     """As process 1 of a container the supervisor gets the children of its workers."""
     main = """
-channel.send_ready()
+channel.send(FromWorker.READY)
 if os.fork() == 0:
     channel._channel.close()
     while os.getppid() != supervisor_id: time.sleep(0.01)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.app.build.models import declared_models
+from gateway.app.build.routes import declared_models
 from gateway.app.build.upstreams import UpstreamSpec, build_pool
 from gateway.app.loaded_resources import LoadedResources
 from gateway.app.preflight.model_probe import probe_models, upstreams_serving

@@ -12,7 +12,7 @@ from gateway.codec.elements.base64_elements import Base64ElementDecoder
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import ArrayStart, DataExtractor, Event, placeholder
-from gateway.codec.json.parsed_size import estimate_parsed_size
+from gateway.codec.json.parse_cost import estimate_parsed_size
 from gateway.codec.offload_interface import FAILED_FUTURE, Offloader, OffloadFuture
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.protocol.datatypes import Family

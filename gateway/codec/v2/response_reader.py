@@ -15,7 +15,7 @@ from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.elements.encode import make_tensor_encoder
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import Event
-from gateway.codec.json.parsed_size import estimate_parsed_size
+from gateway.codec.json.parse_cost import estimate_parsed_size
 from gateway.codec.json.text_search import contains, has_data_key, split_id
 from gateway.codec.policies import DEFAULT_POLICIES, BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_reader import ElementSink, JsonMessageReader

@@ -11,9 +11,8 @@ from multidict import CIMultiDict
 
 from gateway.codec.grpc.documents import read_request, write_model_config, write_response
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.grpc.http_mapping import http_request_of
 from gateway.protocol.grpc.methods import HEALTH_SERVICE, GrpcMethod, find_method
-from gateway.protocol.grpc.rpcs import RPCS
+from gateway.protocol.grpc.rpcs import RPCS, http_request_of
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.calls.handler import CallHandler, HandlerScope, MakeHandler, scope_of

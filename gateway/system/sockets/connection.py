@@ -11,7 +11,7 @@ import sys
 import termios
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 from gateway.system.buffers import (
@@ -142,6 +142,26 @@ class UnsentOutput:
         self._connection.drop_unread()
 
 
+def unread_data(transport: asyncio.Transport, exc: Exception | None) -> Iterator[bytes]:
+    """Yield what the peer had sent before a write to it failed with ``exc``, within a bound.
+
+    A peer may respond before it has read a whole request, and close (RFC 9112, section 9.6). The
+    next write then fails, and the event loop reads nothing more: not even the response, which the
+    kernel still has.
+    """
+    sock = transport.get_extra_info("socket")
+    left = MAX_WINDOW if isinstance(exc, OSError) and sock is not None else 0
+    while left > 0:
+        try:
+            data = os.read(sock.fileno(), min(left, MAX_READ_AHEAD))
+        except OSError:
+            return
+        if not data:
+            return
+        left -= len(data)
+        yield data
+
+
 class Connection(asyncio.BufferedProtocol, ABC):
     """A connection with backpressure: reading pauses, and writers wait for the peer.
 
@@ -189,7 +209,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the memory for the next read."""
         space = READ_BUFFER.prepare()
-        most = self.buffers.read_size
+        most = self.buffers.account.read_size
         if most < MAX_WINDOW:
             space = space[:most]
         self._offered_size = len(space)
@@ -255,7 +275,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def _is_read_ahead_full(self) -> bool:
         """Whether reading must pause; if no memory is left, one byte is enough."""
         size = len(self._read_ahead)
-        return size > MAX_READ_AHEAD or (size > 0 and self.buffers.free < 0)
+        return size > MAX_READ_AHEAD or (size > 0 and self.buffers.account.free < 0)
 
     def _set_read_ahead(self, data: bytes | memoryview) -> None:
         self.buffers.change(len(data) - len(self._read_ahead))
@@ -287,24 +307,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def receive_rest(self, exc: Exception | None) -> None:
         """Process what the peer had sent before a write to it failed with ``exc``.
 
-        A peer may respond before it has read a whole request, and close (RFC 9112, section 9.6).
-        The next write then fails, and the event loop reads nothing more: not even the response,
-        which the kernel still has. Over TLS, TlsTransport has done this.
+        Over TLS, TlsTransport has done this.
         """
-        sock = self.transport.get_extra_info("socket")
-        is_tls = self.transport.get_extra_info("ssl_object") is not None
-        if not isinstance(exc, OSError) or sock is None or is_tls:
-            return
-        left = MAX_WINDOW
-        while left > 0:
-            try:
-                data = os.read(sock.fileno(), min(left, MAX_READ_AHEAD))
-            except OSError:
-                return
-            if not data:
-                return
-            left -= len(data)
-            self.data_received(data)
+        if self.transport.get_extra_info("ssl_object") is None:
+            for data in unread_data(self.transport, exc):
+                self.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release waiting writers, and stop counting."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Iterable, Sequence
+from typing import Literal
 
 from gateway.http1.head import encode_head_lines
 from gateway.sizes import CACHED_HEADS
@@ -19,14 +20,8 @@ from gateway.upstream.exchange import (
     is_repeatable,
     send_body,
 )
-from gateway.upstream.http.connection import (
-    OpenConnections,
-    ServerConnection,
-    StaleConnectionError,
-)
-from gateway.upstream.http.connection_queue import HttpConnectionQueue
-from gateway.upstream.http.idle_connections import IdleConnections
-from gateway.upstream.http.stale_retry import StaleRetry, may_send_again
+from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
+from gateway.upstream.http.connections import HttpConnections
 from gateway.upstream.transport import (
     HeaderLines,
     RequestTemplate,
@@ -44,6 +39,15 @@ below this: a server that does not respond must not take those of health checks 
 
 # RFC 9110, section 8.6: without a body, these requests have no Content-Length.
 _BODYLESS_METHODS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
+
+
+StaleRetry = Literal["safe", "infer", "all"]
+"""Which requests are sent again after a close of a reused connection: those of safe methods,
+idempotent infer requests as well, or every request."""
+
+# RFC 9110, section 9.2.1. TRACE is not forwarded. PUT and DELETE are idempotent by the RFC, but an
+# unknown server need not keep to it.
+_SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 class HttpEndpoint(ServerEndpoint):
@@ -65,10 +69,8 @@ class HttpEndpoint(ServerEndpoint):
     ) -> None:
         super().__init__(address, connect_timeout, buffers, own_request_headers, public_name)
         self._retry_stale: StaleRetry = retry_stale
-        self.idle = IdleConnections(idle_timeout)
-        self._open_connections = OpenConnections()
-        self._connecting = 0
-        self.connections = HttpConnectionQueue(self.idle, self.connect)
+        self.connections = HttpConnections(self.connect, idle_timeout)
+        self._open: set[ServerConnection] = set()
         self._encoded: BoundedCache[RequestTemplate, bytes] = BoundedCache(CACHED_HEADS)
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
@@ -76,12 +78,19 @@ class HttpEndpoint(ServerEndpoint):
         return await HttpExchange(self, None).run(request)
 
     def may_resend(self, method: str, is_idempotent: bool) -> bool:
-        """Tell whether a request may be sent again after a StaleConnectionError."""
-        return may_send_again(self._retry_stale, method, is_idempotent=is_idempotent)
+        """Tell whether a request may be sent again after a StaleConnectionError.
+
+        The server may have executed it. ``is_idempotent`` is that of UpstreamRequest. RFC 9110,
+        section 9.2.2, forbids more than the policy ``infer``.
+        """
+        policy = self._retry_stale
+        if policy == "all" or method in _SAFE_METHODS:
+            return True
+        return policy == "infer" and is_idempotent
 
     def try_reserve(self) -> ReservedConnection:
         """Take a connection, an idle one if there is one; see UpstreamEndpoint."""
-        return HttpExchange(self, self.idle.take())
+        return HttpExchange(self, self.connections.take())
 
     def encode(
         self, template: RequestTemplate, lines: bytes, body: Sequence[bytes | memoryview]
@@ -95,7 +104,6 @@ class HttpEndpoint(ServerEndpoint):
 
     async def close(self) -> None:
         """Close the idle connections; calls in flight close theirs."""
-        self.idle.close()
         await self.connections.close()
         await self._wait_for_tasks()
         if not self.deferrals.size:  # else calls in flight still wait for their bodies
@@ -103,18 +111,14 @@ class HttpEndpoint(ServerEndpoint):
 
     async def connect(self, is_control: bool = False) -> ServerConnection:
         """Make a connection; ``is_control`` is that of UpstreamRequest. Raises GatewayError."""
-        connection = ServerConnection(self.name, self._buffers, self._open_connections)
-        taken = self._open_connections.count + self._connecting
-        is_large = not is_control and exceeds_share(taken, _SMALL_SHARE)
+        is_large = not is_control and exceeds_share(len(self._open), _SMALL_SHARE)
         share = _LARGE_DESCRIPTOR_SHARE if is_large else MAX_DESCRIPTOR_SHARE
-        self._connecting += 1
+        connection = ServerConnection(self.name, self._buffers, self._open)
         try:
             await self._establish(connection, share)
         except BaseException:
             connection.detach_transport()
             raise
-        finally:
-            self._connecting -= 1
         return connection
 
     def encode_head(self, request: UpstreamRequest, size: int | None) -> bytes:
@@ -189,7 +193,7 @@ class HttpExchange(Exchange):
         self._method = template.method
         self._parts = self._endpoint.encode(template, lines, body)
         # Only now: the conversion of the request may have taken a while.
-        connection = self._endpoint.idle.take_open(self._connection)
+        connection = self._endpoint.connections.take_open(self._connection)
         self._connection = connection
         if connection is None:
             self._endpoint.connections.wait(self)
@@ -209,8 +213,9 @@ class HttpExchange(Exchange):
             self._chunked = size is None and "Content-Length" not in request.headers
         else:
             self._parts = (head, *body)
-        self._connection = endpoint.idle.take_open() or await endpoint.connect(self._is_control)
-        self._write(self._connection)
+        connection = endpoint.connections.take_open() or await endpoint.connect(self._is_control)
+        self._connection = connection
+        self._write(connection)
 
     def close(self) -> None:
         """Release the connection, or drop it if the call is not complete; end the wait for one."""

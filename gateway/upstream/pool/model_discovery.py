@@ -7,17 +7,18 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
 from gateway.errors import GatewayError, bad_response
 from gateway.protocol.operations import ModelName
-from gateway.protocol.v1 import MODELS_PATH
+from gateway.protocol.v1 import MODELS_PATH, ready_entries
 from gateway.routing.intervals import jittered_intervals
 from gateway.sizes import MAX_MODEL_DOCUMENT
 from gateway.upstream.control_client import send_control_request
-from gateway.upstream.pool.member import Member, MemberTask
-from gateway.upstream.pool.ready_models import ANY_MODEL, ReadyModels, parse_ready_models
+from gateway.upstream.pool.member import ANY_MODEL, Member, ReadyModels
 from gateway.upstream.transport import UpstreamEndpoint
 
 _INDEX = "/v2/repository/index"
@@ -31,17 +32,17 @@ _NOT_SERVED = frozenset((400, 401, 403, 404, 405, 501))
 _log = logging.getLogger("tensorgate.upstream")
 
 
-class ModelDiscovery(MemberTask):
+@dataclass(eq=False)
+class ModelDiscovery:
     """Asks for ready models every ``interval`` seconds, and whenever they may have changed.
 
     ``random`` gives numbers in [0, 1).
     """
 
-    def __init__(self, interval: float, random: Callable[[], float] = random.random) -> None:
-        self._interval = interval
-        self._random = random
-        self._refreshes = 0
-        self._refresh = asyncio.Event()
+    interval: float
+    random: Callable[[], float] = random.random
+    _refreshes: int = 0
+    _refresh: asyncio.Event = field(default_factory=asyncio.Event)
 
     def refresh_models(self) -> None:
         """Ask all endpoints at once, after a model was loaded or unloaded."""
@@ -52,7 +53,7 @@ class ModelDiscovery(MemberTask):
     async def run(self, member: Member, changed: Callable[[], None]) -> None:
         """Keep the list of an endpoint's models up to date until cancelled."""
         logged = ""
-        for pause in jittered_intervals(self._interval, self._random()):
+        for pause in jittered_intervals(self.interval, self.random()):
             refreshes = self._refreshes
             error = await _update_models(member)
             if error and error != logged:
@@ -127,3 +128,17 @@ def _parse(document: bytes) -> ReadyModels | None:
         return parse_ready_models(orjson.loads(document))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def parse_ready_models(document: Any) -> ReadyModels:
+    """Read a repository index, or KServe's list of models.
+
+    KServe's list has no versions, nor has MLServer's index for a model without one. Raises
+    TypeError, KeyError or AttributeError for anything else.
+    """
+    versions: dict[str, set[str]] = {}
+    for entry in ready_entries(document):
+        versions.setdefault(str(entry["name"]), set()).add(str(entry.get("version") or ""))
+    return ReadyModels(
+        {name: frozenset() if "" in each else frozenset(each) for name, each in versions.items()}
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
 from gateway.errors import ErrorKind, GatewayError, escape_for_log, upstream_name
 from gateway.protocol.operations import ModelName
@@ -16,7 +16,7 @@ from gateway.routing.balancer import (
     choose_endpoint,
     choose_least_request,
 )
-from gateway.routing.endpoint_health import EjectionState, OutlierPolicy
+from gateway.routing.endpoint_health import OutlierPolicy
 from gateway.routing.endpoint_state import NO_CALLS, RecentCalls, State
 from gateway.routing.latency_outliers import Latencies, find_outliers
 from gateway.upstream.pool.lease import Lease
@@ -27,12 +27,9 @@ from gateway.upstream.pool.outlier_detection import (
     OutlierDetector,
     ignore,
 )
-from gateway.upstream.pool.reachability import Reachability
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
 
-_UNREACHABLE_REPORT_TTL = 10.0
-"""Seconds for which other workers believe that the endpoints are unreachable."""
 _LOGGED_STATES = (State.UNREACHABLE, State.FAILING, State.SLOW)
 """Others are logged where they begin."""
 
@@ -67,17 +64,14 @@ class Pool:
         self._load_balancing = load_balancing or LEAST_REQUEST
         self._clock = clock
         self._supervisor = supervisor or PoolSupervisor()
-        self._notify = notify
-        self._reachability = Reachability(
-            upstream, self._probe_until_reachable, self._notify_unreachable
-        )
         self.outlier_detector = OutlierDetector(
+            upstream,
             outlier_policy or OutlierPolicy(),
             clock,
             self._supervisor.recheck,
-            self._reachability,
             notify,
             on_failure,
+            self._start_probes,
         )
         self._started = False
         self._leaving: list[Member] = []
@@ -130,21 +124,11 @@ class Pool:
     @property
     def unreachable(self) -> str | None:
         """Return why recent calls could not connect to any endpoint; None if they could."""
-        return self._reachability.unreachable
+        return self.outlier_detector.unreachable
 
-    def _probe_until_reachable(self) -> None:
+    def _start_probes(self, probe: Callable[[], Coroutine[None, None, None]]) -> None:
         if self._started:
-            probes = self._reachability.probe_until_reachable(lambda: self.members)
-            self._supervisor.start_task(probes)
-
-    def _notify_unreachable(self, unreachable: bool) -> bool | None:
-        until = self._clock() + _UNREACHABLE_REPORT_TTL
-        return self._notify("", EjectionState(ejections=int(unreachable), until=until))
-
-    def record_remote_unreachable(self, until: float) -> None:
-        """Record that another worker finds all endpoints unreachable, valid until that time."""
-        if until > self._clock():
-            self._reachability.record_remote(until)
+            self._supervisor.start_task(probe())
 
     async def wait_until_probed(self) -> None:
         """Wait until health checks find an endpoint healthy, or have checked each once."""
@@ -280,10 +264,7 @@ class Pool:
         return GatewayError(ErrorKind.UNREACHABLE, self.empty_reason, public_message=public)
 
     def judge(
-        self,
-        recent: Mapping[str, RecentCalls],
-        latencies: Mapping[str, Latencies],
-        leads: bool,
+        self, recent: Mapping[str, RecentCalls], latencies: Mapping[str, Latencies], leads: bool
     ) -> None:
         """Find the states of the endpoints by what calls have said of them lately, by their URLs.
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from gateway.upstream.pool.dialect import DialectDetector
@@ -24,24 +25,16 @@ _RESTART_DELAY = 1.0
 _log = logging.getLogger("tensorgate.upstream")
 
 
+@dataclass(eq=False)
 class PoolSupervisor:
     """Runs the background tasks of a pool's members, as far as the settings ask for them."""
 
-    def __init__(
-        self,
-        health_checker: HealthChecker | None = None,
-        model_discovery: ModelDiscovery | None = None,
-        resolver: Resolver | None = None,
-        dialect_detector: DialectDetector | None = None,
-    ) -> None:
-        self.health_checker = health_checker
-        self.model_discovery = model_discovery
-        self.resolver = resolver
-        self.dialect_detector = dialect_detector
-        checks = (health_checker, model_discovery, dialect_detector)
-        self._member_tasks = [each for each in checks if each is not None]
-        self._tasks_by_member: dict[Member, list[asyncio.Task[None]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+    health_checker: HealthChecker | None = None
+    model_discovery: ModelDiscovery | None = None
+    resolver: Resolver | None = None
+    dialect_detector: DialectDetector | None = None
+    _tasks_by_member: dict[Member, list[asyncio.Task[None]]] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def resolve_names(self, use: Callable[[Sequence[UpstreamEndpoint]], None]) -> None:
         """Start to resolve names; wait a moment for the first addresses.
@@ -58,13 +51,15 @@ class PoolSupervisor:
 
     def add(self, members: Iterable[Member], changed: Callable[[Member], None]) -> None:
         """Start the tasks of members; ``changed`` gets a member whose health has changed."""
+        checks = self.health_checker, self.model_discovery, self.dialect_detector
         for member in members:
             if self.dialect_detector is not None:
                 self.dialect_detector.add(member)
             on_change = partial(self._on_change, member, changed)
             self._tasks_by_member[member] = [
                 self.start_task(_keep_running(partial(each.run, member, on_change)))
-                for each in self._member_tasks
+                for each in checks
+                if each is not None
             ]
 
     def remove(self, members: Iterable[Member]) -> None:

@@ -13,15 +13,14 @@ import pytest
 
 from gateway.codec.decompress import FREE_OUTPUT_BYTES
 from tests.support.gateway import gateway_client
-from tests.support.http_messages import chunk, chunked, http_response, message, request
+from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
-    FLOATS,
     HEADER_LENGTH,
     INFER,
     binary_header,
     json_request,
 )
-from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.raw_client import RawClient
 from tests.support.servers.model_scripts import infer_floats
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 from tests.support.servers.served import served
@@ -30,40 +29,23 @@ GENERATE = "/v2/models/m/generate"
 ACCEPT = {"Accept-Encoding": "gzip"}
 COMPRESS: dict[str, Any] = {"route": {"compression": "gzip"}}
 NOISE = random.Random(7).randbytes(300_000)
-HEADER = binary_header(FLOATS.nbytes)
 
 
-# ----------------------------------------------------------------------------------------- requests
-
-FORMS: dict[str, tuple[dict[str, str], bytes]] = {
-    "binary": ({HEADER_LENGTH: str(len(HEADER))}, HEADER + FLOATS.tobytes()),
-    "large binary": (
-        {HEADER_LENGTH: str(len(binary_header(len(NOISE))))},
-        binary_header(len(NOISE)) + NOISE,
-    ),
-}
-
-
-@pytest.mark.parametrize(("form", "coding"), [("binary", "gzip"), ("large binary", "deflate")])
-async def test_compressed_infer_request_is_decoded(form: str, coding: str) -> None:
-    headers, plain = FORMS[form]
-    packed = (gzip.compress if coding == "gzip" else zlib.compress)(plain)
+async def test_compressed_infer_request_is_decoded() -> None:
+    header = binary_header(len(NOISE))
+    packed = zlib.compress(header + NOISE)
+    headers = {HEADER_LENGTH: str(len(header)), "Content-Encoding": "deflate"}
     async with ScriptedServer(infer_floats) as server, gateway_client(server.url) as client:
-        like = await client.call("POST", INFER, plain, headers)
-        headers = {**headers, "Content-Encoding": coding}
-        reply = await client.call("POST", INFER, packed, headers)
-        assert (reply.status, reply.body) == (like.status, like.body) == (200, like.body)
+        assert (await client.call("POST", INFER, packed, headers)).status == 200
         head = {"Host": "x", "Transfer-Encoding": "chunked", **headers}
         await client.send(message(f"POST {INFER} HTTP/1.1", head))
         await client.send(*map(chunk, (packed[:20], packed[20:])), chunk(b""))
-        assert (await client.read_response()).body == like.body
-        first, *others = [each for each in server.requests if each.head.target == INFER]
-        for received in others:
-            assert received.body == first.body
-            assert received.head.get(HEADER_LENGTH) == first.head.get(HEADER_LENGTH)
-            assert received.head.get("Content-Length") == str(len(first.body))
+        assert (await client.read_response()).status == 200
+        for received in server.requests:
+            assert received.body.endswith(NOISE)
+            assert received.head.get("Content-Length") == str(len(received.body))
             assert received.head.get("Content-Encoding") is None
-        assert len(others) == 2
+        assert len(server.requests) == 2
 
 
 async def _status(client: RawClient, body: bytes, target: str = INFER) -> tuple[int, str]:
@@ -90,39 +72,21 @@ async def test_invalid_compressed_body_is_refused(target: str) -> None:
         assert (await client.call("POST", target, json_request())).status == 200
 
 
-# ---------------------------------------------------------------------------------------- responses
-
-
-def _plain(reply: ReceivedResponse) -> bytes:
-    coding = reply.head.get("Content-Encoding")
-    assert coding in (None, "gzip")
-    return gzip.decompress(reply.body) if coding else reply.body
-
-
 LARGE = json.dumps({"x": ["y"] * 1000}).encode()
-ANSWERS = {
-    "sized": http_response(LARGE, {"Vary": "Origin"}),
-    "chunked": message(
-        "HTTP/1.1 200 OK",
-        {"Vary": "Origin", "Transfer-Encoding": "chunked"},
-        chunked(LARGE[:9], LARGE[9:]),
-    ),
-    "an error": http_response(LARGE, {"Vary": "Origin"}, "404 Not Found"),
-}
 
 
-@pytest.mark.parametrize("data", ANSWERS.values(), ids=ANSWERS)
-async def test_passthrough_response_is_compressed(data: bytes) -> None:
+@pytest.mark.parametrize("status", ["200 OK", "404 Not Found"])
+async def test_passthrough_response_is_compressed(status: str) -> None:
+    data = http_response(LARGE, {"Vary": "Origin"}, status)
     async with served(always_respond(data), **COMPRESS) as (server, _, client):
         for _ in range(2):
-            reply = await client.call("GET", "/v2/x", headers=ACCEPT)
-            assert reply.head.get("Content-Encoding") == "gzip"
-            assert reply.head.get("Vary") == "Origin, Accept-Encoding"
-            assert _plain(reply) == LARGE
-            reply = await client.call("GET", "/v2/x")
-            assert reply.head.get("Content-Encoding") is None
-            assert reply.head.get("Vary") == "Origin, Accept-Encoding"
-            assert reply.body == LARGE
+            packed = await client.call("GET", "/v2/x", headers=ACCEPT)
+            plain = await client.call("GET", "/v2/x")
+            assert gzip.decompress(packed.body) == plain.body == LARGE
+            assert packed.head.get("Content-Encoding") == "gzip"
+            assert plain.head.get("Content-Encoding") is None
+            for reply in (packed, plain):
+                assert reply.head.get("Vary") == "Origin, Accept-Encoding"
         assert all(each.head.get("Accept-Encoding") is None for each in server.requests)
 
 

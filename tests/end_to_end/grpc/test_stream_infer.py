@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 from tritonclient.grpc import service_pb2
 
 from tests.support.gateway import RunningGateway, running_gateway
@@ -17,12 +18,10 @@ from tests.support.grpc.client import (
     GrpcClient,
     GrpcResponse,
     grpc_client,
-    grpc_client_of,
     take_turns,
 )
 from tests.support.grpc.infer_messages import infer_request
 from tests.support.http_messages import http_response
-from tests.support.inference_messages import FLOATS
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 
@@ -109,9 +108,12 @@ async def _stream(
         )
 
 
-async def test_each_message_gets_its_response_in_order() -> None:
+@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
+async def test_each_message_gets_its_response_in_order(
+    compression: grpc.Compression | None,
+) -> None:
     script = _Identity()
-    found = read(await _stream(script, *map(numbered, range(5))))
+    found = read(await _stream(script, *map(numbered, range(5)), compression=compression))
     assert [value_of(message) for message in found] == [0, 1, 2, 3, 4]
     assert [message.infer_response.id for message in found] == ["r0", "r1", "r2", "r3", "r4"]
     for message in found:
@@ -127,33 +129,22 @@ async def test_response_comes_before_the_next_request_is_sent() -> None:
     assert list(map(value_of, messages)) == [0, 1, 2]
 
 
-async def test_stream_without_messages_ends_well() -> None:
-    assert read(await _stream(_Identity())) == []
-
-
-async def test_compressed_messages_are_read() -> None:
-    messages = [numbered(number) for number in range(3)]
-    response = await _stream(_Identity(), *messages, compression=grpc.Compression.Gzip)
-    assert [value_of(message) for message in read(response)] == [0, 1, 2]
-
-
-async def test_typed_request_gets_a_typed_response() -> None:
-    (found,) = read(await _stream(_Identity(), infer_request(typed=True)))
-    contents = found.infer_response.outputs[0].contents.fp32_contents
-    assert list(contents) == FLOATS.tolist()
-
-
 BUSY = http_response(b'{"error": "busy, sorry"}', status="503 Busy")
 
 
 async def test_error_is_a_message_and_the_stream_goes_on() -> None:
+    invalid = service_pb2.ModelInferRequest(model_name="m", id="7")
+    invalid.inputs.add(name="IN", datatype="FP32", shape=[2])
+    invalid.raw_input_contents.append(b"abc")
     script = _Identity({"bad": BUSY})
-    messages = numbered(0), numbered(1, "bad"), numbered(2)
-    first, second, third = read(await _stream(script, *messages))
+    messages = numbered(0), numbered(1, "bad"), numbered(2), invalid.SerializeToString()
+    first, second, third, fourth = read(await _stream(script, *messages))
     assert [value_of(first), value_of(third)] == [0, 2]
     assert second.error_message == "busy, sorry"
     assert (second.infer_response.model_name, second.infer_response.id) == ("bad", "r1")
     assert not second.infer_response.outputs
+    assert "IN" in fourth.error_message
+    assert "3 bytes" in fourth.error_message
 
 
 async def test_error_is_a_status_for_clients_that_ask_for_it() -> None:
@@ -166,40 +157,15 @@ async def test_error_is_a_status_for_clients_that_ask_for_it() -> None:
     assert response.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_request_that_is_invalid_is_told_and_the_stream_goes_on() -> None:
-    invalid = service_pb2.ModelInferRequest(model_name="m", id="7")
-    invalid.inputs.add(name="IN", datatype="FP32", shape=[2])
-    invalid.raw_input_contents.append(b"abc")
-    first, second = read(await _stream(_Identity(), invalid.SerializeToString(), numbered(1)))
-    assert "IN" in first.error_message
-    assert "3 bytes" in first.error_message
-    assert value_of(second) == 1
-
-
-async def test_models_of_one_route_may_share_a_stream() -> None:
-    script = _Identity()
+async def test_models_of_one_route_share_a_stream_and_may_be_replaced() -> None:
     messages = numbered(0), numbered(1, "ö"), numbered(2, "m", "3")
-    assert len(read(await _stream(script, *messages))) == 3
-    assert script.targets == [
-        "/v2/models/m/infer",
-        "/v2/models/%C3%B6/infer",
-        "/v2/models/m/versions/3/infer",
-    ]
-
-
-async def test_each_message_gets_the_model_of_a_route_that_replaces_it() -> None:
-    script = _Identity()
-    route = {"rewrite": {"model": "other"}}
-    messages = numbered(0), numbered(1, "ö"), numbered(2)
-    assert list(map(value_of, read(await _stream(script, *messages, route=route)))) == [0, 1, 2]
-    assert script.targets == ["/v2/models/other/infer"] * 3
-
-
-async def test_server_that_is_gone_is_named_by_its_upstream(gone: str) -> None:
-    async with grpc_client_of(gone.replace("grpc://", "http://")) as client:
-        (found,) = read(await client.call("ModelStreamInfer", numbered()))
-    assert "upstream 'servers'" in found.error_message
-    assert "127.0.0.1" not in found.error_message
+    for route, targets in (
+        ({}, ["m/infer", "%C3%B6/infer", "m/versions/3/infer"]),
+        ({"rewrite": {"model": "other"}}, ["other/infer", "other/infer", "other/versions/3/infer"]),
+    ):
+        script = _Identity()
+        assert len(read(await _stream(script, *messages, route=route))) == 3
+        assert script.targets == [f"/v2/models/{target}" for target in targets]
 
 
 async def test_client_that_leaves_lets_the_server_go() -> None:

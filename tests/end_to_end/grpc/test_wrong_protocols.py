@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from gateway.http2.frame_writer import encode_settings
+from gateway.http2.frames import encode_settings
 from tests.support.gateway import UPSTREAM, gateway_client, running_gateway
 from tests.support.grpc.client import grpc_client
 from tests.support.http_messages import request, with_long_head

@@ -2,11 +2,9 @@
 
 import asyncio
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
-from gateway.http1.deferrals import DEFER_TIMEOUT
 from tests.support.gateway import (
     UPSTREAM,
     gateway_before,
@@ -48,16 +46,6 @@ RAW = infer_raw(bytes(8))
 EVERY_KIND = {"GET": GET, "POST": POST, "json": JSON, "binary": BINARY, "raw": RAW}
 
 
-def _limited(limit: str, time: float = SHORT) -> dict[str, Any]:
-    return {limit: time}
-
-
-async def reads_and_hangs(connection: Connection) -> None:
-    """Read whole requests, and never respond."""
-    while True:
-        await connection.request()
-
-
 async def knows_a_model_and_hangs(connection: Connection) -> None:
     """Serve model metadata, and nothing else."""
     while (await connection.request()).head.target in ("/v2/models/m", "/v2/models/m/config"):
@@ -71,7 +59,7 @@ async def knows_a_model_and_hangs(connection: Connection) -> None:
 )
 async def test_server_that_never_responds_is_a_504_that_names_it(kind: str, limit: str) -> None:
     data = EVERY_KIND[kind]
-    async with served(knows_a_model_and_hangs, **_limited(limit)) as (server, _, client):
+    async with served(knows_a_model_and_hangs, **{limit: SHORT}) as (server, _, client):
         reply = await client.ask(data)
         assert reply.status == 504
         assert UPSTREAM in reply.error
@@ -81,9 +69,7 @@ async def test_server_that_never_responds_is_a_504_that_names_it(kind: str, limi
 
 
 @pytest.mark.parametrize(
-    ("data", "limit"),
-    [(POST, "idle_timeout"), (POST_CHUNKED, "idle_timeout"), (GET, "request_timeout")],
-    ids=["POST", "streamed POST", "GET"],
+    ("data", "limit"), [(POST_CHUNKED, "idle_timeout"), (GET, "request_timeout")]
 )
 async def test_call_after_one_that_timed_out_takes_another_connection(
     data: bytes, limit: str
@@ -96,7 +82,7 @@ async def test_call_after_one_that_timed_out_takes_another_connection(
         await connection.request()
         await connection.wait_for_close()
 
-    async with served(hangs_later, always_respond(http_response(b"second")), **_limited(limit)) as (
+    async with served(hangs_later, always_respond(http_response(b"second")), **{limit: SHORT}) as (
         server,
         _,
         client,
@@ -124,7 +110,6 @@ async def test_server_that_stops_reading_is_a_504_that_names_it() -> None:
 @pytest.mark.parametrize(
     ("data", "limit"),
     [
-        (POST[:-1], "idle_timeout"),
         (JSON[:-1], "idle_timeout"),
         (BINARY[:-1], "idle_timeout"),
         (CHUNKED_HEAD, "idle_timeout"),
@@ -133,7 +118,7 @@ async def test_server_that_stops_reading_is_a_504_that_names_it() -> None:
     ],
 )
 async def test_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> None:
-    async with served(reads_and_hangs, **_limited(limit)) as (server, _, client):
+    async with served(**{limit: SHORT}) as (server, _, client):
         await client.send(data)
         reply = await client.read_response()
         assert reply.status == 408
@@ -142,16 +127,14 @@ async def test_client_that_stops_sending_is_a_408(data: bytes, limit: str) -> No
         assert server.requests == []
 
 
-async def _until_reset(client: RawClient) -> bytes:
-    """Read to the end of a connection that is reset; return what arrived."""
-    data = b""
-    try:
+async def _until_reset(client: RawClient) -> int:
+    """Read to the end of a connection that is reset; return how many bytes came."""
+    size = 0
+    with suppress(ConnectionResetError):
         async with asyncio.timeout(5):
             while piece := await client.reader.read(65536):
-                data += piece
-    except ConnectionResetError:
-        pass
-    return data
+                size += len(piece)
+    return size
 
 
 @pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
@@ -162,11 +145,11 @@ async def test_stalled_response_is_aborted(limit: str) -> None:
         await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"one")))
         await never_respond(connection)
 
-    async with served(script, **_limited(limit, LONGER)) as (server, _, client):
+    async with served(script, **{limit: LONGER}) as (server, _, client):
         await client.send(GET)
         assert (await client.head()).status == 200
         assert await client.chunk() == b"one"
-        assert await _until_reset(client) == b""
+        assert await _until_reset(client) == 0
         await (await server.connection()).left.wait()
 
 
@@ -187,7 +170,7 @@ async def test_client_that_never_reads_is_dropped(data: bytes) -> None:
         assert (await client.head()).status == 200
         await gateway.until_idle()
         await (await server.connection()).left.wait()
-        assert len(await _until_reset(client)) < 30_000_000
+        assert await _until_reset(client) < 30_000_000
 
 
 async def test_slow_progress_is_not_idle() -> None:
@@ -212,23 +195,8 @@ async def test_slow_progress_is_not_idle() -> None:
         assert (await client.read_response()).body == b"y" * pauses
 
 
-@pytest.mark.parametrize(("grace", "status"), [("0s", 408), ("10s", 200)])
-async def test_body_has_a_grace_period(grace: str, status: int) -> None:
-    async with served(
-        always_respond(http_response()), min_body_rate="1GiB", min_body_rate_grace=grace
-    ) as (_, _, client):
-        await client.send(POST[:-5])
-        await asyncio.sleep(2 * DEFER_TIMEOUT)
-        await client.send(POST[-5:])
-        reply = await client.read_response()
-        assert reply.status == status
-        assert (b"limits.min_body_rate" in reply.body) is (status == 408)
-
-
 async def test_keep_alive_connection_is_not_idle() -> None:
-    async with served(
-        always_respond(http_response()), idle_timeout=LONGER, request_timeout=LONGER
-    ) as (_, _, client):
+    async with served(idle_timeout=LONGER, request_timeout=LONGER) as (_, _, client):
         assert (await client.ask(GET)).status == 200
         await asyncio.sleep(LONGER * 1.5)
         assert (await client.ask(GET)).status == 200
@@ -292,17 +260,3 @@ async def test_client_that_leaves_a_response_unread_is_dropped(headers: dict[str
         assert listener.buffers.buffered > size
         await until(lambda: not listener.connections)
         assert listener.buffers.buffered == 0
-
-
-async def test_client_that_reads_slowly_gets_the_whole_response() -> None:
-    sizes = [60_000] * 80
-    async with served(always_respond(http_response(bytes(sizes[0]))), idle_timeout=LONGER / 2) as (
-        _,
-        _,
-        client,
-    ):
-        for _ in sizes:
-            client.send_nowait(request("GET", "/v2/x"))
-        for size in sizes:
-            assert len((await client.read_response()).body) == size
-            await asyncio.sleep(SHORT / 20)

@@ -66,18 +66,6 @@ WORKS = always_respond(http_response(b""))
 # --------------------------------------------------------------------------------------- broadcasts
 
 
-async def test_load_goes_to_every_server() -> None:
-    async with servers_of(WORKS, WORKS, WORKS) as servers:
-        one, two, three = (server.url for server in servers)
-        async with client_to(main=[one, two], canary=[three]) as client:
-            reply = await client.call("POST", LOAD, b'{"parameters":{}}')
-            assert (reply.status, reply.body) == (200, b"")
-        for server in servers:
-            (received,) = server.requests
-            assert received.head.first == f"POST {LOAD} HTTP/1.1"
-            assert received.body == b'{"parameters":{}}'
-
-
 async def test_client_disconnect_during_a_broadcast_frees_everything() -> None:
     async with (
         servers_of(WORKS, never_respond, _hangs) as servers,

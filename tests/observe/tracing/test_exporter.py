@@ -157,7 +157,7 @@ def test_batches_are_bounded_in_bytes() -> None:
     assert (metrics.exported, metrics.dropped) == (800, {})
 
 
-@pytest.mark.parametrize("attempts", [0, 1, 5, 32])
+@pytest.mark.parametrize("attempts", [0, 1, 32])
 @pytest.mark.parametrize("target", ["/v2/models/m/infer", "/" + "x" * 60_000])
 def test_size_of_a_call_is_more_than_its_spans_take(attempts: int, target: str) -> None:
     record = _record(target, attempts)
@@ -212,15 +212,9 @@ def test_export_is_tried_again_while_there_is_time(
     assert metrics.dropped == {}
 
 
-def test_rejected_spans_are_counted(receiver: TraceReceiver) -> None:
-    metrics = _Metrics()
-    receiver.rejected = 1
-    with _exporter(_sender_to(receiver), metrics) as exporter:
-        exporter.observe(_record())
-    assert (metrics.exported, metrics.dropped) == (1, {"rejected": 1})
-
-
-@pytest.mark.parametrize(("said", "rejected"), [(-5, {}), (2**62, {"rejected": 2})])
+@pytest.mark.parametrize(
+    ("said", "rejected"), [(1, {"rejected": 1}), (-5, {}), (2**62, {"rejected": 2})]
+)
 def test_receiver_cannot_reject_other_than_what_it_got(
     receiver: TraceReceiver, said: int, rejected: dict[str, float]
 ) -> None:
@@ -231,19 +225,6 @@ def test_receiver_cannot_reject_other_than_what_it_got(
         exporter.observe(_record())
     assert metrics.dropped == rejected
     assert metrics.exported == 2 - sum(rejected.values())
-
-
-def test_receiver_that_is_down_costs_spans_only(
-    receiver: TraceReceiver, caplog: pytest.LogCaptureFixture
-) -> None:
-    metrics = _Metrics()
-    receiver.status = 503
-    with _exporter(_sender_to(receiver), metrics) as exporter:
-        exporter.observe(_record())
-        _until(lambda: receiver.sizes)
-    assert metrics.dropped == {"export_failed": 2}
-    assert "the receiver returned" in caplog.text
-    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

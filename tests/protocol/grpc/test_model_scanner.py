@@ -100,16 +100,6 @@ def test_name_of_a_load_request_is_field_2_if_present(
     assert scanner.name_field == name_field
 
 
-def test_fields_of_groups_and_of_other_methods_are_no_names() -> None:
-    group = encode(20 << 3 | 3) + field(1, b"other") + encode(20 << 3 | 4)
-    scanner = ModelScanner((), None)
-    assert scan(scanner, [field(1, b"a")]) == ""
-    assert scanner.model == ("", "")
-    scanner = ModelScanner((1,), 2)
-    assert scan(scanner, [field(1, b"a") + group + field(3, b"c")]) == ""
-    assert scanner.model == ("a", "")
-
-
 def test_name_is_known_before_the_message_has_ended() -> None:
     scanner = ModelScanner((1,), 2)
     scanner.feed(field(1, b"resnet")[:-1])
@@ -149,15 +139,9 @@ def test_model_that_was_taken_stays_or_the_message_is_refused(
     ("later", "error"),
     [
         (field(1, b"a"), ""),
-        (field(2, b""), ""),
         (
             field(1, b"b"),
             "the model's name is 'b', but was 'a' when the call was routed; send it once, before "
-            "the tensors",
-        ),
-        (
-            field(1, b""),
-            "the model's name is '', but was 'a' when the call was routed; send it once, before "
             "the tensors",
         ),
         (
@@ -251,21 +235,6 @@ def test_name_above_the_limit_is_refused_before_it_arrives(number: int, what: st
     assert scanner.model[number - 1] == "a" * MAX_NAME
     expected = f"the model's {what} has 1025 bytes; at most 1024 are allowed"
     assert scan_error(field(number, b"a" * (MAX_NAME + 1))[:3]) == expected
-
-
-@pytest.mark.parametrize(("number", "what"), [(1, "name"), (2, "version")])
-def test_name_that_is_not_utf8_is_refused(number: int, what: str) -> None:
-    for text in (b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80"):
-        assert scan_error(field(number, text)) == f"the model's {what} is not UTF-8"
-        with pytest.raises(DecodeError):
-            Named.FromString(field(number, text))
-
-
-def test_long_names_are_quoted_in_part() -> None:
-    scanner = ModelScanner((1,), 2)
-    scanner.feed(field(1, b"a" * MAX_NAME))
-    scanner.take()
-    assert len(scan(scanner, [field(1, b"b" * MAX_NAME)])) < 300
 
 
 def test_scanner_buffers_no_other_fields() -> None:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
+from gateway.errors import GatewayError
 from gateway.http1.head import MAX_CACHED_HEAD
 from gateway.protocol.dialects import DIALECTS
+from gateway.protocol.grpc.methods import find_method
+from gateway.protocol.grpc.model_scanner import ScannedModel
+from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.router import Route, RouteMatch, Router
+from gateway.routing.matcher import Match
 from gateway.sizes import CONVERT_CHUNK, MAX_UNSCHEDULED
 from tests.proxy.calls.scene import BINARY, JSON, Scene, make_plan, plan_of, start, template_of
 from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient
-from tests.support.doubles.streaming import LIMITS, make_destination, single_destination
+from tests.support.doubles.streaming import (
+    LIMITS,
+    EventLog,
+    ScriptedRequest,
+    client_head,
+    make_destination,
+    single_destination,
+)
 from tests.support.inference_messages import HEADER_LENGTH, INFER
 
 PREDICT = "/v1/models/m:predict"
@@ -39,6 +53,54 @@ async def test_plans_are_still_found_after_a_flood_of_other_heads(target: str, h
     after = [plan_of(fast_path, "POST", *each) for each in innocents]
     assert all(one is other for one, other in zip(before, after, strict=True))
     fast_path.close()
+
+
+class _CountingRouter(Router):
+    """Counts how often it looks for a route."""
+
+    searches = 0
+
+    def find(self, *head: Any) -> RouteMatch:
+        self.searches += 1
+        return super().find(*head)
+
+
+STREAM = {"Content-Type": "application/grpc"}
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers"),
+    [
+        ("POST", INFER, JSON_TYPE),
+        ("POST", INFER, {"Expect": "100-continue"}),
+        ("GET", "/v2/x", {}),
+        ("POST", STREAM_INFER, STREAM),
+    ],
+    ids=["inference", "never on the fast path", "no route", "gRPC"],
+)
+async def test_requests_with_the_same_head_have_one_plan_on_either_path(
+    method: str, target: str, headers: dict[str, str]
+) -> None:
+    destination = make_destination(ReadyEndpoint())
+    match = Match(kinds=OPERATION_KINDS["infer"])
+    router = _CountingRouter([Route(match, (destination,))])
+    planner = FastPath(router)
+    for number in range(1, 4):
+        request = ScriptedRequest(EventLog(), method, target, headers)
+        for trace_id in "ab":
+            noted = {**headers, "X-Request-Id": trace_id}
+            request.head = client_head(method, target, noted, planner.head_parser)
+            planner.plan(request.head, target)
+            with suppress(GatewayError):
+                if headers is STREAM:
+                    named = ScannedModel("m", ""), ("m",)
+                    planner.route_of_rpc(request, find_method(target), named)
+                else:
+                    planner.route_of(request)
+        assert router.searches == number
+        planner.clear_plans()
+    planner.close()
 
 
 PASSTHROUGH: dict[str, tuple[str, str, dict[str, str], int]] = {

@@ -123,7 +123,7 @@ async def test_each_further_message_of_a_stream_is_checked(
     body = _message("one") + _message("two", data=bytes(size)) + _message("three")
     request = _grpc(*_cut(body, cuts), method="ModelStreamInfer")
     assert (await _find(request))[0].name == "one"
-    await request.route(2**30, lambda model, _: seen.append(model))
+    await request.route(2**30, lambda named: seen.append(named[0]))
     assert await _rest(request) == body
     assert [model.name for model in seen] == ["two", "three"]
 
@@ -140,7 +140,7 @@ async def test_uncompressed_message_behind_a_compressed_one_is_checked() -> None
     body = frame(len(compressed), is_compressed=True) + compressed + _message("two")
     request = _grpc(body, method="ModelStreamInfer", encoding="gzip")
     assert (await _find(request))[0].name == "one"
-    await request.route(2**30, lambda model, _: seen.append(model.name))
+    await request.route(2**30, lambda named: seen.append(named[0].name))
     assert await _rest(request) == body
     assert seen == ["two"]
 
@@ -230,7 +230,7 @@ async def test_smaller_cap_of_the_route_applies() -> None:
     request = _grpc(_message(data=bytes(1000)))
     await _find(request)
     with pytest.raises(GatewayError, match="larger than 100 bytes"):
-        await request.route(100, lambda model, names: None)
+        await request.route(100, lambda _: None)
 
 
 async def test_tiny_pieces_that_are_read_ahead_take_little_more_than_their_bytes() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import TRITON, Dialect
 from gateway.proxy.calls.dispatch import handle_request
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
@@ -96,7 +97,8 @@ async def send_request(
     """Send a request, and return its response."""
     log = EventLog() if log is None else log
     answer = ScriptedClientResponse(log)
-    await handle_request(ScriptedRequest(log, method, target, headers, body), answer, destinations)
+    request = ScriptedRequest(log, method, target, headers, body)
+    await handle_request(request, answer, FastPath(destinations))
     return answer
 
 

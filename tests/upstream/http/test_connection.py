@@ -8,12 +8,11 @@ from unittest import mock
 
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request, bad_response
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import (
     MAX_INTERIM_RESPONSES,
-    OpenConnections,
     ServerConnection,
     StaleConnectionError,
 )
@@ -241,16 +240,10 @@ async def test_interim_responses_up_to_the_limit_are_ignored() -> None:
     assert transport.calls == []
 
 
-@pytest.mark.parametrize("form", ["at once", "one by one"])
-async def test_interim_response_beyond_the_limit_fails_the_request(form: str) -> None:
+async def test_interim_response_beyond_the_limit_fails_the_request() -> None:
     pieces = [interim for interim in INTERIM for _ in range(MAX_INTERIM_RESPONSES)]
     connection, transport, head = _expecting()
-    if form == "at once":
-        connection.data_received(b"".join(pieces))
-    else:
-        for number, piece in enumerate(pieces[: MAX_INTERIM_RESPONSES + 1]):
-            assert not head.done(), number
-            connection.data_received(piece)
+    connection.data_received(b"".join(pieces))
     assert transport.calls == ["abort"]
     text = f"{URL} sent more than 100 interim (1xx) responses to one request"
     assert await _message(head) == text
@@ -269,23 +262,7 @@ async def test_unread_body_pauses_reading() -> None:
     assert connection.reusable
 
 
-async def test_complete_body_does_not_pause_reading() -> None:
-    connection, transport, _ = _expecting()
-    connection.data_received(http_response(bytes(MAX_WINDOW + 1)))
-    assert transport.calls == []
-    assert len(await _read(connection)) == MAX_WINDOW + 1
-    assert connection.reusable
-
-
 # ---------------------------------------------------------------------- unexpected bytes
-
-
-@pytest.mark.parametrize("unasked", [http_response(b"unasked"), b"\x00", b"H", b"\r\n"])
-async def test_bytes_before_a_request_drop_the_connection(unasked: bytes) -> None:
-    connection, transport = _connected()
-    connection.data_received(unasked)
-    assert transport.calls == ["abort"]
-    assert not connection.reusable
 
 
 @pytest.mark.parametrize(
@@ -351,29 +328,6 @@ async def test_close_before_the_request_is_an_error() -> None:
     head = _expect(connection)
     text = f"{URL} closed the connection before it responded"
     assert await _message(head, ErrorKind.NO_RESPONSE) == text
-
-
-@pytest.mark.parametrize(
-    ("data", "eof"),
-    [
-        (CHUNKED + chunk(b"abc"), True),
-        (CHUNKED + chunked(b"abc")[:-1], False),
-        (CHUNKED + b"4\r\nabc", True),
-        (UNTIL_CLOSE + b"abc", False),
-    ],
-)
-async def test_close_within_the_response_is_an_error(data: bytes, eof: bool) -> None:
-    connection, _, head = _expecting()
-    connection.data_received(data)
-    if eof:
-        connection.eof_received()
-    connection.connection_lost(None if eof else ConnectionResetError())
-    await head
-    assert connection.body is not None
-    assert await connection.body.read() == b"abc"
-    text = await _message(connection)
-    assert text == f"{URL} closed the connection before the end of its response"
-    assert not connection.reusable
 
 
 @pytest.mark.parametrize("body", [b"", b"abc", b"0\r\n\r\n"])
@@ -494,13 +448,6 @@ async def test_tiny_chunks_yield_to_the_event_loop() -> None:
     assert transport.calls == ["pause", "resume"]
 
 
-async def test_tiny_chunks_are_read_after_the_server_closes() -> None:
-    connection, _, _ = _expecting()
-    connection.data_received(CHUNKED + TINY + chunked())
-    connection.connection_lost(None)
-    assert await _read(connection) == b"x" * 100_000
-
-
 async def test_invalid_tiny_chunk_before_a_close_is_an_error() -> None:
     connection, transport, _ = _expecting()
     connection.data_received(CHUNKED + TINY + b"what?\r\n")
@@ -520,15 +467,6 @@ async def test_dropped_connection_discards_tiny_chunks() -> None:
 
 
 # ---------------------------------------------------------------------- errors
-
-
-async def test_close_within_a_small_body_fails_the_response() -> None:
-    """Its head waits a moment for the body, so that nothing of it was passed on."""
-    connection, _, head = _expecting()
-    connection.data_received(http_response(b"abcd")[:-1])
-    connection.connection_lost(None)
-    text = f"{URL} closed the connection before the end of its response"
-    assert await _message(head, ErrorKind.BAD_RESPONSE) == text
 
 
 @pytest.mark.parametrize("body", [b"", b"a", b"abc"])
@@ -563,21 +501,6 @@ async def test_chunked_body_is_waited_for_if_that_is_wanted() -> None:
         assert connection.reusable
 
 
-async def test_error_after_the_head_reaches_the_reader_of_the_body() -> None:
-    connection, transport, head = _expecting()
-    connection.data_received(CHUNKED + chunk(b"ab"))
-    fault = bad_request("the client's")
-    connection.fail(fault)
-    connection.connection_lost(None)
-    await head
-    assert connection.body is not None
-    assert await connection.body.read() == b"ab"
-    with pytest.raises(GatewayError) as caught:
-        await connection.body.read()
-    assert caught.value is fault
-    assert transport.calls[0] == "abort"
-
-
 # ---------------------------------------------------------------------- receivers
 
 
@@ -598,32 +521,6 @@ async def test_small_response_that_arrives_in_pieces_is_given_with_its_headers()
         assert connection.reusable
 
 
-async def test_heads_that_differ_in_length_and_passed_headers_have_the_same_key() -> None:
-    connection, _, receiver = _asked()
-    for body in (b"one", b"three"):
-        _ask(connection, receiver)
-        connection.data_received(http_response(body, {"X": body.decode(), "Vary": "*"}))
-    _ask(connection, receiver)
-    connection.data_received(http_response(b"one", {"Vary": "Origin"}))
-    first, second, third = receiver.heads
-    assert first.key == second.key != third.key
-    assert (first.passed, second.passed, third.passed) == (b"X: one\r\n", b"X: three\r\n", b"")
-
-
-async def test_next_request_may_begin_in_on_complete() -> None:
-    connection, transport, receiver = _asked()
-    second = _Receiver()
-    receiver.then = lambda: _ask(connection, second)
-    connection.data_received(http_response(b"first"))
-    assert (receiver.calls, second.calls) == (["whole 200"], [])
-    assert not connection.reusable
-    connection.data_received(http_response(b"second", status="201 Made"))
-    assert (receiver.calls, second.calls) == (["whole 200"], ["whole 201"])
-    assert (receiver.body, second.body) == (b"first", b"second")
-    assert connection.reusable
-    assert transport.calls == []
-
-
 async def test_next_request_begun_in_on_complete_fails_after_a_close() -> None:
     connection, _, receiver = _asked()
     second = _Receiver()
@@ -631,30 +528,6 @@ async def test_next_request_begun_in_on_complete_fails_after_a_close() -> None:
     connection.data_received(http_response(b"first"))
     connection.connection_lost(None)
     assert (receiver.calls, second.calls) == (["whole 200"], ["failed"])
-
-
-async def test_requests_follow_each_other() -> None:
-    connection, transport, receiver = _asked()
-    connection.data_received(http_response(b"1"))
-    for data in (
-        CHUNKED + chunked(b"2"),
-        http_response(b"3"),
-        http_response(bytes(WHOLE + 1)),
-        http_response(b"4"),
-    ):
-        assert connection.reusable
-        _ask(connection, receiver)
-        assert not connection.reusable
-        assert connection.body is None
-        connection.data_received(data)
-    head = _expect(connection)
-    connection.data_received(http_response(b"5"))
-    assert (await head).status == 200
-    assert await _read(connection) == b"5"
-    assert receiver.calls == [
-        f"{call} 200" for call in ("whole", "begun", "whole", "begun", "whole")
-    ]
-    assert transport.calls == []
 
 
 @pytest.mark.parametrize("more", [b"x", b"\r\n", http_response(b"unasked")])
@@ -777,12 +650,3 @@ async def test_error_of_the_gateway_while_reading_reaches_the_receiver(
     assert isinstance(error, ZeroDivisionError)
     assert "it is asked" in caplog.text
     assert "abort" in transport.calls
-
-
-async def test_connection_that_was_never_established_counts_no_more() -> None:
-    opened = OpenConnections()
-    connection = ServerConnection(ServerName(URL, "upstream 'servers'"), open_connections=opened)
-    connection.detach_transport()
-    assert opened.count == 0
-    connection.connection_lost(None)
-    assert opened.count == 0

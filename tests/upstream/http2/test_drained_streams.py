@@ -159,25 +159,6 @@ async def test_server_is_told_after_all(
         assert (streams.count, calls.count) == (0, 0)
 
 
-async def test_further_calls_are_reset_while_too_many_are_drained(
-    http2_at: Http2EndpointAt,
-) -> None:
-    async def hang(peer: Http2Peer) -> None:
-        received.append(peer)
-        await peer.serve_to_end()
-
-    received: list[Http2Peer] = []
-    async with ScriptedServer(http2_script(hang)) as scripted:
-        drained = _drained(max_streams=2)
-        endpoint = http2_at(scripted.url, drained=drained)
-        sending = [asyncio.create_task(endpoint.send(make_request((b"a",)))) for _ in range(3)]
-        await until(lambda: bool(received) and len(received[0].streams) == 3)
-        await _cancel(*sending)
-        assert drained.count == 2
-        streams = received[0].streams
-        await until(lambda: sum(stream.reset is not None for stream in streams) == 1)
-
-
 async def test_half_of_the_streams_that_a_server_allows_are_drained(
     http2_at: Http2EndpointAt,
 ) -> None:
@@ -239,33 +220,3 @@ async def test_drained_call_ends_with_its_server(
         ending.set()
         await until(lambda: not drained.count)
         assert calls.count == 0
-
-
-async def test_call_whose_server_left_is_not_drained(http2_at: Http2EndpointAt) -> None:
-    async def leave(peer: Http2Peer) -> None:
-        await peer.request()
-
-    async with ScriptedServer(http2_script(leave)) as scripted:
-        drained = _drained()
-        with pytest.raises(Exception, match="closed the connection"):
-            await call(http2_at(scripted.url, drained=drained), (b"a",))
-        assert drained.count == 0
-
-
-async def test_other_calls_go_on_beside_drained_ones(http2_at: Http2EndpointAt) -> None:
-    async def play(peer: Http2Peer) -> None:
-        first = await peer.request()
-        seen.set()
-        await peer.respond(await peer.request(1), b"ok")
-        await peer.respond(first, b"late")
-        await peer.serve_to_end()
-
-    seen = asyncio.Event()
-    async with ScriptedServer(http2_script(play)) as scripted:
-        drained = _drained()
-        endpoint = http2_at(scripted.url, drained=drained)
-        sending = asyncio.create_task(endpoint.send(make_request((b"a",))))
-        await seen.wait()
-        await _cancel(sending)
-        assert (await call(endpoint, (b"b",))).body == b"ok"
-        await until(lambda: not drained.count)

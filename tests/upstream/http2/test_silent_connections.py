@@ -73,9 +73,7 @@ async def test_call_after_one_that_timed_out_takes_another_connection(
         assert len(endpoint.connections.sessions) == 1
 
 
-async def test_calls_of_a_connection_that_timed_out_finish_there(
-    http2_at: Http2EndpointAt,
-) -> None:
+async def test_calls_of_a_connection_that_timed_out_finish_there(http2_at: Http2EndpointAt) -> None:
     may_respond = asyncio.Event()
 
     async def slow(peer: Http2Peer) -> None:

@@ -1,4 +1,3 @@
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -166,17 +165,6 @@ async def test_endpoint_that_stays_healthy_stays_ejected(probing: Probing) -> No
         assert _lent(pool) == {good.url}
 
 
-async def test_endpoint_is_used_before_its_first_check(probing: Probing) -> None:
-    async with (
-        ScriptedServer(never_respond) as silent,
-        ScriptedServer() as good,
-        probing(silent.url, good.url) as pool,
-    ):
-        await until(lambda: pool.snapshot()[1].healthy)
-        assert pool.snapshot()[0].healthy is None
-        assert _lent(pool) == {silent.url, good.url}
-
-
 async def test_check_that_the_gateway_cannot_make_has_no_result(
     probing: Probing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,29 +194,3 @@ async def test_check_that_the_gateway_cannot_make_has_no_result(
             before = asked
             await until(lambda: asked > before + 8)
         assert all(each.healthy for each in pool.snapshot())
-
-
-async def test_unhealthy_threshold_counts_failures_in_a_row(probing: Probing) -> None:
-    answers = [WELL, ILL, ILL, WELL, ILL, ILL, ILL, ILL]
-    async with (
-        ScriptedServer(respond_in_turn(*answers), never_respond) as server,
-        ScriptedServer() as other,
-    ):
-        async with probing(server.url, other.url, unhealthy=4) as pool:
-            states = []
-            while len(server.requests) < len(answers) or pool.snapshot()[0].healthy:
-                states.append(pool.snapshot()[0].healthy)
-                await asyncio.sleep(0)
-                assert len(server.requests) <= len(answers)
-        assert False not in states
-
-
-async def test_close_ends_health_checks(probing: Probing) -> None:
-    async with ScriptedServer(never_respond) as silent, ScriptedServer() as good:
-        async with probing(silent.url, good.url):
-            connection = await silent.connection()
-            await until(lambda: good.requests)
-        await until(connection.left.is_set)
-        asked = len(good.requests)
-        await asyncio.sleep(0.03)
-        assert len(good.requests) == asked

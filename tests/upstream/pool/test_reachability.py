@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.upstream.pool import reachability
+from gateway.upstream.pool import outlier_detection
 from gateway.upstream.pool.pool import Pool
 from tests.support.addresses import free_port
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response
-from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.pools import ManualClock, fail_calls, make_pool
 
@@ -72,7 +72,7 @@ def test_upstream_is_reachable_while_one_endpoint_is() -> None:
 async def test_probes_find_that_an_upstream_is_back(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     port = free_port()
     async with no_leaks():
         pool = Pool([endpoint_at(f"http://127.0.0.1:{port}")], upstream="u")
@@ -94,24 +94,10 @@ async def test_probes_find_that_an_upstream_is_back(
     ]
 
 
-async def test_server_that_does_not_respond_is_not_back(
-    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
-    monkeypatch.setattr(reachability, "_PROBE_TIMEOUT", 0.02)
-    async with no_leaks(), ScriptedServer(never_respond) as server:
-        pool = Pool([endpoint_at(server.url)], upstream="u")
-        await pool.start()
-        fail_calls(pool, 0, UNREACHABLE, times=3)
-        await server.connection(3)
-        assert pool.unreachable is not None
-        await pool.close()
-
-
 async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     lack = GatewayError(ErrorKind.EXHAUSTED, "the gateway is out of local resources")
     async with no_leaks():
         pool = Pool([ScriptedEndpoint(EventLog(), lack, url="http://0")], upstream="u")
@@ -127,7 +113,7 @@ async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
 async def test_internal_error_does_not_end_the_probes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     answers = (ZeroDivisionError(), UNREACHABLE, ScriptedUpstreamResponse(200))
     endpoint = ScriptedEndpoint(EventLog(), *answers, url="http://0")
     async with no_leaks():
@@ -140,10 +126,8 @@ async def test_internal_error_does_not_end_the_probes(
     assert caplog.messages[1] == "an endpoint could not be probed"
 
 
-async def test_remote_report_counts_once_and_starts_probes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+async def test_remote_report_counts_once_and_starts_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     clock = ManualClock()
     endpoint = ScriptedEndpoint(
         EventLog(), UNREACHABLE, ScriptedUpstreamResponse(200), url="http://0"
@@ -152,22 +136,20 @@ async def test_remote_report_counts_once_and_starts_probes(
         pool = Pool([endpoint], clock=clock, upstream="u")
         await pool.start()
         clock.now = 10
-        pool.record_remote_unreachable(9)
+        pool.outlier_detector.record_remote_unreachable(9)
         assert pool.unreachable is None  # the report has expired
         for _ in range(2):
-            pool.record_remote_unreachable(11)
+            pool.outlier_detector.record_remote_unreachable(11)
         assert pool.unreachable == "another worker cannot connect to upstream u"
         await until(lambda: pool.unreachable is None)
-        pool.record_remote_unreachable(11)
+        pool.outlier_detector.record_remote_unreachable(11)
         assert pool.unreachable is None
         await pool.close()
     assert len(endpoint.requests) == 2
 
 
-async def test_probes_run_only_once_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
+async def test_probes_run_only_once_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.05)
     endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200), url="http://0")
     async with no_leaks():
         pool = Pool([endpoint], upstream="u")

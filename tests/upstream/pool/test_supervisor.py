@@ -77,15 +77,6 @@ async def test_failed_task_starts_again(caplog: pytest.LogCaptureFixture) -> Non
         assert not health_checker.attended
 
 
-async def test_supervisor_without_checks_starts_no_tasks() -> None:
-    supervisor = PoolSupervisor()
-    tasks = asyncio.all_tasks()
-    supervisor.add(_members(3), lambda member: None)
-    await supervisor.resolve_names(lambda endpoints: None)
-    assert asyncio.all_tasks() == tasks
-    await supervisor.close()
-
-
 class _Listening(DialectDetector):
     """Records the members that are rechecked."""
 
