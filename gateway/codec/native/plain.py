@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.codec.elements.bytes_elements import pack_elements
 from gateway.codec.structure_scan import (
     ARRAY_STEPS,
     count_objects_and_members,
@@ -65,7 +64,8 @@ def decode_elements(
         _collect(orjson.loads(b"".join((b"[" * open_before, text, b"]" * open_after))), elements)
     except (ValueError, KeyError, AttributeError):
         return None
-    return len(elements), pack_elements(elements), collect_marks(text), objects > 0
+    packed = b"".join([len(each).to_bytes(4, "little") + each for each in elements])
+    return len(elements), packed, collect_marks(text), objects > 0
 
 
 def _collect(value: Any, elements: list[bytes]) -> None:

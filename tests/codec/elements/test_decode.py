@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.codec.elements import diagnose
 from gateway.codec.elements.decode import TensorDecoder
+from gateway.codec.elements.diagnose import diagnose_run
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.errors import ErrorKind, GatewayError, shorten
 from gateway.protocol.datatypes import DATATYPES
@@ -40,14 +41,6 @@ def refusal(datatype: str, text: str) -> str:
         convert(datatype, text)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     return caught.value.message
-
-
-def fits(datatype: str, text: str) -> bool:
-    try:
-        convert(datatype, text)
-    except GatewayError as error:
-        return not error.message.endswith(f"does not fit {datatype}")
-    return True
 
 
 # ---------------------------------------------------------------------------------- integers
@@ -155,14 +148,6 @@ def test_string_in_parts_becomes_one_element() -> None:
     assert tensor.size == sum(map(len, tensor.chunks))
 
 
-@pytest.mark.parametrize("part", [b"\\ud83d", b"\\x", b"a\nb", b"\xff", b'"'])
-def test_invalid_string_part_is_refused_with_its_element(part: bytes) -> None:
-    tensor = TensorDecoder("input 'x'", DATATYPES["BYTES"])
-    tensor.feed(ElementRun(b'["a"', 0, 1, first=True))
-    with pytest.raises(GatewayError, match=r"^input 'x': element 1 is not a valid JSON string \("):
-        tensor.feed(StringPart(part))
-
-
 @pytest.mark.parametrize("datatype", reference.DTYPES)
 def test_long_string_is_refused_for_numbers(datatype: str) -> None:
     tensor = TensorDecoder("input 'x'", DATATYPES[datatype])
@@ -239,3 +224,68 @@ def test_invalid_element_is_searched_in_a_small_part_of_the_run(
         message = refusal(datatype, text)
     assert message.startswith(f"input 'x': element 20000 ({bad}) ")
     assert look.call_count < 2000
+
+
+LONG = "7" * 60_000
+
+
+def error_message(datatype: str, text: str | bytes, first_index: int = 0, depth: int = 0) -> str:
+    data = text.encode() if isinstance(text, str) else text
+    run = ElementRun(data, depth, 0, first=True)
+    error = diagnose_run("input 'x'", DATATYPES[datatype], run, first_index)
+    assert error.kind is ErrorKind.BAD_REQUEST
+    return error.message
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text", "message"),
+    [
+        ("UINT8", "[0,300]", "element 1 (300) does not fit UINT8"),
+        ("INT32", "[1,[2,[1.0]]]", "element 2 (1.0) is not an integer, as INT32 needs"),
+        ("INT8", "[NaN]", "element 0 (NaN) is not an integer, as INT8 needs"),
+        ("INT8", "[true]", "element 0 (true) is not an integer, as INT8 needs"),
+        ("BOOL", "[true, 1]", "element 1 (1) is not true or false, as BOOL needs"),
+        ("FP32", "[1,null]", "element 1 (null) is not a number, as FP32 needs"),
+        ("FP32", "[{}]", "element 0 is an object, FP32 needs a number"),
+        ("FP32", "[1e40]", "element 0 (1e40) does not fit FP32"),
+        ("INT8", f"[1,{LONG}]", f"element 1 ({LONG[:QUOTED_NAME]}...) does not fit INT8"),
+        ("BYTES", '["a",5]', "element 1 (5) is not a string, as BYTES needs"),
+        ("BYTES", r'["\ud83d"]', r'element 0 ("\ud83d") holds half of a surrogate pair'),
+        ("BYTES", r'["a","\x"]', r'element 1 ("\x") is not a JSON value'),
+        ("BYTES", '["a","b', 'element 1 ("b) is not a JSON value'),
+        ("FP32", "[1,nan]", "element 1 (nan) is not a JSON value"),
+        ("FP32", b"[1,\xff]", "element 1 (\\xff) is not a JSON value"),
+        ("BYTES", b'["a","\xc3\xff"]', 'element 1 ("\\xc3\\xff") is not UTF-8'),
+        ("FP32", "[[1],[2}", "data lacks a closing bracket, behind element 1"),
+        ("FP32", "[1,2]]}", "data has a closing bracket too many, behind element 1"),
+        ("FP32", "[1,2] x}", "data ends and is followed by x}, behind element 1"),
+        ("FP32", "[]5", "data ends and is followed by 5, behind element 0"),
+    ],
+)
+def test_first_invalid_element_is_named(datatype: str, text: str | bytes, message: str) -> None:
+    assert error_message(datatype, text) == f"input 'x': {message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("[1,]", 0),
+        ("[1,,2]", 1),
+        ("[1,2][3]", 2),
+        ("[1,[2] 3]", 1),
+        ("", 0),
+        (" " * 100_000 + ",", 0),
+    ],
+)
+def test_invalid_structure_is_located_by_element(text: str, near: int) -> None:
+    assert (
+        error_message("INT32", text)
+        == f"input 'x': data is not a valid JSON array, near element {near}"
+    )
+    assert error_message("INT32", text, 1000).endswith(f"near element {1000 + near}")
+
+
+def test_index_counts_elements_of_earlier_runs() -> None:
+    assert (
+        error_message("INT8", "1,[2,x]", 500, 1) == "input 'x': element 502 (x) is not a JSON value"
+    )
