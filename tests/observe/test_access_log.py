@@ -16,6 +16,7 @@ from gateway.observe.access_log import (
     AccessLog,
     LineFormat,
     TemplateFormat,
+    reason_of,
     write_json,
     write_text,
 )
@@ -200,3 +201,14 @@ def test_call_that_fails_or_is_slow_is_logged_without_a_sample(tmp_path: Path) -
 
 def test_sample_is_a_share_of_the_successful_calls(tmp_path: Path) -> None:
     assert 300 < len(_lines(tmp_path, *(_record() for _ in range(2000)), sample=0.25)) < 700
+
+
+def test_failing_call_has_a_reason() -> None:
+    for status, error, reason in (
+        (200, "", ""),
+        (404, "", "the server returned 404"),
+        (0, "the client closed the connection", "the client closed the connection"),
+    ):
+        record = _record(status=status)
+        record.attempts, record.error = 1, error
+        assert reason_of(record) == reason

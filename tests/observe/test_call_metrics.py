@@ -250,3 +250,23 @@ def test_models_whose_latency_is_measured_apart_are_bounded() -> None:
     series = [labels for labels in metrics.store.sums(ENDPOINT_LATENCY) if labels[0] == "u"]
     assert sum(bool(model) for _, _, model in series) == 500
     assert len({url for _, url, _ in series}) == 300
+
+
+def test_converted_elements_are_counted_by_direction() -> None:
+    metrics = _Metrics()
+    elements: dict[str, Any] = {"request_elements": 16, "response_elements": 4}
+    metrics.observe(_record(**elements), _record(**elements), _record())
+    assert metrics.value("converted_elements_total", direction="request") == 32
+    assert metrics.value("converted_elements_total", direction="response") == 8
+
+
+def test_mirrored_request_counts_at_its_endpoint_and_is_no_call() -> None:
+    metrics = _Metrics()
+    for status in (200, 500, 404):
+        metrics.metrics.observe_mirrored(_record(status=status))
+    assert metrics.value("server_duration_seconds_count", **ENDPOINT) == 3
+    for status_class in ("2xx", "4xx", "5xx"):
+        assert metrics.value("server_responses_total", **ENDPOINT, status=status_class) == 1
+    assert metrics.labels("requests_total", "model") == set()
+    (words,) = metrics.store.sums(ENDPOINT_LATENCY).values()
+    assert sum(words[1:]) == 2  # not of the one that failed

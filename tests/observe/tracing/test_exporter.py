@@ -298,3 +298,16 @@ def test_thread_goes_on_after_an_error_of_its_own(caplog: pytest.LogCaptureFixtu
     _until(lambda: metrics.exported)
     exporter.close()
     assert "a bug" in caplog.text
+
+
+def test_receiver_that_is_down_costs_spans_only(
+    receiver: TraceReceiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = _Metrics()
+    receiver.status = 503
+    with _exporter(_sender_to(receiver), metrics) as exporter:
+        exporter.observe(_record())
+        _until(lambda: receiver.sizes)
+    assert metrics.dropped == {"export_failed": 2}
+    assert "the receiver returned" in caplog.text
+    assert "Traceback" not in caplog.text
