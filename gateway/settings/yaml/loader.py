@@ -4,6 +4,8 @@ Plain scalars are typed as YAML 1.2 does, in decimal notation only: ``yes``, ``o
 ``2024-01-01`` are text. Keys are always text. No YAML tag is ever constructed.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -46,33 +48,14 @@ class Position(NamedTuple):
     column: int
 
 
-class YamlDocument(NamedTuple):
-    """Hold the values of a file, where each was written, and the problems found so far.
-
-    A value in a mapping has the position of its key, an item of a list its own. ``unquoted`` has
-    what a reference in quotes would be without the quotes. ``empty`` lists the keys without a
-    value. ``ends`` has the last line of each value that takes several lines.
-    """
-
-    value: object
-    positions: Mapping[KeyPath, Position]
-    problems: tuple[Problem, ...]
-    unquoted: Mapping[KeyPath, object] = field(default_factory=dict)
-    empty: tuple[KeyPath, ...] = ()
-    ends: Mapping[KeyPath, int] = field(default_factory=dict)
-
-
 def parse_yaml(text: str, environ: Mapping[str, str]) -> YamlDocument:
     """Return the values of a YAML text, with ``environ`` filled in. Raises UnreadableError."""
     root = _compose(text)
     if root is None or root.value == "":
         raise UnreadableError("the file holds no settings")
-    walk = _Walk(environ)
-    value = walk.value(root, ())
-    problems = tuple(walk.problems.values())
-    return YamlDocument(
-        value, walk.positions, problems, walk.unquoted, tuple(walk.empty), walk.ends
-    )
+    document = YamlDocument(environ)
+    document.value = document.read(root, ())
+    return document
 
 
 class _Composer(yaml.BaseLoader):
@@ -123,19 +106,27 @@ def _unprintable(text: str, offset: int) -> UnreadableError:
 
 
 @dataclass(slots=True)
-class _Walk:
-    """Turns nodes into values, and collects the positions and problems on the way."""
+class YamlDocument:
+    """Turns nodes into values, and collects where each was written, and the problems.
+
+    A value in a mapping has the position of its key, an item of a list its own. ``unquoted`` has
+    what a reference in quotes would be without the quotes. ``empty`` lists the keys without a
+    value. ``ends`` has the last line of each value that takes several lines.
+    """
 
     environ: Mapping[str, str]
+    value: object = None
     positions: dict[KeyPath, Position] = field(default_factory=dict)
-    # By position and message: an alias shows the same error again.
-    problems: dict[tuple[Position, str], Problem] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
     unquoted: dict[KeyPath, object] = field(default_factory=dict)
     empty: list[KeyPath] = field(default_factory=list)
     ends: dict[KeyPath, int] = field(default_factory=dict)
-    seen: int = 0
+    _reported: set[tuple[Position, str]] = field(default_factory=set)
+    """Positions with messages: an alias shows the same error again."""
+    _seen: int = 0
 
-    def value(self, node: Node, path: KeyPath) -> object:
+    def read(self, node: Node, path: KeyPath) -> object:
+        """Return the value of a node at a path."""
         self._count(node)
         if len(path) > MAX_DEPTH:  # aliases of aliases can go deeper than the text does
             raise UnreadableError(f"nested deeper than {MAX_DEPTH} levels", _position(node).line)
@@ -149,7 +140,7 @@ class _Walk:
 
     def _item(self, node: Node, path: KeyPath) -> object:
         self.positions[path] = _position(node)
-        return self.value(node, path)
+        return self.read(node, path)
 
     def _mapping(self, mapping: MappingNode, path: KeyPath) -> dict[str, object]:
         values: dict[str, object] = {}
@@ -158,7 +149,7 @@ class _Walk:
                 continue  # an entry that is merged in gives way to those before it
             key_path = (*path, key.value)
             self.positions[key_path] = _position(key)
-            values[key.value] = self.value(node, key_path)
+            values[key.value] = self.read(node, key_path)
         return values
 
     def _entries(self, root: MappingNode, path: KeyPath) -> Iterator[tuple[ScalarNode, Node]]:
@@ -222,13 +213,14 @@ class _Walk:
         return self._report(_position(node), path, f"no value is given{from_environment}")
 
     def _report(self, position: Position, path: KeyPath, message: str) -> object:
-        problem = Problem(format_path(path), position.line, position.column, message)
-        self.problems.setdefault((position, message), problem)
+        if (position, message) not in self._reported:
+            self._reported.add((position, message))
+            self.problems.append(Problem(format_path(path), *position, message))
         return INVALID
 
     def _count(self, node: Node) -> None:
-        self.seen += 1
-        if self.seen > MAX_NODES:
+        self._seen += 1
+        if self._seen > MAX_NODES:
             message = f"more than {MAX_NODES} keys and values"
             raise UnreadableError(message, _position(node).line)
 
