@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -67,22 +66,6 @@ def window() -> Iterator[int]:
 
 
 # ---------------------------------------------------------------------------------- the end
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        *(b"[]", b"[ ]", b"[1]", b"[1,2.5,-3e9]", b"[\n  1,\n  2\n]", b"[[1,2],[3,4]]", b"[[],[]]"),
-        *(b"[true,false]", b"[NaN,-Infinity]", b'[""]', b'["a","b"]', b'["]"]', b'[[],"a"]'),
-        *(b'["\\"]","[,{"]', b'["\\\\"]', b'[["a"],[["b"]],[]]'),
-    ],
-)
-def test_array_ends_at_its_closing_bracket(array: bytes) -> None:
-    for behind in (b"}", b"}]}", b', "shape": [1]}', b',"s":[1,2]}', b" \n}", b" , \n\t{", b'"'):
-        scanned = scan([array + behind])
-        assert scanned.ended
-        assert scanned.described == [(array, 0, 0, True)]
-        assert scanned.rest == behind
 
 
 @pytest.mark.parametrize("text", [b'[1]],"x":', b"[1] 5}", b"[1],,}", b"[1]x{", b"[1}", b'[1,"'])
@@ -215,21 +198,6 @@ def test_long_string_comes_in_parts_with_an_empty_placeholder(window: int) -> No
         (b' [""], "c"]', 1, 0, False),
     ]
     assert scanned.rest == BEHIND
-
-
-@pytest.mark.parametrize(
-    "unit", ["é", "€", "😀", "\\n", "\\u00e9", "\\ud83d\\ude00", '\\"', "\\\\"]
-)
-def test_string_parts_never_split_a_character_or_an_escape(window: int, unit: str) -> None:
-    for before in range(13):
-        string = b"x" * before + unit.encode() * 40
-        scanned = scan([b'["' + string + b'"]' + BEHIND])
-        parts = [item.text for item in scanned.items if isinstance(item, StringPart)]
-        assert b"".join(parts) == string
-        assert len(parts) > 1
-        for part in parts:
-            assert isinstance(json.loads(b'"' + part + b'"'), str)
-            assert part.decode().replace(unit, "").strip("x") == ""
 
 
 # ----------------------------------------------------------------------- independence of splits

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from gateway.codec.json.header_length_check import HeaderLengthCheck, check_header_length
 from gateway.codec.json.nesting import NestingCheck, nests_deeper
 from gateway.codec.json.text_search import contains, has_data_key, split_id
-from gateway.codec.structure_scan import scan_values
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 
@@ -194,24 +193,3 @@ def test_keys_are_told_from_strings(key: str, value: str) -> None:
 )
 def test_other_ids_stay_in_the_text(text: bytes) -> None:
     assert split_id(text) == (text, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "ends", "max_depth"),
-    [
-        (b"", [], 0),
-        (b"1, 2", [], 0),
-        (b"{}", [2], 1),
-        (b"{},{} , [[]]", [2, 5, 12], 2),
-        (b'{"a":"}"},{"\\"}', [9], 1),
-        (b'{"a\\\\":"\\\\\\"}"}, {', [15], 1),
-        (b'{"a":[{}]} ] {}', [10], 3),
-        (b'{"a":"', [], 1),
-        (b"]{}", [], 0),
-        (b'"' + b"x" * 300 + b'"{"' + b"y" * 300 + b'"}', [606], 1),
-    ],
-)
-def test_scan_values_finds_ends_and_depth(text: bytes, ends: list[int], max_depth: int) -> None:
-    found, depth = scan_values(text)
-    assert found.tolist() == ends
-    assert depth == max_depth

@@ -49,20 +49,6 @@ def test_fast_path_converts_numbers(datatype: str) -> None:
     assert written[1] == 4
 
 
-def test_fast_path_converts_several_outputs() -> None:
-    outputs = [output(name, name, [4], values(name)) for name in DTYPES]
-    body, size = response_body(outputs, {"id": "i", "parameters": {"a": [1]}})
-    written = write_json_fast(body, size)
-    assert written is not None
-    assert written == streaming_result(body, size)
-
-
-@pytest.mark.parametrize("header", [b'{"id":"7","outputs":[]}', b'{"outputs":[]}'])
-def test_response_without_outputs_is_the_same_on_both_paths(header: bytes) -> None:
-    assert fast_path_agrees(header, len(header))
-    assert streaming_result(header, len(header)) == (header, 0)
-
-
 def test_responses_have_their_own_ids() -> None:
     for response_id in ("a", "b", "", 'q"', "é"):
         body, size = response_body([output("y", "INT8", [1], b"\1")], {"id": response_id})
@@ -70,19 +56,6 @@ def test_responses_have_their_own_ids() -> None:
         if written is not None:
             assert json.loads(written[0])["id"] == response_id
         assert fast_path_agrees(body, size)
-
-
-def test_fast_path_leaves_invalid_booleans() -> None:
-    body, size = response_body([output("y", "BOOL", [2], b"\1\2")])
-    assert write_json_fast(body, size) is None
-
-
-@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_fast_path_leaves_values_under_a_policy(datatype: str, value: float) -> None:
-    data = np.array([1, value]).astype(DTYPES[datatype]).tobytes()
-    body, size = response_body([output("y", datatype, [2], data)])
-    assert write_json_fast(body, size) is None
 
 
 def test_fast_path_leaves_broken_responses() -> None:
@@ -107,11 +80,3 @@ def test_fast_path_agrees_with_the_streaming_path_on_any_response(
     assert fast_path_agrees(
         strategies.mutated(body, seed), max(0, size + rng.choice([0, 0, -1, 1]))
     )
-
-
-def test_plan_cache_does_not_leak_numbers_into_the_next_response() -> None:
-    answers = [
-        response_body([output("y", "INT32", [1], number.to_bytes(4, "little"))])
-        for number in range(100)
-    ]
-    assert len({write_json_fast(*answer) for answer in answers}) == 100

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import struct
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.json.array_scanner import WINDOW
-from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.codec.v2.response import encoded_converter, json_converter
 from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import ErrorKind
@@ -152,21 +151,6 @@ def test_text_is_written_while_bytes_arrive() -> None:
         text += piece
     codec.finish()
     assert json.loads(text)["outputs"][0]["data"] == list(range(count))
-
-
-@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
-def test_large_bytes_elements_are_written(bytes_encoding: BytesEncoding) -> None:
-    rng = random.Random(0)
-    alphabet = 'a é€😀"\\\n\0'
-    texts = ["".join(rng.choices(alphabet, k=rng.choice([3, 70_000]))) for _ in range(9)]
-    data = pack_bytes([text.encode() for text in texts])
-    body, size = response_body([output("y", "BYTES", [9], data)])
-    policies = JsonPolicies(bytes_encoding=bytes_encoding)
-    expected = plainly(body, size, policies)
-    for step in (1000, 4099, 65536, len(body)):
-        text = as_json([body[i : i + step] for i in range(0, len(body), step)], size, policies)
-        assert isinstance(text, bytes)
-        assert (rewritten(text), b"") == expected
 
 
 # -------------------------------------------------------------------------------- broken responses
