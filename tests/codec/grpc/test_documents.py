@@ -331,6 +331,7 @@ SLOTS = ".config.sequence_batching.direct.minimum_slot_utilization"
             *("TraceSetting", {"trace_level": ["OFF", 1]}),
             *(".settings.trace_level[1]", "must be a string, got 1"),
         ),
+        ("TraceSetting", {"trace_rate": 5}, ".settings.trace_rate", f"{TRACE}, got 5"),
     ],
 )
 def test_error_of_json_names_message_and_field(

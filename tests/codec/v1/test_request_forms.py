@@ -158,6 +158,22 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         TEXT,
         """input 't': element 0 must be a string or {"b64": "..."}, as BYTES needs""",
     ),
+    "no comma": (
+        b'{"instances":[1] "a":2}',
+        X,
+        "the request is not valid JSON: expected a comma or the end of the request at byte 17, "
+        'near: "a":2}',
+    ),
+    "an invalid value": (
+        b'{"a":1.,"instances":[1]}',
+        X,
+        "the request is not valid JSON (no digit after decimal point at byte 7), near: 1.",
+    ),
+    "an unnamed column": (
+        {"inputs": [1]},
+        TWO,
+        "inputs must be an object that names the inputs: model 'm' takes a, b",
+    ),
 }
 
 

@@ -321,6 +321,10 @@ OTHERS = [
     ),
     (request_body("INT8", "[1]", "[1,]"), X + "data is not a valid JSON array, near element 0"),
     (request_body("INT8", "[2]", "[1]]"), X + "data has a closing bracket too many"),
+    (
+        rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"\u0064ata":0}]}',
+        X + "data must be an array, got 0",
+    ),
 ]
 
 
