@@ -23,12 +23,7 @@ from gateway.protocol.error_vocabulary import RESPONSE, ErrorVocabulary
 TextChunk = bytes | memoryview
 """A part of the JSON; a view where brackets were cut off."""
 
-NONFINITE_CODES = {
-    Nonfinite.ERROR: 0,
-    Nonfinite.NULL: 1,
-    Nonfinite.LITERAL: 2,
-    Nonfinite.STRING: 3,
-}
+NONFINITE_CODES = {Nonfinite.ERROR: 0, Nonfinite.NULL: 1, Nonfinite.LITERAL: 2, Nonfinite.STRING: 3}
 """The codes that the C module knows: encode_numbers.h."""
 
 

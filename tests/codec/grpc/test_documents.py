@@ -112,9 +112,7 @@ def mutated(draw: st.DrawFn) -> tuple[Rpc, Any, bytes]:
 
 @LAW
 @given(mutated())
-def test_broken_message_is_refused_if_the_runtime_refuses_it(
-    drawn: tuple[Rpc, Any, bytes],
-) -> None:
+def test_broken_message_is_refused_if_the_runtime_refuses_it(drawn: tuple[Rpc, Any, bytes]) -> None:
     rpc, message, data = drawn
     try:
         type(message).FromString(data)
@@ -395,11 +393,7 @@ def test_number_of_values_is_limited_before_the_message_is_parsed(
 
 
 @pytest.mark.parametrize(
-    ("rpc", "part"),
-    [
-        ("TraceSetting", field(1, field(1, b"k"))),
-        ("ModelReady", field(9, 1)),
-    ],
+    ("rpc", "part"), [("TraceSetting", field(1, field(1, b"k"))), ("ModelReady", field(9, 1))]
 )
 def test_number_of_values_of_a_request_is_smaller(rpc: str, part: bytes) -> None:
     text = f"has more than {MAX_REQUEST_VALUES} fields and values"

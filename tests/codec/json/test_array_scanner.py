@@ -162,12 +162,7 @@ NO_COMMA = "input 'x': data holds {} bytes without a comma"
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        b"[" + b"7" * WINDOW,
-        b"[1," + b"7" * WINDOW,
-        b"[" + b" " * WINDOW + b"1]}",
-    ],
+    "text", [b"[" + b"7" * WINDOW, b"[1," + b"7" * WINDOW, b"[" + b" " * WINDOW + b"1]}"]
 )
 def test_a_window_without_a_comma_is_refused(text: bytes) -> None:
     assert refusal(text) == NO_COMMA.format(WINDOW)
@@ -217,10 +212,7 @@ _CRUMBS = [
 
 
 @strategies.LAW
-@given(
-    st.lists(st.sampled_from(_CRUMBS), max_size=40),
-    strategies.SEEDS,
-)
+@given(st.lists(st.sampled_from(_CRUMBS), max_size=40), strategies.SEEDS)
 @example([b"[" + b" " * 31, b'"a"]}'], 0)
 @example([b'["a' + b"b" * 27, b'" "'], 1)
 def test_runs_and_errors_do_not_depend_on_how_the_text_arrives(

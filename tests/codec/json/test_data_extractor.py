@@ -184,8 +184,7 @@ def _outcome(pieces: list[bytes]) -> object:
 @example(opening='{"inputs":[{"a":', parts='"data"data":[1]', at=[24])
 @given(
     parts=st.lists(
-        st.sampled_from(['"data"', "data", '{"inputs":[', *'"\\: \n[1],{}']),
-        max_size=16,
+        st.sampled_from(['"data"', "data", '{"inputs":[', *'"\\: \n[1],{}']), max_size=16
     ).map("".join),
     opening=st.sampled_from(["", '{"inputs":[{"a":', '{"inputs":[{"data":[1],"b":']),
     at=st.lists(st.integers(0, 60), max_size=4).map(sorted),

@@ -23,11 +23,7 @@ def fast_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
     request = read_json_fast(body, DEPTH_CAP)
     if request is None:
         return None
-    return (
-        write_binary_header(request),
-        b"".join(request.chunks),
-        request.head.output_encoding,
-    )
+    return (write_binary_header(request), b"".join(request.chunks), request.head.output_encoding)
 
 
 def streaming_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:

@@ -301,10 +301,7 @@ def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
     [
         (broken("[, 1.0]"), "output 'y': data is not a valid JSON array, near element 0"),
         (broken("[1]"), "output 'y': shape [2] takes 2 elements, data has 1"),
-        (
-            broken("[1, 2]", 2, "FP7"),
-            "output 'y' of the server's response: unknown datatype",
-        ),
+        (broken("[1, 2]", 2, "FP7"), "output 'y' of the server's response: unknown datatype"),
         (broken("[1, 2]")[:-3], "the server's response is not valid JSON"),
         (b"", "the server's response is not valid JSON"),
     ],
