@@ -86,14 +86,6 @@ def test_invalid_base64_is_described(text: str, fault: Fault) -> None:
         assert refusal([texts[:half], texts[half:]]) == message
 
 
-@strategies.LAW
-@given(st.lists(st.binary(max_size=40), max_size=9), strategies.SEEDS)
-def test_decoding_reverts_encoding(elements: list[bytes], seed: int) -> None:
-    texts = pack_bytes([base64.b64encode(element) for element in elements])
-    for pieces in ([texts], strategies.bytewise(texts), strategies.cut(texts, seed)):
-        assert decoded(pieces) == pack_bytes(elements)
-
-
 def plainly(text: str) -> bytes | None:
     try:
         element = base64.b64decode(text, validate=True)
