@@ -171,8 +171,6 @@ def test_error_quotes_a_truncated_body_at_its_end(good: tuple[Convert, bytes], s
     check_quotes(error.message, body)
 
 
-
-
 def test_error_quotes_a_cached_header() -> None:
     good = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2]%b}]}'
     part = good % b',"parameters":{"binary_data_size":8 8}'
