@@ -152,17 +152,6 @@ async def test_connection_is_dropped_before_the_server_closes_it(
     assert idle.take() is None
 
 
-async def test_connection_of_a_shorter_time_is_not_taken_after_it(
-    idle: HttpConnections, clock: Clock
-) -> None:
-    long, short = await _used(), await _used("timeout=2")
-    idle.release(long)
-    idle.release(short)
-    clock.advance(1)
-    assert idle.take() is long
-    assert _is_dropped(short)
-
-
 @pytest.mark.parametrize(
     "happens",
     [
@@ -183,18 +172,6 @@ async def test_connection_that_is_not_idle_any_more_is_not_taken(
     assert idle.take() is None
     assert _is_dropped(connection)
     assert not _is_dropped(other)
-
-
-async def test_all_connections_share_one_timer(idle: HttpConnections, clock: Clock) -> None:
-    for _ in range(5):
-        idle.release(await _used())
-        clock.advance(0.25)
-        assert len(clock.pending) == 1
-    taken = idle.take()
-    clock.advance(KEEP_ALIVE)
-    assert clock.pending == []
-    assert taken is not None
-    assert not _is_dropped(taken)
 
 
 async def test_close_drops_all_connections(idle: HttpConnections, clock: Clock) -> None:
@@ -282,56 +259,6 @@ async def test_request_takes_a_connection_that_becomes_idle(endpoint_at: Endpoin
         assert [each.head.target for each in server.requests] == ["/first", "/second"]
         assert len(server.connections) == 1
         assert endpoint.connections.waiting == 0
-
-
-async def test_new_connection_serves_the_next_request_if_its_own_has_one(
-    endpoint_at: EndpointAt,
-) -> None:
-    """Each waiting request has a task that connects; a spare connection goes to another one."""
-    async with ScriptedServer(YES) as server:
-        endpoint = endpoint_at(server.url)
-        second, third = RecordingReceiver(), RecordingReceiver()
-        sent = await _busy(endpoint)
-        one = _send(endpoint, second, "/second")
-        await _settle()  # its task connects
-        other = _send(endpoint, third, "/third")
-        sent.close()
-        await second.wait()
-        await third.wait()
-        assert sorted(each.head.target for each in server.requests) == [
-            "/first",
-            "/second",
-            "/third",
-        ]
-        one.close()
-        other.close()
-        await until(lambda: endpoint.connections.connecting == 0)
-        assert endpoint.connections.waiting == 0
-
-
-async def test_failed_connect_is_told_to_nobody_if_no_request_waits(
-    endpoint_at: EndpointAt, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with ScriptedServer(YES) as server:
-        endpoint, second = endpoint_at(server.url), RecordingReceiver()
-        refuse = asyncio.Event()
-        sent = await _busy(endpoint)
-
-        async def refused() -> ServerConnection:
-            await refuse.wait()
-            raise GatewayError(ErrorKind.UNREACHABLE, "refused")
-
-        endpoint.connections._connect = refused
-        waiting = _send(endpoint, second, "/second")
-        await _settle()
-        sent.close()
-        await second.wait()
-        assert second.body == b"yes"
-        refuse.set()
-        await until(lambda: endpoint.connections.connecting == 0)
-        assert not second.errors
-        waiting.close()
-        assert not caplog.records
 
 
 async def test_failed_connect_is_told_to_one_request_only(endpoint_at: EndpointAt) -> None:

@@ -87,19 +87,6 @@ async def test_request_over_a_stale_connection_is_sent_again(
         assert server.requests[-1].body == b"".join(body or ())  # type: ignore[arg-type]
 
 
-@both_ways
-async def test_connection_of_a_resent_request_is_idle_afterwards(
-    endpoint_at: EndpointAt, ask: Ask
-) -> None:
-    async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
-        endpoint = endpoint_at(server.url)
-        await _ask(endpoint)
-        assert [await ask(endpoint), await ask(endpoint)] == [b"yes", b"yes"]
-        first, again = server.connections
-        assert first.requests[1:] == again.requests[:1]
-        assert [each.body for each in again.requests] == [b"body", b"body"]
-
-
 async def test_partly_read_body_is_not_sent_again(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, always_respond(http_response())) as server:
         endpoint = endpoint_at(server.url)

@@ -488,14 +488,6 @@ def test_success_ends_the_row_of_failed_calls(status: int) -> None:
     assert _state(pool).last_error == "it returned 500"
 
 
-def test_endpoint_without_failures_has_no_last_error() -> None:
-    pool = make_pool(1)
-    _answers(pool, 200)
-    fail_calls(pool, 0, ConnectionError("the client left"))
-    assert _counts(pool) == (0, 0)
-    assert (_state(pool).last_error, _state(pool).last_error_at) == (None, None)
-
-
 def test_5xx_counts_although_the_client_leaves() -> None:
     pool = make_pool(2)
     lease = pool.lease(pool.endpoints[1:])
