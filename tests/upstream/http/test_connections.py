@@ -32,7 +32,7 @@ from tests.support.servers.scripted_server import (
 )
 from tests.upstream.calls import make_request
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.receivers import RecordingReceiver, try_send
+from tests.upstream.receivers import RecordingReceiver, send_reserved
 
 KEEP_ALIVE = 4.0
 
@@ -95,7 +95,7 @@ async def test_last_used_connection_is_taken_first(idle: HttpConnections) -> Non
 async def test_connection_is_dropped_after_its_idle_timeout(
     idle: HttpConnections, clock: Clock
 ) -> None:
-    first, second = [await _used() for _ in range(2)]
+    first, second, late = [await _used() for _ in range(3)]
     idle.release(first)
     clock.advance(1)
     idle.release(second)
@@ -110,6 +110,9 @@ async def test_connection_is_dropped_after_its_idle_timeout(
     assert _is_dropped(second)
     assert idle.take() is None
     assert clock.pending == []
+    idle.release(late)  # after there was none
+    clock.advance(KEEP_ALIVE)
+    assert _is_dropped(late)
 
 
 async def test_connection_is_usable_until_its_idle_timeout(
@@ -212,9 +215,7 @@ def _send(
     endpoint: HttpEndpoint, receiver: RecordingReceiver, target: str = "/x"
 ) -> ReservedConnection:
     template = RequestTemplate("POST", target, ())
-    sent = try_send(endpoint, template, (("Content-Length", "4"),), b"body", receiver)
-    assert sent is not None
-    return sent
+    return send_reserved(endpoint, receiver, template, b"body", (("Content-Length", "4"),))
 
 
 async def _busy(endpoint: HttpEndpoint) -> ReservedConnection:
