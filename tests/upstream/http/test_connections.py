@@ -197,7 +197,7 @@ async def test_call_that_ends_after_close_drops_its_connection() -> None:
         await connection.wait_for_close()
 
     async with ScriptedServer(script) as server:
-        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5)
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5, idle_timeout=60)
         response = await endpoint.send(make_request())
         assert [await response.read(), await response.read()] == [b"asked", b""]
         await endpoint.close()
