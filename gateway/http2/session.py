@@ -194,7 +194,7 @@ class StreamHandler(BodyStream):
 
     def open_window(self) -> None:
         """Let the peer send more at a time, as the body is being read."""
-        window = self.session.buffers.window
+        window = self.session.buffers.account.window
         if self.stream.receive_window.target < window:
             self.session.http2.set_stream_window(self.stream, window)
             self.session.flush_soon()

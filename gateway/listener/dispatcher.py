@@ -21,7 +21,7 @@ from gateway.listener.connection_host import (
 from gateway.listener.messages import ListenerResponse, to_origin_form
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
 from gateway.proxy.calls.buffered import BufferedCall
-from gateway.proxy.calls.planner import FastPath, GrpcPlan, Plan
+from gateway.proxy.calls.planner import BufferedPlan, FastPath, GrpcPlan
 from gateway.proxy.errors import INTERNAL_ERROR, send_error
 from gateway.proxy.filters.forwarded_headers import (
     FORWARDED_KEYS,
@@ -110,9 +110,9 @@ class RequestDispatcher(ABC):
             self._log_failure(client.record.request_id, head)
             return None  # nothing was sent; the streaming path responds
 
-    def _plan(self, head: RequestHead) -> Plan | None:
-        if self._fast_path is None or head.parser is not self.head_parser:
-            return None  # the fast path was replaced while the call waited for its body
+    def _plan(self, head: RequestHead) -> BufferedPlan | None:
+        if self._fast_path is None:
+            return None
         try:
             return self._fast_path.plan(head, to_origin_form(head.target))
         except GatewayError:
@@ -129,8 +129,11 @@ class RequestDispatcher(ABC):
     def set_fast_path(self, fast_path: FastPath | None) -> None:
         """Use this fast path, and read heads as it needs them, from now on."""
         self._fast_path = fast_path
-        keyed = FORWARDED_KEYS if fast_path is None else fast_path.keyed_headers
-        self.head_parser = HeadParser(keyed, NOTED_HEADERS)
+        self.head_parser = (
+            HeadParser(FORWARDED_KEYS, NOTED_HEADERS)
+            if fast_path is None
+            else fast_path.head_parser
+        )
 
     def clear_plans(self) -> None:
         """Forget the cached plans, because API keys have changed."""

@@ -234,7 +234,7 @@ class Http2Call(ClientCall):
         elif (
             is_small
             and not self.is_client_slow
-            and (head.length or 0) <= self.stream.session.buffers.window
+            and (head.length or 0) <= self.stream.session.buffers.account.window
             and self.defer()
         ):
             self.stream.open_window()
@@ -460,7 +460,7 @@ class Http2ClientConnection(Http2Session):
 
         If no memory is left, a client that does not read gets no further responses.
         """
-        if self.write_blocked and self.buffers.free < 0:
+        if self.write_blocked and self.buffers.account.free < 0:
             self._waits_for_client = True
             self.read_flow.pause(_UNSENT)
             self._count_unread(self.http2.reader.unread)

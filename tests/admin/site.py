@@ -15,8 +15,8 @@ from multidict import CIMultiDictProxy
 
 from gateway.admin.application import AdminSite
 from gateway.admin.history import History
-from gateway.app.journal.journal import SharedJournal
-from gateway.app.shared_memory import SharedCalls
+from gateway.admin.status import State, merge_statuses
+from gateway.app.shared_memory import SharedCalls, SharedMemory
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_metrics import CALL_FAMILIES
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
@@ -105,6 +105,14 @@ def sampled(store: MetricStore, count: Callable[[], None], seconds: float = 10.0
     return history
 
 
+def state_of(
+    status: dict[str, Any], store: MetricStore, history: History | None = None, at: float = 1.0
+) -> State:
+    """Return the state of a gateway with one worker, and what a history knows of it."""
+    window, minute = (history.now, history.minute) if history else (None, None)
+    return State(at, merge_statuses([status], store, minute), window, minute)
+
+
 def make_store() -> MetricStore:
     """Return an empty store of a gateway with one worker."""
     return MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 3)
@@ -123,7 +131,7 @@ class ChosenSource:
         self.shared_calls = SharedCalls(2)
         self.drained: set[tuple[str, str]] = set()
         self.operators: list[str] = []
-        self.journal = SharedJournal(1).of_process(0)
+        self.journal = SharedMemory().owner_journal
 
     @property
     def hangs(self) -> bool:

@@ -87,7 +87,7 @@ async def listening(
         router = Router([Route(Match(), (destination,), codings=codings)])
 
         async def on_request(client: ClientRequest, http_response: ClientResponse) -> None:
-            await handle_request(client, http_response, router)
+            await handle_request(client, http_response, fast_path)
 
         listener = HttpListener(on_request, observers)
         fast_path = FastPath(router)

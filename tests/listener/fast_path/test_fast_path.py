@@ -418,7 +418,7 @@ async def test_internal_error_has_the_headers_that_its_route_adds(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(calls_infer, "convert_body", fails)
+    monkeypatch.setattr(calls_infer, "convert_whole", fails)
     monkeypatch.setattr(calls_infer, "convert_response", fails)
     monkeypatch.setattr(calls_infer, "receive_request", fails)
     whole = binary_response(bytes(4))

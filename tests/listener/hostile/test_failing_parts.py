@@ -198,7 +198,7 @@ class _World:
         self.listener.trace_sampler = TraceSampler(0.5, faults.observe, faults.random)
 
     async def _handle(self, request: ClientRequest, response: ClientResponse) -> None:
-        await handle_request(request, response, self.router)
+        await handle_request(request, response, self.fast_path)
 
     def _note_closed(self) -> None:
         self.closed += 1

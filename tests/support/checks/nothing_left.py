@@ -81,7 +81,7 @@ def _serves_anybody(gateway: Gateway) -> bool:
 def find_left(gateway: Gateway) -> dict[str, int]:
     """Return what a gateway holds of its peers, by name, without what is 0."""
     found = {**find_left_in_listener(gateway.listener), **_of_config(gateway.active_config)}
-    found["retired configurations"] = len(gateway._retired._tasks)
+    found["retired configurations"] = len(gateway._retired)
     return {name: count for name, count in found.items() if count}
 
 
