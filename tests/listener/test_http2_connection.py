@@ -492,6 +492,11 @@ async def test_settings_and_header_blocks_must_arrive_in_time(is_known: bool) ->
             if is_known:
                 client.flush()
                 await until_ready(running)
+                client.write(encode_frame_header(6, 0, 0, 8) + b"1234")
+                await asyncio.sleep(0.01)
+                client.write(b"5678")  # it has arrived, and is not waited for any more
+                await asyncio.sleep(0.12)
+                assert not client.goaways
                 client.write(encode_frame_header(HEADERS, 0, 1, 1) + b"\x82")
             else:
                 client.write(PREFACE + encode_frame_header(4, 0, 0, 0))
