@@ -162,29 +162,6 @@ async def test_empty_binary_outputs_of_triton_become_json() -> None:
         assert reply.head.get(HEADER_LENGTH) is None
 
 
-JSON_ANSWERS = {
-    "bare NaN": b'{"outputs": [{"name":"O","shape":[1],"datatype":"FP32","data":[NaN]}]}',
-    "big integers": b'{"outputs":[],"x":123456789012345678901234567890}',
-    "lies": b'{"outputs":[{"name":"O","parameters":{"binary_data_size":4}}]}',
-}
-
-
-@pytest.mark.parametrize(
-    ("body", "form"),
-    [*((body, "sized") for body in JSON_ANSWERS.values()), (JSON_ANSWERS["bare NaN"], "chunked")],
-    ids=[*JSON_ANSWERS, "chunked NaN"],
-)
-async def test_json_response_of_the_server_passes_untouched(body: bytes, form: str) -> None:
-    data = http_response(body)
-    if form == "chunked":
-        data = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunked(body))
-    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
-        for _ in range(2):
-            reply = await client.ask(infer_json())
-            assert reply.status == 200
-            assert reply.body.strip() == body
-
-
 async def test_binary_extension_is_added_to_server_metadata() -> None:
     fields = {"name": "triton", "version": "2", "extensions": ["statistics"]}
     head = {"Transfer-Encoding": "chunked", "X-Kept": "1"}
@@ -195,24 +172,3 @@ async def test_binary_extension_is_added_to_server_metadata() -> None:
             assert reply.head.get("X-Kept") == "1"
             assert reply.json == {**fields, "extensions": ["statistics", "binary_tensor_data"]}
         assert server.requests[0].head.get("Accept-Encoding") is None
-
-
-@pytest.mark.parametrize(
-    ("asked", "sent"),
-    [
-        ("/v2", "/v2"),
-        ("/v2/models/a%2Fb/versions/3", "/v2/models/a%2Fb"),
-    ],
-)
-async def test_both_spellings_of_trace_paths_work(asked: str, sent: str) -> None:
-    async with ScriptedServer(always_respond(http_response(b'{"trace_rate":"1"}'))) as server:
-        async with gateway_client(server.url) as client:
-            for spelling in ("trace", "trace/setting?x=%20"):
-                reply = await client.call("GET", f"{asked}/{spelling}")
-                assert reply.json == {"trace_rate": "1"}
-                reply = await client.call("POST", f"{asked}/{spelling}", b'{"a":[]}')
-                assert reply.status == 200
-        targets = [received.head.target for received in server.requests]
-        path = f"{sent}/trace/setting"
-        assert targets == [path, path, f"{path}?x=%20", f"{path}?x=%20"]
-        assert server.requests[1].body == b'{"a":[]}'
