@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tests.support.gateway import served
 from tests.support.http_messages import chunked, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -17,7 +18,6 @@ from tests.support.inference_messages import (
 )
 from tests.support.servers.model_scripts import echo_tensors
 from tests.support.servers.scripted_server import always_respond
-from tests.support.servers.served import served
 
 BASE64 = {"content_type": "base64"}
 PICTURE = b"\xff\xd8\xff\xe0" + random.Random(0).randbytes(500_000) + b"\xff\xd9"

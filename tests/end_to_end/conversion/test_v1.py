@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from gateway.demo.server.server import DemoServer
-from tests.support.gateway import gateway_client
+from tests.support.gateway import gateway_client, served
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import FLOATS, INFER, metadata
 from tests.support.raw_client import RawClient
 from tests.support.servers.model_scripts import infer_floats
 from tests.support.servers.scripted_server import Connection, ScriptedServer
-from tests.support.servers.served import served
 
 PREDICT = "/v1/models/m:predict"
 BODY = json.dumps({"instances": FLOATS.tolist()}).encode()

@@ -4,11 +4,10 @@ import asyncio
 
 import pytest
 
-from tests.support.gateway import UPSTREAM
+from tests.support.gateway import UPSTREAM, served
 from tests.support.http_messages import chunk, http_response, request
 from tests.support.inference_messages import FLOATS, binary_header, infer_binary, infer_json
 from tests.support.servers.scripted_server import Connection, Script, never_respond
-from tests.support.servers.served import served
 
 GET = request("GET", "/v2/models/m")
 JSON = infer_json()

@@ -22,7 +22,7 @@ from gateway.observe.call_record import CallRecord
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import UPSTREAM, RunningGateway, gateway_before, running_gateway
 from tests.support.grpc.client import grpc_client
-from tests.support.grpc.infer_messages import infer_request
+from tests.support.grpc.proto_file import infer_request
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import (
     chunk,

@@ -12,7 +12,7 @@ import pytest
 from gateway.protocol.grpc.framing import frame
 from tests.support.gateway import RunningGateway, gateway_before, running_gateway, until
 from tests.support.grpc.client import SERVICE
-from tests.support.grpc.infer_messages import infer_request
+from tests.support.grpc.proto_file import infer_request
 from tests.support.grpc.wire_bytes import field
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import request

@@ -16,7 +16,7 @@ from tests.support.certificates import ca_file, server_certificate, server_conte
 from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
 from tests.support.gateway import RunningGateway, gateway_client, running_gateway, until
 from tests.support.grpc.client import GrpcClient, grpc_client
-from tests.support.grpc.infer_messages import infer_request
+from tests.support.grpc.proto_file import infer_request
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import (
     FLOATS,

@@ -17,7 +17,7 @@ from gateway.protocol.grpc.framing import frame
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import running_gateway, until
 from tests.support.grpc.client import SERVICE, grpc_client, grpc_client_of, take_turns
-from tests.support.grpc.infer_messages import infer_request
+from tests.support.grpc.proto_file import infer_request
 from tests.support.http2_client import connect_http2
 from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
 from tests.support.servers.http2_server import answering

@@ -11,8 +11,7 @@ import pytest
 
 from tests.support.gateway import running_gateway
 from tests.support.grpc.client import grpc_client, grpc_client_of
-from tests.support.grpc.infer_messages import infer_request
-from tests.support.grpc.proto_file import message_class
+from tests.support.grpc.proto_file import infer_request, message_class
 from tests.support.http_messages import request
 from tests.support.inference_messages import FLOATS, infer_json
 from tests.support.servers.grpc_server import grpc_server, infer_identity, respond

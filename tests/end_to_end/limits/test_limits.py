@@ -10,6 +10,7 @@ from tests.support.gateway import (
     gateway_before,
     gateway_client,
     http1_connections,
+    served,
     until,
 )
 from tests.support.http_messages import chunk, http_response, message, request
@@ -28,7 +29,6 @@ from tests.support.inference_messages import (
 )
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import Connection, always_respond, never_respond
-from tests.support.servers.served import served
 
 # On one loop only: these tests wait.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])

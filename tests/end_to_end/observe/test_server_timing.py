@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.gateway import served
 from tests.support.http_messages import http_response, request, with_long_head
 from tests.support.inference_messages import FLOATS, binary_response, infer_json
 from tests.support.raw_client import ReceivedResponse
 from tests.support.servers.scripted_server import Connection, Script, always_respond, never_respond
-from tests.support.servers.served import served
 
 ROUTE = {"server_timing": True}
 GET = request("GET", "/v2/models/m")

@@ -14,13 +14,12 @@ from gateway.observe.call_record import CallRecord
 from tests.end_to_end.routing.every_operation import EVERY_OPERATION
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import until
+from tests.support.gateway import served, until
 from tests.support.http_messages import Head, http_response, message, request
 from tests.support.inference_messages import HEADER_LENGTH, infer_json, infer_raw
 from tests.support.raw_client import RawClient
 from tests.support.servers.model_scripts import infer_floats
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
-from tests.support.servers.served import served
 
 ID = re.compile("[0-9a-f]{32}")
 GATEWAY = "tensorgate-of-this-test"

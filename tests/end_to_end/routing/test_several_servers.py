@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.demo.server.server import DemoServer
 from tests.support.addresses import free_address
-from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.gateway import RunningGateway, running_gateway, served, until
 from tests.support.http_messages import http_response, request
 from tests.support.servers.scripted_server import (
     Script,
@@ -17,7 +17,6 @@ from tests.support.servers.scripted_server import (
     always_respond,
     never_respond,
 )
-from tests.support.servers.served import served
 
 LOAD = "/v2/repository/models/m/load"
 INDEX = "/v2/repository/index"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.end_to_end.traces.conftest import PARENT, SAMPLED, TRACE, Traced, parent_of
 from tests.support.grpc.client import SERVICE, grpc_client
-from tests.support.grpc.infer_messages import infer_request
+from tests.support.grpc.proto_file import infer_request
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import FLOATS, binary_response, infer_json, json_request
