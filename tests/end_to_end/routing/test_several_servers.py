@@ -1,16 +1,20 @@
-"""Several servers behind one gateway: broadcasts, merged responses, and health."""
+"""Several servers behind one gateway: broadcasts, merged responses, health, and load balancing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import pytest
+
 from gateway.demo.server.server import DemoServer
 from tests.support.addresses import free_address
-from tests.support.gateway import RunningGateway, running_gateway, served, until
+from tests.support.gateway import RunningGateway, gateway_client, running_gateway, served, until
 from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import binary_response, infer_json
+from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import (
     Script,
     ScriptedServer,
@@ -122,3 +126,38 @@ async def test_connection_of_a_readiness_check_is_kept() -> None:
         assert (await client.call("GET", READY)).status == 200
         assert (await client.call("GET", "/v2/models/m/ready")).json == {"ready": True}
         assert len(server.connections) == 1
+
+
+COUNT = 3
+MODEL = always_respond(binary_response(bytes(4)))
+
+
+@asynccontextmanager
+async def _balanced(policy: object) -> AsyncIterator[tuple[list[ScriptedServer], RawClient]]:
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(ScriptedServer(MODEL)) for _ in range(COUNT)]
+        urls = [server.url for server in servers]
+        upstream = {"load_balancing": policy}
+        yield servers, await stack.enter_async_context(gateway_client(*urls, upstream=upstream))
+
+
+# The gateway rewrites the second one, with the value of the client.
+@pytest.mark.parametrize("header", ["X-User", "X-Request-Id"])
+async def test_hash_header_keeps_a_value_on_one_endpoint(
+    header: str, path: Callable[[bytes], bytes]
+) -> None:
+    async with _balanced({"hash_header": header}) as (servers, client):
+        # So many that each endpoint gets some: the hash depends on the ports.
+        users = [f"user-{number}" for number in range(60)]
+        for user in users * 3:
+            assert (await client.ask(path(infer_json(headers={header: user})))).status == 200
+        seen = [{each.head.get(header) for each in server.requests} for server in servers]
+        assert sum(map(len, seen)) == len(users)  # no value was at two endpoints
+        assert all(seen)
+
+
+async def test_round_robin_uses_each_endpoint_in_order(path: Callable[[bytes], bytes]) -> None:
+    async with _balanced("round_robin") as (servers, client):
+        for _ in range(4 * COUNT):
+            assert (await client.ask(path(infer_json()))).status == 200
+        assert [len(server.requests) for server in servers] == [4] * COUNT
