@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,9 @@ from gateway.observe.call_metrics import (
     SENT_BYTES,
     SERVER_DURATION,
 )
+from gateway.observe.call_record import CallRecord
 from gateway.observe.metric_store import CounterFamily
+from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import RunningGateway, running_gateway, served
 from tests.support.http_messages import http_response, message, request, with_long_head
 from tests.support.inference_messages import FLOATS, binary_response, infer_json
@@ -41,10 +41,9 @@ UPLOAD = request("POST", "/v2/models/m/generate", BODY)
 class _Seen:
     """What a gateway has recorded."""
 
-    def __init__(self, running: RunningGateway, log: Path) -> None:
+    def __init__(self, running: RunningGateway) -> None:
         self.running = running
         self._store = running.gateway.metric_store
-        self._log = log
 
     async def ask(self, *requests: bytes) -> list[ReceivedResponse]:
         """Make calls over one connection; return once all of them have ended."""
@@ -70,24 +69,20 @@ class _Seen:
     def retries(self) -> float:
         return sum(count for (count,) in self._store.sums(RETRIES).values())
 
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._log.read_text().splitlines()]
-
     def _words(self, family: Any, url: str) -> list[float]:
         empty = [0.0] if isinstance(family, CounterFamily) else [0.0] * family.words
         return self._store.sums(family).get(("servers", url), empty)
 
 
 @asynccontextmanager
-async def _gateway(log: Path, *urls: str, **limits: Any) -> AsyncIterator[_Seen]:
+async def _gateway(*urls: str, **limits: Any) -> AsyncIterator[_Seen]:
     settings = {
         "upstream": {"load_balancing": {"policy": "round_robin"}},
         "route": {"retry_on": [502, 503, "no_response"]},
-        "general": {"log": {"access": {"path": str(log), "format": "json"}}},
         **limits,
     }
     async with running_gateway(*urls, **settings) as running:
-        yield _Seen(running, log)
+        yield _Seen(running)
 
 
 def _late(response: bytes, seconds: float) -> Script:
@@ -100,7 +95,7 @@ def _late(response: bytes, seconds: float) -> Script:
     return script
 
 
-async def test_times_of_a_pipelined_call_are_its_own(tmp_path: Path) -> None:
+async def test_times_of_a_pipelined_call_are_its_own() -> None:
     """The call before it ends in a task, when the next one has begun already."""
 
     async def script(connection: Connection) -> None:
@@ -112,7 +107,7 @@ async def test_times_of_a_pipelined_call_are_its_own(tmp_path: Path) -> None:
             await connection.request()
             await connection.send(http_response(b'[{"name":"m","state":"READY"}]'))
 
-    async with ScriptedServer(script) as server, _gateway(tmp_path / "log", server.url) as seen:
+    async with ScriptedServer(script) as server, _gateway(server.url) as seen:
         async with seen.running.client() as client:
             await client.send(request("GET", "/v2/x1") + request("GET", "/v1/models"))
             for _ in range(2):
@@ -123,13 +118,13 @@ async def test_times_of_a_pipelined_call_are_its_own(tmp_path: Path) -> None:
 
 
 async def test_retried_attempt_is_counted_at_its_endpoint(
-    path: Callable[[bytes], bytes], tmp_path: Path
+    path: Callable[[bytes], bytes], call_records: list[CallRecord]
 ) -> None:
     busy = http_response(b"12345", status="503 Busy")
     async with (
         ScriptedServer(_late(busy, 0.2)) as slow,
         ScriptedServer(always_respond(http_response(b"123"))) as good,
-        _gateway(tmp_path / "log", slow.url, good.url) as seen,
+        _gateway(slow.url, good.url) as seen,
     ):
         assert [each.status for each in await seen.ask(*[path(UPLOAD)] * 2)] == [200, 200]
         failed = len(slow.requests)
@@ -140,19 +135,19 @@ async def test_retried_attempt_is_counted_at_its_endpoint(
         assert seen.sizes(slow.url) == (1000 * failed, 0)
         assert seen.sizes(good.url) == (2000, 6)
         assert seen.retries() == failed
-    line = next(each for each in seen.lines() if each["attempts"] == 2)
-    assert (line["sent_bytes"], line["received_bytes"]) == (2000, 3)
+    record = next(each for each in call_records if each.attempts == 2)
+    assert (record.total_sent_bytes, record.total_received_bytes) == (2000, 3)
 
 
 async def test_endpoint_that_does_not_respond_has_no_first_byte(
-    path: Callable[[bytes], bytes], tmp_path: Path
+    path: Callable[[bytes], bytes],
 ) -> None:
     """The head of an earlier attempt is not its own."""
     busy = http_response(b"", status="503 Busy")
     async with (
         ScriptedServer(always_respond(busy)) as first,
         ScriptedServer(never_respond) as frozen,
-        _gateway(tmp_path / "log", first.url, frozen.url, request_timeout="300ms") as seen,
+        _gateway(first.url, frozen.url, request_timeout="300ms") as seen,
     ):
         await seen.ask(*[path(UPLOAD)] * 2)
         assert seen.heads(first.url) == seen.calls(first.url) >= 1
@@ -161,7 +156,7 @@ async def test_endpoint_that_does_not_respond_has_no_first_byte(
 
 @pytest.mark.parametrize("delay", [0.05, 0.15], ids=["waited for", "not waited for"])
 async def test_first_byte_is_that_of_the_head(
-    delay: float, path: Callable[[bytes], bytes], tmp_path: Path
+    delay: float, path: Callable[[bytes], bytes], call_records: list[CallRecord]
 ) -> None:
     """The gateway waits a moment for the rest of a small body, to send it at once."""
 
@@ -172,30 +167,32 @@ async def test_first_byte_is_that_of_the_head(
             await asyncio.sleep(delay)
             await connection.send(b"ab")
 
-    async with ScriptedServer(script) as server, _gateway(tmp_path / "log", server.url) as seen:
+    async with ScriptedServer(script) as server, _gateway(server.url) as seen:
         assert [each.body for each in await seen.ask(path(UPLOAD))] == [b"ab"]
-    (line,) = seen.lines()
-    assert line["server_ms"] >= AT_LEAST * 1000 * delay
-    assert 0 < line["first_byte_ms"] < line["server_ms"] - AT_LEAST * 900 * delay
+    (record,) = call_records
+    assert record.server_seconds >= AT_LEAST * delay
+    assert 0 < record.first_byte_seconds < record.server_seconds - AT_LEAST * 0.9 * delay
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_operation_of_all_endpoints_is_counted_at_each(count: int, tmp_path: Path) -> None:
+async def test_operation_of_all_endpoints_is_counted_at_each(
+    count: int, call_records: list[CallRecord]
+) -> None:
     load = request("POST", "/v2/repository/models/m/load", b"{}")
     async with (
         ScriptedServer(_late(http_response(b"{}"), 0.02)) as one,
         ScriptedServer(_late(http_response(b"{}"), 0.02)) as two,
     ):
         urls = [one.url, two.url][:count]
-        async with _gateway(tmp_path / "log", *urls) as seen:
+        async with _gateway(*urls) as seen:
             assert [each.status for each in await seen.ask(load)] == [200]
             for url in urls:
                 assert (seen.calls(url), seen.heads(url), seen.sizes(url)) == (1, 1, (2, 2))
                 assert seen.seconds(url) >= AT_LEAST * 0.02
-        (line,) = seen.lines()
-        assert (line["sent_bytes"], line["received_bytes"]) == (2 * count, 2 * count)
-        assert line["attempts"] == count
-        assert line["server_ms"] >= AT_LEAST * 20
+        (record,) = call_records
+        assert (record.total_sent_bytes, record.total_received_bytes) == (2 * count, 2 * count)
+        assert record.attempts == count
+        assert record.server_seconds >= AT_LEAST * 0.02
 
 
 ROUTE = {"server_timing": True}
