@@ -147,35 +147,6 @@ async def test_binary_call_passes_byte_for_byte() -> None:
         assert received.head.get("Accept-Encoding") == "gzip"
 
 
-EMPTY_OUTPUT = {
-    "name": "OUT0",
-    "datatype": "FP32",
-    "shape": [0],
-    "parameters": {"binary_data_size": 0},
-}
-
-
-async def test_empty_binary_outputs_of_triton_become_json() -> None:
-    """Without the header length, and with a size of 0 instead of data."""
-    second = {**EMPTY_OUTPUT, "name": "OUT1", "parameters": {"binary_data_size": 0, "x": 1}}
-    body = json.dumps({"model_name": "m", "outputs": [EMPTY_OUTPUT, second]}).encode()
-    async with (
-        ScriptedServer(always_respond(http_response(body))) as server,
-        gateway_client(server.url) as client,
-    ):
-        reply = await client.ask(infer_json())
-        plain = {"datatype": "FP32", "shape": [0], "data": []}
-        assert reply.json == {
-            "model_name": "m",
-            "outputs": [
-                {"name": "OUT0", **plain},
-                {"name": "OUT1", **plain, "parameters": {"x": 1}},
-            ],
-        }
-        assert reply.head.get("Content-Length") == str(len(reply.body))
-        assert reply.head.get(HEADER_LENGTH) is None
-
-
 async def test_binary_extension_is_added_to_server_metadata() -> None:
     fields = {"name": "triton", "version": "2", "extensions": ["statistics"]}
     head = {"Transfer-Encoding": "chunked", "X-Kept": "1"}

@@ -164,16 +164,6 @@ async def test_first_message_of_a_stream_tells_its_route_also_if_others_come_wit
         assert not other.paths
 
 
-async def test_status_is_retried_as_over_http(server: GrpcServer) -> None:
-    busy = fail(grpc.StatusCode.UNAVAILABLE, "busy")
-    with grpc_server(unary={"ModelInfer": busy}) as other:
-        async with grpc_client_of(other.url, server.url, route={"retry_on": [503]}) as client:
-            for _ in range(4):
-                response = await client.call("ModelInfer", infer_request())
-                assert response.code is grpc.StatusCode.OK, response.text
-    assert other.paths
-
-
 async def test_failing_endpoint_is_ejected(server: GrpcServer) -> None:
     busy = fail(grpc.StatusCode.UNAVAILABLE, "busy")
     outliers = {"consecutive_failures": 2, "base_ejection_time": "30s", "failure_statuses": [503]}

@@ -74,30 +74,23 @@ def _with(data: bytes, *lines: str) -> bytes:
     return b"\r\n".join((first, *(line.encode("latin-1") for line in lines), rest))
 
 
-@pytest.mark.parametrize("data", EVERY_OPERATION.values(), ids=EVERY_OPERATION)
-async def test_every_request_has_forwarded_headers(
-    data: bytes, path: Callable[[bytes], bytes]
-) -> None:
+async def test_every_request_has_forwarded_headers(path: Callable[[bytes], bytes]) -> None:
     async with _served() as (server, client):
-        await client.send(path(data))
-        if data.startswith(b"HEAD"):
-            await client.head()
-        else:
-            reply = await client.read_response()
-            assert reply.status == 200
+        for name, data in EVERY_OPERATION.items():
+            await client.send(path(data))
+            head = await client.head() if name == "HEAD" else (await client.read_response()).head
+            assert head.status == 200, name
             # A client gets the request id, but no other header that the server did not send.
-            assert [name for name in ADDED if reply.head.all(name)] == ["X-Request-Id"]
-        told = _forwarded(server.requests[-1].head)
-        request_id = told.pop("X-Request-Id")
-        assert ID.fullmatch(request_id)
-        if not data.startswith(b"HEAD"):
-            assert reply.head.get("X-Request-Id") == request_id
-        assert told == {
-            "X-Forwarded-For": "127.0.0.1",
-            "X-Forwarded-Proto": "http",
-            "X-Forwarded-Host": "localhost",
-            "Via": f"1.1 {GATEWAY}",
-        }
+            assert [each for each in ADDED if head.all(each)] == ["X-Request-Id"]
+            told = _forwarded(server.requests[-1].head)
+            assert told.pop("X-Request-Id") == head.get("X-Request-Id")
+            assert ID.fullmatch(head.get("X-Request-Id") or "")
+            assert told == {
+                "X-Forwarded-For": "127.0.0.1",
+                "X-Forwarded-Proto": "http",
+                "X-Forwarded-Host": "localhost",
+                "Via": f"1.1 {GATEWAY}",
+            }
 
 
 async def test_own_request_of_the_gateway_names_the_gateway_alone() -> None:
