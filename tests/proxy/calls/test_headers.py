@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.router import Route, Router
+from gateway.routing.balancer import LoadBalancingPolicy
 from gateway.routing.matcher import Match, Pattern
+from gateway.upstream.pool.pool import Pool
 from tests.proxy.calls.scene import Scene, binary_response, plan_of, start
 from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
-from tests.support.doubles.streaming import make_destination
+from tests.support.doubles.streaming import make_destination, single_destination
 from tests.support.inference_messages import FLOATS, INFER
 
 NOTED = {
@@ -88,6 +92,25 @@ async def test_plan_of_an_authenticated_client_is_for_its_key_only(header: str |
     assert plan_of(fast_path, "GET", "/v2/x", {name: key}) is not None
     for headers in ({}, {name: "other"}, {name: f"{key}x"}):
         assert plan_of(fast_path, "GET", "/v2/x", headers) is None
+    fast_path.close()
+
+
+@pytest.mark.parametrize("header", ["X-User", "X-Forwarded-For"])
+async def test_hash_header_chooses_the_endpoint(header: str) -> None:
+    """A client's header counts, too, that the gateway replaces only if it is set to do so."""
+    endpoints = [ReadyEndpoint(url=f"http://{number}") for number in range(4)]
+    destination = make_destination(*endpoints)
+    pool = Pool(endpoints, load_balancing=LoadBalancingPolicy(hash_header=header))
+    upstream = replace(destination.upstream, pool=pool)
+    fast_path = FastPath(single_destination(replace(destination, upstream=upstream)))
+    for user in range(20):
+        before = [len(each.asked) for each in endpoints]
+        for _ in range(4):
+            headers = {header: str(user)}
+            assert start(fast_path, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
+        grown = [len(each.asked) - old for each, old in zip(endpoints, before, strict=True)]
+        assert sorted(grown) == [0, 0, 0, 4]
+    assert min(len(each.asked) for each in endpoints) > 0
     fast_path.close()
 
 

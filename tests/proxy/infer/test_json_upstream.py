@@ -1,7 +1,7 @@
 """Calls to a server that accepts only JSON."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from tests.support.doubles.streaming import LIMITS, URL, BodyStep, ScriptedUpstr
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
-    INFER,
     binary_header,
     json_request,
     metadata,
@@ -60,21 +59,6 @@ def _binary(header: bytes, *tensors: BodyStep, **headers: str) -> dict[str, Any]
 
 
 # ----------------------------------------------------------------------------------------- requests
-
-
-async def test_binary_request_becomes_json_as_it_arrives() -> None:
-    values = np.arange(60_000, dtype="<f4")
-    data = values.tobytes()
-    header = binary_header(len(data), binary_output=True)
-    scene = _Scene(_response(), **_binary(header, data[:100_001], data[100_001:]))
-    await scene.run()
-    assert isinstance(scene.endpoint.requests[0].body, AsyncIterator)
-    asked = scene.log.index(f"server is asked POST {INFER}")
-    assert asked < scene.log.index("client sends 100001")
-    assert "Content-Length" not in scene.endpoint.requests[0].headers
-    (entry,) = scene.document["inputs"]
-    assert entry == {"name": "IN0", "shape": [60_000], "datatype": "FP32", "data": values.tolist()}
-    assert "parameters" not in scene.document
 
 
 BYTES_INPUT = {
