@@ -29,6 +29,7 @@ from tests.support.inference_messages import (
     infer_raw,
     json_request,
 )
+from tests.support.servers.gated_response import GatedResponse
 from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
 from tests.support.servers.model_scripts import model_script
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
@@ -342,14 +343,7 @@ async def test_mirrored_copy_is_below_its_call(
 async def test_call_that_waits_for_a_slot_has_a_span_of_its_queue(
     traced: Traced, receiver: TraceReceiver
 ) -> None:
-    gate = asyncio.Event()
-
-    async def late(connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await gate.wait()
-            await connection.send(http_response(b"{}"))
-
+    late = GatedResponse(b"{}")
     async with ScriptedServer(late) as server:
         upstream = {"concurrency": {"max_requests": 1, "max_queue": 5}}
         async with (
@@ -361,7 +355,7 @@ async def test_call_that_waits_for_a_slot_has_a_span_of_its_queue(
             await until(lambda: server.requests)
             await second.send(GET)
             await asyncio.sleep(0.1)
-            gate.set()
+            late.may_respond.set()
             for client in (first, second):
                 assert (await client.read_response()).status == 200
     queue = max((each for each in receiver.spans if each.name == "queue"), key=_seconds)
