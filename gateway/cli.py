@@ -21,9 +21,7 @@ from typing import TypeVar
 import click
 
 from gateway import __version__
-from gateway.app.build.api_keys import ApiKeysError
-from gateway.app.build.listen import ListenError
-from gateway.app.build.tls import UpstreamTlsError
+from gateway.app.build.listen import UnusableSettingsError
 from gateway.app.build.worker_count import worker_count
 from gateway.build_info import COMPILED, describe_build
 from gateway.observe.stderr_handler import StderrHandler
@@ -209,10 +207,7 @@ def _start_logging(level: str, many: bool = False) -> None:
 
 @contextmanager
 def _exit_on_errors(*more: type[Exception]) -> Iterator[None]:
-    expected: tuple[type[Exception], ...] = (
-        *(ListenError, UpstreamTlsError, ApiKeysError),
-        *more,
-    )
+    expected: tuple[type[Exception], ...] = (UnusableSettingsError, *more)
     try:
         yield
     except expected as error:

@@ -210,8 +210,8 @@ class Gateway:
         """Make all that other settings need, but for the number of workers.
 
         Running calls end as they began. Only one reload is prepared at a time. Whatever this
-        raises, nothing has changed: ListenError, UpstreamTlsError and ApiKeysError for settings
-        that cannot be used, and RuntimeError or OSError where the system has no room for a part.
+        raises, nothing has changed: UnusableSettingsError for settings that cannot be used, and
+        RuntimeError or OSError where the system has no room for a part.
         """
         before = self.parts
         settings = keep_workers(settings, self.settings)

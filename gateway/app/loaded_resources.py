@@ -57,8 +57,8 @@ def load_resources(settings: Settings, before: LoadedResources | None = None) ->
     """Load what settings name, which takes a while.
 
     If their settings are as ``before``, the server certificate and the API keys are those from
-    before, which follow their files. The identity is always that from before. Raises ListenError,
-    UpstreamTlsError and ApiKeysError.
+    before, which follow their files. The identity is always that from before. Raises
+    UnusableSettingsError.
     """
     if before is not None and settings.tls == before.settings.tls:
         tls = before.tls

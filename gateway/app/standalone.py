@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from gateway.app.admin_source import DRAIN_GRACE, AdminSource
 from gateway.app.build.listen import (
@@ -39,7 +39,6 @@ from gateway.app.reload import (
     failure_text,
 )
 from gateway.app.shared_memory import SharedMemory
-from gateway.app.status_publisher import decode_status, encode_status
 from gateway.listener.accept import AcceptingSockets
 from gateway.settings.schema import Settings
 from gateway.settings.values.addresses import Address
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 def serve(settings: Settings, source: SettingsSource) -> None:
     """Serve until SIGTERM or Ctrl-C, and finish the calls in progress.
 
-    Raises ListenError, UpstreamTlsError and ApiKeysError.
+    Raises UnusableSettingsError.
     """
     run(_serve(settings, source))
 
@@ -111,13 +110,13 @@ class _Doors(NamedTuple):
 class StandaloneGateway(Gateway):
     """A gateway that serves at the addresses of its settings while its context is open.
 
-    Raises UpstreamTlsError and ApiKeysError; entering raises ListenError.
+    Raises UnusableSettingsError, as entering does.
     """
 
     def __init__(self, settings: Settings) -> None:
         resources, shared = load_resources(settings), SharedMemory()
-        super().__init__(resources, shared, 0, _ignore)
-        self.source = _OwnSource(self, resources, shared)
+        super().__init__(resources, shared, 0, lambda: None)  # nobody counts connections
+        self.source = AdminSource(resources, shared, self.journal, self._ask_itself)
         """What operators see of it."""
         self._doors = _Doors(settings, (), None)
 
@@ -237,33 +236,14 @@ class StandaloneGateway(Gateway):
             raise
         return admin
 
-    def _note_certificate(self, resources: LoadedResources, failure: str) -> None:
-        resources.record_certificate(self.journal, failure)
-
-
-class _OwnSource(AdminSource):
-    """Reads the gateway of this process, which may be asked without a socket."""
-
-    def __init__(
-        self, gateway: StandaloneGateway, resources: LoadedResources, shared: SharedMemory
-    ) -> None:
-        super().__init__(resources, shared, gateway.journal, self._ask_itself)
-        self._gateway = gateway
-
     async def _ask_itself(
         self, _: int, question: Question, __: float, connection: socket.socket | None
     ) -> str:
-        """Return the reply of the gateway, however long it takes."""
-        return await self._gateway.reply(question, connection and connection.dup())
+        """Reply to operators without a socket, however long it takes."""
+        return await self.reply(question, connection and connection.dup())
 
-    async def worker_statuses(self) -> list[dict[str, Any]]:
-        """Return the status of this process as another one would read it; of any length."""
-        status = self._gateway.status()
-        return [await asyncio.to_thread(lambda: decode_status(encode_status(status)))]
-
-
-def _ignore() -> None:
-    """Do nothing for a closed connection: nobody counts those that are open."""
+    def _note_certificate(self, resources: LoadedResources, failure: str) -> None:
+        resources.record_certificate(self.journal, failure)
 
 
 async def _close_admin(admin: AdminSite | None, kept: AdminSite | None) -> None:

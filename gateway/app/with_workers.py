@@ -66,7 +66,7 @@ _log = logging.getLogger("tensorgate")
 def serve_with_workers(workers: int, settings: Settings, source: SettingsSource) -> None:
     """Serve until SIGTERM or Ctrl-C, and finish the calls in progress.
 
-    Raises ListenError, UpstreamTlsError, ApiKeysError and NoWorkerError.
+    Raises UnusableSettingsError and NoWorkerError.
     """
     gateway = GatewayWithWorkers(settings, source, workers)
     tune_garbage_collector()
@@ -116,7 +116,7 @@ class _Prepared:
 class GatewayWithWorkers(SupervisedGateway):
     """What the supervisor serves: it reads the settings and opens the sockets for the workers.
 
-    Raises ListenError, UpstreamTlsError and ApiKeysError.
+    Raises UnusableSettingsError.
     """
 
     def __init__(self, settings: Settings, source: SettingsSource, workers: int) -> None:
@@ -309,7 +309,7 @@ class AdminProcess:
         return False
 
     async def prepare(self, settings: Settings) -> PreparedReload:
-        """Load what other settings name. Raises UpstreamTlsError, ApiKeysError and ListenError."""
+        """Load what other settings name. Raises UnusableSettingsError."""
         resources = await asyncio.to_thread(load_resources, settings, self.source.resources)
         return PreparedReload("", partial(self._swap, resources), AsyncExitStack())
 

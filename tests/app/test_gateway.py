@@ -11,7 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.app import standalone
 from gateway.app.build import upstreams as build_upstreams
-from gateway.app.build.listen import ListenError
+from gateway.app.build.listen import UnusableSettingsError
 from gateway.app.reload import settings_warnings
 from gateway.app.standalone import StandaloneGateway
 from gateway.errors import GatewayError
@@ -46,13 +46,13 @@ async def test_ipv6_addresses_are_shown_as_urls() -> None:
             assert gateway.addresses[0].startswith("http://[::1]:")
             async with connect(gateway.addresses[0]) as client:
                 assert (await client.call("GET", "/")).status == 503
-    except ListenError:
+    except UnusableSettingsError:
         pytest.skip("no IPv6 here")
 
 
 async def _refused(settings: Settings) -> str:
     async with no_leaks():
-        with pytest.raises(ListenError) as caught:
+        with pytest.raises(UnusableSettingsError) as caught:
             async with gateway_of(settings):
                 pass
         gc.collect()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.build.listen import ListenError
+from gateway.app.build.listen import UnusableSettingsError
 from gateway.settings.schema import Settings
 from tests.app.reloading import running_gateway, server_named, settings_for
 from tests.support.addresses import free_address
@@ -203,7 +203,7 @@ async def test_running_calls_keep_their_slots(of_upstream: bool) -> None:
         await clients[2].send(request("GET", "/v2/x"))
         await until(lambda: places() == (2, 1))
         assert (await clients[3].call("GET", "/v2/x")).status == 503
-        with pytest.raises(ListenError):  # which changes nothing
+        with pytest.raises(UnusableSettingsError):  # which changes nothing
             await gateway.reload(settings(3, 4, listen=server_url.removeprefix("http://")))
         assert places() == (2, 1)
         await gateway.reload(settings(3, 4))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.build.listen import ListenError
+from gateway.app.build.listen import UnusableSettingsError
 from gateway.app.loaded_resources import load_resources
 from gateway.app.reload import (
     SettingsSource,
@@ -111,7 +111,7 @@ def test_failure_text_has_the_first_problem(tmp_path: Path) -> None:
     text = failure_text(caught.value, file)
     assert text.startswith(f"{file}:1: upstreams.u.endpoints: ")
     assert text.endswith(" (2 problems)")
-    assert failure_text(ListenError("no luck"), file) == f"{file}: no luck"
+    assert failure_text(UnusableSettingsError("no luck"), file) == f"{file}: no luck"
 
 
 def test_failure_text_has_the_misspelt_key_and_not_the_one_that_is_missing(tmp_path: Path) -> None:

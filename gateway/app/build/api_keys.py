@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 
+from gateway.app.build.listen import UnusableSettingsError
 from gateway.listener.tls import is_world_readable
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.settings.schema import Settings
@@ -23,14 +24,10 @@ _KEY = re.compile(r"[!-+\--~]{1,512}")
 _log = logging.getLogger("tensorgate")
 
 
-class ApiKeysError(Exception):
-    """API keys that cannot be loaded; the message names the setting, and the file or variable."""
-
-
 class ApiKeys:
     """The groups of API keys by name; their keys are replaced when files change.
 
-    Raises ApiKeysError.
+    Raises UnusableSettingsError.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
@@ -101,19 +98,19 @@ class _KeyFile:
         self._logged = ""
 
     def read(self) -> tuple[str, ...]:
-        """Return the keys. Raises ApiKeysError."""
+        """Return the keys. Raises UnusableSettingsError."""
         where = f"{self._setting}: {self._file}"
         try:
             with open(self._file, "rb", opener=_open_without_waiting) as opened:
                 content = opened.read(_MAX_FILE_SIZE + 1)
         except OSError as error:
-            raise ApiKeysError(f"{where} cannot be read: {error.strerror}") from None
+            raise UnusableSettingsError(f"{where} cannot be read: {error.strerror}") from None
         if len(content) > _MAX_FILE_SIZE:
-            raise ApiKeysError(f"{where} is larger than {_MAX_FILE_SIZE} bytes")
+            raise UnusableSettingsError(f"{where} is larger than {_MAX_FILE_SIZE} bytes")
         try:
             return parse_keys(content.decode("utf-8-sig", "replace").splitlines())
         except ValueError as error:
-            raise ApiKeysError(f"{where}: {error}") from None
+            raise UnusableSettingsError(f"{where}: {error}") from None
 
     def changed(self) -> tuple[str, ...] | None:
         """Return the keys if the file has changed, and is the same as at the last look."""
@@ -121,7 +118,7 @@ class _KeyFile:
             return None
         try:
             keys = self.read()
-        except ApiKeysError as error:
+        except UnusableSettingsError as error:
             self._log_once(f"{error}; keeping the previous keys")
             return None
         self._watch.mark_used()
@@ -139,11 +136,11 @@ class _KeyFile:
 def _from_environment(name: str, variable: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     where = f"api_keys.{name}.environment: {variable}"
     if variable not in environ:
-        raise ApiKeysError(f"{where} is not set")
+        raise UnusableSettingsError(f"{where} is not set")
     try:
         return parse_keys(filter(None, re.split(r"[,\s]+", environ[variable])), "word")
     except ValueError as error:
-        raise ApiKeysError(f"{where}: {error}") from None
+        raise UnusableSettingsError(f"{where}: {error}") from None
 
 
 def _open_without_waiting(file: str, flags: int) -> int:

@@ -12,8 +12,11 @@ from gateway.settings.schema import Settings
 from gateway.settings.values.addresses import Address, TcpAddress, UnixAddress
 
 
-class ListenError(Exception):
-    """An address or a certificate that cannot be used to listen; the message names it."""
+class UnusableSettingsError(Exception):
+    """What the settings name, but cannot be used: an address, a certificate, a file of API keys.
+
+    The message names it.
+    """
 
 
 _WILDCARDS = ("0.0.0.0", "::")
@@ -39,7 +42,7 @@ def listen(
     before: Iterable[BoundAddress] = (),
     rebound: Collection[Address | None] = (),
 ) -> tuple[BoundAddress, ...]:
-    """Listen on all addresses, or on no new one. Raises ListenError.
+    """Listen on all addresses, or on no new one. Raises UnusableSettingsError.
 
     Addresses that were bound ``before`` keep their sockets; those that are gone stay open.
     Addresses to be ``rebound`` get duplicates of their sockets, which share the queue: so another
@@ -63,7 +66,7 @@ def listen(
         if error.errno == errno.EADDRINUSE:
             message += _own_conflict(address, addresses, (*before, *opened))
         close(opened)
-        raise ListenError(message) from error
+        raise UnusableSettingsError(message) from error
     return tuple(bound)
 
 

@@ -13,7 +13,8 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.app.build import api_keys as keys_module
-from gateway.app.build.api_keys import MAX_KEYS, ApiKeys, ApiKeysError, parse_keys
+from gateway.app.build.api_keys import MAX_KEYS, ApiKeys, parse_keys
+from gateway.app.build.listen import UnusableSettingsError
 from gateway.settings.schema import Settings
 from tests.support.gateway import until
 
@@ -83,7 +84,7 @@ def test_environment_variable_holds_keys(value: str) -> None:
     ],
 )
 def test_unusable_variables_are_refused(environ: dict[str, str], error: str) -> None:
-    with pytest.raises(ApiKeysError) as caught:
+    with pytest.raises(UnusableSettingsError) as caught:
         ApiKeys(_settings(team={"environment": "TEAM"}), environ)
     assert str(caught.value).startswith("api_keys.team.environment: TEAM")
     assert error in str(caught.value)
@@ -176,7 +177,7 @@ def test_unusable_file_is_refused_at_the_start_and_leaves_the_old_keys_later(
 ) -> None:
     keys = _keys_of(file)
     make(file)
-    with pytest.raises(ApiKeysError) as caught:
+    with pytest.raises(UnusableSettingsError) as caught:
         _keys_of(file)
     assert str(caught.value).startswith(f"api_keys.team.file: {file}")
     assert error in str(caught.value)
