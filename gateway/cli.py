@@ -25,10 +25,11 @@ from gateway.app.build.listen import UnusableSettingsError
 from gateway.app.build.worker_count import worker_count
 from gateway.build_info import COMPILED, describe_build
 from gateway.observe.stderr_handler import StderrHandler
+from gateway.settings.json_schema import settings_schema
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Route, describe_match
-from gateway.settings.schema import ClientTls, Settings, settings_schema
+from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import open_standard_descriptors, raise_descriptor_limit
 from gateway.system.memory import tune_garbage_collector, tune_malloc, tune_thread_switches
@@ -168,7 +169,7 @@ def top(address: str, interval: str, once: bool) -> None:
     127.0.0.1:9080. In a pipe it prints one page, as with --once. The exit status is then 1 if the
     gateway cannot be read.
     """
-    from gateway.top.address import parse_admin_address
+    from gateway.top.client import parse_admin_address
     from gateway.top.run import NoGatewayError, parse_interval, run
 
     try:

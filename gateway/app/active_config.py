@@ -56,7 +56,7 @@ class ActiveConfig:
         """Serve a request on the streaming path."""
         self._calls += 1
         try:
-            await handle_request(request, response, self.router)
+            await handle_request(request, response, self.fast_path)
         finally:
             self._calls -= 1
 

@@ -120,7 +120,7 @@ def _apply(said: Mapping[str, Said], upstream: str, pool: Pool, is_first_look: b
     now = time.monotonic()
     unreachable = said.get(_name(upstream, ""))
     if unreachable is not None and unreachable.ejections:
-        pool.record_remote_unreachable(unreachable.until)
+        pool.outlier_detector.record_remote_unreachable(unreachable.until)
     for member in pool.members:
         last = said.get(_name(upstream, member.endpoint.url))
         if last is not None:

@@ -43,7 +43,7 @@ from gateway.observe.access_log import (
 from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallObserver
 from gateway.observe.failure_log import FAILURE_LOG, REFUSAL_LOG
-from gateway.observe.gateway_metrics import GatewayMetrics
+from gateway.observe.gateway_metrics import GatewayMetrics, OffloadMetrics
 from gateway.observe.log_writer import LogWriter
 from gateway.observe.tracing.exporter import TraceExporter
 from gateway.offload.threads import OffloadThreads
@@ -178,7 +178,7 @@ class Gateway:
             self._handle_request,
             parts.observers,
             self._note_closed,
-            buffers=limits.memory_budget.buffers,
+            limits.memory_budget.buffers,
         )
         self._use(parts)
         background = (self._ejection_sync, self._endpoint_watch, self._status_publisher)
@@ -410,7 +410,7 @@ class Gateway:
             return None
         if current is not None and current.count == count:
             return current
-        metrics = self._metrics.offload()
+        metrics = OffloadMetrics(self._metrics.writer)
 
         def on_job(offloaded: bool) -> None:
             (metrics.offloaded if offloaded else metrics.local).add(1.0)
@@ -425,15 +425,11 @@ class Gateway:
     ) -> HttpListener:
         """Return a listener for captured calls, with the settings in use."""
         parts = self.parts
-        return HttpListener(
-            handler,
-            (*parts.observers, observer),
-            on_closed,
-            idle_timeouts=parts.idle_timeouts,
-            forwarding=parts.resources.forwarding,
-            buffers=self.listener.buffers,
-            trace_sampler=parts.sampler,
-        )
+        observers = (*parts.observers, observer)
+        listener = HttpListener(handler, observers, on_closed, self.listener.buffers)
+        forwarding = parts.resources.forwarding
+        listener.reconfigure(None, observers, None, parts.idle_timeouts, forwarding, parts.sampler)
+        return listener
 
     def _watch_files(
         self, resources: LoadedResources, undo: AsyncExitStack

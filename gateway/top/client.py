@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
-import socket
-import ssl
 from collections.abc import Mapping
-from urllib.parse import urlencode
+from dataclasses import dataclass
+from typing import Self
 
-from gateway.system.request_deadline import request_deadline
-from gateway.top.address import AdminAddress
+import aiohttp
+from yarl import URL
+
+from gateway.settings.values.addresses import UnixAddress, parse_address
 from gateway.top.document import Document, text
 from gateway.top.plain_text import cut, plain
 
@@ -19,7 +20,46 @@ TIMEOUT = 5.0
 _MOST_BYTES = 4 * 1024 * 1024
 """Bytes of a document. Read as JSON, it may take a hundred times as much memory."""
 _MOST_SENTENCE = 300
-_HEADERS = {"Accept": "application/json", "User-Agent": "tensorgate-top"}
+_HEADERS = {
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",
+    "User-Agent": "tensorgate-top",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAddress:
+    """Where the admin address is; a proxy before it may have it below a path."""
+
+    shown: str
+    """As the operator knows it."""
+    url: URL
+    socket: str | None = None
+
+
+def parse_admin_address(value: str) -> AdminAddress:
+    """Return the address of ``HOST:PORT``, ``http://HOST/PATH`` or ``unix:/PATH``.
+
+    Raises ValueError.
+    """
+    if value.startswith(("http://", "https://")):
+        url = URL(value).with_fragment(None)
+        if not url.host:
+            raise ValueError(f"a host is missing in {value!r}")
+        if url.raw_authority.rpartition("@")[1]:
+            raise ValueError("a user name or password in the URL is not supported")
+        if url.raw_query_string:
+            raise ValueError(f"expected no query in the URL, got {url.raw_query_string!r}")
+        url = url.with_path(url.path.rstrip("/"))
+        address = AdminAddress(str(url).rstrip("/"), url)
+    elif isinstance(parsed := parse_address(value), UnixAddress):
+        return AdminAddress(str(parsed), URL("http://localhost"), parsed.path)
+    else:
+        url = URL.build(scheme="http", host=parsed.host, port=parsed.port)
+        address = AdminAddress(str(parsed), url)
+    if not url.port:
+        raise ValueError("expected a port from 1 to 65535, got 0")
+    return address
 
 
 class AdminError(Exception):
@@ -27,57 +67,40 @@ class AdminError(Exception):
 
 
 class AdminClient:
-    """Reads documents over one connection, which it opens anew when it is lost."""
+    """Reads documents of an admin address while its context is open."""
 
-    def __init__(self, address: AdminAddress, timeout: float = TIMEOUT) -> None:
+    def __init__(self, address: AdminAddress, seconds: float = TIMEOUT) -> None:
         self._address = address
-        self._timeout = timeout
-        self._connection: http.client.HTTPConnection | None = None
+        self._seconds = seconds
 
-    def get(self, name: str, query: Mapping[str, str] | None = None) -> Document:
+    async def __aenter__(self) -> Self:
+        socket = self._address.socket
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(socket) if socket else aiohttp.TCPConnector(),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=_HEADERS,
+            timeout=aiohttp.ClientTimeout(self._seconds),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def get(self, name: str, query: Mapping[str, str] | None = None) -> Document:
         """Return a document of the API. Raises AdminError."""
-        path = f"{self._address.prefix}/api/{name}{f'?{urlencode(query)}' if query else ''}"
+        url = self._address.url / "api" / name
         try:
-            status, body = self._request(path)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
+            async with self._session.get(url, params=query, allow_redirects=False) as response:
+                body = bytearray()
+                async for piece in response.content.iter_any():
+                    body += piece
+                    if len(body) > _MOST_BYTES:
+                        break
+        except (OSError, aiohttp.ClientError) as error:
             raise AdminError(self._sentence(error)) from None
-        return self._document(status, body)
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _request(self, path: str) -> tuple[int, bytes]:
-        if self._connection is not None:
-            try:
-                return self._send(self._connection, path)
-            except TimeoutError:
-                raise
-            except (OSError, http.client.HTTPException):
-                self.close()  # the gateway has closed it meanwhile
-        self._connection = self._connect()
-        return self._send(self._connection, path)
-
-    def _send(self, connection: http.client.HTTPConnection, path: str) -> tuple[int, bytes]:
-        with request_deadline(connection, self._timeout):
-            connection.request("GET", path, headers=_HEADERS)
-            response = connection.getresponse()
-            body = response.read(_MOST_BYTES + 1)
         if len(body) > _MOST_BYTES:
-            self.close()
             raise AdminError(f"{self._address.shown} answers with more than {_MOST_BYTES} bytes")
-        return response.status, body
-
-    def _connect(self) -> http.client.HTTPConnection:
-        address = self._address
-        if address.socket is not None:
-            return _UnixConnection(address.socket, self._timeout)
-        if address.tls:
-            return http.client.HTTPSConnection(address.host, address.port, timeout=self._timeout)
-        return http.client.HTTPConnection(address.host, address.port, timeout=self._timeout)
+        return self._document(response.status, bytes(body))
 
     def _document(self, status: int, body: bytes) -> Document:
         shown = self._address.shown
@@ -99,35 +122,25 @@ class AdminClient:
 
     def _sentence(self, error: Exception) -> str:
         shown = self._address.shown
-        if isinstance(error, ConnectionRefusedError | FileNotFoundError):
-            reason = "the connection was refused"
-            if isinstance(error, FileNotFoundError):
-                reason = "there is no such socket"
-            return f"no gateway has its admin address at {shown}: {reason}"
-        if isinstance(error, TimeoutError):
-            return f"{shown} did not answer within {self._timeout:g} s"
-        if isinstance(error, ssl.SSLError):
-            return f"no TLS connection to {shown}: {error.reason or error}"
-        if isinstance(error, socket.gaierror):
-            return f"the host of {shown} is not known: {error.strerror}"
-        if isinstance(error, ConnectionError | http.client.RemoteDisconnected):
+        if isinstance(error, asyncio.TimeoutError):
+            return f"{shown} did not answer within {self._seconds:g} s"
+        if isinstance(error, aiohttp.ClientConnectorDNSError):
+            return f"the host of {shown} is not known: {error.os_error.strerror}"
+        if isinstance(error, aiohttp.ClientSSLError):
+            return f"no TLS connection to {shown}: {_reason(error)}"
+        if isinstance(error, aiohttp.ClientConnectorError):
+            cause = error.os_error
+            if isinstance(cause, ConnectionRefusedError | FileNotFoundError):
+                reason = "the connection was refused"
+                if isinstance(cause, FileNotFoundError):
+                    reason = "there is no such socket"
+                return f"no gateway has its admin address at {shown}: {reason}"
+            return f"cannot connect to {shown}: {_reason(error)}"
+        if isinstance(error, OSError | aiohttp.ServerDisconnectedError):
             return f"{shown} closed the connection before it answered"
-        if isinstance(error, http.client.HTTPException):
-            return f"{shown} does not speak HTTP as expected"
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return f"cannot connect to {shown}: {reason}"
+        return f"{shown} does not speak HTTP as expected"
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """A connection to a Unix socket."""
-
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-        self._seconds = timeout
-
-    def connect(self) -> None:
-        """Connect to the socket."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self._seconds)
-        self.sock.connect(self._path)
+def _reason(error: Exception) -> str:
+    cause = getattr(error, "os_error", error)
+    return str(getattr(cause, "reason", None) or getattr(cause, "strerror", None) or cause)

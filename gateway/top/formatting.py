@@ -2,62 +2,73 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import wraps
+from http import HTTPStatus
 
 from gateway.protocol.grpc.status import GrpcStatus
 
 UNKNOWN = "–"
 
-_THOUSANDS = ("", "k", "M", "G", "T", "P", "E")
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
-def number(value: float | None) -> str:
-    """Return a number with about three digits; large ones with k, M, G."""
-    if value is None:
-        return UNKNOWN
-    if abs(value) < 99_950:
-        return _digits(value)
+def _or_dash(say: Callable[[float], str]) -> Callable[[float | None], str]:
+    @wraps(say)
+    def say_or_dash(value: float | None) -> str:
+        return UNKNOWN if value is None else say(value)
+
+    return say_or_dash
+
+
+def _scaled(value: float) -> tuple[float, str]:
     power = 0
-    while abs(value) >= 999.5 and power < len(_THOUSANDS) - 1:
+    while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
         value /= 1000
         power += 1
-    return f"{_digits(value)} {_THOUSANDS[power]}"
+    return value, _PREFIXES[power]
+
+
+@_or_dash
+def number(value: float) -> str:
+    """Return a number with about three digits; large ones with k, M, G."""
+    if abs(value) < 99_950:
+        return _digits(value)
+    value, prefix = _scaled(value)
+    return f"{_digits(value)} {prefix}"
 
 
 def _digits(value: float) -> str:
     size = abs(value)
     if size >= 99.95:
         return f"{value:,.0f}"
-    if size >= 9.995:
-        return f"{value:.1f}".removesuffix(".0")
-    if size >= 0.9995:
-        return f"{value:.2f}".rstrip("0").removesuffix(".")
-    if size >= 0.0005:
-        return f"{value:.3f}".rstrip("0")
+    for least, places in ((9.995, 1), (0.9995, 2), (0.0005, 3)):
+        if size >= least:
+            return f"{value:.{places}f}".rstrip("0").removesuffix(".")
     return "<0.001" if value else "0"
 
 
-def count(value: float | None) -> str:
+@_or_dash
+def count(value: float) -> str:
     """Return a whole number."""
-    return UNKNOWN if value is None else f"{value:,.0f}" if abs(value) < 1e9 else number(value)
+    return f"{value:,.0f}" if abs(value) < 1e9 else number(value)
 
 
-def plural(value: float | None, one: str, many: str = "") -> str:
+def plural(value: float | None, one: str) -> str:
     """Return a number of things."""
-    return f"{count(value)} {one if value == 1 else many or f'{one}s'}"
+    return f"{count(value)} {one if value == 1 else f'{one}s'}"
 
 
-def rate(value: float | None) -> str:
+@_or_dash
+def rate(value: float) -> str:
     """Return a rate per second."""
-    return UNKNOWN if value is None else f"{number(value)}/s"
+    return f"{number(value)}/s"
 
 
-def percent(ratio: float | None) -> str:
+@_or_dash
+def percent(ratio: float) -> str:
     """Return a ratio in percent."""
-    if ratio is None:
-        return UNKNOWN
     value = 100 * ratio
     if 0 < value < 0.01:
         return "<0.01 %"
@@ -66,17 +77,15 @@ def percent(ratio: float | None) -> str:
     return f"{f'{value:.2f}'.rstrip('0').removesuffix('.') if value < 1 else number(value)} %"
 
 
-def milliseconds(value: float | None) -> str:
+@_or_dash
+def milliseconds(value: float) -> str:
     """Return a duration that is given in milliseconds."""
-    if value is None:
-        return UNKNOWN
     return f"{number(value)} ms" if value < 999.5 else seconds(value / 1000)
 
 
-def seconds(value: float | None) -> str:
+@_or_dash
+def seconds(value: float) -> str:
     """Return a duration, with its two largest units."""
-    if value is None:
-        return UNKNOWN
     if value < 1:
         return f"{number(1000 * value)} ms" if value > 0 else "0 s"
     if value < 59.95:
@@ -88,9 +97,10 @@ def seconds(value: float | None) -> str:
     return " ".join(f"{amount} {unit}" for amount, unit in parts[first : first + 2] if amount)
 
 
-def whole_seconds(value: float | None) -> str:
+@_or_dash
+def whole_seconds(value: float) -> str:
     """Return a duration in whole seconds and above, which do not flicker."""
-    return UNKNOWN if value is None else seconds(max(0, round(value)))
+    return seconds(max(0, round(value)))
 
 
 def last_seconds(value: float | None) -> str:
@@ -98,20 +108,17 @@ def last_seconds(value: float | None) -> str:
     return f"last {value:.0f} s" if value is not None and value < 60 else "last minute"
 
 
-def size(value: float | None) -> str:
+@_or_dash
+def size(value: float) -> str:
     """Return a number of bytes."""
-    if value is None:
-        return UNKNOWN
-    power = 0
-    while abs(value) >= 999.5 and power < len(_THOUSANDS) - 1:
-        value /= 1000
-        power += 1
-    return f"{value:.0f} B" if power == 0 else f"{_digits(value)} {_THOUSANDS[power]}B"
+    value, prefix = _scaled(value)
+    return f"{_digits(value)} {prefix}B" if prefix else f"{value:.0f} B"
 
 
-def size_rate(value: float | None) -> str:
+@_or_dash
+def size_rate(value: float) -> str:
     """Return bytes per second."""
-    return UNKNOWN if value is None else f"{size(value)}/s"
+    return f"{size(value)}/s"
 
 
 def unix_time(iso: str) -> float | None:
@@ -127,15 +134,11 @@ def clock(at: float | None, now: float, *, exact: bool = False) -> str:
     if at is None:
         return UNKNOWN
     try:
-        local = time.localtime(at)
-        day = time.strftime("%Y-%m-%d ", local)
-        text = time.strftime("%H:%M:%S", local)
-        today = time.strftime("%Y-%m-%d ", time.localtime(now))
+        then, today = datetime.fromtimestamp(at), datetime.fromtimestamp(now).date()
     except (OverflowError, ValueError, OSError):
         return UNKNOWN
-    if exact:
-        text += f".{int(at % 1 * 1000):03}"
-    return text if day == today else day + text
+    day = "" if then.date() == today else f"{then.date()} "
+    return day + then.time().isoformat("milliseconds" if exact else "seconds")
 
 
 def short_clock(at: float | None, now: float) -> str:
@@ -144,51 +147,33 @@ def short_clock(at: float | None, now: float) -> str:
     return text if len(text) <= 8 else text[2:10]
 
 
-_HTTP = {
+_WORDS = {int(each): each.phrase.capitalize() for each in HTTPStatus} | {
     200: "OK",
-    201: "Created",
-    202: "Accepted",
-    204: "No content",
-    304: "Not modified",
-    400: "Bad request",
     401: "Not authenticated",
-    403: "Forbidden",
-    404: "Not found",
-    405: "Method not allowed",
-    406: "Not acceptable",
     408: "Client too slow",
-    409: "Conflict",
-    411: "Length required",
-    412: "Precondition failed",
     413: "Too large",
     414: "URL too long",
-    415: "Unsupported media type",
-    417: "Expectation failed",
     421: "Wrong host",
     422: "Not processable",
-    429: "Too many requests",
     431: "Header too large",
     499: "Client left",
     500: "Server error",
-    501: "Not implemented",
-    502: "Bad gateway",
     503: "Unavailable",
     504: "Timeout",
     507: "No memory",
-    508: "Loop",
 }
+"""Short words for the statuses of HTTP."""
 _GRPC = {int(each): each.name.replace("_", " ").lower() for each in GrpcStatus} | {0: "OK"}
 _FORMS = {"json": "JSON", "raw": "raw bytes", "v1": "V1 JSON", "grpc": "gRPC", "": "as sent"}
-_PROTOCOLS = {"http": "HTTP", "grpc": "gRPC"}
+PROTOCOLS = {"http": "HTTP", "grpc": "gRPC"}
 
 
 def call_status(status: int, grpc_status: int | None) -> str:
     """Return how a call ended: ``503 Unavailable``, ``gRPC 14 unavailable``."""
-    http = f"{status} {_HTTP.get(status, '')}".rstrip() if status else "aborted"
+    http = f"{status} {_WORDS.get(status, '')}".rstrip() if status else "aborted"
     if grpc_status is None:
         return http
-    word = _GRPC.get(grpc_status, "")
-    grpc = f"gRPC {grpc_status} {word}".rstrip()
+    grpc = f"gRPC {grpc_status} {_GRPC.get(grpc_status, '')}".rstrip()
     return grpc if status == 200 else f"{http}, {grpc}"
 
 
@@ -204,14 +189,6 @@ def forms(client: str, server: str) -> str:
     return form(client) if server in ("", client) else f"{form(client)} → {form(server)}"
 
 
-def protocol(name: str) -> str:
-    """Return the name of a protocol."""
-    return _PROTOCOLS.get(name, name)
-
-
-def rates(by_name: Mapping[str, float], *, are_forms: bool = False) -> str:
+def rates(by_name: Mapping[str, float], name_of: Callable[[str], str] = str) -> str:
     """Return rates by name: ``2xx 10.1/s, 4xx 0.1/s``."""
-    parts = [
-        f"{form(name) if are_forms else name} {rate(value)}" for name, value in by_name.items()
-    ]
-    return ", ".join(parts) or UNKNOWN
+    return ", ".join(f"{name_of(name)} {rate(each)}" for name, each in by_name.items()) or UNKNOWN

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rich.text import Text
 
 from gateway.top import formatting
 from gateway.top.document import flag, number, objects, text
-from gateway.top.panels import calls, endpoints, models, overview
-from gateway.top.panels.body import ERROR, QUIET, STRONG, WARNING, Body, body_of, sentence
+from gateway.top.lists import describe_calls, describe_endpoints, describe_models
+from gateway.top.overview import describe_overview
 from gateway.top.plain_text import fit, plain, width_of, wrap
-from gateway.top.poller import RETRY_SECONDS, Reading, Snapshot, Wanted
-from gateway.top.table import line
+from gateway.top.poller import RETRY_SECONDS, Snapshot, Wanted
+from gateway.top.table import ERROR, QUIET, STRONG, WARNING, Body, line, sentence
 from gateway.top.view import CALLS, ENDPOINTS, MODELS, OVERVIEW, PANELS, View
 
 _AROUND = 100
@@ -37,22 +35,23 @@ class Frame:
     def compose(
         self, view: View, snapshot: Snapshot, size: tuple[int, int], now: float
     ) -> list[Text]:
-        """Return exactly as many lines as the terminal has; none is wider than it is."""
+        """Return exactly as many lines as the terminal has; it cuts off what is wider."""
         width, height = size
         title, *state = self.top_lines(snapshot, width, now)
         above = [title, _tabs(view, snapshot, width), *state]
-        below = [_footer(view, width)]
-        room = max(0, height - len(above) - len(below))
+        room = max(0, height - len(above) - 1)
         body = _body(view, snapshot, size, room)
         room = max(0, room - len(body.heading))
-        view.limit_scroll(body.count, room)
-        shown = range(view.top, min(body.count, view.top + room))
-        self._first, self._shown = body.first(view.top), room
-        lines = [*above, *body.heading, *map(body.row, shown)][: max(0, height - len(below))]
-        if body.count > room > 0:
-            below = [_with_position(below[0], view.top + 1, len(shown), body.count, width)]
-        lines += [line()] * (height - len(lines) - len(below))
-        return [_cropped(each, width) for each in [*lines, *below][:height]]
+        view.limit_scroll(len(body.rows), room)
+        shown = range(view.top, min(len(body.rows), view.top + room))
+        self._first, self._shown = view.top, room
+        if view.top < len(body.positions):
+            self._first = body.positions[view.top]
+        footer = _footer(view, width)
+        if len(body.rows) > room > 0:
+            footer = _with_position(footer, shown, len(body.rows), width)
+        lines = [*above, *body.heading, *map(body.row, shown), *[line()] * height]
+        return [*lines[: height - 1], footer]
 
     def wanted(self, view: View) -> Wanted:
         """Return what has to be read for the view, as it was composed last."""
@@ -79,10 +78,8 @@ class Frame:
                 parts.append(f"up {formatting.whole_seconds(at - started)}")
             workers = len(objects(document, "workers"))
             parts.append(formatting.plural(workers, "worker") if workers else "")
-        clock = f"{formatting.clock(now, now)} "
         told = " " + "   ".join(part for part in parts if part)
-        room = max(0, width - len(clock) - 1)
-        return line((f"{fit(told, room)} {clock}" if room > 20 else fit(told, width), _BAR))
+        return _bar(told, f"{formatting.clock(now, now)} " if width > 30 else "", width)
 
     def _state(self, snapshot: Snapshot, width: int, now: float) -> list[Text]:
         """Return why there is nothing new; or that another gateway answers."""
@@ -95,7 +92,7 @@ class Frame:
             lines = wrap(plain(told), max(1, width - 1), _MOST_FAILURE_LINES)
             return [line((f" {each}", ERROR)) for each in lines]
         if snapshot.notice and now < snapshot.notice_until:
-            return [sentence(plain(f"Notice: {snapshot.notice}."), width, WARNING)]
+            return [sentence(f"Notice: {snapshot.notice}.", width, WARNING)]
         return []
 
 
@@ -104,43 +101,27 @@ def plain_page(frame: Frame, snapshot: Snapshot, width: int) -> list[Text]:
     lines = frame.top_lines(snapshot, width, snapshot.read_at)
     for panel in PANELS:
         body = _body(View(panel=panel), snapshot, (width, 0), _ROWS_OF_PAGE)
-        rows = range(min(body.count, _CALLS_OF_PAGE) if panel == CALLS else body.count)
+        rows = range(len(body.rows))[: _CALLS_OF_PAGE if panel == CALLS else None]
         lines += [line(), line((_TITLES[panel].upper(), STRONG))]
         lines += [*body.heading, *map(body.row, rows)]
-    return [_cropped(each, width) for each in lines]
-
-
-def _cropped(text: Text, width: int) -> Text:
-    """Cut a line that does not fit, as in a very narrow terminal."""
-    if width_of(text.plain) > width:
-        text = text.copy()
-        text.truncate(width, overflow="crop")
-    return text
+    return lines
 
 
 def _body(view: View, snapshot: Snapshot, size: tuple[int, int], room: int) -> Body:
     """Return the body; ``room`` are the lines that there are for it."""
     width, _ = size
-    if snapshot.overview is None:
-        return body_of([] if snapshot.failure else [sentence("Reads …", width, QUIET)])
-    if view.panel == OVERVIEW:
-        journal = snapshot.panels.get(OVERVIEW)
-        events = objects(journal.document, "events") if journal else ()
-        return overview.describe(snapshot.overview, size, view.filter, events, room)
     reading = snapshot.panels.get(view.panel)
-    if reading is None:
-        return body_of([sentence("Reads …", width, QUIET)])
-    return _panel(view, reading, width)
-
-
-def _panel(view: View, reading: Reading, width: int) -> Body:
-    document, offset = reading.document, reading.wanted.offset
-    if view.panel == ENDPOINTS:
-        return endpoints.describe(document, offset, width, reading.wanted.search)
-    if view.panel == MODELS:
-        return models.describe(document, offset, width, reading.wanted.search)
-    search = reading.wanted.search
-    return calls.describe(document, width, search=search, follows=view.follows)
+    if snapshot.overview is not None and view.panel == OVERVIEW:
+        events = objects(reading.document, "events") if reading else ()
+        return describe_overview(snapshot.overview, size, view.filter, events, room)
+    if snapshot.overview is None or reading is None:
+        is_read = snapshot.overview is None and snapshot.failure
+        return Body((), [] if is_read else [sentence("Reads …", width, QUIET)])
+    document, wanted = reading.document, reading.wanted
+    if view.panel == CALLS:
+        return describe_calls(document, width, search=wanted.search, follows=view.follows)
+    describe = describe_endpoints if view.panel == ENDPOINTS else describe_models
+    return describe(document, wanted.offset, width, wanted.search)
 
 
 def _tabs(view: View, snapshot: Snapshot, width: int) -> Text:
@@ -160,14 +141,13 @@ def _tabs(view: View, snapshot: Snapshot, width: int) -> Text:
 
 def _names(view: View, width: int) -> list[tuple[str, str]]:
     """Return the names of the panels, shorter ones if there is little room."""
-    numbered = list(enumerate(PANELS, 1))
     names: list[tuple[str, str]] = []
     for most in (9, 5, 0):
         names = [
             (f"[{number} {_TITLES[name]}]", STRONG)
             if name == view.panel
             else (f" {number} {_TITLES[name][:most]}".rstrip() + " ", "")
-            for number, name in numbered
+            for number, name in enumerate(PANELS, 1)
         ]
         if sum(len(name) for name, _ in names) <= width:
             break
@@ -176,37 +156,28 @@ def _names(view: View, width: int) -> list[tuple[str, str]]:
 
 def _footer(view: View, width: int) -> Text:
     if view.edits:
-        hint = "Enter keeps it, Esc shows all"
+        hint = "Enter keeps it, Esc shows all" if width > 60 else ""
         typed = plain(view.filter)
-        room = max(1, width - 10 - (len(hint) + 2 if width > 60 else 0))
+        room = max(1, width - 10 - (len(hint) + 2 if hint else 0))
         shown = typed if width_of(typed) <= room else "…" + typed[len(typed) - room + 1 :]
-        left = f" Filter: {shown}_"
-        return _bar(left, hint if width > 60 else "", width)
-    keys = list(_keys(view))
+        return _bar(f" Filter: {shown}_", hint, width)
+    keys = ["1-4 panel", "↑↓ PgUp PgDn scroll", "/ filter"]
+    if view.panel == CALLS:
+        keys.append("f pause" if view.follows else "f follow")
+    keys.append("q quit")
     while len(keys) > 1 and width_of(" " + "  ".join(keys)) > width:
         keys.pop(-2)
     filtered = f'Only with "{plain(view.filter)}" (Esc: all)  ' if view.filter else ""
     return _bar(f" {filtered}" + "  ".join(keys), "", width)
 
 
-def _keys(view: View) -> Iterator[str]:
-    yield "1-4 panel"
-    yield "↑↓ PgUp PgDn scroll"
-    yield "/ filter"
-    if view.panel == CALLS:
-        yield "f pause" if view.follows else "f follow"
-    yield "q quit"
-
-
 def _bar(left: str, right: str, width: int) -> Text:
     return line((fit(fit(left, max(0, width - len(right) - 1)) + right, width), _BAR))
 
 
-def _with_position(footer: Text, first: int, shown: int, total: int, width: int) -> Text:
+def _with_position(footer: Text, shown: range, total: int, width: int) -> Text:
     """Add to the footer which rows are shown, if there is room."""
-    begin, end, of = map(formatting.count, (first, first + shown - 1, total))
+    begin, end, of = map(formatting.count, (shown.start + 1, shown.stop, total))
     told = f" {begin}-{end} of {of} "
     keys = footer.plain.rstrip()
-    if width_of(keys) + len(told) > width:
-        return footer
-    return _bar(keys, told[:-1], width)
+    return footer if width_of(keys) + len(told) > width else _bar(keys, told[:-1], width)

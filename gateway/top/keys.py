@@ -5,23 +5,22 @@ from __future__ import annotations
 import codecs
 import re
 
-_FINAL = {
+_NAMES = {
     "A": "up",
     "B": "down",
     "C": "right",
     "D": "left",
-    "H": "home",
-    "F": "end",
     "Z": "back tab",
-}
-_NUMBERED = {
+    "H": "home",
     "1": "home",
+    "7": "home",
+    "F": "end",
     "4": "end",
+    "8": "end",
     "5": "page up",
     "6": "page down",
-    "7": "home",
-    "8": "end",
 }
+"""The keys by the end of their sequence, or by the number before a ``~`` at the end."""
 _CONTROL = {
     "\t": "tab",
     "\r": "enter",
@@ -51,21 +50,23 @@ class KeyDecoder:
         """Return the keys that are complete."""
         text = self._rest + self._decoder.decode(data)
         self._rest = ""
-        keys: list[str] = []
+        keys: list[str | None] = []
         while text:
+            size = 1
             if text[0] != "\x1b":
-                keys += _key_of(text[0])
-                text = text[1:]
+                keys.append(_CONTROL.get(text[0], text[0] if text[0].isprintable() else None))
             elif found := _SEQUENCE.match(text):
-                keys += _key_of_sequence(found)
-                text = text[found.end() :]
+                final = found[2] or found[3]
+                number = (found[1] or "").partition(";")[0]
+                keys.append(_NAMES.get(number if final == "~" else final))
+                size = found.end()
             elif _UNFINISHED.fullmatch(text) and len(text) < _LONGEST:
                 self._rest = text
                 break
             else:
                 keys.append("escape")
-                text = text[1:]
-        return keys
+            text = text[size:]
+        return [key for key in keys if key]
 
     @property
     def waits(self) -> bool:
@@ -76,16 +77,3 @@ class KeyDecoder:
         """Return what is left, as no more bytes came: the key Escape."""
         rest, self._rest = self._rest, ""
         return ["escape"] if rest == "\x1b" else []
-
-
-def _key_of(character: str) -> list[str]:
-    if key := _CONTROL.get(character):
-        return [key]
-    return [character] if character.isprintable() else []
-
-
-def _key_of_sequence(found: re.Match[str]) -> list[str]:
-    parameters, final = found[1] or "", found[2] or found[3]
-    name = parameters.partition(";")[0]
-    key = _NUMBERED.get(name) if final == "~" else _FINAL.get(final)
-    return [key] if key else []

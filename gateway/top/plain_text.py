@@ -11,7 +11,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from rich.cells import cell_len, get_character_cell_size
+from rich.cells import cell_len, chop_cells, get_character_cell_size
 
 _SAFE_ASCII = re.compile(r"[ -~]*")
 _MOST = 2000
@@ -70,9 +70,10 @@ def cut(value: str, width: int, *, middle: bool = False) -> str:
     if width <= 1:
         return ELLIPSIS[:width]
     room = width - 1
-    tail = room // 2 if middle else 0
-    end = _last_cells(value, tail)
-    return _first_cells(value, room - width_of(end)) + ELLIPSIS + end
+    end = ""
+    if middle and room > 1:
+        end = chop_cells(value[::-1], room // 2)[0][::-1]
+    return chop_cells(value, room - width_of(end))[0] + ELLIPSIS + end
 
 
 def fit(value: str, width: int, *, right: bool = False, middle: bool = False) -> str:
@@ -87,7 +88,7 @@ def wrap(value: str, width: int, most: int) -> list[str]:
     lines: list[str] = []
     rest = value
     while rest and len(lines) < most - 1 and width_of(rest) > width:
-        line = _first_cells(rest, width)
+        line = chop_cells(rest, width)[0]
         at = line.rfind(" ", width // 2)
         if at > 0 and rest[len(line) : len(line) + 1] != " ":
             line = line[:at]
@@ -96,18 +97,3 @@ def wrap(value: str, width: int, most: int) -> list[str]:
         lines.append(line)
         rest = rest[len(line) :].lstrip()
     return [*lines, cut(rest, width)]
-
-
-def _first_cells(value: str, width: int) -> str:
-    if value.isascii():
-        return value[: max(0, width)]
-    taken = 0
-    for position, character in enumerate(value):
-        taken += get_character_cell_size(character)
-        if taken > width:
-            return value[:position]
-    return value
-
-
-def _last_cells(value: str, width: int) -> str:
-    return _first_cells(value[::-1], width)[::-1]

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
-import select
 import shutil
 import signal
 import sys
 import time
-from typing import TextIO
+from contextlib import suppress
+
+from rich.console import Group
 
 from gateway.settings.values.units import Bounded, parse_duration
-from gateway.top.address import AdminAddress
-from gateway.top.client import AdminClient
+from gateway.top.client import AdminAddress, AdminClient
 from gateway.top.frame import Frame, plain_page
 from gateway.top.keys import KeyDecoder
 from gateway.top.plain_text import plain
 from gateway.top.poller import Poller, Wanted
-from gateway.top.screen import Painter, Screen
-from gateway.top.terminal import Terminal
+from gateway.top.terminal import Terminal, open_console
 from gateway.top.view import PANELS, View
 
 _PAGE_WIDTH = 120
@@ -27,7 +27,8 @@ _PAGE_WIDTH = 120
 _ESCAPE_SECONDS = 0.05
 """After this time, an escape character is the key and not the begin of a sequence."""
 _CLOCK_SECONDS = 1.0
-
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_WAKING = (signal.SIGWINCH, signal.SIGCONT)
 
 parse_interval = Bounded(parse_duration, least="100ms", most="1h")
 
@@ -41,95 +42,88 @@ def run(address: AdminAddress, interval: float, *, once: bool) -> None:
 
     Raises NoGatewayError.
     """
-    if once or not _is_terminal():
-        print_page(address, interval, sys.stdout)
-    else:
-        show(address, interval)
-
-
-def _is_terminal() -> bool:
     dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown")
-    return sys.stdin.isatty() and sys.stdout.isatty() and not dumb
-
-
-def print_page(address: AdminAddress, interval: float, out: TextIO) -> None:
-    """Print all panels once. Raises NoGatewayError."""
-    poller = Poller(AdminClient(address), interval)
-    for position, panel in enumerate(PANELS):
-        poller.read(Wanted(panel, limit=2000), everything=position == 0)
-        if failure := poller.snapshot.failure:
-            raise NoGatewayError(plain(failure))
-    width = shutil.get_terminal_size((_PAGE_WIDTH, 24)).columns
-    painter = Painter(out.encoding, os.environ, plain=True)
-    for line in plain_page(Frame(address.shown, interval), poller.snapshot, width):
-        out.buffer.write(painter.paint(line).rstrip() + b"\n")
-    out.flush()
-
-
-def show(address: AdminAddress, interval: float) -> None:
-    """Show the gateway on the whole terminal until the operator leaves."""
-    keys = sys.stdin.fileno()
-    with Terminal(keys, sys.stdout.fileno()) as terminal:
-        poller = Poller(AdminClient(address), interval, terminal.wake)
-        poller.start()
-        painter = Painter(sys.stdout.encoding, os.environ)
-        screen = Screen(painter, terminal.write)
-        _Loop(terminal, poller, screen, Frame(address.shown, interval)).run(keys)
-    if terminal.ended_by not in (None, signal.SIGINT):
+    if once or dumb or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        asyncio.run(_print_page(address, interval))
+    elif ended_by := asyncio.run(_show(address, interval)):
         # The shell learns which signal it was.
-        signal.signal(terminal.ended_by, signal.SIG_DFL)
-        os.kill(os.getpid(), terminal.ended_by)
+        signal.signal(ended_by, signal.SIG_DFL)
+        os.kill(os.getpid(), ended_by)
 
 
-class _Loop:
-    """Draws a frame whenever something has changed."""
+async def _print_page(address: AdminAddress, interval: float) -> None:
+    """Print all panels once. Raises NoGatewayError."""
+    async with AdminClient(address) as client:
+        poller = Poller(client, interval)
+        for position, panel in enumerate(PANELS):
+            await poller.read(Wanted(panel, limit=2000), everything=position == 0)
+            if failure := poller.snapshot.failure:
+                raise NoGatewayError(plain(failure))
+    width = shutil.get_terminal_size((_PAGE_WIDTH, 24)).columns
+    page = plain_page(Frame(address.shown, interval), poller.snapshot, width)
+    for line in page:
+        line.rstrip()
+    open_console(plain=True).print(Group(*page), crop=False, width=width)
 
-    def __init__(self, terminal: Terminal, poller: Poller, screen: Screen, frame: Frame) -> None:
-        self._terminal = terminal
-        self._poller = poller
-        self._screen = screen
-        self._frame = frame
-        self._view = View()
-        self._decoder = KeyDecoder()
 
-    def run(self, keys: int) -> None:
-        """Run until the operator leaves, a signal comes, or the terminal is gone."""
-        try:
-            while not self._view.left and self._terminal.ended_by is None:
-                self._draw()
-                if not self._wait(keys):
-                    return
-        except OSError as error:
-            if not _is_gone(error):
-                raise
+async def _show(address: AdminAddress, interval: float) -> int | None:
+    """Show the gateway on the whole terminal until the operator leaves, or the terminal is gone.
 
-    def _draw(self) -> None:
-        terminal, view = self._terminal, self._view
-        if terminal.resumed:
-            terminal.resumed = False
-            self._screen.forget()
-        size = terminal.size()
-        self._screen.draw(self._frame.compose(view, self._poller.snapshot, size, time.time()), size)
-        self._poller.want(self._frame.wanted(view))
+    Return the signal that ended it, if another one than Ctrl-C did.
+    """
+    keys, loop, changed = sys.stdin.fileno(), asyncio.get_running_loop(), asyncio.Event()
+    view, decoder, ended_by = View(), KeyDecoder(), list[int]()
 
-    def _wait(self, keys: int) -> bool:
-        """Wait for keys or news; return whether there is a terminal."""
-        seconds = _ESCAPE_SECONDS if self._decoder.waits else _CLOCK_SECONDS
-        ready, _, _ = select.select([keys, self._terminal.wakeup], [], [], seconds)
-        if self._terminal.wakeup in ready:
-            os.read(self._terminal.wakeup, 4096)
-        if keys in ready:
+    def read_keys() -> None:
+        data = b""
+        with suppress(OSError):
             data = os.read(keys, 4096)
-            if not data:
-                return False
-            pressed = self._decoder.feed(data)
-        else:
-            pressed = [] if ready else self._decoder.flush()
-        for key in pressed:
-            self._view.press(key)
-        return True
+        for key in decoder.feed(data) if data else ["leave"]:  # without any, the terminal is gone
+            view.press(key)
+        changed.set()
+
+    def end(number: int) -> None:
+        ended_by.append(number)
+        view.press("leave")
+        changed.set()
+
+    async with AdminClient(address) as client:
+        with Terminal(keys, sys.stdout.fileno()) as terminal:
+            poller = Poller(client, interval, changed.set)
+            polling = asyncio.create_task(poller.run())
+            polling.add_done_callback(lambda _: changed.set())
+            for number in _ENDING:
+                loop.add_signal_handler(number, end, number)
+            for number in _WAKING:
+                loop.add_signal_handler(number, changed.set)
+            loop.add_signal_handler(signal.SIGTSTP, terminal.suspend)
+            loop.add_reader(keys, read_keys)
+            frame = Frame(address.shown, interval)
+            try:
+                while not view.left and not polling.done():
+                    size = terminal.size()
+                    terminal.draw(frame.compose(view, poller.snapshot, size, time.time()), size)
+                    poller.want(frame.wanted(view))
+                    await _wait(changed, decoder, view)
+                if polling.done():
+                    polling.result()  # raises an error of our own
+            except OSError as error:
+                # Nobody sees the terminal any more.
+                if error.errno not in (errno.EIO, errno.EBADF, errno.ENXIO, errno.EPIPE):
+                    raise
+            finally:
+                loop.remove_reader(keys)
+                polling.cancel()
+                await asyncio.gather(polling, return_exceptions=True)
+    return next((number for number in ended_by if number != signal.SIGINT), None)
 
 
-def _is_gone(error: OSError) -> bool:
-    """Tell whether an error says that nobody sees the terminal any more."""
-    return error.errno in (errno.EIO, errno.EBADF, errno.ENXIO, errno.EPIPE)
+async def _wait(changed: asyncio.Event, decoder: KeyDecoder, view: View) -> None:
+    """Wait for keys or news."""
+    try:
+        async with asyncio.timeout(_ESCAPE_SECONDS if decoder.waits else _CLOCK_SECONDS):
+            await changed.wait()
+    except TimeoutError:
+        for key in decoder.flush():
+            view.press(key)
+    changed.clear()

@@ -2,75 +2,99 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
+import io
 import os
 import signal
+import sys
 import termios
-from types import FrameType
+from collections.abc import Sequence
 
-_ENTER = b"\x1b[?1049h\x1b[?7l\x1b[?25l"
-"""The other screen, lines that are not broken, no cursor."""
-_LEAVE = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+from rich.console import Console, ConsoleDimensions, Group
+from rich.live import Live
+from rich.text import Text
+
 _INPUT_FLAGS, _LOCAL_FLAGS, _CHARACTERS = 0, 3, 6
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_WAKING = (signal.SIGWINCH, signal.SIGCONT)
+_ASCII = {
+    **dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)),
+    "…": "~",
+    "–": "-",
+    "·": "|",
+    "→": ">",
+    "×": "x",
+    "↑": "^",
+    "↓": "v",
+}
+"""What stands for our own characters where the terminal has none of them."""
+
+
+def _to_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    missing = error.object[error.start : error.end]
+    return "".join(_ASCII.get(each, "?") for each in missing), error.end
+
+
+codecs.register_error("tensorgate-top", _to_ascii)
+
+
+def open_console(*, plain: bool) -> Console:
+    """Return what writes to the standard output: with the styles of a terminal, or without any."""
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(errors="tensorgate-top")
+    return Console(
+        force_terminal=not plain,
+        color_system=None if plain else "auto",
+        legacy_windows=False,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
 
 
 class Terminal:
-    """A terminal in use, while its context is open.
-
-    Keys come at once and are not echoed. A byte can be read from ``wakeup`` after each signal, and
-    after ``wake``. ``ended_by`` is the signal that asked the program to end.
-    """
+    """A terminal in use, while its context is open: keys come at once and are not echoed."""
 
     def __init__(self, keys: int, screen: int) -> None:
         self._keys = keys
         self._screen = screen
+        self._console = open_console(plain=False)
+        self._live = Live(
+            console=self._console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self._old: list[int | list[bytes | int]] | None = None
-        self.ended_by: int | None = None
-        self.resumed = False
 
     def __enter__(self) -> Terminal:
-        self.wakeup, self._waker = os.pipe()
-        os.set_blocking(self.wakeup, False)
-        os.set_blocking(self._waker, False)
-        self._old_wakeup = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        self._old_handlers = {
-            **{number: signal.signal(number, self._end) for number in _SIGNALS},
-            **{number: signal.signal(number, self._note) for number in _WAKING},
-            signal.SIGTSTP: signal.signal(signal.SIGTSTP, self._suspend),
-        }
         try:
             self._take()
         except BaseException:
-            self.__exit__(None, None, None)
+            self._give_back()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._give_back()
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._old_wakeup)
-        waker, self._waker = self._waker, -1  # another thread may still want to wake
-        os.close(self.wakeup)
-        os.close(waker)
-
-    def wake(self) -> None:
-        """Make ``wakeup`` readable; another thread may call this."""
-        with contextlib.suppress(OSError):  # full: it is readable already; closed: nobody reads
-            os.write(self._waker, b"\0")
-
-    def write(self, data: bytes) -> None:
-        """Write to the screen."""
-        while data:
-            data = data[os.write(self._screen, data) :]
 
     def size(self) -> tuple[int, int]:
         """Return columns and lines."""
         size = os.get_terminal_size(self._screen)
         return (size.columns or 80, size.lines or 24)
+
+    def draw(self, lines: Sequence[Text], size: tuple[int, int]) -> None:
+        """Show lines on a screen of this size."""
+        self._console.size = ConsoleDimensions(*size)
+        self._live.update(Group(*lines), refresh=True)
+
+    def suspend(self) -> None:
+        """Stop, as Ctrl-Z asks for, and take the terminal again when the shell goes on."""
+        self._give_back()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._take()
 
     def _take(self) -> None:
         self._old = termios.tcgetattr(self._keys)
@@ -80,29 +104,16 @@ class Terminal:
         new[_CHARACTERS][termios.VMIN] = 1
         new[_CHARACTERS][termios.VTIME] = 0
         _set_modes(self._keys, termios.TCSADRAIN, new)
-        self.write(_ENTER)
+        self._live.start()
 
     def _give_back(self) -> None:
         if self._old is None:
             return
         old, self._old = self._old, None
         with contextlib.suppress(OSError):  # the terminal may be gone
-            self.write(_LEAVE)
+            self._live.stop()
         with contextlib.suppress(termios.error):
             _set_modes(self._keys, termios.TCSAFLUSH, old)
-
-    def _end(self, number: int, _: FrameType | None) -> None:
-        self.ended_by = number
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        """Let the signal wake the program up."""
-
-    def _suspend(self, number: int, _: FrameType | None) -> None:
-        """Stop, as Ctrl-Z asks for, and take the terminal again when the shell goes on."""
-        self._give_back()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._take()
-        self.resumed = True
 
 
 def _set_modes(terminal: int, when: int, modes: list[int | list[bytes | int]]) -> None:

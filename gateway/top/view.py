@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 OVERVIEW, ENDPOINTS, MODELS, CALLS = PANELS = ("overview", "endpoints", "models", "calls")
 _MOST_FILTER = 200
+_ALL = 10**9
+_PANELS = dict(zip("1234", PANELS, strict=True))
+_STEPS = {"tab": 1, "right": 1, "back tab": -1, "left": -1}
+"""The keys to other panels, and to those behind and before."""
+_ROWS = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -_ALL, "g": -_ALL, "end": _ALL, "G": _ALL}
+_PAGES = {"page up": -1, "page down": 1, " ": 1}
+"""The keys that scroll by rows, and by pages."""
 
 
 @dataclass
@@ -42,16 +48,21 @@ class View:
 
     def press(self, key: str) -> None:
         """Do what a key means."""
-        if key == "leave":
+        if key == "leave" or (key in ("q", "Q") and not self.edits):
             self.left = True
         elif self.edits:
             self._edit(key)
-        elif action := _ACTIONS.get(key):
-            action(self)
-
-    def show(self, panel: str) -> None:
-        """Show a panel."""
-        self.panel = panel
+        elif key in _PANELS:
+            self.panel = _PANELS[key]
+        elif key in _STEPS:
+            self.panel = PANELS[(PANELS.index(self.panel) + _STEPS[key]) % len(PANELS)]
+        elif key == "f":
+            self._toggle_follow()
+        elif key in ("/", "escape"):
+            self.edits = key == "/"
+            self.filters[self.panel] = self.filter if self.edits else ""
+        else:
+            self.scroll(_ROWS.get(key, 0) + _PAGES.get(key, 0) * self.page)
 
     def scroll(self, rows: int) -> None:
         """Scroll; calls stand still once they are scrolled."""
@@ -59,11 +70,7 @@ class View:
         if self.panel == CALLS and rows > 0:
             self.follows = False
 
-    def go_to(self, row: int) -> None:
-        """Scroll to a row."""
-        self.scroll(row - self.top)
-
-    def toggle_follow(self) -> None:
+    def _toggle_follow(self) -> None:
         """Follow new calls, or let the list stand still."""
         self.follows = not self.follows
         if self.follows:
@@ -81,48 +88,3 @@ class View:
         if text != self.filter:
             self.filters[self.panel] = text
             self.tops[self.panel] = 0
-
-    def begin_filter(self) -> None:
-        """Let the operator type a filter."""
-        self.edits = True
-
-    def clear_filter(self) -> None:
-        """Show all."""
-        self.filters[self.panel] = ""
-
-    def leave(self) -> None:
-        """End the program."""
-        self.left = True
-
-    def step(self, panels: int) -> None:
-        """Show the panel behind this one, or before."""
-        self.show(PANELS[(PANELS.index(self.panel) + panels) % len(PANELS)])
-
-
-_ALL = 10**9
-_ACTIONS: Mapping[str, Callable[[View], None]] = {
-    "1": lambda view: view.show(OVERVIEW),
-    "2": lambda view: view.show(ENDPOINTS),
-    "3": lambda view: view.show(MODELS),
-    "4": lambda view: view.show(CALLS),
-    "tab": lambda view: view.step(1),
-    "right": lambda view: view.step(1),
-    "back tab": lambda view: view.step(-1),
-    "left": lambda view: view.step(-1),
-    "up": lambda view: view.scroll(-1),
-    "k": lambda view: view.scroll(-1),
-    "down": lambda view: view.scroll(1),
-    "j": lambda view: view.scroll(1),
-    "page up": lambda view: view.scroll(-view.page),
-    "page down": lambda view: view.scroll(view.page),
-    " ": lambda view: view.scroll(view.page),
-    "home": lambda view: view.go_to(0),
-    "g": lambda view: view.go_to(0),
-    "end": lambda view: view.go_to(_ALL),
-    "G": lambda view: view.go_to(_ALL),
-    "/": View.begin_filter,
-    "escape": View.clear_filter,
-    "f": View.toggle_follow,
-    "q": View.leave,
-    "Q": View.leave,
-}

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
+from gateway.admin.own_calls import make_captured_call
 from gateway.admin.status import merge_statuses
-from gateway.admin.try_it.captured_call import make_captured_call
 from gateway.app import admin_source
 from gateway.app.admin_source import AdminSource
 from gateway.app.loaded_resources import load_resources

@@ -15,7 +15,7 @@ from gateway.app.gateway import Gateway
 from gateway.app.shared_memory import SharedMemory
 from gateway.routing.endpoint_health import EjectionState
 from gateway.settings.schema import Settings
-from gateway.upstream.pool import reachability
+from gateway.upstream.pool import outlier_detection
 from gateway.upstream.pool.pool import Pool
 from gateway.workers.shared_documents import SharedDocuments
 from tests.support.gateway import no_leaks, until, worker_client, worker_of
@@ -28,7 +28,7 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll the shared ejections, and probe unreachable upstreams, all the time."""
     monkeypatch.setattr(ejection_sync, "_POLL_INTERVAL", 0.01)
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.05)
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ async def test_route_without_limits_has_those_of_all_routes() -> None:
     ]
     settings = _settings(routes=routes, limits={"max_json_depth": 9, "request_timeout": 7})
     async with gateway_of(settings) as gateway:
-        first, second = gateway.active_config.fast_path._router.routes
+        first, second = gateway.active_config.fast_path.router.routes
     assert (
         second.limits.max_json_depth,
         second.limits.idle_timeout,
@@ -182,7 +182,7 @@ async def test_example_settings_route_several_models(
 ) -> None:
     settings = load(CONFIG / "models.yaml", {"LISTEN": "127.0.0.1:0"})
     async with gateway_of(settings) as gateway:
-        routes = gateway.active_config.fast_path._router
+        routes = gateway.active_config.fast_path.router
         try:
             way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
         except GatewayError as error:

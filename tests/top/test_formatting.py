@@ -1,10 +1,11 @@
-"""Numbers, times and codes in words and units."""
+"""Numbers, times and codes in words and units, and as charts; documents of other versions."""
 
 import time
 
 import pytest
 
-from gateway.top import formatting
+from gateway.top import document, formatting
+from gateway.top.sparkline import sparkline, squeeze
 
 
 @pytest.mark.parametrize(
@@ -67,27 +68,20 @@ def test_a_duration_has_its_two_largest_units(value: float | None, text: str) ->
 
 
 def test_units_are_always_there() -> None:
+    for say in ("rate", "milliseconds", "whole_seconds", "size", "size_rate", "count"):
+        assert getattr(formatting, say)(None) == "–"
     assert formatting.rate(12.5) == "12.5/s"
-    assert formatting.rate(None) == "–"
     assert formatting.milliseconds(1.335) == "1.33 ms"
     assert formatting.milliseconds(1480) == "1.48 s"
-    assert formatting.milliseconds(None) == "–"
     assert formatting.whole_seconds(0.4) == "0 s"
-    assert formatting.whole_seconds(None) == "–"
-    assert formatting.size(None) == "–"
-    assert [formatting.size(each) for each in (0, 999, 1500, 2.5e6)] == [
-        "0 B",
-        "999 B",
-        "1.5 kB",
-        "2.5 MB",
-    ]
+    sizes = {0: "0 B", 999: "999 B", 1500: "1.5 kB", 2.5e6: "2.5 MB"}
+    assert {each: formatting.size(each) for each in sizes} == sizes
     assert formatting.size_rate(1500) == "1.5 kB/s"
-    assert formatting.size_rate(None) == "–"
 
 
 def test_counts_have_their_noun() -> None:
     assert formatting.plural(1, "problem") == "1 problem"
-    assert formatting.plural(2, "process", "processes") == "2 processes"
+    assert formatting.plural(2, "problem") == "2 problems"
     assert formatting.count(1234) == "1,234"
     assert formatting.count(None) == "–"
     assert formatting.count(5e9) == "5 G"
@@ -123,8 +117,59 @@ def test_forms_and_rates_by_name_are_words() -> None:
     assert formatting.forms("grpc", "grpc") == formatting.forms("grpc", "") == "gRPC"
     assert formatting.forms("", "") == "–"
     assert (
-        formatting.rates({"raw": 2.0, "json": 1.5}, are_forms=True) == "raw bytes 2/s, JSON 1.5/s"
+        formatting.rates({"raw": 2.0, "json": 1.5}, formatting.form) == "raw bytes 2/s, JSON 1.5/s"
     )
     assert formatting.rates({"2xx": 2.0}) == "2xx 2/s"
     assert formatting.rates({}) == "–"
-    assert formatting.protocol("grpc") == "gRPC"
+
+
+DOCUMENT = {"a": {"n": 1.5, "t": "x", "l": [{"k": 1}, 2, "s", None], "f": True}, "n": 10**400}
+
+
+def test_what_a_document_has_is_read() -> None:
+    assert document.number(DOCUMENT, "a", "n") == 1.5
+    assert document.text(DOCUMENT, "a", "t") == "x"
+    assert document.text(DOCUMENT, "a", "n") == "1.5"
+    assert document.flag(DOCUMENT, "a", "f")
+    assert document.objects(DOCUMENT, "a", "l") == [{"k": 1}]
+    assert document.texts(DOCUMENT, "a", "l") == ["s"]
+    assert document.numbers(DOCUMENT, "a", "l") == [None, 2.0, None, None]
+    assert document.by_name({"r": {"a": 2, "b": 0, "c": "x"}}, "r") == {"a": 2.0}
+    assert [document.count({"x": each}, "x") for each in (1.5, -3, True)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("path", [("x",), ("a", "x"), ("a", "t", "x"), ("a", "l", "x"), ("n",)])
+@pytest.mark.parametrize("given", [DOCUMENT, None, [], "text", {"a": None}])
+def test_what_a_document_does_not_have_is_empty(given: object, path: tuple[str, ...]) -> None:
+    assert document.number(given, *path) is None
+    assert document.count(given, *path) == 0
+    assert document.objects(given, *path) == []
+    assert document.by_name(given, *path) == {}
+    assert not document.flag(given, *path)
+
+
+def test_a_chart_shows_heights_gaps_and_zeros() -> None:
+    assert sparkline([0, 4, 8, None, 0.001]) == ["▁▄█ ▂"]
+    assert sparkline([]) == [""]
+    assert sparkline([0, 0]) == ["▁▁"]
+    assert sparkline([0, 1, 2, 3], 2) == ["  ▃█", "▁▅██"]
+    assert [sparkline([each], 1, top=2) for each in (1, 4)] == [["▄"], ["█"]]
+
+
+def test_many_points_are_squeezed_to_the_highest_of_each_span() -> None:
+    assert squeeze([1, 9, 2, None, None, None, 3, 4], 8, 1, 4) == ([9, 2, 4], 3)
+    assert squeeze([1, 2, 3], 3, 1, 10) == ([1, 2, 3], 1)
+    assert squeeze([1, 2], 3, 1, 0) == squeeze([1, 2], 3, 0, 1) == ([], 1)
+    assert squeeze([None, None, None], 3, 1, 2) == ([None, None], 2)
+
+
+@pytest.mark.parametrize("width", [1, 34, 299])
+def test_spans_stand_still_while_points_come(width: int) -> None:
+    series = [float(at % 17) for at in range(400)]
+    for end in range(300, 400):
+        points, _ = squeeze(series[end - 300 : end], end - 1, 1, width)
+        later, _ = squeeze(series[end - 299 : end + 1], end, 1, width)
+        assert len(points) <= width
+        # The last span grows, and the first one loses points; all between are as before.
+        between = points[1:-1]
+        assert between in (later[1 : 1 + len(between)], later[0 : len(between)])

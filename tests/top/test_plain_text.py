@@ -1,13 +1,16 @@
 """Texts of others in a terminal: nothing in them is interpreted, and they fit their column."""
 
+import io
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 from wcwidth import wcswidth, wcwidth
 
 from gateway.top.plain_text import cut, fit, plain, width_of, wrap
+from gateway.top.terminal import open_console
 from tests.top.documents import HOSTILE
 
 _RAW = re.compile("[\x00-\x1f\x7f-\x9f\u0590-\u08ff\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
@@ -84,3 +87,27 @@ def test_a_cut_text_says_so(text: str, width: int, middle: bool, expected: str) 
 )
 def test_a_sentence_breaks_at_spaces(text: str, width: int, most: int, lines: list[str]) -> None:
     assert wrap(text, width, most) == lines
+
+
+@pytest.mark.parametrize(
+    ("environ", "plain", "encoding", "painted"),
+    [
+        ({}, False, "utf-8", b"\x1b[1;31m\xe2\x80\xa6[bold]x[/] :smile: 123\x1b[0m\n"),
+        ({"NO_COLOR": "1"}, False, "utf-8", b"\x1b[1m\xe2\x80\xa6[bold]x[/] :smile: 123\x1b[0m\n"),
+        ({"FORCE_COLOR": "1"}, True, "utf-8", b"\xe2\x80\xa6[bold]x[/] :smile: 123\n"),
+        ({}, True, "ascii", b"~[bold]x[/] :smile: 123\n"),
+    ],
+)
+def test_a_line_has_the_styles_and_the_characters_that_the_terminal_has(
+    environ: dict[str, str],
+    plain: bool,
+    encoding: str,
+    painted: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding))
+    for name, value in {"TERM": "xterm-256color", "COLORTERM": "", **environ}.items():
+        monkeypatch.setenv(name, value)
+    open_console(plain=plain).print(Text("…[bold]x[/] :smile: 123", "bold red"))
+    assert out.getvalue() == painted

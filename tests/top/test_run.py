@@ -161,37 +161,82 @@ async def test_a_gateway_that_goes_away_is_told_and_read_again_when_it_is_back(
         assert await top.end() == 0
 
 
-@pytest.mark.parametrize(("key", "status"), [("q", 0), ("\x03", 0), ("/\x04", 0)])
-async def test_keys_leave_a_sane_terminal(key: str, status: int) -> None:
+@pytest.mark.parametrize("key", ["q", "\x03", "/\x04"])
+async def test_keys_leave_a_sane_terminal(key: str) -> None:
     # The shell that waits for the command keeps the terminal, so that its modes can be read.
     script = f'trap : INT; "{TENSORGATE}" top {free_address()}; echo status $?; sleep 60'
     async with terminal(command=("/bin/sh", "-c", script)) as shell:
         modes = shell.modes()
         await shell.until("Nothing read")
         assert shell.on_alternate_screen
+        assert not shell.shows_cursor
         assert shell.modes() != modes
-        shell.send(key)
-        await shell.until(f"status {status}")
-        _check_is_sane(shell, modes)
+        shell.send(f"\x132{key}")  # Ctrl-S does not stop the output
+        await shell.until("status 0")
+        assert shell.modes() == modes
+        _check_is_given_back(shell)
+
+
+def _check_is_given_back(shell: RealTerminal) -> None:
+    assert not shell.on_alternate_screen
+    assert shell.shows_cursor
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+async def test_a_signal_gives_the_terminal_back_and_is_told_to_the_shell(number: int) -> None:
+    async with terminal(free_address()) as top:
+        await top.until("Nothing read")
+        top.child.kill(number)
+        assert await top.end() == (0 if number == signal.SIGINT else -number)
+        _check_is_given_back(top)
 
 
 async def test_an_error_of_our_own_leaves_a_sane_terminal() -> None:
-    program = (
-        "from gateway.top import frame\n"
-        "def fail(*_): raise ZeroDivisionError('of our own')\n"
-        "frame._footer = fail\n"
-        "from gateway.cli import main; main(['top', '127.0.0.1:1'])"
-    )
+    for broken in ("frame._footer", "poller._difference"):
+        program = (
+            "from gateway.top import frame, poller\n"
+            "def fail(*_): raise ZeroDivisionError('of our own')\n"
+            f"{broken} = fail\n"
+            f"poller.AdminClient.get = lambda *_: None if '{broken}'[0] == 'f' else fail()\n"
+            "from gateway.cli import main; main(['top', '127.0.0.1:1'])"
+        )
+        async with terminal(command=(*PYTHON, program)) as top:
+            assert await top.end() == 1
+            assert "ZeroDivisionError: of our own" in top.text
+            _check_is_given_back(top)
+
+
+async def test_a_signal_that_interrupts_does_not_end_the_program() -> None:
+    """As ``bg`` does with a program that was suspended: it stops again, in the midst of a call."""
+    program = """
+import termios
+set_modes, calls = termios.tcsetattr, []
+def interrupted(*arguments):
+    calls.append(arguments)
+    if len(calls) % 2:
+        raise termios.error(4, "Interrupted system call")
+    set_modes(*arguments)
+termios.tcsetattr = interrupted
+from gateway.cli import main; main(["top", "127.0.0.1:1"])
+"""
     async with terminal(command=(*PYTHON, program)) as top:
-        assert await top.end() == 1
-        assert not top.on_alternate_screen
-        assert "ZeroDivisionError: of our own" in top.text
+        await top.until("Nothing read")
+        top.send("q")  # the modes are set: a key comes without Enter
+        assert await top.end() == 0
 
 
-def _check_is_sane(shell: RealTerminal, modes: list[object]) -> None:
-    assert shell.modes() == modes
-    assert not shell.on_alternate_screen
-    assert shell.shows_cursor
+async def test_a_suspended_program_gives_the_terminal_back_and_takes_it_again() -> None:
+    async with terminal(free_address()) as top:
+        modes = top.modes()
+        await top.until("Nothing read")
+        in_use = top.modes()
+        top.send("\x1a")  # Ctrl-Z
+        await top.until(lambda: top.modes() != in_use and not top.on_alternate_screen)
+        assert top.modes() == modes
+        top.child.kill(signal.SIGCONT)
+        await top.until(lambda: top.on_alternate_screen and top.lines[-1].startswith(" 1-4 panel"))
+        top.send("2")
+        await top.until("[2 Endpoints]")
 
 
 async def test_a_plain_page_is_printed_once(file: Path, server: ScriptedServer) -> None:

@@ -1,8 +1,40 @@
-"""What keys do."""
+"""Bytes of terminals as keys, and what these do."""
 
 import pytest
 
+from gateway.top.keys import KeyDecoder
 from gateway.top.view import CALLS, ENDPOINTS, MODELS, OVERVIEW, View
+
+
+@pytest.mark.parametrize(
+    ("data", "keys"),
+    [
+        ("q/é".encode(), ["q", "/", "é"]),
+        (b"\x1b[A\x1b[B\x1bOC\x1bOD", ["up", "down", "right", "left"]),
+        (b"\x1b[1;5A\x1b[5~\x1b[6~", ["up", "page up", "page down"]),
+        (b"\x1b[H\x1b[F\x1b[1~\x1b[4~\x1bOH", ["home", "end", "home", "end", "home"]),
+        (b"\t\x1b[Z\r\n\x7f\x15", ["tab", "back tab", "enter", "enter", "backspace", "clear"]),
+        (b"\x03\x04", ["leave", "leave"]),
+        (b"\x1b[200~x\x1b[15~y\x1b[99999;1Rz", ["x", "y", "z"]),
+        (b"\x00\x1c\x1bx\xff", ["escape", "x", "\ufffd"]),
+    ],
+)
+def test_keys_of_terminals(data: bytes, keys: list[str]) -> None:
+    assert KeyDecoder().feed(data) == keys
+    decoder = KeyDecoder()
+    assert [key for byte in data for key in decoder.feed(bytes([byte]))] == keys
+    assert not decoder.waits
+
+
+def test_an_escape_character_alone_is_the_key_and_an_unfinished_sequence_is_none() -> None:
+    decoder = KeyDecoder()
+    for data, keys in ((b"\x1b", ["escape"]), (b"\x1b[1", [])):
+        assert decoder.feed(data) == []
+        assert decoder.waits
+        assert decoder.flush() == keys
+        assert not decoder.waits
+    assert decoder.feed(b"\x1b[" + b"1" * 1000)[0] == "escape"
+    assert not decoder.waits
 
 
 def _pressed(*keys: str, view: View | None = None) -> View:
@@ -15,23 +47,23 @@ def _pressed(*keys: str, view: View | None = None) -> View:
 @pytest.mark.parametrize(
     ("keys", "panel"),
     [
-        ("", OVERVIEW),
-        ("2", ENDPOINTS),
+        ("9x", OVERVIEW),
         ("43", MODELS),
         (("tab",), ENDPOINTS),
         (("right", "right"), MODELS),
         (("back tab",), CALLS),
         (("left", "tab"), OVERVIEW),
-        ("9x", OVERVIEW),
     ],
 )
 def test_keys_choose_the_panel(keys: tuple[str, ...], panel: str) -> None:
     assert _pressed(*keys).panel == panel
 
 
-@pytest.mark.parametrize("key", ["q", "Q", "leave"])
-def test_keys_end_the_program(key: str) -> None:
-    assert _pressed(key).left
+def test_keys_end_the_program_control_c_also_while_a_filter_is_typed() -> None:
+    assert _pressed("q").left
+    assert _pressed("Q").left
+    assert _pressed("/", "leave").left
+    assert not _pressed("/", "q").left
 
 
 @pytest.mark.parametrize(
@@ -55,22 +87,15 @@ def test_keys_scroll_within_the_rows(keys: tuple[str, ...], top: int) -> None:
         view.press(key)
         view.limit_scroll(100, 20)
     assert view.top == top
-
-
-def test_each_panel_keeps_its_place() -> None:
-    view = _pressed("2", "down", "down", "3", "down", "2")
-    assert view.top == 2
-
-
-def test_fewer_rows_than_before_scroll_back() -> None:
-    view = _pressed("2", "end")
+    _pressed("3", "down", "2", view=view)
+    assert view.top == top  # each panel keeps its place
     view.limit_scroll(5, 20)
-    assert view.top == 0
+    assert view.top == 0  # fewer rows than before scroll back
 
 
 def test_a_filter_is_typed_for_one_panel() -> None:
-    view = _pressed("2", "/", "q", "2", "é", "backspace")
-    assert (view.filter, view.edits, view.panel) == ("q2", True, ENDPOINTS)
+    view = _pressed("2", "down", "/", "q", "2", "é", "backspace")
+    assert (view.filter, view.edits, view.panel, view.top) == ("q2", True, ENDPOINTS, 0)
     _pressed("enter", "3", view=view)
     assert (view.filter, view.edits) == ("", False)
     _pressed("2", view=view)
@@ -85,21 +110,12 @@ def test_a_filter_is_typed_for_one_panel() -> None:
         (("a", "escape"), "", False),
         (("a", "clear"), "", True),
         (("a", "down"), "a", False),
-        (("x" * 1,) * 300, "x" * 200, True),
+        (("x",) * 300, "x" * 200, True),
     ],
 )
 def test_keys_edit_a_filter(keys: tuple[str, ...], text: str, edits: bool) -> None:
     view = _pressed("/", *keys)
     assert (view.filter, view.edits) == (text, edits)
-
-
-def test_control_c_leaves_while_a_filter_is_typed() -> None:
-    assert _pressed("/", "leave").left
-
-
-def test_a_new_filter_shows_its_first_row() -> None:
-    view = _pressed("2", "down", "/", "a")
-    assert view.top == 0
 
 
 def test_calls_stand_still_when_they_are_scrolled_or_paused() -> None:

@@ -4,20 +4,23 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from gateway.demo.server import documents
-from gateway.demo.server.errors import RequestError
+from pydantic import AfterValidator
+
 from gateway.demo.server.inference import full_shape, generate, generate_stream, infer
 from gateway.demo.server.models import MODELS, VERSION, Model, TensorSpec
-from gateway.demo.server.trace import TraceSettings
+from gateway.demo.server.tensors import RequestError
 from gateway.demo.server.wire import (
+    Document,
     HttpRequest,
     HttpResponse,
     encode_infer_response,
     error_response,
     json_response,
     parse_infer_request,
+    parse_object,
+    validate,
 )
 
 SERVER: Final = {
@@ -34,7 +37,73 @@ SERVER: Final = {
     ],
 }
 
-_EMPTY: Final = HttpResponse(content_type="text/plain")
+_EMPTY: Final = HttpResponse(headers={"Content-Type": "text/plain"})
+
+Settings = dict[str, str | list[str]]
+
+_TRACE_DEFAULTS: Final[Settings] = {
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+    "trace_file": "",
+    "trace_mode": "triton",
+}
+
+
+def _number(least: int) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(r"-?[0-9]{1,10}", text) or not least <= int(text) < 2**31:
+            raise ValueError(f"got {text:.20}, expected a number from {least} to {2**31 - 1}")
+        return str(int(text))
+
+    return AfterValidator(check)
+
+
+def _check_levels(levels: list[str]) -> list[str]:
+    """Return the levels in the order of Triton."""
+    known: list[str] = [level for level in ("TIMESTAMPS", "TENSORS") if level in levels]
+    if levels != ["OFF"] and (not levels or set(levels) != set(known)):
+        raise ValueError("expected OFF, or TIMESTAMPS and TENSORS")
+    return known or levels
+
+
+class _TraceChanges(Document):
+    trace_level: Annotated[list[str], AfterValidator(_check_levels)] | None = None
+    trace_rate: Annotated[str, _number(0)] | None = None
+    trace_count: Annotated[str, _number(-1)] | None = None
+    log_frequency: Annotated[str, _number(0)] | None = None
+
+
+class TraceSettings:
+    """The trace settings; the model name "" stands for the global ones, which others override."""
+
+    def __init__(self) -> None:
+        self._overrides: dict[str, Settings] = {}
+
+    def get(self, model: str) -> Settings:
+        """Return all settings in effect for a model."""
+        return {**_TRACE_DEFAULTS, **self._overrides.get("", {}), **self._overrides.get(model, {})}
+
+    def update(self, model: str, changes: dict[str, Any]) -> Settings:
+        """Apply changes, and return all settings; null clears one, unknown names are ignored.
+
+        Raises RequestError for a value out of range, and for `trace_file`.
+        """
+        if "trace_file" in changes:
+            raise RequestError(
+                "trace file location can not be updated through network protocol", 501
+            )
+        checked = validate(_TraceChanges, changes).model_dump(exclude_unset=True)
+        merged = {**self._overrides.get(model, {}), **checked}
+        self._overrides[model] = {
+            name: value for name, value in merged.items() if value is not None
+        }
+        return self.get(model)
+
+
+class _IndexOptions(Document):
+    ready: bool = False
 
 
 @dataclass(slots=True)
@@ -79,12 +148,6 @@ class Api:
             return MODELS[name]
         raise RequestError(f"Request for unknown model: {problem}", 404)
 
-    def _server_metadata(self, _request: HttpRequest) -> HttpResponse:
-        return json_response(SERVER)
-
-    def _health(self, _request: HttpRequest) -> HttpResponse:
-        return _EMPTY
-
     def _ready(self, _request: HttpRequest, model: str, version: str) -> HttpResponse:
         try:
             self._model(model, version)
@@ -108,8 +171,7 @@ class Api:
         return json_response({"model_stats": stats})
 
     def _index(self, request: HttpRequest) -> HttpResponse:
-        options = documents.parse_object(request.body) if request.body else {}
-        only_ready = documents.get_optional(options, "ready", False)
+        only_ready = validate(_IndexOptions, parse_object(request.body or b"{}")).ready
         ready = {"version": VERSION, "state": "READY"}
         unloaded = {"version": VERSION, "state": "UNAVAILABLE", "reason": "unloaded"}
         return json_response(
@@ -134,7 +196,7 @@ class Api:
             raise RequestError(f"Request for unknown model : {model}")
         if request.method == "GET":
             return json_response(self._trace.get(model))
-        return json_response(self._trace.update(model, documents.parse_object(request.body)))
+        return json_response(self._trace.update(model, parse_object(request.body)))
 
     def _infer(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
         found = self._model(model, version)
@@ -148,7 +210,7 @@ class Api:
     def _generate(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
         found = self._model(model, version)
         return self._count_call(
-            found, lambda: json_response(generate(found, documents.parse_object(request.body)))
+            found, lambda: json_response(generate(found, parse_object(request.body)))
         )
 
     def _generate_stream(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
@@ -156,8 +218,8 @@ class Api:
         return self._count_call(
             found,
             lambda: HttpResponse(
-                content_type="text/event-stream; charset=utf-8",
-                events=generate_stream(found, documents.parse_object(request.body)),
+                headers={"Content-Type": "text/event-stream; charset=utf-8"},
+                events=generate_stream(found, parse_object(request.body)),
             ),
         )
 
@@ -184,8 +246,8 @@ _Action = Callable[..., HttpResponse]
 _ROUTES: Final[list[tuple[tuple[str, ...], re.Pattern[str], _Action]]] = [
     (methods, re.compile(pattern), action)
     for methods, pattern, action in (
-        (("GET",), r"/v2", Api._server_metadata),
-        (("GET",), r"/v2/health/(?:live|ready)", Api._health),
+        (("GET",), r"/v2", lambda *_: json_response(SERVER)),
+        (("GET",), r"/v2/health/(?:live|ready)", lambda *_: _EMPTY),
         (("GET",), r"/v2/models/stats", Api._statistics),
         (("GET",), _MODEL, Api._metadata),
         (("GET",), _MODEL + r"/ready", Api._ready),

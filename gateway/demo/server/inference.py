@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gateway.demo.server import documents, tensors
-from gateway.demo.server.errors import RequestError
+from gateway.demo.server import tensors
 from gateway.demo.server.models import VERSION, Model, TensorSpec
-from gateway.demo.server.tensors import DTYPES, Array, Tensor
-from gateway.demo.server.wire import InferRequest
+from gateway.demo.server.tensors import DTYPES, Array, RequestError, Tensor
+from gateway.demo.server.wire import Document, InferRequest, encode, validate
 
 
 def infer(model: Model, request: InferRequest) -> list[Tensor]:
@@ -27,7 +26,11 @@ def infer(model: Model, request: InferRequest) -> list[Tensor]:
     if not requested:
         return outputs
     return [
-        _classify(output, requested[output.name].classes, batched=model.max_batch_size > 0)
+        _classify(
+            output,
+            requested[output.name].parameters.classification,
+            batched=model.max_batch_size > 0,
+        )
         for output in outputs
         if output.name in requested
     ]
@@ -140,6 +143,10 @@ def _classify(tensor: Tensor, classes: int, *, batched: bool) -> Tensor:
     return Tensor(tensor.name, "BYTES", array.reshape(*batch, array.shape[-1]))
 
 
+class _Identity(Document):
+    id: str = ""
+
+
 def generate(model: Model, document: dict[str, Any]) -> dict[str, Any]:
     """Respond to `generate`, where a member with the name of an input has its elements.
 
@@ -154,7 +161,7 @@ def generate_stream(model: Model, document: dict[str, Any]) -> tuple[bytes, ...]
     Raises RequestError if the input does not fit the model.
     """
     return tuple(
-        b"data: " + documents.encode(_generate_document(model, document, part)) + b"\n\n"
+        b"data: " + encode(_generate_document(model, document, part)) + b"\n\n"
         for part in model.split(*_generate_inputs(model, document))
     )
 
@@ -182,8 +189,7 @@ def _generate_document(
     model: Model, document: dict[str, Any], arrays: Sequence[Array]
 ) -> dict[str, Any]:
     response: dict[str, Any] = {"model_name": model.name, "model_version": VERSION}
-    request_id = documents.get_optional(document, "id", "")
-    if request_id:
+    if request_id := validate(_Identity, document).id:
         response["id"] = request_id
     for output in run_model(model, arrays):
         data = tensors.to_json(output)

@@ -6,8 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from gateway.demo.server.errors import RequestError
-from gateway.demo.server.tensors import DTYPES, Array
+from gateway.demo.server.tensors import DTYPES, Array, RequestError
 
 VERSION: Final = "1"  # the only version of each model
 

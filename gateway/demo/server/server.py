@@ -4,19 +4,67 @@ import asyncio
 import contextlib
 import time
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Self
 
 from aiohttp import web
 
 from gateway.demo.server.api import Api
-from gateway.demo.server.errors import RequestError
-from gateway.demo.server.recorder import RecordedCall, Recorder
-from gateway.demo.server.wire import HttpRequest, HttpResponse, error_response
+from gateway.demo.server.tensors import RequestError
+from gateway.demo.server.wire import (
+    HttpRequest,
+    HttpResponse,
+    error_response,
+    stated_header_length,
+)
 
 MAX_BODY: Final = 256 * 1024 * 1024  # bytes
 EVENT_DELAY: Final = 0.15  # seconds between two server-sent events
 _STOP_TIMEOUT: Final = 1.0  # seconds for the calls in progress when the server stops
 _AUTO_DETECT: Final = 32 + zlib.MAX_WBITS  # makes zlib recognize gzip and deflate by itself
+
+
+MAX_TEXT: Final = 4096  # bytes of the JSON part that are recorded
+_TRACKED_ENDINGS: Final = ("/infer", "/trace", "/trace/setting")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMessage:
+    """A recorded request or response.
+
+    `header_length` is the value of the HTTP header, None if it is not a number. `text` has the
+    first `MAX_TEXT` bytes of the JSON part. `size` is that of the whole body in bytes.
+    """
+
+    header_length: int | None
+    text: str
+    size: int
+
+    @classmethod
+    def from_http(cls, headers: Mapping[str, str], body: bytes) -> Self:
+        """Record the headers and the body of a request or response."""
+        length = stated_header_length(headers)
+        return cls(length, body[:length][:MAX_TEXT].decode(errors="replace"), len(body))
+
+    @property
+    def form(self) -> str:
+        """Name the form: empty, JSON, raw binary, or binary (also if some tensors are JSON)."""
+        if self.header_length is None:
+            return "JSON" if self.size else "empty"
+        return "binary" if self.header_length else "raw binary"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A request with its response; `seconds` is the time in the API, without any transfer."""
+
+    method: str
+    path: str
+    request: RecordedMessage
+    status: int
+    response: RecordedMessage
+    seconds: float
 
 
 class DemoServer:
@@ -39,29 +87,8 @@ class DemoServer:
         self._max_body = max_body
         self._event_delay = event_delay
         self._api = Api()
-        self._recorder = Recorder()
-        self._runner: web.AppRunner | None = None
-
-    async def start(self) -> None:
-        """Start to listen; raises OSError when the address is not available."""
-        app = web.Application(client_max_size=self._max_body)
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(
-            app, access_log=None, auto_decompress=False, shutdown_timeout=_STOP_TIMEOUT
-        )
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, self._host, self._port).start()
-        except OSError:
-            await runner.cleanup()
-            raise
-        self._runner = runner
-
-    async def stop(self) -> None:
-        """Stop listening and close all connections."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        self.last_call: RecordedCall | None = None
+        """The last inference call, or call for trace settings."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -70,22 +97,25 @@ class DemoServer:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    @property
-    def url(self) -> str:
-        """Return `http://host:port`; raises RuntimeError unless the server has started."""
-        if self._runner is None:
-            raise RuntimeError("the demo server is not running")
+    async def start(self) -> None:
+        """Start to listen; raises OSError when the address is not available."""
+        app = web.Application(client_max_size=self._max_body)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(
+            app, access_log=None, auto_decompress=False, shutdown_timeout=_STOP_TIMEOUT
+        )
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, self._port).start()
+        except OSError:
+            await self._runner.cleanup()
+            raise
         host, port = self._runner.addresses[0][:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    @property
-    def last_call(self) -> RecordedCall | None:
-        """Return the last inference call, or call for trace settings."""
-        return self._recorder.last
-
-    def last_call_to(self, path: str) -> RecordedCall | None:
-        """Return the last call to a path."""
-        return self._recorder.last_to(path)
+    async def stop(self) -> None:
+        """Stop listening and close all connections."""
+        await self._runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -95,7 +125,15 @@ class DemoServer:
         call = HttpRequest(request.method, request.rel_url.raw_path, request.headers, body)
         started = time.perf_counter()
         response = self._api.handle(call)
-        self._recorder.add(call, response, time.perf_counter() - started)
+        if call.path.endswith(_TRACKED_ENDINGS):
+            self.last_call = RecordedCall(
+                call.method,
+                call.path,
+                RecordedMessage.from_http(call.headers, body),
+                response.status,
+                RecordedMessage.from_http(response.headers, response.body),
+                time.perf_counter() - started,
+            )
         return await self._stream(request, response) if response.events else _response(response)
 
     async def _read(self, request: web.Request) -> bytes:

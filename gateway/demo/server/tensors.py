@@ -4,12 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-
-from gateway.demo.server.errors import RequestError
+from pydantic import AfterValidator, FailFast, Field, TypeAdapter, ValidationError
 
 Array = npt.NDArray[Any]
 
@@ -33,6 +32,15 @@ _BINARY_ONLY: Final = frozenset({"FP16", "BF16"})
 _LENGTH_SIZE: Final = 4  # bytes of the length that precedes each BYTES element
 
 
+class RequestError(Exception):
+    """A rejected request: the HTTP status, and the message for the `error` member."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+
+
 class NamedFloat(float):
     """A float that JSON text has by name (`NaN`, `Infinity`), not in digits.
 
@@ -40,14 +48,17 @@ class NamedFloat(float):
     """
 
 
-# The Python types of elements in JSON `data`, by the kind of the numpy dtype.
-_JSON_TYPES: Final[dict[str, frozenset[type]]] = {
-    "b": frozenset({bool}),
-    "i": frozenset({int}),
-    "u": frozenset({int}),
-    "f": frozenset({int, float, NamedFloat}),
-    "O": frozenset({str}),
-}
+def _elements_of(dtype: np.dtype[Any]) -> TypeAdapter[list[Any]]:
+    """Return what checks the elements of a type in JSON `data`; a bool is no number."""
+    text = Annotated[str, AfterValidator(str.encode)]
+    kind: Any = {"b": bool, "f": float, "O": text}.get(dtype.kind, int)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        kind = Annotated[int, Field(ge=int(limits.min), le=int(limits.max))]
+    return TypeAdapter(Annotated[list[kind], FailFast()])
+
+
+_ELEMENTS: Final = {name: _elements_of(dtype) for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,43 +176,20 @@ def _flatten(data: list[Any]) -> list[Any]:
 
 def _convert(name: str, datatype: str, elements: list[Any]) -> Array:
     dtype = DTYPES[datatype]
-    wrong_types = set(map(type, elements)) - _JSON_TYPES[dtype.kind]
-    if wrong_types:
-        index = next(i for i, element in enumerate(elements) if type(element) in wrong_types)
-        raise _element_error(name, datatype, elements, index)
-    if dtype.kind == "f":
-        return _convert_floats(name, datatype, elements)
-    if dtype.kind == "O":
-        return np.array([_encode(name, element) for element in elements], dtype)
-    if dtype.kind in "iu" and elements:
-        limits = np.iinfo(dtype)
-        for extreme in (min(elements), max(elements)):
-            if not limits.min <= extreme <= limits.max:
-                raise _element_error(name, datatype, elements, elements.index(extreme))
-    return np.array(elements, dtype)
-
-
-def _convert_floats(name: str, datatype: str, elements: list[Any]) -> Array:
     try:
-        with np.errstate(over="ignore"):
-            floats = np.array(elements, np.float64).astype(DTYPES[datatype])
-    except OverflowError:
-        raise RequestError(f"input '{name}' holds an integer too large for {datatype}") from None
+        checked = _ELEMENTS[datatype].validate_python(elements, strict=True)
+    except ValidationError as error:
+        raise _element_error(name, datatype, elements, error.errors()[0]["loc"][0]) from None
+    if dtype.kind != "f":
+        return np.array(checked, dtype)
+    with np.errstate(over="ignore"):
+        floats = np.array(checked, np.float64).astype(dtype)
     for index in np.flatnonzero(np.isinf(floats)):
         if not isinstance(elements[index], NamedFloat):
-            raise _element_error(name, datatype, elements, int(index))
+            raise _element_error(name, datatype, elements, index)
     return floats
 
 
-def _encode(name: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise RequestError(
-            f"input '{name}' holds a lone surrogate, which is not valid text"
-        ) from None
-
-
-def _element_error(name: str, datatype: str, elements: list[Any], index: int) -> RequestError:
+def _element_error(name: str, datatype: str, elements: list[Any], index: Any) -> RequestError:
     value = f"{elements[index]!r:.40}"
     return RequestError(f"input '{name}' takes {datatype}: element {index} is {value}")

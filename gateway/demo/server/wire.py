@@ -1,28 +1,82 @@
 """Parses inference requests and encodes responses: JSON, binary, mixed and raw binary."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Annotated, Any, Final, Self, TypeVar
 
-from gateway.demo.server import documents, tensors
-from gateway.demo.server.errors import RequestError
-from gateway.demo.server.tensors import Tensor
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gateway.demo.server import tensors
+from gateway.demo.server.tensors import NamedFloat, RequestError, Tensor
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 
 _JSON: Final = "application/json"
 _BINARY: Final = "application/octet-stream"
 
+Size = Annotated[int, Field(ge=0)]
+Model = TypeVar("Model", bound=BaseModel)
 
-@dataclass(frozen=True, slots=True)
-class RequestedOutput:
-    """An output that the request lists; with `classes` 0 it is the tensor itself."""
+
+class Document(BaseModel):
+    """A part of a JSON document; other members are ignored, and a bool is no integer."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _TensorParameters(Document):
+    binary_data_size: Size | None = None
+    binary_data: bool = False
+    classification: Size = 0
+    shared_memory_region: Any = None
+
+    @model_validator(mode="after")
+    def _reject_shared_memory(self) -> Self:
+        if (region := self.shared_memory_region) is not None:
+            raise RequestError(f"Unable to find shared memory region: '{region}'", 404)
+        return self
+
+
+class _Input(Document):
+    name: str
+    datatype: str
+    shape: list[Size]
+    data: Any = None
+    parameters: _TensorParameters = _TensorParameters()
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if ("data" in self.model_fields_set) == (self.parameters.binary_data_size is not None):
+            raise RequestError(
+                "Input must set only one of the following fields: "
+                "'data', 'binary_data_size' in 'parameters'"
+            )
+        return self
+
+
+class RequestedOutput(Document):
+    """An output that the request lists; with `classification` 0 it is the tensor itself."""
 
     name: str
-    binary: bool = False
-    classes: int = 0
+    parameters: _TensorParameters = _TensorParameters()
+
+
+class _InferDocument(Document):
+    id: str = ""
+    inputs: list[_Input]
+    outputs: list[RequestedOutput] = []
+    parameters: dict[str, str | bool | int | float] = {}
+
+    @model_validator(mode="after")
+    def _check_parameters(self) -> Self:
+        if any(name.startswith("triton_") for name in self.parameters):
+            raise RequestError("parameter keys starting with 'triton_' are reserved")
+        if not isinstance(self.parameters.get("binary_data_output", False), bool):
+            raise RequestError("parameter 'binary_data_output' has invalid type")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +88,8 @@ class InferRequest:
     """
 
     request_id: str = ""
-    inputs: tuple[Tensor, ...] = ()
-    outputs: tuple[RequestedOutput, ...] = ()
+    inputs: Sequence[Tensor] = ()
+    outputs: Sequence[RequestedOutput] = ()
     binary_output: bool = False
     raw: bytes | None = None
 
@@ -43,7 +97,8 @@ class InferRequest:
         """Tell whether the response has this output as binary data."""
         # Triton ignores `binary_data_output` for listed outputs, against the specification:
         # without `binary_data` they are JSON.
-        return {o.name: o.binary for o in self.outputs}.get(output, self.binary_output)
+        listed = {each.name: each.parameters.binary_data for each in self.outputs}
+        return listed.get(output, self.binary_output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +120,13 @@ class HttpResponse:
 
     status: int = 200
     body: bytes = b""
-    content_type: str = _JSON
-    header_length: int | None = None
+    headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": _JSON})
     events: tuple[bytes, ...] = ()
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Return the HTTP headers, without those that the connection adds."""
-        headers = {"Content-Type": self.content_type}
-        if self.header_length is not None:
-            headers[HEADER_LENGTH] = str(self.header_length)
-        return headers
 
 
 def json_response(document: object, status: int = 200) -> HttpResponse:
     """Respond with a JSON document."""
-    return HttpResponse(status, documents.encode(document))
+    return HttpResponse(status, encode(document))
 
 
 def error_response(error: RequestError) -> HttpResponse:
@@ -88,21 +134,62 @@ def error_response(error: RequestError) -> HttpResponse:
     return json_response({"error": error.message}, error.status)
 
 
+def parse_object(text: bytes) -> dict[str, Any]:
+    """Parse a JSON object; if a name is repeated, the first member counts, as in Triton.
+
+    Raises RequestError for any other text, and for nesting that is too deep for Python's parser.
+    """
+    try:
+        document = json.loads(
+            text.decode(),
+            parse_constant=NamedFloat,
+            object_pairs_hook=lambda members: dict(reversed(members)),
+        )
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"failed to parse the request JSON buffer: {error}") from None
+    if not isinstance(document, dict):
+        raise RequestError("Unable to parse the request: not a JSON object")
+    return document
+
+
+def validate(model: type[Model], document: object) -> Model:
+    """Return a document as a model has it; raises RequestError."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(map(str, first["loc"]))
+        raise RequestError(f"Unable to parse '{path}': {first['msg']}") from None
+
+
+def encode(document: object) -> bytes:
+    """Encode a JSON document: compact, in UTF-8, with NaN and infinities as bare tokens."""
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    return text.encode(errors="replace")  # an error message may quote a lone surrogate
+
+
 def parse_infer_request(headers: Mapping[str, str], body: bytes) -> InferRequest:
     """Parse the body of an inference request.
 
     Raises RequestError if the header length, the JSON or the sizes of the tensors are wrong.
     """
-    length = _header_length(headers, len(body))
+    length = len(body)
+    if HEADER_LENGTH in headers:
+        stated = stated_header_length(headers)
+        if stated is None or stated > length:
+            raise RequestError(
+                f"inference header size should be in range (0, {length}), "
+                f"got: {headers[HEADER_LENGTH]}"
+            )
+        length = stated
     if length == 0:
         return InferRequest(binary_output=True, raw=body)
-    document = documents.parse_object(body[:length])
-    parameters = _parameters(document)
+    document = validate(_InferDocument, parse_object(body[:length]))
     return InferRequest(
-        request_id=documents.get_optional(document, "id", ""),
-        inputs=_parse_inputs(documents.get_member(document, "inputs", list), body[length:]),
-        outputs=tuple(map(_parse_output, documents.get_optional(document, "outputs", []))),
-        binary_output=documents.get_optional(parameters, "binary_data_output", False),
+        document.id,
+        _read_inputs(document.inputs, body[length:]),
+        document.outputs,
+        bool(document.parameters.get("binary_data_output")),
     )
 
 
@@ -126,10 +213,11 @@ def encode_infer_response(
             entry["data"] = tensors.to_json(tensor)
     names = {"model_name": model_name, "model_version": model_version}
     identity = {"id": request.request_id} if request.request_id else {}
-    header = documents.encode({**identity, **names, "outputs": entries})
+    header = encode({**identity, **names, "outputs": entries})
     if not any(chunks):  # also if all binary outputs are empty
         return HttpResponse(body=header)
-    return HttpResponse(200, b"".join((header, *chunks)), _BINARY, len(header))
+    headers = {"Content-Type": _BINARY, HEADER_LENGTH: str(len(header))}
+    return HttpResponse(200, b"".join((header, *chunks)), headers)
 
 
 def stated_header_length(headers: Mapping[str, str]) -> int | None:
@@ -138,77 +226,16 @@ def stated_header_length(headers: Mapping[str, str]) -> int | None:
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
-def _header_length(headers: Mapping[str, str], body_size: int) -> int:
-    if HEADER_LENGTH not in headers:
-        return body_size
-    length = stated_header_length(headers)
-    if length is None or length > body_size:
-        raise RequestError(
-            f"inference header size should be in range (0, {body_size}), "
-            f"got: {headers[HEADER_LENGTH]}"
-        )
-    return length
-
-
-def _parameters(document: dict[str, Any]) -> dict[str, Any]:
-    parameters = documents.get_optional(document, "parameters", dict[str, Any]())
-    for name, value in parameters.items():
-        if name.startswith("triton_"):
-            raise RequestError("parameter keys starting with 'triton_' are reserved")
-        if not isinstance(value, str | bool | int | float):
-            raise RequestError(f"parameter '{name}' has invalid type")
-    return parameters
-
-
-def _parse_inputs(entries: list[Any], binary: bytes) -> tuple[Tensor, ...]:
-    inputs = [documents.check_type(entry, dict, "an input") for entry in entries]
-    ends = list(accumulate((_binary_size(entry) or 0 for entry in inputs), initial=0))
+def _read_inputs(inputs: Sequence[_Input], binary: bytes) -> Sequence[Tensor]:
+    sizes = [each.parameters.binary_data_size or 0 for each in inputs]
+    ends = list(accumulate(sizes, initial=0))
     if ends[-1] > len(binary):
         raise RequestError(f"unexpected size: {ends[-1] - len(binary)} additional bytes expected")
     if ends[-1] < len(binary):
         raise RequestError(f"unexpected additional input data: {len(binary) - ends[-1]} bytes")
-    return tuple(
-        _parse_input(entry, binary[start:end])
-        for entry, (start, end) in zip(inputs, pairwise(ends), strict=True)
-    )
-
-
-def _parse_input(entry: dict[str, Any], binary: bytes) -> Tensor:
-    name = documents.get_member(entry, "name", str)
-    datatype = documents.get_member(entry, "datatype", str)
-    shape = [
-        documents.check_size(dimension, "'shape'")
-        for dimension in documents.get_member(entry, "shape", list)
+    return [
+        tensors.from_json(each.name, each.datatype, each.shape, each.data)
+        if each.parameters.binary_data_size is None
+        else tensors.from_binary(each.name, each.datatype, each.shape, binary[start:end])
+        for each, (start, end) in zip(inputs, pairwise(ends), strict=True)
     ]
-    if _binary_size(entry) is None:
-        return tensors.from_json(name, datatype, shape, entry["data"])
-    return tensors.from_binary(name, datatype, shape, binary)
-
-
-def _binary_size(entry: dict[str, Any]) -> int | None:
-    """Return the `binary_data_size` of an input, None if its elements are in `data`."""
-    parameters = documents.get_optional(entry, "parameters", dict[str, Any]())
-    _reject_shared_memory(parameters)
-    if ("data" in entry) == ("binary_data_size" in parameters):
-        raise RequestError(
-            "Input must set only one of the following fields: "
-            "'data', 'binary_data_size' in 'parameters'"
-        )
-    return None if "data" in entry else documents.get_size(parameters, "binary_data_size")
-
-
-def _reject_shared_memory(parameters: dict[str, Any]) -> None:
-    if "shared_memory_region" in parameters:
-        region = parameters["shared_memory_region"]
-        raise RequestError(f"Unable to find shared memory region: '{region}'", 404)
-
-
-def _parse_output(entry: object) -> RequestedOutput:
-    document = documents.check_type(entry, dict, "an output")
-    parameters = documents.get_optional(document, "parameters", dict[str, Any]())
-    _reject_shared_memory(parameters)
-    return RequestedOutput(
-        name=documents.get_member(document, "name", str),
-        binary=documents.get_optional(parameters, "binary_data", False),
-        classes=documents.get_size(parameters, "classification"),
-    )

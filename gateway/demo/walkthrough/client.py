@@ -4,29 +4,33 @@ import asyncio
 import io
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
+from google.protobuf.message import DecodeError
+from multidict import CIMultiDict
 
-from gateway.demo.server import documents, tensors
-from gateway.demo.server.errors import RequestError
-from gateway.demo.server.recorder import RecordedCall, RecordedMessage
-from gateway.demo.server.server import DemoServer
-from gateway.demo.server.tensors import DTYPES, Array
-from gateway.demo.walkthrough.grpc_client import (
-    INFER,
-    GrpcError,
-    GrpcTensor,
-    call,
-    read_tensors,
-    write_request,
-)
+from gateway.demo.server import tensors
+from gateway.demo.server.server import DemoServer, RecordedCall, RecordedMessage
+from gateway.demo.server.tensors import DTYPES, Array, RequestError
+from gateway.demo.server.wire import HEADER_LENGTH, parse_object
+from gateway.errors import GatewayError
+from gateway.protocol.grpc.descriptors import message_class
+from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
+from gateway.upstream.address import TcpAddress
+from gateway.upstream.http2.endpoint import Http2Endpoint
+from gateway.upstream.transport import UpstreamRequest
 
 TIMEOUT: Final = 30.0  # seconds for a call
+INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 
+_CONNECT_TIMEOUT: Final = 5.0  # seconds
+_GRPC_HEADERS: Final = {"Content-Type": "application/grpc", "TE": "trailers"}
 _MAX_QUOTED: Final = 300  # characters of a response in an error message
 
 
@@ -34,7 +38,7 @@ class ShowError(Exception):
     """A failed call of the show; the message has the request and the response."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallResult:
     """A call as the client saw it; `server_call` is what the server saw, None if nothing."""
 
@@ -71,10 +75,11 @@ class CallResult:
     def response_document(self) -> dict[str, Any]:
         """Parse the JSON part of the response."""
         try:
-            return documents.parse_object(self.response_text.encode())
+            return parse_object(self.response_text.encode())
         except RequestError as error:
             raise self.error(error.message) from None
 
+    @property
     def outputs(self) -> dict[str, Array]:
         """Parse the output tensors of an inference response, in binary or JSON."""
         offset = self.response.header_length or 0
@@ -99,88 +104,73 @@ class CallResult:
         return ShowError(f"{self.method} {self.url}: {problem}; the response was {response}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GrpcResult:
     """A gRPC call as the client saw it; `server_call` is what the server saw, None if nothing."""
 
     url: str
     request: bytes
     response: bytes
-    inputs: Sequence[GrpcTensor]
-    tensors: Sequence[GrpcTensor]
     seconds: float
     server_call: RecordedCall | None
 
-    @property
+    @cached_property
+    def inputs(self) -> dict[str, Array]:
+        """The tensors of the request."""
+        message = message_class("inference.ModelInferRequest").FromString(self.request)
+        return self._read(message.inputs, message.raw_input_contents)
+
+    @cached_property
     def outputs(self) -> dict[str, Array]:
-        """Return the output tensors."""
-        return {tensor.name: tensor.array for tensor in self.tensors}
+        """The tensors of the response."""
+        try:
+            message = message_class("inference.ModelInferResponse").FromString(self.response)
+        except DecodeError as error:
+            raise self.error(str(error)) from None
+        return self._read(message.outputs, message.raw_output_contents)
+
+    def _read(self, specs: Sequence[Any], contents: Sequence[bytes]) -> dict[str, Array]:
+        try:
+            return {
+                spec.name: np.frombuffer(data, DTYPES[spec.datatype]).reshape(spec.shape)
+                for spec, data in zip(specs, contents, strict=True)
+            }
+        except (KeyError, ValueError) as error:
+            raise self.error(f"the message has no tensors ({error!r})") from None
 
     def error(self, problem: str) -> ShowError:
         """Make an error that names the call, the problem and the response."""
-        return _grpc_error(self.url, f"{problem}; the response was {self.response!r}")
-
-
-def _grpc_error(url: str, problem: str) -> ShowError:
-    return ShowError(f"{INFER} at {url}: {problem}")
-
-
-def http_session() -> aiohttp.ClientSession:
-    """Make an HTTP client with a timeout that asks for uncompressed responses."""
-    return aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=TIMEOUT), headers={"Accept-Encoding": "identity"}
-    )
+        return ShowError(f"{INFER} at {self.url}: {problem}; the response was {self.response!r}")
 
 
 class DemoClient:
-    """Calls the gateway or the server, one call at a time."""
+    """Calls the gateway or the server, one call at a time, while its context is open."""
 
-    def __init__(self, session: aiohttp.ClientSession, server: DemoServer) -> None:
-        self._session = session
+    def __init__(self, server: DemoServer) -> None:
         self._server = server
 
-    async def get(self, url: str) -> CallResult:
-        """Send a GET."""
-        return await self._send("GET", url, {}, b"")
+    async def __aenter__(self) -> "DemoClient":
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(TIMEOUT), headers={"Accept-Encoding": "identity"}
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
 
     async def post_json(self, url: str, body: bytes) -> CallResult:
         """Send a POST with JSON."""
-        return await self._send("POST", url, {"Content-Type": "application/json"}, body)
+        return await self.send("POST", url, {"Content-Type": "application/json"}, body)
 
     async def post_raw(self, url: str, body: bytes) -> CallResult:
         """Send a raw binary inference request: only the bytes of a tensor."""
-        headers = {
-            "Content-Type": "application/octet-stream",
-            "Inference-Header-Content-Length": "0",
-        }
-        return await self._send("POST", url, headers, body)
+        headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: "0"}
+        return await self.send("POST", url, headers, body)
 
-    async def infer_grpc(self, url: str, model: str, arrays: Mapping[str, Array]) -> GrpcResult:
-        """Send an inference request with FP32 inputs over gRPC."""
-        request = write_request(model, arrays, "FP32")
-        before = self._server.last_call
-        started = time.perf_counter()
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                response = await call(url, INFER, request)
-            seconds = time.perf_counter() - started
-            tensors_of_response = read_tensors(response, outputs=True)
-        except (GrpcError, TimeoutError) as error:
-            raise _grpc_error(url, str(error) or "no response in time") from None
-        server_call = self._server.last_call
-        return GrpcResult(
-            url=url,
-            request=request,
-            response=response,
-            inputs=read_tensors(request, outputs=False),
-            tensors=tensors_of_response,
-            seconds=seconds,
-            server_call=None if server_call is before else server_call,
-        )
-
-    async def _send(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes
+    async def send(
+        self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> CallResult:
+        """Make a call over HTTP."""
         before = self._server.last_call
         started = time.perf_counter()
         try:
@@ -190,16 +180,60 @@ class DemoClient:
                 response_body = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ShowError(f"{method} {url}: no response ({error!r})") from None
-        seconds = time.perf_counter() - started
-        server_call = self._server.last_call
         return CallResult(
-            method=method,
-            url=url,
-            request=RecordedMessage.from_http(headers, body),
-            request_body=body,
-            status=response.status,
-            response=RecordedMessage.from_http(response.headers, response_body),
-            response_body=response_body,
-            seconds=seconds,
-            server_call=None if server_call is before else server_call,
+            method,
+            url,
+            RecordedMessage.from_http(headers or {}, body),
+            body,
+            response.status,
+            RecordedMessage.from_http(response.headers, response_body),
+            response_body,
+            time.perf_counter() - started,
+            self._seen_since(before),
         )
+
+    async def infer_grpc(self, url: str, model: str, arrays: Mapping[str, Array]) -> GrpcResult:
+        """Send an inference request with FP32 inputs over gRPC, as tritonclient does."""
+        inputs = [
+            {"name": name, "datatype": "FP32", "shape": array.shape}
+            for name, array in arrays.items()
+        ]
+        contents = [array.tobytes() for array in arrays.values()]
+        request: bytes = message_class("inference.ModelInferRequest")(
+            model_name=model, inputs=inputs, raw_input_contents=contents
+        ).SerializeToString()
+        before = self._server.last_call
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                response = await _call_grpc(url, request)
+        except (GatewayError, TimeoutError) as error:
+            reason = str(error) or "no response in time"
+            raise ShowError(f"{INFER} at {url}: {reason}") from None
+        seconds = time.perf_counter() - started
+        return GrpcResult(url, request, response, seconds, self._seen_since(before))
+
+    def _seen_since(self, before: RecordedCall | None) -> RecordedCall | None:
+        last = self._server.last_call
+        return None if last is before else last
+
+
+async def _call_grpc(url: str, message: bytes) -> bytes:
+    """Send a message and return the response. Raises GatewayError and ShowError."""
+    address = urlsplit(url)
+    assert address.hostname is not None
+    assert address.port is not None
+    endpoint = Http2Endpoint(TcpAddress(address.hostname, address.port), _CONNECT_TIMEOUT)
+    body = (frame(len(message)) + message,)
+    request = UpstreamRequest("POST", INFER, CIMultiDict(_GRPC_HEADERS), body, is_grpc=True)
+    try:
+        with closing(await endpoint.send(request)) as response:
+            received = b""
+            while chunk := await response.read():
+                received += chunk
+            problem = response.error
+    finally:
+        await endpoint.close()
+    if problem or len(received) < PREFIX_SIZE:
+        raise ShowError(f"{INFER} at {url}: {problem or 'the response has no message'}")
+    return received[PREFIX_SIZE:]

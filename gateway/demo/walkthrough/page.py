@@ -5,7 +5,10 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TextIO
 
-from gateway.demo.server.recorder import RecordedMessage
+from rich.console import Console
+from rich.text import Text
+
+from gateway.demo.server.server import RecordedMessage
 
 WIDTH: Final = 100
 
@@ -14,41 +17,39 @@ _TEXT_WIDTH: Final = WIDTH - 2 - _LABEL_WIDTH
 _MAX_LINES: Final = 2  # of the text in a row; the rest is cut
 _BAR_WIDTH: Final = 40
 _MAX_ELEMENTS: Final = 3
-_RESET: Final = "\x1b[0m"
-_STYLES: Final = {
-    "plain": "",
-    "title": "\x1b[1m",
-    "faint": "\x1b[2m",
-    "good": "\x1b[32m",
-    "bad": "\x1b[33m",
-}
 
 
 class Page:
     """Prints to `out`, in ANSI colors if `color`; a character that `out` cannot encode is `?`."""
 
     def __init__(self, out: TextIO, *, color: bool) -> None:
-        self._out = out
-        self._color = color
+        self._encoding = out.encoding or "utf-8"
+        self._console = Console(
+            file=out,
+            width=WIDTH,
+            force_terminal=color,
+            color_system="standard" if color else None,
+            no_color=False,
+            legacy_windows=False,
+            highlight=False,
+        )
 
     def title(self, text: str, side: str = "") -> None:
         """Start a section; `side` is at the right edge."""
         gap = " " * max(2, WIDTH - len(text) - len(side))
         self._line()
-        self._line(self._paint(text, "title"), gap, self._paint(side, "faint"))
+        self._line((text, "bold"), (gap, ""), (side, "dim"))
 
-    def row(self, label: str, text: str, style: str = "plain") -> None:
+    def row(self, label: str, text: str, style: str = "") -> None:
         """Print a label and a text of one or two lines."""
         for line in wrap(text) or [""]:
-            self._line(
-                "  ", self._paint(f"{label:{_LABEL_WIDTH}}", "faint"), self._paint(line, style)
-            )
+            self._line(("  ", ""), (f"{label:{_LABEL_WIDTH}}", "dim"), (line, style))
             label = ""
 
     def details(self, texts: Iterable[str]) -> None:
         """Print texts that explain the row above them."""
         for text in texts:
-            self.row("", text, "faint")
+            self.row("", text, "dim")
 
     def bars(self, label: str, times: Mapping[str, float]) -> None:
         """Print times, given in seconds, as a bar chart."""
@@ -59,14 +60,12 @@ class Page:
             self.row(label, f"{name:{name_width}}  {milliseconds(seconds):>9}  {bar}")
             label = ""
 
-    def _paint(self, text: str, style: str) -> str:
-        code = _STYLES[style] if self._color else ""
-        return f"{code}{text}{_RESET}" if code and text else text
-
-    def _line(self, *parts: str) -> None:
-        encoding = self._out.encoding or "utf-8"
-        line = "".join(parts).rstrip().encode(encoding, "replace").decode(encoding)
-        print(line, file=self._out, flush=True)
+    def _line(self, *parts: tuple[str, str]) -> None:
+        line = Text()
+        for text, style in parts:
+            line.append(text.encode(self._encoding, "replace").decode(self._encoding), style)
+        line.rstrip()
+        self._console.print(line, soft_wrap=True)
 
 
 def wrap(text: str) -> list[str]:

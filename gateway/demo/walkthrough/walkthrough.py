@@ -1,23 +1,23 @@
 """Makes six calls through the gateway and prints each as the client and the server see it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from typing import Any, Final, TextIO
 
 import numpy as np
 
-from gateway.demo.server import documents
-from gateway.demo.server.recorder import RecordedCall
-from gateway.demo.server.server import DemoServer
+from gateway.demo.server.server import DemoServer, RecordedCall
 from gateway.demo.server.tensors import Array
-from gateway.demo.walkthrough import grpc_client
-from gateway.demo.walkthrough.client import CallResult, DemoClient, ShowError, http_session
+from gateway.demo.server.wire import encode
+from gateway.demo.walkthrough.client import INFER, CallResult, DemoClient, GrpcResult
 from gateway.demo.walkthrough.page import Page, milliseconds, summarize_body, summarize_json
 
 ROUNDS: Final = 5  # calls of each kind in a comparison
 
 _IMAGE_SHAPE: Final = (1, 3, 224, 224)
 _TRACE: Final = "/v2/models/add/trace"
+_LEFT: Final = np.array([1, 2, 3], np.float32)
+_RIGHT: Final = np.array([10, 20, 30], np.float32)
 
 _CURL_COMMANDS: Final = """\
 # JSON in, JSON out
@@ -54,8 +54,8 @@ async def run_show(gateway_url: str, server: DemoServer, out: TextIO, color: boo
     page = Page(out, color=color)
     page.row("gateway", gateway_url)
     page.row("demo server", server.url)
-    async with http_session() as session:
-        show = _Show(DemoClient(session, server), gateway_url.rstrip("/"), server.url, page)
+    async with DemoClient(server) as client:
+        show = _Show(client, gateway_url.rstrip("/"), server.url, page)
         await show.show_small_json()
         await show.show_large_json()
         await show.show_fp16_json()
@@ -93,36 +93,25 @@ class _Show:
 
     async def show_small_json(self) -> None:
         path = "/v2/models/add/infer"
-        left = np.array([1, 2, 3], np.float32)
-        right = np.array([10, 20, 30], np.float32)
         self._page.title("1  JSON request and response", f"POST {path}")
-        body = _request(_input("INPUT0", "FP32", left), _input("INPUT1", "FP32", right))
-        result = await self._client.post_json(self._gateway + path, body)
-        _check(result, SUM=left + right)
-        self._print_call(result)
-        self._print_time(result.seconds, result.server_call)
+        body = _request(_input("INPUT0", "FP32", _LEFT), _input("INPUT1", "FP32", _RIGHT))
+        self._print(await self._client.post_json(self._gateway + path, body), SUM=_LEFT + _RIGHT)
 
     async def show_large_json(self) -> None:
         path = "/v2/models/image/infer"
-        image = _image()
-        self._page.title(
-            f"2  A large JSON request: an image of {image.size:,} numbers", f"POST {path}"
-        )
+        image, page = _image(), self._page
+        page.title(f"2  A large JSON request: an image of {image.size:,} numbers", f"POST {path}")
         body = _request(_input("INPUT", "FP32", image))
         result = await self._client.post_json(self._gateway + path, body)
-        _check(result, INVERTED=1 - image)
+        _check_outputs(result, INVERTED=1 - image)
         self._print_call(result)
         proxied, direct = await self._compare(path, body)
-        self._page.bars("time", {"with the gateway": proxied, "server alone": direct})
-        ratio = direct / proxied
-        self._page.row(
-            "",
-            f"{ratio:.1f} times as fast with the gateway"
-            if ratio >= 1
-            else f"{1 / ratio:.1f} times as slow with the gateway",
-            "good" if ratio >= 1 else "bad",
-        )
-        self._page.details(
+        page.bars("time", {"with the gateway": proxied, "server alone": direct})
+        ratio, word, style = direct / proxied, "fast", "green"
+        if ratio < 1:
+            ratio, word, style = 1 / ratio, "slow", "yellow"
+        page.row("", f"{ratio:.1f} times as {word} with the gateway", style)
+        page.details(
             [
                 f"the medians of {ROUNDS} calls each, made in turn",
                 "the server alone parses and writes JSON with Python's json module",
@@ -134,83 +123,77 @@ class _Show:
         numbers = np.array([1, 2.5, -3], np.float16)
         self._page.title("3  FP16 in JSON", f"POST {path}")
         body = _request(_input("INPUT0", "FP16", numbers))
-        rejected = await self._client.post_json(self._server + path, body)
-        rejected.expect_status(400)
-        self._print_rejection(rejected)
+        self._print_rejection(await self._client.post_json(self._server + path, body), 400)
         result = await self._client.post_json(self._gateway + path, body)
-        _check(result, OUTPUT0=numbers * np.float16(0.5))
-        self._print_call(result)
-        self._print_time(result.seconds, result.server_call)
+        self._print(result, OUTPUT0=numbers * np.float16(0.5))
 
     async def show_raw_binary(self) -> None:
         path = "/v2/models/image/infer"
         image = _image()
         self._page.title("4  Raw binary: the body is the tensor", f"POST {path}")
         result = await self._client.post_raw(self._gateway + path, image.tobytes())
-        _check(result, INVERTED=1 - image)
-        self._print_call(result)
-        self._print_time(result.seconds, result.server_call)
+        self._print(result, INVERTED=1 - image)
         as_json = len(_request(_input("INPUT", "FP32", image)))
         self._page.details([f"the same image in JSON is {as_json:,} bytes"])
 
     async def show_trace(self) -> None:
         self._page.title("5  Trace settings at the path of the specification", f"GET {_TRACE}")
-        rejected = await self._client.get(self._server + _TRACE)
-        rejected.expect_status(404)
-        self._print_rejection(rejected)
-        result = await self._client.get(self._gateway + _TRACE)
-        _check_trace(result, {})
-        self._print_call(result)
-        self._print_time(result.seconds, result.server_call)
-
+        self._print_rejection(await self._client.send("GET", self._server + _TRACE), 404)
+        self._print_trace(await self._client.send("GET", self._gateway + _TRACE), {})
         self._page.title("   Change the trace settings", f"POST {_TRACE}")
         settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "100"}
-        body = documents.encode(settings)
-        result = await self._client.post_json(self._gateway + _TRACE, body)
-        _check_trace(result, settings)
-        self._print_call(result)
-        self._print_time(result.seconds, result.server_call)
+        result = await self._client.post_json(self._gateway + _TRACE, encode(settings))
+        self._print_trace(result, settings)
 
     async def show_grpc(self) -> None:
-        left = np.array([1, 2, 3], np.float32)
-        right = np.array([10, 20, 30], np.float32)
         page = self._page
-        page.title("6  A gRPC call to a server that speaks HTTP only", grpc_client.INFER)
-        result = await self._client.infer_grpc(
-            self._gateway, "add", {"INPUT0": left, "INPUT1": right}
-        )
-        _check_outputs(result.outputs, {"SUM": left + right}, result.error)
+        page.title("6  A gRPC call to a server that speaks HTTP only", INFER)
+        arrays = {"INPUT0": _LEFT, "INPUT1": _RIGHT}
+        result = await self._client.infer_grpc(self._gateway, "add", arrays)
+        _check_outputs(result, SUM=_LEFT + _RIGHT)
         page.row("client → gateway", f"gRPC message, {len(result.request):,} bytes")
-        page.details(tensor.summary for tensor in result.inputs)
+        page.details(_summarize(result.inputs))
         self._print_server_call(result.server_call, "")
-        page.row("gateway → client", f"gRPC message, {len(result.response):,} bytes", "good")
-        page.details(tensor.summary for tensor in result.tensors)
-        self._print_time(result.seconds, result.server_call)
+        page.row("gateway → client", f"gRPC message, {len(result.response):,} bytes", "green")
+        page.details(_summarize(result.outputs))
+        self._print_time(result)
 
     async def _compare(self, path: str, body: bytes) -> tuple[float, float]:
         """Measure a call with and without the gateway; the medians, in seconds."""
-        proxied: list[float] = []
-        direct: list[float] = []
+        times: dict[str, list[float]] = {self._gateway: [], self._server: []}
         for _ in range(ROUNDS):
-            for url, times in ((self._gateway, proxied), (self._server, direct)):
+            for url, seconds in times.items():
                 result = await self._client.post_json(url + path, body)
                 result.expect_status(200)
-                times.append(result.seconds)
-        return median(proxied), median(direct)
+                seconds.append(result.seconds)
+        return median(times[self._gateway]), median(times[self._server])
+
+    def _print(self, result: CallResult, **expected: Array) -> None:
+        _check_outputs(result, **expected)
+        self._print_call(result)
+        self._print_time(result)
+
+    def _print_trace(self, result: CallResult, settings: dict[str, Any]) -> None:
+        result.expect_status(200)
+        document = result.response_document()
+        if "trace_level" not in document or not settings.items() <= document.items():
+            raise result.error("the trace settings are wrong")
+        self._print_call(result)
+        self._print_time(result)
 
     def _print_call(self, result: CallResult) -> None:
         page = self._page
         page.row("client → gateway", summarize_body(result.request))
         page.details(summarize_json(result.request_text))
         self._print_server_call(result.server_call, result.path)
-        page.row("gateway → client", f"{result.status}, {summarize_body(result.response)}", "good")
+        page.row("gateway → client", f"{result.status}, {summarize_body(result.response)}", "green")
         page.details(summarize_json(result.response_text))
 
     def _print_server_call(self, call: RecordedCall | None, path: str) -> None:
         """Print what the server saw, with its path unless the client's was the same."""
         page = self._page
         if call is None:
-            page.row("gateway → server", "nothing", "bad")
+            page.row("gateway → server", "nothing", "yellow")
             return
         other_path = "" if call.path == path else f", at {call.path}"
         page.row("gateway → server", summarize_body(call.request) + other_path)
@@ -218,14 +201,14 @@ class _Show:
         page.row("server → gateway", f"{call.status}, {summarize_body(call.response)}")
         page.details(summarize_json(call.response.text))
 
-    def _print_rejection(self, result: CallResult) -> None:
-        self._page.row(
-            "without gateway", f"{result.status}, {result.response_document().get('error')}", "bad"
-        )
+    def _print_rejection(self, result: CallResult, status: int) -> None:
+        result.expect_status(status)
+        text = f"{result.status}, {result.response_document().get('error')}"
+        self._page.row("without gateway", text, "yellow")
 
-    def _print_time(self, seconds: float, call: RecordedCall | None) -> None:
-        text = milliseconds(seconds)
-        if call is not None:
+    def _print_time(self, result: CallResult | GrpcResult) -> None:
+        text = milliseconds(result.seconds)
+        if call := result.server_call:
             text += f", {milliseconds(call.seconds)} of it in the server"
         self._page.row("time", text)
 
@@ -236,7 +219,7 @@ def _input(name: str, datatype: str, array: Array) -> dict[str, Any]:
 
 
 def _request(*inputs: dict[str, Any]) -> bytes:
-    return documents.encode({"inputs": inputs})
+    return encode({"inputs": inputs})
 
 
 def _image() -> Array:
@@ -247,23 +230,18 @@ def _image() -> Array:
     return image.reshape(_IMAGE_SHAPE)
 
 
-def _check(result: CallResult, **expected: Array) -> None:
-    result.expect_status(200)
-    _check_outputs(result.outputs(), expected, result.error)
+def _summarize(arrays: Mapping[str, Array]) -> list[str]:
+    """Describe the FP32 tensors of a gRPC message."""
+    return [
+        f"{name}  FP32 [{','.join(map(str, array.shape))}]  raw contents {array.nbytes:,}"
+        for name, array in arrays.items()
+    ]
 
 
-def _check_outputs(
-    outputs: Mapping[str, Array],
-    expected: Mapping[str, Array],
-    error: Callable[[str], ShowError],
-) -> None:
+def _check_outputs(result: CallResult | GrpcResult, **expected: Array) -> None:
+    if isinstance(result, CallResult):
+        result.expect_status(200)
+    outputs = result.outputs
     for name, array in expected.items():
         if name not in outputs or not np.array_equal(outputs[name], array):
-            raise error(f"output {name} has wrong values")
-
-
-def _check_trace(result: CallResult, settings: dict[str, Any]) -> None:
-    result.expect_status(200)
-    document = result.response_document()
-    if "trace_level" not in document or not settings.items() <= document.items():
-        raise result.error("the trace settings are wrong")
+            raise result.error(f"output {name} has wrong values")

@@ -82,17 +82,14 @@ def test_every_datatype_has_an_identity_model(api: Api) -> None:
 
 
 def test_statistics_count_calls(api: Api) -> None:
-    send(api, "POST", "/v2/models/add/infer", ADD)
+    send(api, "POST", "/v2/models/add/versions/1/infer", ADD)
     send(api, "POST", "/v2/models/add/infer", {"inputs": []})
     (stats,) = get(api, "/v2/models/add/stats")["model_stats"]
     counts = {name: stats["inference_stats"][name]["count"] for name in ("success", "fail")}
     assert counts == {"success": 1, "fail": 1}
     assert (stats["inference_count"], stats["last_inference"] > 0) == (1, True)
-
-
-def test_statistics_list_all_models(api: Api) -> None:
-    stats = get(api, "/v2/models/stats")["model_stats"]
-    assert [entry["name"] for entry in stats] == sorted(MODELS)
+    everything = get(api, "/v2/models/stats")["model_stats"]
+    assert [entry["name"] for entry in everything] == sorted(MODELS)
 
 
 def test_unloaded_model_is_unknown_until_it_is_loaded(api: Api) -> None:
@@ -117,26 +114,21 @@ def test_index_lists_loaded_and_unloaded_models(api: Api) -> None:
     ("method", "path", "status"),
     [
         ("GET", "/", 404),
-        ("GET", "/v2/", 404),
         ("GET", "/v2/health", 404),
         ("GET", "/v2/models/nope", 404),
         ("GET", "/v2/models/%61dd", 404),
         ("GET", "/v2/models/add/versions/9", 404),
         ("GET", "/v2/models/add/versions/x", 404),
-        ("GET", "/v2/models/nope/config", 404),
         ("GET", "/v2/models/nope/stats", 400),
         ("GET", "/v2/models/nope/ready", 400),
         ("POST", "/v2/models/nope/infer", 404),
-        ("POST", "/v2/models/add/versions/9/infer", 404),
         ("POST", "/v2/repository/models/nope/load", 400),
         ("GET", "/v2/trace", 404),
         ("GET", "/v2/models/add/trace", 404),
-        ("GET", "/v2/models/add/versions/1/trace", 404),
         ("GET", "/v2/models/add/versions/1/trace/setting", 404),
         ("GET", "/v2/models/nope/trace/setting", 400),
         ("POST", "/v2", 405),
         ("GET", "/v2/models/add/infer", 405),
-        ("GET", "/v2/repository/index", 405),
         ("PUT", "/v2/trace/setting", 405),
     ],
 )
@@ -148,22 +140,42 @@ def test_rejected_requests_have_an_error_message(
     assert list(json.loads(response.body)) == ["error"]
 
 
-def test_trace_settings_can_be_changed(api: Api) -> None:
-    path = "/v2/models/add/trace/setting"
-    changed = json.loads(send(api, "POST", path, {"trace_rate": "7"}).body)
-    assert changed["trace_rate"] == "7"
-    assert get(api, path) == changed
-    assert get(api, "/v2/trace/setting")["trace_rate"] == "1000"
+def test_trace_settings_of_a_model_override_the_global_ones(api: Api) -> None:
+    path, everywhere = "/v2/models/add/trace/setting", "/v2/trace/setting"
+
+    def change(path: str, **changes: Any) -> Any:
+        return json.loads(send(api, "POST", path, changes).body)
+
+    change(path, trace_count="5", trace_level=["TENSORS", "TIMESTAMPS"])
+    change(everywhere, trace_rate="50", trace_count="9")
+    settings = get(api, path)
+    assert (settings["trace_rate"], settings["trace_count"]) == ("50", "5")
+    assert settings["trace_level"] == ["TIMESTAMPS", "TENSORS"]
+    assert change(path) == change(path, colour="red") == settings
+    assert change(path, trace_count=None)["trace_count"] == "9"
 
 
-def test_infer_accepts_a_version(api: Api) -> None:
-    response = send(api, "POST", "/v2/models/add/versions/1/infer", {"id": "x", **ADD})
-    assert json.loads(response.body) == {
-        "id": "x",
-        "model_name": "add",
-        "model_version": "1",
-        "outputs": [{"name": "SUM", "datatype": "FP32", "shape": [1], "data": [3.0]}],
-    }
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trace_rate": 7},
+        {"trace_rate": "x"},
+        {"trace_rate": "-1"},
+        {"trace_rate": "9" * 5000},
+        {"trace_count": "-2"},
+        {"log_frequency": "1.5"},
+        {"trace_level": "OFF"},
+        {"trace_level": ["OFF", "TENSORS"]},
+        {"trace_level": [3]},
+        {"trace_level": []},
+        {"trace_file": "/tmp/x"},
+    ],
+)
+def test_one_wrong_setting_rejects_all_changes(api: Api, changes: dict[str, Any]) -> None:
+    before = get(api, "/v2/trace/setting")
+    rejected = send(api, "POST", "/v2/trace/setting", {"log_frequency": "3", **changes})
+    assert rejected.status == (501 if "trace_file" in changes else 400)
+    assert get(api, "/v2/trace/setting") == before
 
 
 @pytest.mark.parametrize(

@@ -1,119 +1,258 @@
-from collections.abc import Sequence
+"""Inference requests in each form: what the models make of them, and what is refused."""
+
+import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gateway.demo.server.errors import RequestError
-from gateway.demo.server.inference import infer
-from gateway.demo.server.models import MODELS
-from gateway.demo.server.tensors import DTYPES, Tensor
-from gateway.demo.server.wire import InferRequest, RequestedOutput
+from gateway.demo.server.api import Api
+from gateway.demo.server.tensors import DTYPES
+from gateway.demo.server.wire import HEADER_LENGTH, HttpRequest, HttpResponse, encode
+
+IMAGE = [1, 3, 224, 224]
+X = {"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]}
+BINARY = {"parameters": {"binary_data_output": True}}
 
 
-def tensor(name: str, datatype: str, array: Any) -> Tensor:
-    return Tensor(name, datatype, np.array(array, DTYPES[datatype]))
+def infer(model: str, document: object, binary: bytes = b"") -> HttpResponse:
+    """Send a document, or a text, with the binary tensors behind it."""
+    header = document if isinstance(document, bytes) else encode(document)
+    headers = {HEADER_LENGTH: str(len(header))} if binary else {}
+    return send(model, headers, header + binary)
 
 
-def run(model: str, *inputs: Tensor, outputs: Sequence[RequestedOutput] = ()) -> list[Tensor]:
-    return infer(MODELS[model], InferRequest(inputs=inputs, outputs=tuple(outputs)))
+def send(model: str, headers: dict[str, str], body: bytes) -> HttpResponse:
+    return Api().handle(HttpRequest("POST", f"/v2/models/{model}/infer", headers, body))
 
 
-def raw(model: str, body: bytes) -> list[Tensor]:
-    return infer(MODELS[model], InferRequest(raw=body, binary_output=True))
+def outputs(response: HttpResponse) -> dict[str, tuple[list[int], list[Any]]]:
+    """Return shapes and elements of the outputs by their names."""
+    assert response.status == 200, response.body
+    length = int(response.headers.get(HEADER_LENGTH, len(response.body)))
+    rest, found = response.body[length:], {}
+    for each in json.loads(response.body[:length])["outputs"]:
+        elements = each.get("data")
+        if elements is None:
+            size = each["parameters"]["binary_data_size"]
+            data, rest = rest[:size], rest[size:]
+            is_text = each["datatype"] == "BYTES"
+            elements = [data] if is_text else np.frombuffer(data, DTYPES[each["datatype"]]).tolist()
+        found[each["name"]] = each["shape"], elements
+    assert not rest
+    return found
 
 
-def test_add_adds_its_inputs() -> None:
-    left, right = tensor("INPUT0", "FP32", [1, 2]), tensor("INPUT1", "FP32", [10, 20])
-    (total,) = run("add", right, left)
-    assert (total.name, total.array.tolist()) == ("SUM", [11, 22])
+def entry(data: Any, datatype: str = "FP32", name: Any = "INPUT0", **more: Any) -> dict[str, Any]:
+    shape = list(np.shape(data))
+    return {"name": name, "datatype": datatype, "shape": shape, "data": data, **more}
 
 
-def test_half_halves_its_input() -> None:
-    (output,) = run("half", tensor("INPUT0", "FP16", [1, -3]))
-    assert output.array.dtype == np.float16
-    assert output.array.tolist() == [0.5, -1.5]
+def sized(size: object, shape: list[int], **more: Any) -> dict[str, Any]:
+    parameters = {"binary_data_size": size}
+    return {"name": "INPUT0", "datatype": "FP32", "shape": shape, "parameters": parameters, **more}
+
+
+def test_json_and_binary_inputs_may_be_mixed_in_any_order() -> None:
+    right = entry([10, 20], name="INPUT1")
+    response = infer(
+        "add", {"inputs": [right, sized(8, [2])]}, np.array([1, 2], np.float32).tobytes()
+    )
+    assert outputs(response) == {"SUM": ([2], [11, 22])}
 
 
 def test_upper_changes_letters_and_preserves_other_bytes() -> None:
-    (output,) = run("upper", tensor("INPUT0", "BYTES", ["aé".encode() + b"\xff"]))
-    assert output.array.tolist() == ["AÉ".encode() + b"\xff"]
+    text = "aé".encode() + b"\xff"
+    response = send("upper", {HEADER_LENGTH: "0"}, text)
+    upper = "AÉ".encode() + b"\xff"
+    assert outputs(response) == {"OUTPUT0": ([1], [len(upper).to_bytes(4, "little") + upper])}
 
 
-def test_image_returns_means_and_inverted_pixels() -> None:
-    image = np.linspace(0, 1, 2 * 3 * 224 * 224, dtype=np.float32).reshape(2, 3, 224, 224)
-    mean, inverted = run("image", Tensor("INPUT", "FP32", image))
-    np.testing.assert_allclose(mean.array, image.mean(axis=(2, 3)), rtol=1e-5)
-    np.testing.assert_array_equal(inverted.array, 1 - image)
-    assert mean.array.shape == (2, 3)
-    assert mean.array.dtype == np.float32
+def test_image_returns_means_and_inverted_pixels_in_the_order_of_the_model() -> None:
+    image = np.linspace(0, 1, 3 * 224 * 224, dtype=np.float32).reshape(IMAGE)
+    wanted = [{"name": name} for name in ("INVERTED", "MEAN")]
+    document = {"inputs": [entry(image.tolist(), name="INPUT")], "outputs": wanted}
+    response = outputs(infer("image", document))
+    assert [*response] == ["MEAN", "INVERTED"]
+    np.testing.assert_allclose(response["MEAN"][1], image.mean(axis=(2, 3)).ravel(), rtol=1e-5)
+    np.testing.assert_array_equal(
+        np.array(response["INVERTED"][1], np.float32), (1 - image).ravel()
+    )
+    del document["outputs"][1]
+    assert [*outputs(infer("image", document))] == ["INVERTED"]
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (2,), (1, 3), (2, 1, 2, 1)])
-def test_identity_accepts_every_rank(shape: tuple[int, ...]) -> None:
-    (output,) = run("identity_int8", tensor("INPUT0", "INT8", np.ones(shape)))
-    assert output.array.shape == shape
+@pytest.mark.parametrize("shape", [[], [0], [1, 3], [2, 1, 2, 1]])
+def test_identity_accepts_every_rank_and_nested_data(shape: list[int]) -> None:
+    data = np.ones(shape).tolist()
+    response = infer("identity_fp64", {"inputs": [entry([data], "FP64", shape=shape)]})
+    assert outputs(response)["OUTPUT0"] == (shape, np.ones(shape).ravel().tolist())
 
 
-def test_infinities_cause_no_warnings() -> None:
-    left, right = tensor("INPUT0", "FP32", [np.inf]), tensor("INPUT1", "FP32", [-np.inf])
-    assert np.isnan(run("add", left, right)[0].array).all()
-
-
-def test_outputs_are_in_the_order_of_the_model() -> None:
-    image = tensor("INPUT", "FP32", np.zeros((1, 3, 224, 224)))
-    wanted = [RequestedOutput("INVERTED"), RequestedOutput("MEAN")]
-    assert [t.name for t in run("image", image, outputs=wanted)] == ["MEAN", "INVERTED"]
-    assert [t.name for t in run("image", image, outputs=wanted[:1])] == ["INVERTED"]
-
-
-X = tensor("INPUT0", "FP32", [1, 2])
+def test_json_numbers_are_exact_doubles_and_nan_and_infinity_bare_tokens() -> None:
+    data = b'"data":[NaN,Infinity,-Infinity,0.10000000149011612]'
+    head = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[4],'
+    response = infer("identity_fp32", head + data + b',"data":[2]}]}')  # the first member counts
+    assert data in response.body
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs", "message"),
+    ("document", "binary"),
     [
-        ("add", [X], "missing required input 'INPUT1'"),
-        ("add", [X, tensor("Q", "FP32", [1])], "unexpected inference input 'Q'"),
-        ("identity_fp32", [X, X], "already exists"),
-        ("add", [X, tensor("INPUT1", "FP64", [1, 2])], "data-type is 'FP64'"),
-        ("add", [X, tensor("INPUT1", "FP32", [[1, 2]])], r"Expected \[-1\], got \[1, 2\]"),
-        ("add", [X, tensor("INPUT1", "FP32", [1])], "same shape"),
-        ("image", [tensor("INPUT", "FP32", np.zeros((3, 224, 224)))], "unexpected shape"),
-        ("image", [tensor("INPUT", "FP32", np.zeros((9, 3, 224, 224)))], "from 1 to 8"),
-        ("image", [tensor("INPUT", "FP32", np.zeros((0, 3, 224, 224)))], "from 1 to 8"),
+        ({}, False),
+        (BINARY, True),
+        ({"outputs": [], **BINARY}, True),
+        ({"outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": True}}]}, True),
+        # against the specification, as in Triton:
+        ({"outputs": [{"name": "OUTPUT0"}], **BINARY}, False),
     ],
 )
-def test_inputs_that_do_not_fit_the_model_are_rejected(
-    model: str, inputs: list[Tensor], message: str
-) -> None:
-    with pytest.raises(RequestError, match=message):
-        run(model, *inputs)
+def test_requested_outputs_are_binary(document: dict[str, Any], binary: bool) -> None:
+    response = infer("identity_fp32", {"id": "7", "inputs": [X], **document})
+    content = b'"parameters":{"binary_data_size":8}' if binary else b'"data":[1.0,2.0]'
+    header = (
+        b'{"id":"7","model_name":"identity_fp32","model_version":"1","outputs":'
+        b'[{"name":"OUTPUT0","datatype":"FP32","shape":[2],%b}]}' % content
+    )
+    data = np.array([1, 2], np.float32).tobytes() if binary else b""
+    assert response.body == header + data
+    assert response.headers == (
+        {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+        if binary
+        else {"Content-Type": "application/json"}
+    )
 
 
-def test_unknown_outputs_are_rejected() -> None:
-    with pytest.raises(RequestError, match="unexpected inference output 'Q'"):
-        run("identity_fp32", X, outputs=[RequestedOutput("Q")])
+def test_response_with_only_empty_binary_outputs_is_json() -> None:
+    response = infer("identity_fp32", {"inputs": [entry([])], **BINARY})
+    assert response.headers == {"Content-Type": "application/json"}
+    assert outputs(response) == {"OUTPUT0": ([0], [])}
 
 
 @pytest.mark.parametrize(
     ("model", "body", "shapes"),
     [
-        ("identity_fp32", bytes(8), [(2,)]),
-        ("identity_bf16", bytes(8), [(4,)]),
-        ("identity_fp32", b"", [(0,)]),
-        ("image", bytes(602_112), [(1, 3), (1, 3, 224, 224)]),
+        ("identity_fp32", bytes(8), [[2]]),
+        ("identity_fp32", b"", [[0]]),
+        ("image", bytes(602_112), [[1, 3], IMAGE]),
     ],
 )
 def test_shape_of_a_raw_input_follows_from_its_size(
-    model: str, body: bytes, shapes: list[tuple[int, ...]]
+    model: str, body: bytes, shapes: list[list[int]]
 ) -> None:
-    assert [output.array.shape for output in raw(model, body)] == shapes
+    response = outputs(send(model, {HEADER_LENGTH: "0"} if body else {}, body))
+    assert [shape for shape, _ in response.values()] == shapes
 
 
-@pytest.mark.parametrize("body", [b"hello", b""])
-def test_raw_text_is_one_element(body: bytes) -> None:
-    assert raw("upper", body)[0].array.tolist() == [body.upper()]
+@pytest.mark.parametrize(
+    ("datatype", "elements", "classes", "expected"),
+    [
+        ("FP32", [0.25, 3, 2, -1], 2, ["3.000000:1", "2.000000:2"]),
+        ("INT32", [5, 3, 2, 5], 2, ["5:0", "5:3"]),
+        ("FP32", [1], 5, ["1.000000:0"]),
+        ("FP32", [], 5, []),
+    ],
+)
+def test_classification_returns_the_largest_elements(
+    datatype: str, elements: list[float], classes: int, expected: list[str]
+) -> None:
+    wanted = [{"name": "OUTPUT0", "parameters": {"classification": classes}}]
+    document = {"inputs": [entry(elements, datatype)], "outputs": wanted}
+    response = outputs(infer(f"identity_{datatype.lower()}", document))
+    assert response == {"OUTPUT0": ([len(expected)], expected)}
+
+
+def test_classification_of_a_batch_is_by_row() -> None:
+    image = np.zeros((2, 3, 224, 224))
+    image[1, 2] = 1
+    wanted = [{"name": "MEAN", "parameters": {"classification": 1}}]
+    document = {"inputs": [entry(image.tolist(), name="INPUT")], "outputs": wanted}
+    assert outputs(infer("image", document)) == {"MEAN": ([2, 1], ["0.000000:0", "1.000000:2"])}
+
+
+def _image(*shape: int) -> dict[str, Any]:
+    return {"inputs": [sized(4 * math.prod(shape), list(shape), name="INPUT")]}
+
+
+@pytest.mark.parametrize(
+    ("model", "document", "message"),
+    [
+        ("add", b"{", "failed to parse"),
+        ("add", b"[]", "not a JSON object"),
+        ("add", b"\xff", "failed to parse"),
+        ("add", b'{"inputs":' + b"[" * 100_000, "failed to parse"),
+        ("add", {}, "inputs"),
+        ("add", {"inputs": 3}, "inputs"),
+        ("add", {"inputs": [3]}, "inputs.0"),
+        ("add", {"inputs": [{**X, "parameters": {"binary_data_size": 8}}]}, "only one of"),
+        ("add", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1]}]}, "only one of"),
+        ("add", {"inputs": [entry([1], name=3)]}, "name"),
+        ("add", {"inputs": [entry([1], "FP31")]}, "invalid datatype"),
+        ("add", {"inputs": [entry([1], shape=[-1])]}, "shape"),
+        ("add", {"inputs": [entry([1], shape=[1.0])]}, "shape"),
+        ("add", {"inputs": [entry([1], shape=[True])]}, "shape"),
+        ("add", {"inputs": [sized("4", [1])]}, "binary_data_size"),
+        ("add", {"inputs": [sized(-4, [1])]}, "binary_data_size"),
+        ("add", {"inputs": [sized(4, [1])]}, "4 additional bytes expected"),
+        ("add", {"inputs": [], "id": 5}, "id"),
+        ("add", {"inputs": [], "outputs": [{}]}, "outputs.0.name"),
+        ("add", {"inputs": [], "parameters": {"binary_data_output": 1}}, "invalid type"),
+        ("add", {"inputs": [], "parameters": {"triton_x": 1}}, "are reserved"),
+        ("add", {"inputs": [], "parameters": {"x": {}}}, "parameters"),
+        ("add", {"inputs": [X]}, "missing required input 'INPUT1'"),
+        ("add", {"inputs": [X, entry([1], name="Q")]}, "unexpected inference input 'Q'"),
+        ("add", {"inputs": [X, entry([1, 2], "FP64", "INPUT1")]}, "data-type is 'FP64'"),
+        ("add", {"inputs": [X, entry([[1, 2]], name="INPUT1")]}, "Expected [-1], got [1, 2]"),
+        ("add", {"inputs": [X, entry([1], name="INPUT1")]}, "same shape"),
+        ("identity_fp32", {"inputs": [X, X]}, "already exists"),
+        ("identity_fp32", {"inputs": [X], "outputs": [{"name": "Q"}]}, "output 'Q'"),
+        ("identity_fp32", {"inputs": [entry([1], shape=[2])]}, "expected 2 elements, got 1"),
+        ("identity_fp32", {"inputs": [entry([], shape=[0, 2**70])]}, "unexpected shape"),
+        ("identity_fp32", {"inputs": [entry([1], shape=[1] * 99)]}, "unexpected shape"),
+        ("identity_fp32", {"inputs": [entry(5, shape=[])]}, "not an array"),
+    ],
+)
+def test_requests_that_do_not_fit_are_rejected(model: str, document: Any, message: str) -> None:
+    _check_rejected(infer(model, document), message)
+
+
+def _check_rejected(response: HttpResponse, message: str, status: int = 400) -> None:
+    assert response.status == status
+    assert message in json.loads(response.body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "data", "message"),
+    [
+        ("identity_fp32", [1], bytes(5), "expected 4 bytes, got 5"),
+        ("identity_bytes", [1], b"\1\0\0", "ends within a string"),
+        ("identity_bytes", [1], b"\5\0\0\0abcd", "ends within a string"),
+        ("identity_bytes", [2], b"\4\0\0\0abcd", "expected 2 string elements, got 1"),
+        ("identity_bytes", [1], b"\1\0\0\0\xff", "is not UTF-8"),
+        ("identity_fp16", [1], bytes(2), "sending FP16 data via JSON"),
+        ("image", [3, 224, 224], bytes(602_112), "unexpected shape"),
+        ("image", [9, 3, 224, 224], bytes(9 * 602_112), "from 1 to 8"),
+    ],
+)
+def test_binary_tensors_that_do_not_fit_are_rejected(
+    model: str, shape: list[int], data: bytes, message: str
+) -> None:
+    name = "INPUT" if model == "image" else "INPUT0"
+    datatype = "FP32" if model == "image" else model.removeprefix("identity_").upper()
+    document = {"inputs": [sized(len(data), shape, name=name, datatype=datatype)]}
+    _check_rejected(infer(model, document, data), message)
+
+
+def test_surplus_bytes_and_shared_memory_are_rejected() -> None:
+    _check_rejected(infer("add", {"inputs": [sized(4, [1])]}, bytes(5)), "input data: 1 bytes")
+    shared = {"inputs": [{**X, "parameters": {"shared_memory_region": "r"}}]}
+    _check_rejected(infer("add", shared), "region: 'r'", 404)
+
+
+@pytest.mark.parametrize("length", ["xx", "", "-1", "+5", "5.0", "²", "99999", "9" * 5000])
+def test_header_length_must_be_at_most_the_body_size(length: str) -> None:
+    _check_rejected(send("add", {HEADER_LENGTH: length}, b"{}"), "inference header size")
 
 
 @pytest.mark.parametrize(
@@ -122,42 +261,52 @@ def test_raw_text_is_one_element(body: bytes) -> None:
         ("add", bytes(8), "must only have 1 input"),
         ("identity_fp32", bytes(7), "expected 4 bytes, got 7"),
         ("image", bytes(602_108), "expected 602112 bytes, got 602108"),
-        ("identity_bytes", b"abc", r"must have input shape \[1\]"),
+        ("identity_bytes", b"abc", "must have input shape [1]"),
     ],
 )
 def test_ambiguous_raw_inputs_are_rejected(model: str, body: bytes, message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        raw(model, body)
+    _check_rejected(send(model, {HEADER_LENGTH: "0"}, body), message)
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "BYTES"])
+def test_classification_rejects_some_datatypes(datatype: str) -> None:
+    wanted = [{"name": "OUTPUT0", "parameters": {"classification": 1}}]
+    element = [True] if datatype == "BOOL" else ["x"]
+    document = {"inputs": [entry(element, datatype)], "outputs": wanted}
+    response = infer(f"identity_{datatype.lower()}", document)
+    _check_rejected(response, "class result not available")
 
 
 @pytest.mark.parametrize(
-    ("datatype", "elements", "classes", "expected"),
+    ("datatype", "element"),
     [
-        ("FP32", [0.25, 3, 2, -1], 2, [b"3.000000:1", b"2.000000:2"]),
-        ("INT32", [5, 3, 2, 5], 2, [b"5:0", b"5:3"]),
-        ("FP32", [1], 5, [b"1.000000:0"]),
-        ("FP32", [], 5, []),
+        ("BOOL", "1"),
+        ("UINT8", "300"),
+        ("UINT8", "-1"),
+        ("INT32", "1.0"),
+        ("INT32", "true"),
+        ("INT32", str(-(2**31) - 1)),
+        ("INT64", str(2**63)),
+        ("INT64", "NaN"),
+        ("FP32", "true"),
+        ("FP32", '"1"'),
+        ("FP32", "null"),
+        ("FP32", "1e40"),
+        ("FP64", "1e400"),
+        ("FP64", "1" + "0" * 400),
+        ("BYTES", "1"),
+        ("BYTES", r'"\ud83d"'),
     ],
 )
-def test_classification_returns_the_largest_elements(
-    datatype: str, elements: list[float], classes: int, expected: list[bytes]
-) -> None:
-    wanted = [RequestedOutput("OUTPUT0", classes=classes)]
-    model = f"identity_{datatype.lower()}"
-    (output,) = run(model, tensor("INPUT0", datatype, elements), outputs=wanted)
-    assert (output.datatype, output.array.tolist()) == ("BYTES", expected)
+def test_element_out_of_range_is_rejected_and_named(datatype: str, element: str) -> None:
+    good = {"BOOL": "true", "BYTES": '"x"'}.get(datatype, "0")
+    data = f'"datatype": "{datatype}", "shape": [2], "data": [{good}, {element}]'
+    text = f'{{"inputs": [{{"name": "INPUT0", {data}}}]}}'
+    response = infer(f"identity_{datatype.lower()}", text.encode())
+    _check_rejected(response, f"input 'INPUT0' takes {datatype}: element 1 is ")
 
 
-def test_classification_of_a_batch_is_by_row() -> None:
-    image = np.zeros((2, 3, 224, 224))
-    image[1, 2] = 1
-    wanted = [RequestedOutput("MEAN", classes=1)]
-    (output,) = run("image", tensor("INPUT", "FP32", image), outputs=wanted)
-    assert output.array.tolist() == [[b"0.000000:0"], [b"1.000000:2"]]
-
-
-@pytest.mark.parametrize("datatype", ["BOOL", "BYTES", "FP16", "BF16"])
-def test_classification_rejects_some_datatypes(datatype: str) -> None:
-    wanted = [RequestedOutput("OUTPUT0", classes=1)]
-    with pytest.raises(RequestError, match="class result not available"):
-        run(f"identity_{datatype.lower()}", tensor("INPUT0", datatype, [0]), outputs=wanted)
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_16_bit_floats_have_no_json_form(datatype: str) -> None:
+    response = infer(f"identity_{datatype.lower()}", {"inputs": [entry([1.0], datatype)]})
+    _check_rejected(response, f"receiving {datatype} data via JSON")

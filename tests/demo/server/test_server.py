@@ -3,22 +3,16 @@
 import gzip
 import json
 import zlib
+from typing import Any
 
 import aiohttp
 import pytest
 
-from gateway.demo.server.recorder import MAX_PATHS, MAX_TEXT
-from gateway.demo.server.server import DemoServer
+from gateway.demo.server.server import MAX_TEXT, DemoServer
 from gateway.demo.server.wire import HEADER_LENGTH
 
 UPPER = b'{"inputs":[{"name":"INPUT0","datatype":"BYTES","shape":[1],"data":["hello"]}]}'
 URL = "/v2/models/upper/infer"
-
-
-async def test_json_request_has_a_json_response(client: aiohttp.ClientSession) -> None:
-    async with client.post(URL, data=UPPER) as response:
-        assert (response.status, response.content_type) == (200, "application/json")
-        assert (await response.json())["outputs"][0]["data"] == ["HELLO"]
 
 
 @pytest.mark.parametrize(
@@ -80,34 +74,16 @@ async def test_client_may_leave_during_the_events(
 async def test_last_call_is_recorded(server: DemoServer, client: aiohttp.ClientSession) -> None:
     async with client.post(URL, data=b"hello", headers={HEADER_LENGTH: "0"}) as response:
         body = await response.read()
-    recorded = server.last_call
-    assert recorded is not None
+    await client.get("/v2/models/upper")  # other calls do not replace it
+    recorded: Any = server.last_call
     assert (recorded.method, recorded.path, recorded.status) == ("POST", URL, 200)
     assert (recorded.request.form, recorded.request.size) == ("raw binary", 5)
     assert (recorded.response.form, recorded.response.size) == ("binary", len(body))
     assert recorded.response.text.encode() + b"\5\0\0\0HELLO" == body
     assert recorded.seconds > 0
-
-
-async def test_metadata_calls_do_not_replace_the_last_call(
-    server: DemoServer, client: aiohttp.ClientSession
-) -> None:
-    await client.post(URL, data=UPPER)
-    await client.get("/v2/models/upper")
-    assert server.last_call is server.last_call_to(URL)
-    look_up = server.last_call_to("/v2/models/upper")
-    assert look_up is not None
-    assert look_up.request.form == "empty"
-    await client.get("/v2/trace/setting")
-    assert server.last_call is server.last_call_to("/v2/trace/setting")
-
-
-async def test_recorder_is_bounded(server: DemoServer, client: aiohttp.ClientSession) -> None:
     await client.post(URL, data=UPPER + b" " * 10_000)
     recorded = server.last_call
-    assert recorded is not None
     assert (len(recorded.request.text), recorded.request.size) == (MAX_TEXT, len(UPPER) + 10_000)
-    for number in range(MAX_PATHS):
-        await client.get(f"/{number}")
-    assert server.last_call_to(URL) is None
-    assert server.last_call_to("/0") is not None
+    await client.get("/v2/trace/setting")
+    recorded = server.last_call
+    assert recorded.request.form == "empty"

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from gateway.demo.server.server import DemoServer
 from gateway.demo.walkthrough.client import ShowError
-from gateway.demo.walkthrough.page import WIDTH
+from gateway.demo.walkthrough.page import WIDTH, Page, summarize_json
 from gateway.demo.walkthrough.walkthrough import curl_commands, next_steps, run_show
 from tests.support.addresses import free_address
 from tests.support.gateway import running_gateway
@@ -94,19 +94,59 @@ async def test_show_fails_on_a_wrong_response(server: DemoServer, response: str)
     assert response in str(failed.value)
 
 
-def test_curl_commands_fit_the_page_and_name_the_gateway() -> None:
-    lines = curl_commands("http://127.0.0.1:18080/").splitlines()
-    assert max(map(len, lines)) <= WIDTH
-    commands = [line for line in lines if "curl" in line]
-    assert commands
-    assert all(" http://127.0.0.1:18080/v2" in command for command in commands)
-
-
 def test_next_steps_name_all_addresses_and_the_commands() -> None:
-    text = next_steps("http://127.0.0.1:18080", "http://127.0.0.1:18000", "http://127.0.0.1:9", "k")
-    assert "The operator's page is http://127.0.0.1:9/ " in text
-    assert 'Its panel "Try it" sends calls of your own: http://127.0.0.1:9/#try?model=add' in text
-    assert "with the key k\n" in text
-    assert "The gateway listens on http://127.0.0.1:18080\n" in text
-    assert "The demo server listens on http://127.0.0.1:18000\n" in text
-    assert text.endswith(curl_commands("http://127.0.0.1:18080"))
+    text = next_steps("http://a:18080", "http://b:18000", "http://127.0.0.1:9", "k")
+    for told in (
+        "The gateway listens on http://a:18080\n",
+        "The demo server listens on http://b:18000\n",
+        "The operator's page is http://127.0.0.1:9/ ",
+        'Its panel "Try it" sends calls of your own: http://127.0.0.1:9/#try?model=add',
+        "with the key k\n",
+    ):
+        assert told in text
+    commands = curl_commands("http://127.0.0.1:18080/")
+    assert max(map(len, commands.splitlines())) <= WIDTH
+    calls = [line for line in commands.splitlines() if "curl" in line]
+    assert all(" http://127.0.0.1:18080/v2" in call for call in calls)
+    assert text.endswith(curl_commands("http://a:18080"))
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (
+            '{"inputs":[{"name":"x","datatype":"FP32","shape":[2,3],"data":[0.1,1,2,3,4,5]}]}',
+            ["x  FP32 [2,3]  data [0.1, 1, 2, … 6 in all]"],
+        ),
+        ('{"error":"no"}', ['{"error": "no"}']),
+        ("[1]", ["[1]"]),
+        ('{"cut":', ['{"cut":']),
+        ("", []),
+    ],
+)
+def test_json_is_summarized(text: str, lines: list[str]) -> None:
+    assert summarize_json(text) == lines
+
+
+def test_page_is_as_wide_as_said_and_has_the_characters_that_the_terminal_has() -> None:
+    def page(color: bool, encoding: str = "utf-8") -> str:
+        raw = io.BytesIO()
+        out = io.TextIOWrapper(raw, encoding=encoding)
+        page = Page(out, color=color)
+        page.title("A title", "its side")
+        page.row("label", "long " * 100, "green")
+        page.details(["one\x1b[31m\ntwo"])
+        page.bars("time", {"fast": 0.00004, "slow": 0.1234})
+        return raw.getvalue().decode()
+
+    plain = page(color=False)
+    assert all(each.isprintable() or each == "\n" for each in plain)
+    *_, fast, slow = plain.splitlines()
+    assert "fast    0.04 ms  █" in fast
+    assert "slow   123.4 ms  " + "█" * 40 in slow
+    assert max(map(len, plain.splitlines())) <= WIDTH
+    colored = page(color=True)
+    assert "\x1b[32m" in colored
+    without = [re.sub(r"\x1b\[[0-9]*m", "", line).rstrip() for line in colored.splitlines()]
+    assert without == plain.splitlines()
+    assert "123.4 ms  ???" in page(color=False, encoding="ascii")

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.top.address import parse_admin_address
-from gateway.top.client import AdminClient
+from gateway.top.client import AdminClient, parse_admin_address
 from gateway.top.frame import Frame, plain_page
 from gateway.top.poller import Poller, Wanted
 from gateway.top.view import PANELS
@@ -60,7 +59,7 @@ async def test_incident_is_one_alarm_with_one_sentence(incident: Incident, tmp_p
         assert endpoint["state"] in incident.states
         assert endpoint["state_text"] or endpoint["state"] == "in_use"
         assert endpoint["state_since"]
-        shown = " ".join((await asyncio.to_thread(_top, site.admin)).split())
+        shown = " ".join((await _top(site.admin)).split())
         assert re.search(incident.sentence_of(site), shown), shown
         states = "|".join(incident.states).replace("_", " ")
         assert re.search(rf"{re.escape(bad.url)} ({states}) ", shown), shown
@@ -122,14 +121,13 @@ async def _watched(site: Site) -> AsyncIterator[list[dict[str, Any]]]:
         await asyncio.sleep(0.2)
 
 
-def _top(admin: str) -> str:
+async def _top(admin: str) -> str:
     """Return what ``tensorgate top --once`` prints."""
     address = parse_admin_address(admin)
-    client = AdminClient(address)
-    poller = Poller(client, 1.0)
-    for panel in PANELS:
-        poller.read(Wanted(panel))
-    client.close()
+    async with AdminClient(address) as client:
+        poller = Poller(client, 1.0)
+        for panel in PANELS:
+            await poller.read(Wanted(panel))
     page = plain_page(Frame(address.shown, 1.0), poller.snapshot, 300)
     return "\n".join(line.plain for line in page)
 

@@ -63,7 +63,7 @@ async def nothing_left(gateway: Gateway, unchecked: str = "") -> AsyncIterator[R
             if not unchecked:
                 await remains.until_nothing()
                 # What the test counts of its own calls, it may look at later.
-                gateway.listener._observers = ()
+                gateway.listener.observers = ()
                 if isinstance(gateway, StandaloneGateway) and _serves_anybody(gateway):
                     await check_alive(gateway.addresses[0])
                     await remains.until_nothing()
