@@ -207,14 +207,9 @@ async def _gateway(
             yield process, url, admin, file
 
 
-def _children(process: Process) -> list[int]:
-    text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    return [int(pid) for pid in text.split()]
-
-
 async def _admin_pid(process: Process, admin: str) -> int:
     workers = {each["pid"] for each in (await Operator(admin).status())["workers"]}
-    (pid,) = set(_children(process)) - workers
+    (pid,) = set(process.children) - workers
     return pid
 
 
@@ -398,7 +393,7 @@ async def test_reload_adds_moves_and_removes_the_admin_address(tmp_path: Path) -
             for other in {admin, moved} - {address}:
                 await _until_refused(other)
             if not address:
-                await until(lambda: len(_children(process)) == 2, TIMEOUT)
+                await until(lambda: len(process.children) == 2, TIMEOUT)
 
 
 async def _until_refused(address: str) -> None:

@@ -17,7 +17,7 @@ from gateway.upstream.pool import outlier_detection
 from tests.support.addresses import free_address, free_port
 from tests.support.gateway import LIMITS, gateway_of, no_leaks, until
 from tests.support.http_messages import http_response
-from tests.support.inference_messages import HEADER_LENGTH, binary_response_header, infer_json
+from tests.support.inference_messages import infer_json
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import ScriptedServer, always_respond, respond_in_turn
 
@@ -156,23 +156,6 @@ async def test_responses_with_500_are_counted_on_the_fast_path(
     # The state of the endpoint may have its line already.
     (said,) = [each.message for each in warnings if "failed with 500" in each.message]
     assert f"failed with 500: {server.url} returned 500: out of memory" in said
-
-
-async def test_broken_responses_are_counted_on_the_fast_path() -> None:
-    """The first call with a head takes the streaming path, those that follow the fast path."""
-    broken = http_response(
-        binary_response_header(8) + bytes(4), {HEADER_LENGTH: str(len(binary_response_header(8)))}
-    )
-    async with (
-        ScriptedServer(always_respond(broken)) as server,
-        _serving(server.url) as (client, operator),
-    ):
-        for _ in range(4):
-            assert (await client.ask(infer_json())).status == 502
-        endpoint = await _status_of(operator)
-        assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
-        assert (endpoint["failures"], endpoint["requests_in_progress"]) == ({"bad_response": 4}, 0)
-        assert endpoint["last_error"].startswith(f"{server.url}: ")
 
 
 async def _until_ready_is(operator: RawClient, status: int) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import socket
 import weakref
 from contextlib import AsyncExitStack
 from typing import Any
@@ -14,7 +13,7 @@ from gateway.settings.schema import Settings
 from tests.app.reloading import running_gateway, server_named, settings_for
 from tests.support.addresses import free_address
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import gateway_of, no_leaks, until, worker_of
+from tests.support.gateway import gateway_of, no_leaks, until
 from tests.support.http_messages import http_response, request, with_long_head
 from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
 from tests.support.raw_client import connect
@@ -216,29 +215,6 @@ async def test_running_calls_keep_their_slots(of_upstream: bool) -> None:
         await until(lambda: places() == (0, 0))
 
 
-async def test_running_call_keeps_its_timeouts() -> None:
-    gated = GatedResponse(b"gated")
-    limits = {"request_timeout": 1}
-    async with (
-        ScriptedServer(gated) as old,
-        running_gateway(settings_for(old.url, limits=limits)) as (
-            gateway,
-            url,
-        ),
-        connect(url) as client,
-    ):
-        gated.may_respond.set()
-        await client.call("GET", "/v2/x")
-        gated.may_respond.clear()
-        await client.send(request("GET", "/v2/x"))
-        await until(lambda: gateway.active_config.fast_path.in_flight)
-        assert await gateway.reload(settings_for(old.url)) == "limits changed"
-        reply = await client.read_response()
-        assert reply.status == 504
-        assert "not done in 1 s" in reply.error
-        gated.may_respond.set()
-
-
 async def test_drain_cuts_calls_on_old_and_new_runtimes() -> None:
     async with (
         no_leaks(),
@@ -297,54 +273,5 @@ async def test_reload_adds_and_removes_offload_threads(monkeypatch: pytest.Monke
         assert gateway.parts.offload is before
 
 
-async def test_worker_gateway_does_not_listen() -> None:
-    async with (
-        server_named("x") as server,
-        no_leaks(),
-        worker_of(settings_for(server.url)) as worker,
-    ):
-        address = free_address()
-        prepared = await worker.prepare(settings_for(server.url, listen=address, workers=3))
-        await prepared.commit()()
-        assert worker.settings.workers == 1
-        with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
-            pass
-
-
 def _auto(url: str, **more: Any) -> Settings:
     return settings_for(upstreams={"u": {"endpoints": [url], "dialect": "auto", **more}})
-
-
-async def test_detected_dialects_are_kept() -> None:
-    """An unchanged upstream is not asked again; a changed one keeps what its endpoints showed."""
-    itself = b'{"name": "mlserver", "version": "1.7.1", "extensions": []}'
-
-    async def script(connection: Connection) -> None:
-        while True:
-            received = await connection.request()
-            is_itself = received.head.target == "/v2"
-            await connection.send(http_response(itself if is_itself else b'{"outputs":[]}'))
-
-    def asked() -> int:
-        return sum(received.head.target == "/v2" for received in server.requests)
-
-    async with (
-        ScriptedServer(script) as server,
-        running_gateway(_auto(server.url)) as (gateway, url),
-    ):
-        first = gateway.active_config.upstreams["u"].dialect_state
-        await until(lambda: first.dialect)
-        await gateway.reload(_auto(server.url).model_copy(update={"request_id": False}))
-        assert gateway.active_config.upstreams["u"].dialect_state is first
-        async with connect(url) as client:
-            assert (await client.ask(infer_json())).status == 200
-        assert asked() == 1
-        await gateway.reload(_auto(server.url, required=False))
-        dialect_state = gateway.active_config.upstreams["u"].dialect_state
-        assert dialect_state is not first
-        assert dialect_state.dialect == first.dialect
-        await until(lambda: asked() == 2)
-        # A declared dialect is not detected.
-        await gateway.reload(_auto(server.url, dialect="kserve"))
-        assert gateway.active_config.upstreams["u"].dialect.name == "kserve"
-        assert asked() == 2

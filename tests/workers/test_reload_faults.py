@@ -77,12 +77,7 @@ class _Gateway:
 
     @property
     def admin_pid(self) -> int:
-        return next(pid for pid in self.children if pid not in self.workers)
-
-    @property
-    def children(self) -> list[int]:
-        folder = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in folder.read_text().split()]
+        return next(pid for pid in self.process.children if pid not in self.workers)
 
     def pause(self, pid: int) -> None:
         """Stop a process until ``resume``, or until the end of the test."""

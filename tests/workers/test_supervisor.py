@@ -1,13 +1,12 @@
 """The supervisor's start and stop: each test is a program of its own, as it forks."""
 
-import os
 import signal
 import socket
 from contextlib import ExitStack
 
 import pytest
 
-from tests.support.gateway_process import Process, run, running_process
+from tests.support.gateway_process import run, running_process
 from tests.workers.programs import COUNTING_WORKER, command
 
 
@@ -83,120 +82,20 @@ print('ports', *ports, file=sys.stderr, flush=True)
     assert err.splitlines()[-1] == "stopping"
 
 
-ADMIN = """
-os.write(2, b'admin %d\\n' % os.getpid())  # whole, unlike print
-channel.send(FromWorker.READY); got = 0
-while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
-    if message[0] == ToWorker.ADMIN:
-        got += 100; channel.send(FromWorker.RECEIVED)
-channel.send(FromWorker.DROPPED, str(got))
-os.write(2, b'admin drained\\n')
-"""
-WORKER = f"""
-{COUNTING_WORKER}
-time.sleep(0.2)
-os.write(2, b'worker drained\\n')  # whole, unlike print
-"""
-WITH_ADMIN = """
+async def test_admin_process_that_fails_again_and_again_keeps_no_client_waiting() -> None:
+    """Who connects to it waits; the client does not."""
+    setup = """
 admin = socket.create_server(('127.0.0.1', 0))
 admin_sockets = {admin: ToWorker.ADMIN}
 print('ports', *[each.getsockname()[1] for each in (sock, admin)], file=sys.stderr, flush=True)
 """
-
-
-async def _connect_to(process: Process, exits: ExitStack) -> None:
-    found = await process.wait_for_output(r"ports (\d+) (\d+)")
-    for port in found.groups():
-        exits.enter_context(socket.create_connection(("127.0.0.1", int(port))))
-
-
-async def test_operators_go_to_the_admin_process_which_ends_behind_the_workers() -> None:
-    program = command(WORKER, 2, setup=WITH_ADMIN, admin=ADMIN)
+    program = command(COUNTING_WORKER, 1, setup=setup, admin="os._exit(3)")
     async with running_process(*program) as process:
-        await process.wait_for_output(r"admin \d+")
+        found = await process.wait_for_output(r"ports (\d+) (\d+)")
         await process.wait_for_output("started")
         with ExitStack() as clients:
-            await _connect_to(process, clients)
-            process.signal(signal.SIGTERM)
-            status, out, err = await process.end()
-    assert (status, out) == (0, "dropped 101\n")
-    assert err.splitlines()[-4:] == ["stopping", *["worker drained"] * 2, "admin drained"]
-
-
-async def test_admin_process_that_dies_is_replaced_and_delays_no_client() -> None:
-    program = command(WORKER, 1, setup=WITH_ADMIN, admin=ADMIN)
-    async with running_process(*program) as process:
-        pid = int((await process.wait_for_output(r"admin (\d+)"))[1])
-        await process.wait_for_output("started")
-        os.kill(pid, signal.SIGKILL)
-        await process.wait_for_output(f"admin process {pid} was killed by SIGKILL; another one")
-        with ExitStack() as clients:
-            await _connect_to(process, clients)
-            await process.wait_for_output(rf"admin process (?!{pid})\d+ is up")
-            process.signal(signal.SIGTERM)
-            assert (await process.end())[:2] == (0, "dropped 101\n")
-
-
-async def test_processes_that_die_and_their_successors_are_reported() -> None:
-    program = command(WORKER, 1, setup=WITH_ADMIN, admin=ADMIN)
-    async with running_process(*program) as process:
-        admin = int((await process.wait_for_output(r"admin (\d+)"))[1])
-        worker = int((await process.wait_for_output(r"started (\d+)"))[1])
-        for name, pid in (("worker", worker), ("admin process", admin)):
-            os.kill(pid, signal.SIGKILL)
-            await process.wait_for_output(f"end of {name} {pid}")
-            await process.wait_for_output(rf"successor {name} (?!{pid})\d+")
-        process.signal(signal.SIGTERM)
-        _, _, err = await process.end()
-    # Those that start at first, or end with the gateway, are none.
-    assert (err.count("successor "), err.count("end of ")) == (2, 2)
-
-
-async def test_admin_process_that_fails_again_and_again_keeps_no_client_waiting() -> None:
-    program = command(WORKER, 1, setup=WITH_ADMIN, admin="os._exit(3)")
-    async with running_process(*program) as process:
-        await process.wait_for_output("started")
-        with ExitStack() as clients:
-            await _connect_to(process, clients)
+            for port in found.groups():
+                clients.enter_context(socket.create_connection(("127.0.0.1", int(port))))
             await process.wait_for_output("another one starts in 0.4 s")
             process.signal(signal.SIGTERM)
             assert (await process.end())[:2] == (0, "dropped 1\n")
-
-
-@pytest.mark.parametrize("has_admin_first", [False, True])
-async def test_admin_process_runs_while_there_is_an_admin_address(has_admin_first: bool) -> None:
-    setup = f"""
-class Source(Gateway):
-    has_admin = {has_admin_first}
-
-    def poll(self, requested):
-        if not requested: return None
-        self.has_admin = not self.has_admin
-        return ConfigUpdate({{sock: ToWorker.CLIENT, **self.admin}}, 0.1)
-
-    @property
-    def admin(self): return {{admin.dup(): ToWorker.ADMIN}} if self.has_admin else {{}}
-
-    def commit(self): pass
-
-    def on_applied(self, late): print('applied', *late, file=sys.stderr, flush=True)
-
-admin = socket.create_server(('127.0.0.1', 0))
-gateway = Source()
-admin_sockets = gateway.admin
-"""
-    worker = """
-channel.send(FromWorker.READY)
-while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
-    if message[0] in (ToWorker.PREPARE, ToWorker.COMMIT): channel.send(FromWorker.RELOAD_DONE)
-"""
-    admin = worker + "print('admin drained', file=sys.stderr, flush=True)"
-    async with running_process(*command(worker, 1, setup=setup, admin=admin)) as process:
-        await process.wait_for_output("started")
-        for has_admin in (not has_admin_first, has_admin_first):
-            process.said = ""
-            process.signal(signal.SIGHUP)
-            await process.wait_for_output("applied\n")
-            await process.wait_for_output(r"admin process \d+ is up" if has_admin else "drained")
-        process.signal(signal.SIGTERM)
-        assert (await process.end())[:2] == (0, "dropped 0\n")

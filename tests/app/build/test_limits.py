@@ -53,16 +53,6 @@ def test_buffered_bytes_count_on_through_a_reload() -> None:
                     each.grow(1)
 
 
-def test_running_calls_count_on_through_a_reload() -> None:
-    before = _limits(max_requests=4)
-    assert before.concurrency_limit is not None
-    assert before.concurrency_limit.try_acquire()
-    after = _limits(before, max_requests=6, drain_timeout=1)
-    after.apply()
-    assert after.concurrency_limit is not None
-    assert [after.concurrency_limit.try_acquire() for _ in range(3)] == [True, True, False]
-
-
 def test_reload_adds_and_removes_a_limit() -> None:
     unlimited = _limits(_limits(max_requests=4))
     unlimited.apply()

@@ -33,14 +33,11 @@ def test_worker_count_is_the_setting_or_the_cores(workers: int | str, count: int
     [
         (1, 1, "auto", 0),
         (2, 1, "auto", 1),
-        (4, 1, "auto", 3),
         (64, 1, "auto", 4),
         (4, 2, "auto", 1),
-        (4, 3, "auto", 0),
         (4, 5, "auto", 0),
         (4, "auto", "auto", 0),
         (4, "auto", 2, 2),
-        (1, 1, 64, 64),
         (64, 1, 0, 0),
     ],
 )
@@ -65,7 +62,7 @@ def test_there_are_no_threads_without_the_c_module(
 @pytest.mark.usefixtures("four_cores")
 @pytest.mark.parametrize(
     ("number", "workers", "share"),
-    [(100, 1, 100), (100, "auto", 25), (7, "auto", 1), (1, "auto", 1), (100, 3, 33)],
+    [(100, "auto", 25), (7, "auto", 1), (1, "auto", 1), (100, 3, 33)],
 )
 def test_workers_have_equal_shares(number: int, workers: int | str, share: int) -> None:
     assert share_per_worker(number, worker_count(_settings(workers=workers))) == share
@@ -81,11 +78,9 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     ("quota", "cores"),
     [
         ("max 100000\n", 8),
-        ("400000 100000\n", 4),
         ("150000 100000\n", 2),
         ("1000 100000\n", 1),
         ("1600000 100000\n", 8),
-        ("", 8),
         ("what?\n", 8),
     ],
 )
@@ -98,7 +93,3 @@ def test_cpu_quota_counts_as_cores(tmp_path: Path, quota: str, cores: int) -> No
 @pytest.mark.usefixtures("eight_cores")
 def test_without_a_quota_the_cores_of_the_process_count(tmp_path: Path) -> None:
     assert usable_cores(tmp_path / "none") == 8
-
-
-def test_there_is_at_least_one_core_here() -> None:
-    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
