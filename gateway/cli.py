@@ -21,7 +21,7 @@ from typing import TypeVar
 import click
 
 from gateway import __version__
-from gateway.app.build.listen import UnusableSettingsError
+from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.build.worker_count import worker_count
 from gateway.build_info import COMPILED, describe_build
 from gateway.observe.stderr_handler import StderrHandler

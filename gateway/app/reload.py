@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.app.build.listen import UnusableSettingsError
+from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.build.tls import server_tls_files, tls_warnings
 from gateway.app.build.worker_count import offload_warnings
 from gateway.app.journal import RELOAD_REFUSED, SETTINGS_RELOADED, EventKind

@@ -12,14 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from gateway.app.admin_source import DRAIN_GRACE, AdminSource
-from gateway.app.build.listen import (
-    BoundAddress,
-    close,
-    describe_addresses,
-    difference,
-    listen,
-    listen_addresses,
-)
+from gateway.app.build import listening
+from gateway.app.build.listening import BoundAddress
 from gateway.app.gateway import Gateway, Parts, logged
 from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.process import (
@@ -123,15 +117,15 @@ class StandaloneGateway(Gateway):
     @property
     def addresses(self) -> list[str]:
         """Return where clients and operators connect: URLs, or unix:/path."""
-        return describe_addresses(self._doors.bound, self._doors.settings)
+        return listening.describe(self._doors.bound, self._doors.settings)
 
     async def __aenter__(self) -> Self:
         settings = self._doors.settings
-        self._doors = _Doors(settings, listen(listen_addresses(settings)), None)
+        self._doors = _Doors(settings, listening.listen(listening.addresses_of(settings)), None)
         try:
             await super().__aenter__()
         except BaseException:
-            close(self._doors.bound)
+            listening.close(self._doors.bound)
             raise
         self._doors.open(self._doors.of(clients=True), self.listener.sockets)
         self._serving_operators = asyncio.create_task(self._serve_operators())
@@ -152,7 +146,7 @@ class StandaloneGateway(Gateway):
 
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__(None, None, None)
-        close(self._doors.bound)
+        listening.close(self._doors.bound)
 
     async def _drain(self) -> None:
         await super()._drain()
@@ -183,9 +177,9 @@ class StandaloneGateway(Gateway):
             undo.push_async_callback(parts.abort)
             # An address that clients and operators swap needs sockets of its own for either.
             swapped = {before.settings.admin.listen} ^ {settings.admin.listen}
-            bound = listen(listen_addresses(settings), before.bound, swapped)
-            opened = difference(bound, before.bound)
-            undo.callback(close, opened)
+            bound = listening.listen(listening.addresses_of(settings), before.bound, swapped)
+            opened = listening.difference(bound, before.bound)
+            undo.callback(listening.close, opened)
             admin = await self._admin_site(settings)
             undo.push_async_callback(_close_admin, admin, before.admin)
             doors = _Doors(settings, bound, admin)
@@ -206,7 +200,7 @@ class StandaloneGateway(Gateway):
     async def _close_doors(self, replaced: _Doors, close_parts: CloseReplaced) -> None:
         """Close what is not used any more; what fails is logged, as the reload has happened."""
         kept_addresses = {each.address for each in self._doors.bound}
-        for each in difference(replaced.bound, self._doors.bound):
+        for each in listening.difference(replaced.bound, self._doors.bound):
             sockets = replaced.sockets(each, self.listener.sockets)
             with logged(f"the address {each.address}"):
                 try:

@@ -294,9 +294,8 @@ class WorkerPool:
     def _start(self, slot: WorkerSlot) -> None:
         now = time.monotonic()
         slot.closed_connections[0] = 0
-        number = self._all_slots.index(slot)
         try:
-            pid, channel = _fork(slot.main, slot.closed_connections, number, self._close_in_child)
+            pid, channel = self._fork(slot)
         except OSError as error:
             delay = slot.remove_worker(now, now)
             _log.error("cannot start a worker: %s; next try in %g s", error.strerror, delay)
@@ -309,6 +308,42 @@ class WorkerPool:
         if slot.replaces:
             slot.replaces = False
             self._events.on_worker_restarted(slot.worker)
+
+    def _fork(self, slot: WorkerSlot) -> tuple[int, socket.socket]:
+        """Fork a worker; return its process id, and the supervisor's end of its channel."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        # Until the child has reset its handlers, its signals would wake the parent.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                number = self._all_slots.index(slot)
+                channel = WorkerChannel(theirs, slot.closed_connections, number)
+                self._run_in_child(partial(slot.main, channel), mask)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
+        return pid, ours
+
+    def _run_in_child(self, main: Callable[[], None], mask: set[signal.Signals | int]) -> NoReturn:
+        """Run a worker in a forked child; none of the parent's code runs after it."""
+        status = 1
+        try:
+            self._close_in_child()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            main()
+            status = 0
+        except BaseException:
+            _log.exception("a worker failed")
+        finally:
+            with suppress(Exception):
+                sys.stderr.flush()
+            os._exit(status)
 
     def _read(self, slot: WorkerSlot, worker: WorkerProcess) -> None:
         was_starting = worker.state is WorkerState.STARTING
@@ -361,50 +396,3 @@ def reap_adopted_children(workers: Collection[int]) -> None:
         if found is None or found.si_pid in workers:
             return
         os.waitpid(found.si_pid, 0)
-
-
-def _fork(
-    main: WorkerMain,
-    closed_connections: memoryview,
-    slot: int,
-    close_in_child: Callable[[], None],
-) -> tuple[int, socket.socket]:
-    """Fork a worker; return its process id, and the supervisor's end of its channel."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    # Until the child has reset its handlers, its signals would wake the parent.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
-    try:
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            channel = WorkerChannel(theirs, closed_connections, slot)
-            _run_worker(main, channel, close_in_child, mask)
-    except OSError:
-        ours.close()
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        theirs.close()
-    return pid, ours
-
-
-def _run_worker(
-    main: WorkerMain,
-    channel: WorkerChannel,
-    close_in_child: Callable[[], None],
-    mask: set[signal.Signals | int],
-) -> NoReturn:
-    """Run a worker in a forked child; none of the parent's code runs after it."""
-    status = 1
-    try:
-        close_in_child()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        main(channel)
-        status = 0
-    except BaseException:
-        _log.exception("a worker failed")
-    finally:
-        with suppress(Exception):
-            sys.stderr.flush()
-        os._exit(status)

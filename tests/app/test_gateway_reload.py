@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.build.listen import UnusableSettingsError
+from gateway.app.build.listening import UnusableSettingsError
 from gateway.settings.schema import Settings
 from tests.app.reloading import running_gateway, server_named, settings_for
 from tests.support.addresses import free_address

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.build.listen import UnusableSettingsError
+from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.loaded_resources import load_resources
 from gateway.app.reload import (
     SettingsSource,

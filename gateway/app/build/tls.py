@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gateway.app.build.listen import UnusableSettingsError
+from gateway.app.build.listening import UnusableSettingsError
 from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles, is_world_readable
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream, UpstreamTls, urls_of
@@ -56,16 +56,14 @@ def upstream_tls_files(upstream: Upstream) -> tuple[str, ...]:
     declared = upstream.tls
     if declared is None or not _uses_tls(upstream):
         return ()
-    named = (declared.ca, declared.certificate, declared.key)
-    return tuple(file for file in named if file is not None)
+    return tuple(filter(None, (declared.ca, declared.certificate, declared.key)))
 
 
 def server_tls_files(declared: ClientTls | None) -> tuple[str, ...]:
     """Return the files of TLS to clients."""
     if declared is None:
         return ()
-    named = (declared.certificate, declared.key, declared.client_ca)
-    return tuple(file for file in named if file is not None)
+    return tuple(filter(None, (declared.certificate, declared.key, declared.client_ca)))
 
 
 def tls_warnings(settings: Settings) -> Iterator[SettingWarning]:

@@ -14,7 +14,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.app.build import api_keys as keys_module
 from gateway.app.build.api_keys import MAX_KEYS, ApiKeys, parse_keys
-from gateway.app.build.listen import UnusableSettingsError
+from gateway.app.build.listening import UnusableSettingsError
 from gateway.settings.schema import Settings
 from tests.support.gateway import until
 

@@ -31,7 +31,7 @@ class BoundAddress(NamedTuple):
     sockets: tuple[socket.socket, ...]
 
 
-def listen_addresses(settings: Settings) -> tuple[Address, ...]:
+def addresses_of(settings: Settings) -> tuple[Address, ...]:
     """Return all addresses to listen on: those of clients, and the admin address."""
     admin = settings.admin.listen
     return settings.listen if admin is None else (*settings.listen, admin)
@@ -117,7 +117,7 @@ def _overlap(address: Address, sock: socket.socket) -> bool:
     return any(host in (each[4][0], *_WILDCARDS) or each[4][0] in _WILDCARDS for each in found)
 
 
-def describe_addresses(bound: Iterable[BoundAddress], settings: Settings) -> list[str]:
+def describe(bound: Iterable[BoundAddress], settings: Settings) -> list[str]:
     """Return where clients and operators connect: URLs, or unix:/path."""
     return [
         f"{_describe(sock, False)} (admin)"

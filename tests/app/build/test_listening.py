@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.app.build.listen import BoundAddress, UnusableSettingsError, close, listen
+from gateway.app.build.listening import BoundAddress, UnusableSettingsError, close, listen
 from gateway.settings.values.addresses import TcpAddress
 from tests.support.addresses import HOST, OTHER_HOST, free_port
 
