@@ -276,4 +276,6 @@ def test_newest_thousand_endpoints_are_shared(monkeypatch: pytest.MonkeyPatch) -
     assert list(syncs[1].read()) == [f"u http://{number}" for number in range(20, 30)]
     assert syncs[1].publish("u", "http://29", EjectionState(ejections=1, until=1e9))
     assert not syncs[1].publish("v", "http://29", EjectionState(ejections=1, until=1e9))
+    # The worker that takes the place of one goes on with its list.
     assert EjectionSync(documents, 0, dict).publish("u", "http://28", EjectionState(1, 1, 1e9))
+    assert "u http://27" in syncs[1].read()

@@ -1,8 +1,7 @@
 """Failing endpoints in the status, the metrics and the log."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,13 +12,11 @@ from gateway.observe.failure_log import FailureLog
 from gateway.proxy import errors
 from gateway.proxy.calls.buffered import BufferedCall
 from gateway.settings.schema import Settings
-from gateway.upstream.pool import outlier_detection
 from tests.support.addresses import free_address, free_port
 from tests.support.gateway import LIMITS, gateway_of, no_leaks, until
 from tests.support.http_messages import http_response
-from tests.support.inference_messages import infer_json
 from tests.support.raw_client import RawClient, connect
-from tests.support.servers.scripted_server import ScriptedServer, always_respond, respond_in_turn
+from tests.support.servers.scripted_server import ScriptedServer, respond_in_turn
 
 
 @pytest.fixture(autouse=True)
@@ -109,19 +106,6 @@ async def test_number_of_failures_that_are_not_logged_is_written_without_another
     assert caplog.messages.count(said) == 1
 
 
-async def test_failed_calls_before_the_dialect_is_known_are_counted() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    async with _serving(url, dialect="auto") as (client, operator):
-        for _ in range(4):
-            assert (await client.ask(infer_json())).status == 503
-        endpoint = await _status_of(operator)
-        assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
-        assert endpoint["last_error"] == f"cannot connect to {url}: Connection refused"
-        assert endpoint["requests_in_progress"] == 0
-        upstream = (await operator.call("GET", "/status")).json["upstreams"]["u"]
-        assert upstream["unreachable_reason"] == endpoint["last_error"]
-
-
 async def test_responses_with_500_are_counted_on_the_fast_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,35 +140,3 @@ async def test_responses_with_500_are_counted_on_the_fast_path(
     # The state of the endpoint may have its line already.
     (said,) = [each.message for each in warnings if "failed with 500" in each.message]
     assert f"failed with 500: {server.url} returned 500: out of memory" in said
-
-
-async def _until_ready_is(operator: RawClient, status: int) -> str:
-    """Poll /ready until it has a status; return its last error."""
-    async with asyncio.timeout(5):
-        while (reply := await operator.call("GET", "/ready")).status != status:  # noqa: ASYNC110  # nobody tells
-            await asyncio.sleep(0.02)
-    return reply.body.decode()
-
-
-async def test_readiness_follows_failed_calls_and_recovers_without_calls(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.02)
-    async with AsyncExitStack() as stack:
-        # One health check succeeds, and the next one is due after the test.
-        health = {"path": "/up", "interval": "1h"}
-        async with ScriptedServer(always_respond(http_response())) as server:
-            url, port = server.url, server.port
-            client, operator = await stack.enter_async_context(_serving(url, health_check=health))
-            await _until_ready_is(operator, 200)
-        for _ in range(4):  # the first may find a connection from before
-            assert (await client.call("GET", "/v2/x")).status in (502, 503)
-        said = await _until_ready_is(operator, 503)
-        assert f"cannot connect to {url}: Connection refused" in said
-        async with ScriptedServer(always_respond(http_response()), port=port):
-            await _until_ready_is(operator, 200)
-    assert [message for message in caplog.messages if message.startswith("upstream u")] == [
-        f"upstream u is not ready: 3 calls in a row could not connect; "
-        f"last error: cannot connect to {url}: Connection refused",
-        f"upstream u is ready again: {url} responds",
-    ]

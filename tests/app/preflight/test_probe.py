@@ -15,7 +15,7 @@ import pytest
 
 from gateway.app.loaded_resources import load_resources
 from gateway.app.preflight import probe
-from gateway.app.preflight.probe import ProbeResult, Report, Verdict, probe_servers
+from gateway.app.preflight.probe import Report, Verdict, probe_servers
 from gateway.settings.schema import Settings
 from tests.support.certificates import (
     authority,
@@ -302,27 +302,6 @@ async def test_both_addresses_of_a_server_are_probed() -> None:
         "speaks HTTP/1.1 begins with http:// or https://",
     ]
     assert report.exit_status == 4
-
-
-def _result(verdict: Verdict) -> ProbeResult:
-    return ProbeResult("u", NOWHERE, verdict, ())
-
-
-@pytest.mark.parametrize(
-    ("servers", "models", "status"),
-    [
-        ([Verdict.AS_DECLARED, Verdict.NOT_READY], {}, 4),
-        ([Verdict.NOT_READY, Verdict.MISMATCH, Verdict.UNAVAILABLE], {}, 3),
-        ([Verdict.AS_DECLARED], {"m": [Verdict.UNAVAILABLE]}, 4),
-        ([Verdict.NOT_READY], {"m": [Verdict.MISMATCH]}, 3),
-        ([Verdict.AS_DECLARED], {"m": []}, 3),
-    ],
-)
-def test_exit_status_is_that_of_the_worst_result(
-    servers: list[Verdict], models: dict[str, list[Verdict]], status: int
-) -> None:
-    of_models = {name: [_result(each) for each in found] for name, found in models.items()}
-    assert Report([_result(each) for each in servers], of_models).exit_status == status
 
 
 # ---------------------------------------------------------------------------------- the models
