@@ -16,8 +16,12 @@ from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore, clean_label
 from gateway.observe.recent_calls import RecentCalls
 from gateway.workers.control import ControlSockets
-from gateway.workers.shared_documents import MAX_DOCUMENT, SharedDocuments, shared_counters
-from gateway.workers.shared_rings import SharedRing
+from gateway.workers.shared_records import (
+    MAX_DOCUMENT,
+    SharedDocuments,
+    SharedRing,
+    shared_counters,
+)
 
 _ORDINARY_CALLS, _NOTABLE_CALLS = 512 * 1024, 1024 * 1024
 """Bytes of the rings of a worker. Memory is used as calls are written."""
@@ -63,11 +67,6 @@ class DrainedEndpoints:
 
     def __init__(self) -> None:
         self._documents = SharedDocuments(1, _MAX_DRAINED)
-
-    @property
-    def version(self) -> int:
-        """Return a number that changes with each change."""
-        return self._documents.published()
 
     def read(self) -> set[tuple[str, str]]:
         """Return all drained endpoints."""

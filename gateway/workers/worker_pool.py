@@ -31,7 +31,7 @@ from gateway.workers.ipc import (
     receive,
     send,
 )
-from gateway.workers.shared_documents import shared_counters
+from gateway.workers.shared_records import shared_counters
 from gateway.workers.signals import HANDLED_SIGNALS, STOP_SIGNALS
 
 NEVER = float("inf")

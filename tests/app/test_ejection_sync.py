@@ -17,7 +17,7 @@ from gateway.routing.endpoint_health import EjectionState
 from gateway.settings.schema import Settings
 from gateway.upstream.pool import outlier_detection
 from gateway.upstream.pool.pool import Pool
-from gateway.workers.shared_documents import SharedDocuments
+from gateway.workers.shared_records import SharedDocuments
 from tests.support.gateway import no_leaks, until, worker_client, worker_of
 from tests.support.http_messages import http_response
 from tests.support.raw_client import RawClient

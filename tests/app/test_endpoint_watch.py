@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.app.endpoint_watch import EndpointWatch, RecentLooks, leads_workers
+from gateway.app.endpoint_watch import EndpointWatch, RecentLooks
 from gateway.app.shared_memory import Waiting
 from gateway.observe.call_metrics import (
     CALL_FAMILIES,
@@ -19,7 +19,6 @@ from gateway.observe.call_metrics import (
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
 from gateway.routing.latency_outliers import Latency
-from gateway.workers.shared_documents import shared_counters
 from tests.support.gateway import no_leaks, until
 from tests.upstream.pools import make_pool
 
@@ -235,23 +234,6 @@ async def _slow_endpoint_is_seen(leads: Callable[[], bool]) -> AsyncIterator[Non
         looked.serve(20, endpoint=("u", "http://1"))
         await until(lambda: _states(pool.snapshot()) == ["slow", "in_use"])
         yield
-
-
-def test_first_worker_whose_event_loop_runs_leads() -> None:
-    beats = shared_counters(3)
-
-    def leaders(now: float) -> list[int]:
-        return [slot for slot in range(3) if leads_workers(beats, slot, now)]
-
-    for beat in beats:
-        beat[0] = 100_000
-    assert leaders(101) == [0]
-    beats[1][0] = beats[2][0] = 109_000
-    assert leaders(110) == [0, 1], "the first one hangs, and does not learn of it"
-    beats[2][0] = 119_000
-    assert leaders(120) == [0, 1, 2]
-    beats[0][0] = 120_000
-    assert leaders(121) == [0]
 
 
 async def test_worker_that_begins_to_lead_logs_the_states_of_that_time(

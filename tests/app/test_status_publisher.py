@@ -21,7 +21,7 @@ from gateway.app.status_publisher import (
 )
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.metrics import StoreCollector
-from gateway.workers.shared_documents import SharedDocuments
+from gateway.workers.shared_records import SharedDocuments
 from tests.support.gateway import until
 
 

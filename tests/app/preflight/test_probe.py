@@ -175,6 +175,7 @@ async def test_ready_server_may_not_show_its_dialect() -> None:
         f"ready; dialect detection failed: {failing.url} returned 500 to GET /v2",
         "ready; no response to GET /v2 within 0.3 s",
     ]
+    assert [each.verdict for each in report.servers] == [Verdict.NOT_READY] * 2
     assert report.exit_status == 4
 
 
