@@ -114,10 +114,8 @@ def check(config: Path, probe: bool) -> None:
     settings = loaded.settings
     with _exit_on_errors():
         resources = load_resources(settings)
-    for path, message in settings_warnings(settings):
+    for path, message in (*settings_warnings(settings), *find_self_references(settings)):
         click.echo(loaded.problem(path, f"warning: {message}").describe(config), err=True)
-    for warning in find_self_references(settings):
-        click.echo(warning.describe(config, loaded.positions), err=True)
     click.echo(_summary(settings))
     if probe:
         from gateway.app.preflight.probe import probe_servers
