@@ -51,14 +51,6 @@ WorkerMain = Callable[[WorkerChannel], None]
 """What a worker runs; it returns when the worker is to exit."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingConnection:
-    """A connection that no worker has received yet."""
-
-    sock: socket.socket
-    kind: ConnectionKind
-
-
 class WorkerState(IntEnum):
     """The life of a worker: the supervisor advances it, or the worker's messages do."""
 
@@ -84,7 +76,7 @@ class WorkerProcess:
     """The gateway started with it."""
     is_leaving: bool = False
     """It got a signal of its own, or could not use new settings: another one takes its place."""
-    unacknowledged: deque[PendingConnection] = field(default_factory=deque)
+    unacknowledged: deque[socket.socket] = field(default_factory=deque)
     """Connections that were sent: another worker gets them if this one dies."""
     sent_connections: int = 0
     pending_reload_steps: deque[ReloadStep] = field(default_factory=deque)
@@ -102,11 +94,11 @@ class WorkerProcess:
         """Tell whether it serves such connections now."""
         return kind == self.serves and self.state is WorkerState.READY
 
-    def send_connection(self, connection: PendingConnection) -> bool:
+    def send_connection(self, connection: socket.socket) -> bool:
         """Send a connection, which this owns from then on; false if the worker cannot take it."""
-        if not self.accepts(connection.kind) or len(self.unacknowledged) >= MAX_UNACKNOWLEDGED:
+        if len(self.unacknowledged) >= MAX_UNACKNOWLEDGED:
             return False
-        if not self.send(connection.kind, connection.sock.fileno()):
+        if not self.send(self.serves, connection.fileno()):
             return False
         self.sent_connections += 1
         self.unacknowledged.append(connection)
@@ -137,7 +129,7 @@ class WorkerProcess:
         if kind == FromWorker.READY:
             self.state = max(self.state, WorkerState.READY)
         elif kind == FromWorker.RECEIVED:
-            self.unacknowledged.popleft().sock.close()
+            self.unacknowledged.popleft().close()
         elif kind == FromWorker.RELOAD_DONE:
             self.reload_error = text
             if self.pending_reload_steps.popleft() == ToWorker.COMMIT and text:
@@ -235,8 +227,11 @@ class WorkerPool:
         """Workers that exit are not replaced any more."""
         self.dropped_calls = 0
         """Calls that workers cut at the drain timeout."""
-        self.returned: list[PendingConnection] = []
-        """Connections that were on the way to a process when it died."""
+        self.pending: dict[ConnectionKind, deque[socket.socket]] = {
+            ToWorker.CLIENT: deque(),
+            ToWorker.ADMIN: deque(),
+        }
+        """Connections that no process could take yet, or that were on the way to one that died."""
         self._selector = selector
         self._close_in_child = close_in_child
         self._events = events
@@ -287,9 +282,10 @@ class WorkerPool:
         for worker in self.processes:
             worker.channel.close()
             for connection in worker.unacknowledged:
-                connection.sock.close()
-        for connection in self.returned:
-            connection.sock.close()
+                connection.close()
+        for pending in self.pending.values():
+            for connection in pending:
+                connection.close()
 
     def _start(self, slot: WorkerSlot) -> None:
         now = time.monotonic()
@@ -358,7 +354,7 @@ class WorkerPool:
         worker.channel.close()
         code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
         self.dropped_calls += worker.dropped_calls
-        self.returned += worker.unacknowledged
+        self.pending[worker.serves].extend(worker.unacknowledged)
         delay = slot.remove_worker(worker.started_at, time.monotonic())
         self.reap_adopted_children()
         if slot.is_wanted and not self.is_stopping:

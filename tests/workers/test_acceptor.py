@@ -4,6 +4,7 @@ import selectors
 import signal
 import socket
 import time
+from collections import deque
 from typing import cast
 
 import pytest
@@ -23,6 +24,7 @@ class _Pool:
         self.has_started, self.is_stopping = True, False
         self.processes = [WorkerProcess(1, channel, 0.0)]
         self.processes[0].state = WorkerState.READY
+        self.pending: dict[int, deque[socket.socket]] = {1: deque(), 2: deque()}
 
 
 def test_supervisor_without_descriptors_accepts_again_soon(
@@ -33,7 +35,8 @@ def test_supervisor_without_descriptors_accepts_again_soon(
     sock = socket.create_server(("127.0.0.1", 0))
     with ours, theirs, sock, socket.create_connection(sock.getsockname()):
         selector = selectors.PollSelector()
-        acceptor = Acceptor({sock: ToWorker.CLIENT}, cast("WorkerPool", _Pool(ours)), selector)
+        pool = cast("WorkerPool", _Pool(ours))
+        acceptor = Acceptor({sock: ToWorker.CLIENT}, pool, selector)
 
         def accept() -> None:
             acceptor.accept_if_possible()
@@ -50,6 +53,7 @@ def test_supervisor_without_descriptors_accepts_again_soon(
         while not acceptor.has_pending_clients:
             accept()
         acceptor.close_in_child()
+        pool.pending[ToWorker.CLIENT].pop().close()
 
 
 async def test_client_whose_handshake_is_under_way_at_the_stop_is_served() -> None:
