@@ -163,26 +163,10 @@ def test_without_a_quota_the_cores_of_the_process_count(tmp_path: Path) -> None:
 def test_batch_dimension_comes_first() -> None:
     x = {"name": "x", "datatype": "FP32", "shape": [3, -1]}
     y = {"name": "y", "datatype": "BYTES", "shape": []}
-    declared = {
-        "plain": Model.model_validate({"inputs": [x], "outputs": [y]}),
-        "batched": Model.model_validate({"inputs": [x], "outputs": [y], "max_batch_size": 8}),
-        "silent": Model.model_validate({"inputs": [y]}),
-    }
-    fp32, text = DATATYPES["FP32"], DATATYPES["BYTES"]
-    assert declared_models(declared) == {
-        "plain": DeclaredModel(
-            ModelMetadata(
-                "plain", (TensorSpec("x", fp32, (3, -1)),), False, (TensorSpec("y", text, ()),)
-            )
-        ),
-        "batched": DeclaredModel(
-            ModelMetadata(
-                "batched",
-                (TensorSpec("x", fp32, (-1, 3, -1)),),
-                True,
-                (TensorSpec("y", text, (-1,)),),
-            ),
-            8,
-        ),
-        "silent": DeclaredModel(ModelMetadata("silent", (TensorSpec("y", text, ()),), False)),
-    }
+    for more, batch in ({}, ()), ({"max_batch_size": 8}, (-1,)):
+        declared = {"m": Model.model_validate({"inputs": [x], "outputs": [y], **more})}
+        inputs = (TensorSpec("x", DATATYPES["FP32"], (*batch, 3, -1)),)
+        outputs = (TensorSpec("y", DATATYPES["BYTES"], batch),)
+        metadata = ModelMetadata("m", inputs, bool(batch), outputs)
+        built = DeclaredModel(metadata, more.get("max_batch_size", 0))
+        assert declared_models(declared) == {"m": built}
