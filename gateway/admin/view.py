@@ -11,10 +11,9 @@ from typing import Any
 from gateway.admin.history import History, Window
 from gateway.admin.own_calls import OwnCallError, call_for_document
 from gateway.admin.pages import run_to_end
-from gateway.admin.panels.calls import CallFilter, describe_journal, matching_calls
+from gateway.admin.panels.calls import CallFilter, describe_journal, matching_calls, parse_text
 from gateway.admin.panels.models import FailedModels, Savings, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview, find_problems
-from gateway.admin.panels.query import parse_text
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
 from gateway.admin.source import GatewaySource, Status
 from gateway.admin.status import State, merge_statuses

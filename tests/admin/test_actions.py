@@ -3,14 +3,11 @@
 import asyncio
 import json
 import socket
-import threading
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from gateway.admin import security
-from gateway.admin.own_calls import OwnCallError, call_for_document
 from gateway.settings.admin import Admin
 from tests.admin.site import KEY, URL, ChosenSource, RunningSite, running_site
 from tests.support.gateway import no_leaks, until
@@ -204,72 +201,3 @@ async def test_trace_settings_that_no_server_has_are_refused(
 ) -> None:
     response = await _post(client, "/api/model/trace", {"name": "m", "settings": settings})
     assert (response.status, response.error[:8]) == (400, "settings")
-
-
-class _Answering(ChosenSource):
-    """A gateway that answers each call with the same bytes, and then closes the connection."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__()
-        self._data = data
-        self.received = b""
-        self.threads: list[threading.Thread] = []
-
-    async def connect(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        self.threads.append(threading.Thread(target=self._serve, args=(theirs,)))
-        self.threads[-1].start()
-        return ours
-
-    def _serve(self, sock: socket.socket) -> None:
-        with sock:
-            self.received = sock.recv(65536)
-            end = b"}" if self.received.startswith(b"POST") else b"\r\n\r\n"
-            while not self.received.endswith(end):
-                self.received += sock.recv(65536)
-            if self._data:
-                try:
-                    sock.sendall(self._data)
-                except OSError:
-                    return  # it has read enough
-
-
-async def _ask(data: bytes, method: str, document: object = None) -> tuple[Any, bytes]:
-    source = _Answering(data)
-    async with no_leaks():
-        try:
-            found = await call_for_document(source, method, "/x", document)
-        finally:
-            for thread in source.threads:
-                await asyncio.to_thread(thread.join)
-    return found, source.received
-
-
-async def test_own_call_sends_a_document_and_returns_that_of_the_gateway() -> None:
-    found, received = await _ask(http_response(b'{"a": 1}'), "GET")
-    assert found == {"a": 1}
-    assert received.startswith(b"GET /x HTTP/1.1\r\n")
-    found, received = await _ask(http_response(b"[]"), "POST", {"b": 2})
-    assert found == []
-    assert received.startswith(b"POST /x HTTP/1.1\r\n")
-    assert b"content-type: application/json\r\n" in received.lower()
-
-
-@pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        (http_response(b'{"error": "no such model"}', status="404 Not Found"), "no such model"),
-        (http_response(b"[]", status="503 No"), "the response has the status 503"),
-        (http_response(b"{", status="500 No"), "the response has the status 500"),
-        (http_response(b"{"), "the response is not JSON"),
-        (b"", "no response: "),
-        (b"nonsense\r\n\r\n", "no response: "),
-        (http_response(b"[]")[:-1], "no response: "),
-        (http_response(b" " * (4 * 2**20 + 1)), "the response has more than 4194304 bytes"),
-    ],
-    ids=range(8),
-)
-async def test_own_call_that_fails_says_why(data: bytes, error: str) -> None:
-    with pytest.raises(OwnCallError) as caught:
-        await _ask(data, "GET")
-    assert str(caught.value).startswith(error)

@@ -77,18 +77,6 @@ class _Sampled:
         return self.history.recent()
 
 
-def test_nothing_is_known_before_the_second_sample() -> None:
-    sampled = _Sampled()
-    assert sampled.history.now is None
-    sampled.call()
-    sampled.sample()
-    assert sampled.history.now is None
-    for document in (sampled.history.recent(), sampled.history.hour()):
-        assert [document[name] for name in FIELDS] == [[]] * len(FIELDS)
-    sampled.sample()
-    assert sampled.history.now is not None
-
-
 def test_rates_are_those_between_two_samples() -> None:
     sampled = _Sampled()
     sampled.call(times=1000)  # before the first sample: since when is not known
@@ -125,14 +113,6 @@ def test_ratios_are_those_of_calls_and_not_known_without_any() -> None:
     sampled.sample()
     summary = summarize(rates_of(sampled.history.now, DURATION))
     assert (summary["error_ratio"], summary["client_error_ratio"]) == (0.1, 0.3)
-
-
-def test_calls_above_all_bounds_have_the_largest_one() -> None:
-    sampled = _Sampled()
-    sampled.sample()
-    sampled.call(seconds=5000)
-    sampled.sample()
-    assert sampled.recent()["p50_ms"] == [300_000]
 
 
 def test_rates_of_now_are_those_of_the_last_ten_seconds() -> None:

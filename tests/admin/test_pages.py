@@ -229,14 +229,3 @@ async def test_cancelled_caller_waits_for_the_end() -> None:
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert ended
-
-
-async def test_result_and_error_are_those_of_the_work() -> None:
-    async def work(error: Exception | None) -> int:
-        if error is not None:
-            raise error
-        return 3
-
-    assert await run_to_end(work(None)) == 3
-    with pytest.raises(ValueError, match="x"):
-        await run_to_end(work(ValueError("x")))

@@ -38,12 +38,6 @@ async def test_requests_of_one_connection_are_served_in_turn(site: RunningSite) 
     assert statuses == [200, 404, 200, 200, 200] * 20
 
 
-async def test_request_that_comes_byte_by_byte_is_served(site: RunningSite) -> None:
-    async with site.client() as client:
-        await client.send(*(bytes([each]) for each in LIVE))
-        assert (await client.read_response()).status == 200
-
-
 @pytest.fixture
 async def full_site(
     monkeypatch: pytest.MonkeyPatch,
@@ -224,12 +218,6 @@ async def test_body_of_a_request_is_not_taken(monkeypatch: pytest.MonkeyPatch) -
         await client.send(head.encode(), bytes(1 << 20))
         assert (await client.read_response()).status == 200
         await until(lambda: not site.connections)
-
-
-async def test_small_body_is_ignored(site: RunningSite) -> None:
-    async with site.client() as client:
-        for _ in range(3):
-            assert (await client.ask(request("GET", "/live", b"x" * 1000))).status == 200
 
 
 async def test_unix_socket_is_served(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What the page shows of a gateway: one state for all operators, and new calls."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -69,11 +68,3 @@ async def test_each_call_is_followed_once(source: ChosenSource) -> None:
         document, _ = await view.calls_since(positions, {})
         assert [each["id"] for each in document["calls"]] == ["c"]
         assert len((await view.calls({}))["calls"]) == 3
-
-
-async def test_documents_have_the_history(source: ChosenSource) -> None:
-    async with GatewayView(source) as view:
-        for later in (10, 11):
-            view._history.sample(time.monotonic() + later, time.time() + later)
-        assert (await view.overview())["recent"]["calls_per_second"][-1] == 0
-        assert (await view.history())["history"]["step_seconds"] == 10

@@ -8,8 +8,16 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator
 
-from gateway.demo.server.inference import full_shape, generate, generate_stream, infer
-from gateway.demo.server.models import MODELS, VERSION, Model, TensorSpec
+from gateway.demo.server.models import (
+    MODELS,
+    VERSION,
+    Model,
+    TensorSpec,
+    full_shape,
+    generate,
+    generate_stream,
+    infer,
+)
 from gateway.demo.server.tensors import RequestError
 from gateway.demo.server.wire import (
     Document,

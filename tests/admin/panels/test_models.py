@@ -116,12 +116,6 @@ def test_models_are_searched_and_come_in_pages() -> None:
     assert _models(query={"limit": "1"})["total"] == 3
 
 
-@pytest.mark.parametrize("name", ["limit", "offset"])
-def test_invalid_query_names_the_parameter(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{name}: expected a number"):
-        _models(query={name: "x"})
-
-
 def test_places_where_a_model_is_ready_are_counted() -> None:
     ready = {each["name"]: each["ready"] for each in _models()["models"]}
     assert ready == {
@@ -183,11 +177,6 @@ def test_model_has_its_endpoints_and_what_conversion_saved() -> None:
         "saved_ms_estimate": None,
     }
     assert "calls_per_second" not in model
-
-
-def test_model_that_nobody_knows_is_described_as_such() -> None:
-    model = _model(make_store(), "none")
-    assert (model["ready"], model["endpoints"], model["conversion"]) == ([], [], None)
 
 
 def test_model_whose_bytes_have_no_series_is_described() -> None:

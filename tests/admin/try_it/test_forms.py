@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admin.try_it.forms import FORMS
-from gateway.admin.try_it.inputs import make_request
+from gateway.admin.try_it.requests import FORMS, make_request
 from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.transport import UpstreamRequest
 from tests.admin.try_it.trying import call

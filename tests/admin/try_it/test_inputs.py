@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gateway.admin.try_it.inputs import MAX_DATA, Call, make_request
+from gateway.admin.try_it.requests import MAX_DATA, Call, make_request
 from gateway.codec.elements.bytes_elements import pack_elements, split_elements
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES, Family

@@ -6,19 +6,19 @@ from contextlib import suppress
 import pytest
 
 from gateway.demo.server.server import DemoServer
-from gateway.demo.walkthrough import traffic
+from gateway.demo.walkthrough import walkthrough
 from gateway.settings.schema import Settings
 from tests.support.gateway import gateway_of, no_leaks, until
 
 
 async def test_traffic_has_every_form_and_some_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "_PAUSE", 0.0)
+    monkeypatch.setattr(walkthrough, "_PAUSE", 0.0)
     async with no_leaks(), DemoServer() as server:
         settings = Settings.model_validate(
             {"listen": "127.0.0.1:0", "upstreams": {"demo": {"endpoints": [server.url]}}}
         )
         async with gateway_of(settings) as gateway:
-            task = asyncio.create_task(traffic.make_traffic(gateway.addresses[0]))
+            task = asyncio.create_task(walkthrough.make_traffic(gateway.addresses[0], server))
             seen: set[tuple[str, str, int]] = set()
             wanted = {
                 ("infer", "json", 200),

@@ -1,20 +1,32 @@
-"""Calls of the admin address whose gateway does not do as it should."""
+"""Calls of the admin address to the gateway itself, also if that does not do as it should."""
 
 import asyncio
 import json
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from multidict import CIMultiDict
 
 from gateway.admin import own_calls
-from gateway.admin.own_calls import CapturedCall, OwnCallError, make_captured_call
+from gateway.admin.own_calls import (
+    CapturedCall,
+    OwnCallError,
+    call_for_document,
+    make_captured_call,
+)
 from gateway.upstream.transport import UpstreamRequest
 from tests.admin.site import ChosenSource
 from tests.support.gateway import no_leaks
 from tests.support.http_messages import http_response
-from tests.support.servers.scripted_server import Connection, Script, never_respond, respond_in_turn
+from tests.support.servers.scripted_server import (
+    Connection,
+    ReceivedRequest,
+    Script,
+    never_respond,
+    respond_in_turn,
+)
 
 REQUEST = UpstreamRequest("POST", "/x", CIMultiDict(A="b"), [b"some", memoryview(b"body")])
 GRPC = UpstreamRequest("POST", "/s/M", CIMultiDict(), [b"body"], is_grpc=True)
@@ -38,22 +50,29 @@ class _Source(ChosenSource):
         self._deliver = deliver
         self.tasks: list[asyncio.Task[None]] = []
 
+    async def connect(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self.tasks.append(asyncio.create_task(self._serve(theirs, None)))
+        return ours
+
     async def connect_captured(self, skips_conversion: bool) -> tuple[socket.socket, socket.socket]:
         (ours, theirs), (source, sink) = socket.socketpair(), socket.socketpair()
         self.tasks.append(asyncio.create_task(self._serve(theirs, sink)))
         return ours, source
 
-    async def _serve(self, theirs: socket.socket, sink: socket.socket) -> None:
+    async def _serve(self, theirs: socket.socket, sink: socket.socket | None) -> None:
         connection = Connection(*await asyncio.open_connection(sock=theirs))
         try:
             await self._script(connection)
-            await self._deliver(sink)
+            if sink is not None:
+                await self._deliver(sink)
             await connection.wait_for_close()
         except ConnectionError:
             pass
         finally:
             await connection.close()
-            sink.close()
+            if sink is not None:
+                sink.close()
 
 
 async def _make(
@@ -125,3 +144,50 @@ async def test_response_counts_even_if_nothing_was_captured(
     monkeypatch.setattr(own_calls, "_MAX_CAPTURE", 50_000)
     call = await _make(respond_in_turn(OK), deliver)
     assert (call.reply.status, call.attempts) == (200, [])
+
+
+async def _ask(script: Script, method: str = "GET", document: object = None) -> Any:
+    source = _Source(script)
+    async with no_leaks():
+        try:
+            return await call_for_document(source, method, "/x", document)
+        finally:
+            await asyncio.gather(*source.tasks)
+
+
+async def test_own_call_sends_a_document_and_returns_that_of_the_gateway() -> None:
+    asked: list[ReceivedRequest] = []
+
+    async def respond(connection: Connection) -> None:
+        asked.append(await connection.request())
+        await connection.send(http_response(b'{"a": 1}'))
+
+    assert await _ask(respond) == await _ask(respond, "POST", {"b": 2}) == {"a": 1}
+    got, posted = asked
+    assert (got.head.first, got.body) == ("GET /x HTTP/1.1", b"")
+    assert (posted.head.first, posted.body) == ("POST /x HTTP/1.1", b'{"b":2}')
+    assert posted.head.get("Content-Type") == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (http_response(b'{"error": "no such model"}', status="404 Not Found"), "no such model"),
+        (http_response(b"[]", status="503 No"), "the response has the status 503"),
+        (http_response(b"{", status="500 No"), "the response has the status 500"),
+        (http_response(b"{"), "the response is not JSON"),
+        (b"nonsense\r\n\r\n", "no response: "),
+        (http_response(b"[]")[:-1], "no response: "),
+        (http_response(b" " * (4 * 2**20 + 1)), "the response has more than 4194304 bytes"),
+    ],
+    ids=range(7),
+)
+async def test_own_call_that_fails_says_why(data: bytes, error: str) -> None:
+    async def respond(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(data)
+        await connection.close()
+
+    with pytest.raises(OwnCallError) as caught:
+        await _ask(respond)
+    assert str(caught.value).startswith(error)
