@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from gateway.settings.json_schema import field_texts
 from gateway.settings.schema import Settings
 from gateway.settings.values.units import parse_count, parse_duration, parse_percent, parse_size
 
@@ -83,7 +84,10 @@ def page() -> str:
 
 
 def _sections(path: str, description: str, model: type[BaseModel]) -> Iterator[Section]:
-    settings = tuple(_setting(path, name, field) for name, field in model.model_fields.items())
+    texts = field_texts(model)
+    settings = tuple(
+        _setting(path, name, field, texts[name]) for name, field in model.model_fields.items()
+    )
     yield Section(path, description, settings)
     for setting, field in zip(settings, model.model_fields.values(), strict=True):
         inner = _model_in(field.annotation)
@@ -91,7 +95,7 @@ def _sections(path: str, description: str, model: type[BaseModel]) -> Iterator[S
             yield from _sections(setting.section, setting.description, inner)
 
 
-def _setting(section: str, name: str, field: FieldInfo) -> Setting:
+def _setting(section: str, name: str, field: FieldInfo, text: str) -> Setting:
     path = f"{section}.{name}".removeprefix(".")
     inner = None
     if _model_in(field.annotation) is not None:
@@ -102,7 +106,7 @@ def _setting(section: str, name: str, field: FieldInfo) -> Setting:
                 inner = f"{path}[]"
             case _:
                 inner = f"{path}.NAME"
-    return Setting(path, _kind(field), _default(field, inner), field.description or "", inner)
+    return Setting(path, _kind(field), _default(field, inner), text, inner)
 
 
 def _kind(field: FieldInfo) -> str:

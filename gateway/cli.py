@@ -27,10 +27,11 @@ from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.build.worker_count import worker_count
 from gateway.build_info import COMPILED, describe_build
 from gateway.observe.stderr_handler import StderrHandler
+from gateway.settings.json_schema import settings_schema
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Route, describe_match
-from gateway.settings.schema import ClientTls, Settings, settings_schema
+from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import open_standard_descriptors, raise_descriptor_limit
 from gateway.system.memory import tune_garbage_collector, tune_malloc, tune_thread_switches
@@ -69,7 +70,7 @@ def serve(file: Path | None, config: Path | None) -> None:
     if config is None or file not in (None, config):
         raise click.UsageError("Name one settings FILE.")
     open_standard_descriptors()
-    from gateway.app.reload.source import SettingsSource
+    from gateway.app.reload import SettingsSource
 
     source = SettingsSource(config, os.environ)
     with _exit_on_errors():
@@ -107,26 +108,25 @@ def check(config: Path, probe: bool) -> None:
     cannot be used. With --probe, it is 3 if a server or a model is not as declared, and else 4 if a
     server is not ready or cannot be reached.
     """
-    from gateway.app.build.warnings import settings_warnings
-    from gateway.app.preflight.files import check_files
+    from gateway.app.loaded_resources import load_resources
     from gateway.app.preflight.self_reference import find_self_references
+    from gateway.app.reload import settings_warnings
 
     loaded = _load_or_exit(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings
     with _exit_on_errors():
-        check_files(settings)
+        resources = load_resources(settings)
     for path, message in settings_warnings(settings):
         click.echo(loaded.problem(path, f"warning: {message}").describe(config), err=True)
     for warning in find_self_references(settings):
         click.echo(warning.describe(config, loaded.positions), err=True)
     click.echo(_summary(settings))
     if probe:
-        from gateway.app.loaded_resources import load_resources
-        from gateway.app.preflight.probe_all import probe_servers
+        from gateway.app.preflight.probe import probe_servers
         from gateway.app.process import run
 
         with _exit_on_errors():
-            report = run(probe_servers(load_resources(settings)))
+            report = run(probe_servers(resources))
         click.echo("\n".join(report.lines()))
         sys.exit(report.exit_status)
 

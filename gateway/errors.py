@@ -137,6 +137,13 @@ class GatewayError(Exception):
         return self.message if audience is Audience.OPERATORS else self.public_message
 
 
+def copy_error(error: GatewayError) -> GatewayError:
+    """Copy an error for one of several calls, each of which adds its traceback."""
+    return GatewayError(
+        error.kind, error.message, error.retry_after, public_message=error.public_message
+    )
+
+
 def strip_tracebacks(error: _E) -> _E:
     """Drop the tracebacks of an exception and of its causes.
 

@@ -56,7 +56,7 @@ class ActiveConfig:
         """Serve a request on the streaming path."""
         self._calls += 1
         try:
-            await handle_request(request, response, self.router)
+            await handle_request(request, response, self.fast_path)
         finally:
             self._calls -= 1
 
@@ -77,31 +77,11 @@ class ActiveConfig:
         for each in self.shared_upstreams.values():
             await each.release()
 
-
-class RetiredConfigs:
-    """Closes runtimes that a reload has replaced, each when its calls have ended."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def add(self, active_config: ActiveConfig) -> None:
-        """Close a configuration, on which no call begins any more, when its calls have ended."""
-        active_config.router.readiness.replaced = True
-        task = asyncio.create_task(_close_when_idle(active_config))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        """Close all of them now, whatever is running."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-async def _close_when_idle(active_config: ActiveConfig) -> None:
-    try:
-        # Polled: nothing signals the end of the last call.
-        while active_config.in_use:  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_INTERVAL)
-    finally:
-        await active_config.close()
+    async def close_when_idle(self) -> None:
+        """Close all that no other configuration uses, when the calls have ended; none begins."""
+        try:
+            # Polled: nothing signals the end of the last call.
+            while self.in_use:  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_INTERVAL)
+        finally:
+            await self.close()

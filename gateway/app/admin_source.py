@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from multidict import CIMultiDictProxy
 
 from gateway.app.captured_calls import send_connection
-from gateway.app.journal.journal import Event, Journal
+from gateway.app.journal import Event, Journal
 from gateway.app.loaded_resources import LoadedResources
 from gateway.app.shared_memory import SharedMemory
-from gateway.app.status_publisher import read_last_statuses, read_statuses
+from gateway.app.status_publisher import read_statuses
 from gateway.observe.metric_store import MetricStore
 from gateway.settings.schema import Settings
 from gateway.workers.control import Question
+from gateway.workers.worker_watch import is_alive
 
 DRAIN_GRACE = 0.1
 """Seconds at the end for operators with an open connection to request a page."""
@@ -39,25 +40,19 @@ AskWorker = Callable[[int, Question, float, socket.socket | None], Awaitable[str
 """Asks the worker in a slot, with seconds for its reply and a connection: see ControlClient.ask."""
 
 
+@dataclass(eq=False)
 class AdminSource:
     """Reads a gateway for its admin address: see GatewaySource."""
 
-    def __init__(
-        self,
-        resources: LoadedResources,
-        shared: SharedMemory,
-        journal: Journal,
-        ask: AskWorker,
-    ) -> None:
-        self.resources = resources
-        """Those in use."""
-        self.draining = False
-        """The gateway is stopping."""
-        self._shared = shared
-        self._journal = journal
-        self._ask_worker = ask
-        self._statuses: list[dict[str, Any]] = []
-        self._turn = 0
+    resources: LoadedResources
+    """Those in use."""
+    shared: SharedMemory
+    journal: Journal
+    ask: AskWorker
+    draining: bool = False
+    """The gateway is stopping."""
+    turn: int = 0
+    """Counts who is asked first whether it is ready."""
 
     @property
     def settings(self) -> Settings:
@@ -67,18 +62,18 @@ class AdminSource:
     @property
     def metric_store(self) -> MetricStore:
         """Return the counters and histograms of all workers."""
-        return self._shared.metric_store
+        return self.shared.metric_store
 
     @property
     def hangs(self) -> bool:
         """Tell whether there are workers, and no event loop of theirs has run for some time."""
         now = time.monotonic() * 1000
-        ages = [now - self._shared.heartbeats[slot][0] for slot in self._living_slots()]
+        ages = [now - self.shared.heartbeats[slot][0] for slot in self._living_slots()]
         return bool(ages) and min(ages) > _MAX_SILENCE * 1000
 
     def requests_in_progress(self) -> int:
         """Return the calls in progress of all workers."""
-        return sum(int(self._shared.calls_in_progress[slot][0]) for slot in self._living_slots())
+        return sum(int(self.shared.calls_in_progress[slot][0]) for slot in self._living_slots())
 
     async def worker_statuses(self) -> list[dict[str, Any]]:
         """Return the statuses of all living workers; when the last has ended, those of before."""
@@ -86,22 +81,16 @@ class AdminSource:
             self._ask(slot, Question.PUBLISH, _PUBLISH_TIMEOUT) for slot in self._living_slots()
         ]
         await asyncio.gather(*asked)
-        statuses = await asyncio.to_thread(read_statuses, self._shared.statuses)
-        if not (statuses or self._statuses):
-            # All died before this process asked them.
-            statuses = await asyncio.to_thread(read_last_statuses, self._shared.statuses)
-        self._statuses = statuses or self._statuses
-        if self.draining:
-            return [{**each, "draining": True} for each in self._statuses]
-        return self._statuses
+        statuses = await asyncio.to_thread(read_statuses, self.shared.statuses)
+        return [{**each, "draining": True} for each in statuses] if self.draining else statuses
 
     async def not_ready_reason(self) -> str:
         """Return why the gateway is not ready, or an empty text: a worker knows."""
         if self.draining:
             return "draining"
-        slots = list(self._living_slots())
-        self._turn += 1
-        first = self._turn % len(slots) if slots else 0
+        slots = self._living_slots()
+        self.turn += 1
+        first = self.turn % len(slots) if slots else 0
         asked = [
             asyncio.create_task(self._ask_if_ready(slot, min(at * _NEXT_WORKER_DELAY, 2.0)))
             for at, slot in enumerate((*slots[first:], *slots[:first]))
@@ -126,8 +115,8 @@ class AdminSource:
 
     async def drain_endpoint(self, upstream: str, url: str, drained: bool, operator: str) -> None:
         """Drain an endpoint, or restore it. Raises ValueError."""
-        self._shared.drained.change(upstream, url, drained)
-        self._journal.record_action(operator, upstream, url, drained)
+        self.shared.drained.change(upstream, url, drained)
+        self.journal.record_action(operator, upstream, url, drained)
 
     async def connect(self) -> socket.socket:
         """Return a connection to a worker, which serves it as that of a client.
@@ -155,7 +144,7 @@ class AdminSource:
         try:
             for slot in self._living_slots():
                 with suppress(TimeoutError):
-                    await self._ask_worker(slot, question, _CONNECT_TIMEOUT, connection)
+                    await self.ask(slot, question, _CONNECT_TIMEOUT, connection)
                     return
             raise TimeoutError
         except BaseException:
@@ -165,21 +154,17 @@ class AdminSource:
 
     def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
         """Return the recent calls after positions, and the next positions."""
-        return self._shared.recent_calls.read(positions)
+        return self.shared.recent_calls.read(positions)
 
     def events(self) -> list[Event]:
         """Return the last events of all processes, newest first."""
-        return self._journal.read()
+        return self.journal.read()
 
     async def _ask(self, slot: int, question: Question, max_seconds: float) -> str | None:
         """Return the reply of a worker; None if there was none in time."""
         with suppress(TimeoutError):
-            return await self._ask_worker(slot, question, max_seconds, None)
+            return await self.ask(slot, question, max_seconds, None)
         return None
 
-    def _living_slots(self) -> Iterator[int]:
-        for slot, pid in enumerate(self._shared.worker_pids):
-            with suppress(ProcessLookupError, PermissionError):
-                if pid[0]:
-                    os.kill(pid[0], 0)
-                    yield slot
+    def _living_slots(self) -> list[int]:
+        return [slot for slot, pid in enumerate(self.shared.worker_pids) if is_alive(pid[0])]

@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import orjson
 
@@ -26,23 +27,19 @@ MakeListener = Callable[[RequestHandler, CallObserver, Callable[[], None]], Http
 """Makes a listener of a handler, a further observer, and what is called for a closed connection."""
 
 
-_CONVERTED, _SKIPS_CONVERSION = b"\0", b"\1"
-
-
 def send_connection(sink: socket.socket, connection: socket.socket, skips_conversion: bool) -> None:
     """Send the connection of a captured call through the socket that gets what is captured."""
-    message = _SKIPS_CONVERSION if skips_conversion else _CONVERTED
-    socket.send_fds(sink, [message], [connection.fileno()])
+    socket.send_fds(sink, [bytes([skips_conversion])], [connection.fileno()])
 
 
+@dataclass(eq=False)
 class CapturedCalls:
     """Serves the calls; ``make_listener`` uses the settings of the moment."""
 
-    def __init__(self, make_listener: MakeListener, handler: RequestHandler) -> None:
-        self._make_listener = make_listener
-        self._handler = handler
-        self._served: set[asyncio.Task[None]] = set()
-        self._closed = False
+    make_listener: MakeListener
+    handler: RequestHandler
+    served: set[asyncio.Task[None]] = field(default_factory=set)
+    closed: bool = False
 
     def serve(self, sink: socket.socket) -> None:
         """Serve the connection that ``send_connection`` has put into ``sink``; own both.
@@ -51,69 +48,69 @@ class CapturedCalls:
         """
         sink.setblocking(False)
         try:
-            if self._closed:
+            if self.closed:
                 raise ConnectionAbortedError
             message, (descriptor, *_), _, _ = socket.recv_fds(sink, 1, 1)
         except (OSError, ValueError):  # the admin address is gone, or has asked another worker
             sink.close()
             return
-        capture = CallCapture(skips_conversion=message == _SKIPS_CONVERSION)
-        served = _CapturedConnection(self._handler, capture, sink)
-        listener = self._make_listener(served.handle, served.note_end, served.note_closed)
+        capture = CallCapture(skips_conversion=bool(message[0]))
+        served = _CapturedConnection(self.handler, capture, sink)
+        listener = self.make_listener(served.handle, served.note_end, served.note_closed)
         connection = socket.socket(fileno=descriptor)
         connection.setblocking(False)
         listener.adopt(connection)
         task = asyncio.create_task(served.run(listener))
-        self._served.add(task)
-        task.add_done_callback(self._served.discard)
+        self.served.add(task)
+        task.add_done_callback(self.served.discard)
 
     async def close(self) -> None:
         """Drop the calls that run, and serve no more."""
-        self._closed = True
-        served = list(self._served)
+        self.closed = True
+        served = list(self.served)
         for each in served:
             each.cancel()
         await asyncio.gather(*served, return_exceptions=True)
 
 
+@dataclass(eq=False)
 class _CapturedConnection:
     """A connection for one call, and the socket that gets what was captured."""
 
-    def __init__(self, handler: RequestHandler, capture: CallCapture, sink: socket.socket) -> None:
-        self._handler = handler
-        self._capture = capture
-        self._sink = sink
-        self._document = b""
-        self._ended = asyncio.Event()
-        self._closed = asyncio.Event()
+    handler: RequestHandler
+    capture: CallCapture
+    sink: socket.socket
+    document: bytes = b""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, listener: HttpListener) -> None:
         """Deliver what is captured of the call; end when the client has closed the connection."""
         try:
-            await self._ended.wait()
+            await self.ended.wait()
             with suppress(OSError):  # a TimeoutError is one
                 async with asyncio.timeout(_DELIVERY_TIMEOUT):
-                    await asyncio.get_running_loop().sock_sendall(self._sink, self._document)
+                    await asyncio.get_running_loop().sock_sendall(self.sink, self.document)
                 # A worker that hangs may have a duplicate of the sink, which does not close.
-                self._sink.shutdown(socket.SHUT_WR)
-            self._sink.close()
-            await self._closed.wait()
+                self.sink.shutdown(socket.SHUT_WR)
+            self.sink.close()
+            await self.closed.wait()
         finally:
-            self._sink.close()
+            self.sink.close()
             await listener.drain(0.0)  # ends its timer, too
 
     async def handle(self, request: ClientRequest, response: ClientResponse) -> None:
         """Handle a call, and capture it."""
-        response.record.capture = self._capture
-        await self._handler(request, response)
+        response.record.capture = self.capture
+        await self.handler(request, response)
 
     def note_end(self, record: CallRecord) -> None:
         """Keep what was captured of the first call; an observer."""
-        if record.capture is not None and not self._ended.is_set():
-            self._document = orjson.dumps(record.capture.describe())
-            self._ended.set()
+        if record.capture is not None and not self.ended.is_set():
+            self.document = orjson.dumps(record.capture.describe())
+            self.ended.set()
 
     def note_closed(self) -> None:
         """End the delivery: there is no further call."""
-        self._ended.set()
-        self._closed.set()
+        self.ended.set()
+        self.closed.set()

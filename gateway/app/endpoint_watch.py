@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from gateway.app.background import BackgroundTask
+from gateway.app.process import BackgroundTask
 from gateway.app.shared_memory import Waiting
 from gateway.observe.call_metrics import ENDPOINT_LATENCY, FIRST_BYTE, SERVER_DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
@@ -63,8 +63,8 @@ class _Look(NamedTuple):
     """What was counted since the look before, by endpoint."""
 
     at: float
-    calls: Mapping[_Endpoint, float]
-    failures: Mapping[_Endpoint, float]
+    calls: Counter[_Endpoint]
+    failures: Counter[_Endpoint]
 
 
 class _Change:
@@ -106,21 +106,19 @@ class RecentLooks:
 
     def look(self, at: float, now: float) -> None:
         """Read the metrics; ``at`` is on the clock of ``time.monotonic``, ``now`` the Unix time."""
-        calls: defaultdict[_Endpoint, float] = defaultdict(float)
-        failures: defaultdict[_Endpoint, float] = defaultdict(float)
-        successes: defaultdict[_Endpoint, float] = defaultdict(float)
+        calls, failures, successes = (Counter[_Endpoint]() for _ in range(3))
         for (upstream, url), words in self._responses.read():
             self._heard_at[upstream, url] = at
-            successes[upstream, url] += float(words[1:].sum())
+            successes[upstream, url] += int(words[1:].sum())
         for (upstream, url, kind), words in self._failures.read():
-            failures[upstream, url] += float(words[0])
+            failures[upstream, url] += int(words[0])
             if kind not in _WITHOUT_RESPONSE:
-                successes[upstream, url] -= float(words[0])
+                successes[upstream, url] -= int(words[0])
             if kind == _UNSENT:  # and so not measured
-                calls[upstream, url] += float(words[0])
+                calls[upstream, url] += int(words[0])
                 self._heard_at[upstream, url] = at
         for (upstream, url), words in self._calls.read():
-            calls[upstream, url] += float(words[1:].sum())
+            calls[upstream, url] += int(words[1:].sum())
         for endpoint in calls:
             if successes[endpoint] > 0:
                 self._succeeded_at[endpoint] = self._last_look
@@ -138,13 +136,11 @@ class RecentLooks:
         """Return what the last calls of each endpoint say."""
         found: dict[_Endpoint, RecentCalls] = {}
         for seconds in reversed(_FAILURE_WINDOWS):
-            calls: defaultdict[_Endpoint, float] = defaultdict(float)
-            failures: defaultdict[_Endpoint, float] = defaultdict(float)
-            for look in self._since(self._looks[-1].at - seconds):
-                for endpoint, count in look.calls.items():
-                    calls[endpoint] += count
-                for endpoint, count in look.failures.items():
-                    failures[endpoint] += count
+            calls, failures = Counter[_Endpoint](), Counter[_Endpoint]()
+            for look in self._looks:
+                if look.at > self._looks[-1].at - seconds:
+                    calls.update(look.calls)
+                    failures.update(look.failures)
             for endpoint, count in calls.items():
                 if count >= FEW_CALLS or endpoint not in found:
                     succeeded = self._succeeded_at.get(endpoint, 0.0)
@@ -201,9 +197,6 @@ class RecentLooks:
             self._hour = self._latencies.hour()
         return self._hour
 
-    def _since(self, at: float) -> Iterable[_Look]:
-        return (look for look in self._looks if look.at > at)
-
 
 def leads_workers(heartbeats: Sequence[memoryview], slot: int, now: float) -> bool:
     """Tell whether a worker is the first of those whose event loops run.
@@ -214,6 +207,7 @@ def leads_workers(heartbeats: Sequence[memoryview], slot: int, now: float) -> bo
     return not any(heartbeat[0] > oldest for heartbeat in heartbeats[:slot])
 
 
+@dataclass(eq=False)
 class EndpointWatch(BackgroundTask):
     """Judges the endpoints of all ``pools`` each second, while its context is open.
 
@@ -222,17 +216,10 @@ class EndpointWatch(BackgroundTask):
     logs what all of them see: the one for which ``leads`` returns True.
     """
 
-    def __init__(
-        self,
-        store: MetricStore,
-        waiting: Callable[[float], Waiting],
-        pools: Callable[[], Mapping[str, Pool]],
-        leads: Callable[[], bool],
-    ) -> None:
-        self._looks = RecentLooks(store)
-        self._waiting = waiting
-        self._pools = pools
-        self._leads = leads
+    looks: RecentLooks
+    waiting: Callable[[float], Waiting]
+    pools: Callable[[], Mapping[str, Pool]]
+    leads: Callable[[], bool]
 
     async def run(self) -> None:
         """Look and judge until cancelled."""
@@ -249,10 +236,10 @@ class EndpointWatch(BackgroundTask):
 
     def _look(self) -> tuple[float, dict[_Endpoint, RecentCalls], dict[_Endpoint, Latencies]]:
         began = time.thread_time()
-        waiting = self._waiting(time.monotonic())
-        self._looks.look(time.monotonic(), time.time())
-        recent, latencies = self._looks.recent_calls(), self._looks.latencies()
-        for endpoint, silence in self._looks.silences(waiting).items():
+        waiting = self.waiting(time.monotonic())
+        self.looks.look(time.monotonic(), time.time())
+        recent, latencies = self.looks.recent_calls(), self.looks.latencies()
+        for endpoint, silence in self.looks.silences(waiting).items():
             calls = recent.get(endpoint, NO_CALLS)
             recent[endpoint] = replace(calls, silence=str(silence))
         return time.thread_time() - began, recent, latencies
@@ -260,8 +247,8 @@ class EndpointWatch(BackgroundTask):
     def _judge(
         self, recent: Mapping[_Endpoint, RecentCalls], latencies: Mapping[_Endpoint, Latencies]
     ) -> None:
-        leads = self._leads()
-        for upstream, pool in self._pools().items():
+        leads = self.leads()
+        for upstream, pool in self.pools().items():
             urls = [member.endpoint.url for member in pool.members]
             labels = {url: (clean_label(upstream), clean_label(url)) for url in urls}
             pool.judge(

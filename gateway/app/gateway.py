@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from gateway.app.active_config import ActiveConfig, RetiredConfigs
+from gateway.app.active_config import ActiveConfig
 from gateway.app.build.limits import SharedLimits, build_shared_limits
 from gateway.app.build.routes import build_routes
 from gateway.app.build.tracing import Tracing, build_tracing
@@ -21,18 +21,15 @@ from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstrea
 from gateway.app.build.worker_count import offload_threads
 from gateway.app.captured_calls import CapturedCalls
 from gateway.app.ejection_sync import EjectionSync
-from gateway.app.endpoint_watch import EndpointWatch, leads_workers
+from gateway.app.endpoint_watch import EndpointWatch, RecentLooks, leads_workers
 from gateway.app.loaded_resources import LoadedResources, load_resources
-from gateway.app.reload.diff import describe_changes, keep_startup_settings
-from gateway.app.reload.prepared import CloseReplaced, PreparedReload
-from gateway.app.reload.revision import Revision
+from gateway.app.reload import CloseReplaced, PreparedReload, describe_changes, keep_workers
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import (
     StatusPublisher,
     describe_concurrency,
     describe_upstream,
 )
-from gateway.errors import replace_surrogates
 from gateway.listener.connection_host import IdleTimeouts
 from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.server import HttpListener
@@ -46,14 +43,13 @@ from gateway.observe.access_log import (
 from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallObserver
 from gateway.observe.failure_log import FAILURE_LOG, REFUSAL_LOG
-from gateway.observe.gateway_metrics import GatewayMetrics, ReloadMetrics
+from gateway.observe.gateway_metrics import GatewayMetrics, OffloadMetrics
 from gateway.observe.log_writer import LogWriter
+from gateway.observe.tracing.exporter import TraceExporter
 from gateway.offload.threads import OffloadThreads
-from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
-from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
 from gateway.workers.control import ControlServer, Question
@@ -68,6 +64,9 @@ _UNKNOWN_VERSION = -1
 _log = logging.getLogger("tensorgate")
 
 
+Closable = OffloadThreads | LogWriter | TraceExporter
+
+
 class Parts(NamedTuple):
     """What is made from one version of the settings, and replaced by a reload."""
 
@@ -80,9 +79,18 @@ class Parts(NamedTuple):
     watches: tuple[asyncio.Task[None], ...]
 
     @property
+    def closable(self) -> dict[str, Closable | None]:
+        """Return those that a reload may take over, by what the log calls them."""
+        return {
+            "the threads for large tensors": self.offload,
+            "the access log": self.log_writer,
+            "the export of traces": self.tracing and self.tracing.exporter,
+        }
+
+    @property
     def sampler(self) -> TraceSampler | None:
         """Return what decides which calls are traced."""
-        return None if self.tracing is None else self.tracing.sampler
+        return self.tracing and self.tracing.sampler
 
     @property
     def idle_timeouts(self) -> IdleTimeouts:
@@ -96,14 +104,10 @@ class Parts(NamedTuple):
         """Close what is not ``kept``; what fails is logged, so that the rest is closed too."""
         for watch in self.watches:
             watch.cancel()
-        offload, writer, tracing = _lasting(kept)
-        if self.offload is not None and self.offload is not offload:
-            with logged("the threads for large tensors"):
-                self.offload.close()
-        with logged("the access log"):
-            await _close_writer(self.log_writer, writer)
-        with logged("the export of traces"):
-            await _close_tracing(self.tracing, tracing)
+        kept_parts = {} if kept is None else kept.closable
+        for what, part in self.closable.items():
+            with logged(what):
+                await _close(part, kept_parts.get(what))
 
 
 class Gateway:
@@ -119,14 +123,13 @@ class Gateway:
         resources: LoadedResources,
         shared: SharedMemory,
         slot: int,
-        revision: Revision,
         on_closed: Callable[[], None],
     ) -> None:
         self._loaded = resources
         self._on_closed = on_closed
         self._uncounted_connections = 0
         self._drained_version = 0
-        self._shared = shared
+        self.shared = shared
         self._slot = slot
         self.metric_store = shared.metric_store
         """The counters and histograms of all workers."""
@@ -134,31 +137,23 @@ class Gateway:
         shared.heartbeats[slot][0] = int(time.monotonic() * 1000)
         writer = self.metric_store.writer(slot)
         self.call_metrics = CallMetrics(self.metric_store, writer)
-        self.reload_metrics = ReloadMetrics(writer)
-        self.journal = shared.journal.of_process(slot)
+        self.journal = shared.journal(slot)
         """Where this process records its events."""
         self._metrics = GatewayMetrics(writer, self.call_metrics.observe_mirrored)
         self._recent_calls = shared.recent_calls.writer(slot)
         self._ejection_sync = None
         if shared.control is not None:
-            self._ejection_sync = EjectionSync(shared.ejections, slot == 0, self._pools)
+            self._ejection_sync = EjectionSync(shared.ejections, slot, self._pools)
         self._status_publisher = StatusPublisher(
-            shared.statuses,
-            slot,
-            self.status,
-            self._metrics,
-            self._tick,
-            self._each_second,
+            *(shared.statuses, slot, self.status, self._metrics, self._tick, self._each_second)
         )
-        self._endpoint_watch = EndpointWatch(
-            self.metric_store, shared.waiting.read, self._pools, self._leads
-        )
+        looks = RecentLooks(self.metric_store)
+        self._endpoint_watch = EndpointWatch(looks, shared.waiting.read, self._pools, self._leads)
         self._worker_watch = WorkerWatch(shared.worker_pids, shared.heartbeats, slot)
         self._captured = CapturedCalls(self._capturing_listener, self._handle_request)
         self._background = AsyncExitStack()
-        self._retired = RetiredConfigs()
-        self.revision = revision
-        """Which settings are in use; the reloader keeps it up to date."""
+        self._retired: set[asyncio.Task[None]] = set()
+        """Each closes a configuration that a reload has replaced, when its calls have ended."""
         self.dropped = 0
         """Calls that were cut at the drain timeout."""
         self.draining = False
@@ -174,21 +169,6 @@ class Gateway:
         """Return the router and the upstreams in use."""
         return self.parts.active_config
 
-    @property
-    def upstreams(self) -> dict[str, Upstream]:
-        """Return the upstreams by name."""
-        return self.active_config.upstreams
-
-    @property
-    def concurrency_limit(self) -> ConcurrencyLimit | None:
-        """Return the limit of all calls together, if there is one."""
-        return self.active_config.limits.concurrency_limit
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Return the bytes of bodies that are buffered."""
-        return self.active_config.limits.memory_budget.total
-
     async def __aenter__(self) -> Self:
         limits = build_shared_limits(self._loaded.settings, self._metrics)
         async with AsyncExitStack() as undo:
@@ -198,14 +178,14 @@ class Gateway:
             self._handle_request,
             parts.observers,
             self._note_closed,
-            buffers=limits.memory_budget.buffers,
+            limits.memory_budget.buffers,
         )
         self._use(parts)
         background = (self._ejection_sync, self._endpoint_watch, self._status_publisher)
         for each in filter(None, background):
             await self._background.enter_async_context(each)
-        if self._shared.control is not None:
-            server = ControlServer(self._shared.control, self._slot, self.reply)
+        if self.shared.control is not None:
+            server = ControlServer(self.shared.control, self._slot, self.reply)
             self._background.enter_context(server)
         return self
 
@@ -234,7 +214,7 @@ class Gateway:
         that cannot be used, and RuntimeError or OSError where the system has no room for a part.
         """
         before = self.parts
-        settings = keep_startup_settings(settings, self.settings)
+        settings = keep_workers(settings, self.settings)
         resources = await asyncio.to_thread(load_resources, settings, before.resources)
         changes = describe_changes(resources, before.resources)
         limits = build_shared_limits(settings, self._metrics, before.active_config.limits)
@@ -251,11 +231,10 @@ class Gateway:
     ) -> Parts:
         """Make all that the settings ask for and that was not there; ``undo`` closes it again."""
         settings = resources.settings
-        last_offload, last_writer, last_tracing = _lasting(before)
-        offload = self._offload_for(settings, last_offload)
+        offload = self._offload_for(settings, before and before.offload)
         upstreams = build_upstreams(
             resources.upstream_specs,
-            {} if before is None else before.active_config.shared_upstreams,
+            before.active_config.shared_upstreams if before else {},
             self._metrics,
             limits.memory_budget.buffers,
             self._ejection_sync,
@@ -264,12 +243,21 @@ class Gateway:
         undo.push_async_callback(_close_unused, upstreams)
         await asyncio.gather(*(each.start() for each in upstreams.values()))
         router = await asyncio.to_thread(
-            _build_router, resources, upstreams, limits, offload, self._metrics
+            build_routes,
+            settings,
+            upstreams_by_name(upstreams),
+            limits,
+            offload,
+            resources.api_keys.groups,
+            resources.forwarding,
+            self._metrics,
         )
-        writer = self._log_writer(settings, last_writer)
-        undo.push_async_callback(_close_writer, writer, last_writer)
-        tracing = build_tracing(settings, self._metrics, last_tracing)
-        undo.push_async_callback(_close_tracing, tracing, last_tracing)
+        writer = self._log_writer(settings, before and before.log_writer)
+        undo.push_async_callback(_close, writer, before and before.log_writer)
+        tracing = build_tracing(settings, self._metrics, before and before.tracing)
+        if tracing is not None:
+            last = before and before.tracing and before.tracing.exporter
+            undo.push_async_callback(_close, tracing.exporter, last)
         watches = self._watch_files(resources, undo)
         self._drain_endpoints(upstreams_by_name(upstreams))
         observers = self._make_observers(settings, writer, tracing)
@@ -293,7 +281,10 @@ class Gateway:
     def _swap(self, parts: Parts) -> CloseReplaced:
         replaced = self.parts
         self._use(parts)
-        self._retired.add(replaced.active_config)
+        replaced.active_config.router.readiness.replaced = True
+        task = asyncio.create_task(replaced.active_config.close_when_idle())
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
         return partial(replaced.close, parts)
 
     async def __aexit__(self, *_: object) -> None:
@@ -302,7 +293,9 @@ class Gateway:
         await self._background.aclose()
         FAILURE_LOG.flush()
         REFUSAL_LOG.flush()
-        await self._retired.close()
+        for task in self._retired:
+            task.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
         await self.active_config.close()
         await self.parts.close()
 
@@ -328,26 +321,23 @@ class Gateway:
     def status(self, with_models: bool = True) -> dict[str, Any]:
         """Return the status of this process, for ``encode_status``; it counts the CPU time too."""
         self._metrics.count_cpu_time()
-        listener = self.listener
+        listener, config = self.listener, self.active_config
         return {
             "pid": os.getpid(),
             "time": time.time(),
             "draining": self.draining,
-            "settings": {
-                # The name of a file need not be UTF-8.
-                name: replace_surrogates(value) if isinstance(value, str) else value
-                for name, value in self.revision._asdict().items()
-            },
+            "settings": self.shared.revision(),
             "connections": listener.connections,
             "tls_handshakes": listener.tls_handshakes,
             "requests_in_progress": listener.requests,
             "bodies_in_transit": listener.buffers.streams,
             "tasks": len(asyncio.all_tasks()),
-            "buffered_bytes": self.buffered_bytes,
+            "buffered_bytes": config.limits.memory_budget.total,
             "event_loop_lag": self._status_publisher.event_loop.describe(),
-            "concurrency": describe_concurrency(self.concurrency_limit),
+            "concurrency": describe_concurrency(config.limits.concurrency_limit),
             "upstreams": {
-                name: describe_upstream(each, with_models) for name, each in self.upstreams.items()
+                name: describe_upstream(each, with_models)
+                for name, each in config.upstreams.items()
             },
             "exemplars": self.call_metrics.exemplars(),
         }
@@ -362,21 +352,21 @@ class Gateway:
     def _drain_endpoints(self, upstreams: Mapping[str, Upstream]) -> None:
         """Apply what operators have drained or restored."""
         urls: defaultdict[str, set[str]] = defaultdict(set)
-        for upstream, url in self._shared.drained.read():
+        for upstream, url in self.shared.drained.read():
             urls[upstream].add(url)
         for name, each in upstreams.items():
             each.pool.set_drained(urls[name])
 
     def _leads(self) -> bool:
-        return leads_workers(self._shared.heartbeats, self._slot, time.monotonic())
+        return leads_workers(self.shared.heartbeats, self._slot, time.monotonic())
 
     def _tick(self) -> None:
-        self._shared.heartbeats[self._slot][0] = int(time.monotonic() * 1000)
-        version = self._shared.drained.version
+        self.shared.heartbeats[self._slot][0] = int(time.monotonic() * 1000)
+        version = self.shared.drained.version
         if self._drained_version != version:
-            self._drain_endpoints(self.upstreams)
+            self._drain_endpoints(self.active_config.upstreams)
             self._drained_version = version
-        self._shared.calls_in_progress[self._slot][0] = self.listener.requests
+        self.shared.calls_in_progress[self._slot][0] = self.listener.requests
 
     def _each_second(self) -> None:
         FAILURE_LOG.flush_if_due()
@@ -386,7 +376,7 @@ class Gateway:
         self._recent_calls.flush()
         now, waiting = time.monotonic(), self.listener.find_waiting(_NOTED_WAIT)
         sent = {key: now - seconds for key, seconds in waiting.items()}
-        self._shared.waiting.publish(self._slot, now, sent)
+        self.shared.waiting.publish(self._slot, now, sent)
 
     def _make_observers(
         self, settings: Settings, writer: LogWriter | None, tracing: Tracing | None
@@ -420,7 +410,7 @@ class Gateway:
             return None
         if current is not None and current.count == count:
             return current
-        metrics = self._metrics.offload()
+        metrics = OffloadMetrics(self._metrics.writer)
 
         def on_job(offloaded: bool) -> None:
             (metrics.offloaded if offloaded else metrics.local).add(1.0)
@@ -428,22 +418,18 @@ class Gateway:
         return OffloadThreads(count, on_job)
 
     def _pools(self) -> dict[str, Pool]:
-        return {name: each.pool for name, each in self.upstreams.items()}
+        return {name: each.pool for name, each in self.active_config.upstreams.items()}
 
     def _capturing_listener(
         self, handler: RequestHandler, observer: CallObserver, on_closed: Callable[[], None]
     ) -> HttpListener:
         """Return a listener for captured calls, with the settings in use."""
         parts = self.parts
-        return HttpListener(
-            handler,
-            (*parts.observers, observer),
-            on_closed,
-            idle_timeouts=parts.idle_timeouts,
-            forwarding=parts.resources.forwarding,
-            buffers=self.listener.buffers,
-            trace_sampler=parts.sampler,
-        )
+        observers = (*parts.observers, observer)
+        listener = HttpListener(handler, observers, on_closed, self.listener.buffers)
+        forwarding = parts.resources.forwarding
+        listener.reconfigure(None, observers, None, parts.idle_timeouts, forwarding, parts.sampler)
+        return listener
 
     def _watch_files(
         self, resources: LoadedResources, undo: AsyncExitStack
@@ -467,31 +453,6 @@ class Gateway:
         await self.parts.active_config.handle_request(request, response)
 
 
-def _lasting(
-    parts: Parts | None,
-) -> tuple[OffloadThreads | None, LogWriter | None, Tracing | None]:
-    """Return those parts that the ones of a reload may take over."""
-    return (parts.offload, parts.log_writer, parts.tracing) if parts else (None, None, None)
-
-
-def _build_router(
-    resources: LoadedResources,
-    upstreams: Mapping[str, SharedUpstream],
-    limits: SharedLimits,
-    offload: OffloadThreads | None,
-    metrics: GatewayMetrics,
-) -> Router:
-    return build_routes(
-        resources.settings,
-        upstreams_by_name(upstreams),
-        limits,
-        offload,
-        resources.api_keys.groups,
-        resources.forwarding,
-        metrics,
-    )
-
-
 def _access_log(settings: Settings, writer: LogWriter) -> AccessLog:
     log = settings.log.access
     assert log is not None
@@ -505,24 +466,20 @@ async def _close_unused(upstreams: Mapping[str, SharedUpstream]) -> None:
         await each.close_if_unused()
 
 
-async def _close_writer(writer: LogWriter | None, kept: LogWriter | None) -> None:
-    """Write the lines that wait, within a bounded time, unless the writer is kept."""
-    if writer is not None and writer is not kept:
-        await _in_thread(writer.close)
+async def _close(part: Closable | None, kept: Closable | None) -> None:
+    """Close a part unless it is kept, within a bounded time: a log and traces are written first.
 
-
-async def _close_tracing(tracing: Tracing | None, kept: Tracing | None) -> None:
-    """Export what is queued, within a bounded time, unless the exporter is kept."""
-    if tracing is not None and (kept is None or kept.exporter is not tracing.exporter):
-        await _in_thread(tracing.exporter.close)
-
-
-async def _in_thread(close: Callable[[], None]) -> None:
-    """Close what waits for its own thread to end, without blocking the event loop if possible."""
+    It waits for a thread of its own, if possible without blocking the event loop.
+    """
+    if part is None or part is kept:
+        return
+    if isinstance(part, OffloadThreads):
+        part.close()
+        return
     try:
-        await asyncio.to_thread(close)
+        await asyncio.to_thread(part.close)
     except RuntimeError:  # no thread can be started; closing twice does no harm
-        close()
+        part.close()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from gateway.app.build.api_keys import ApiKeys
 from gateway.app.build.tls import load_server_tls, upstream_tls_contexts, upstream_tls_files
 from gateway.app.build.upstreams import UpstreamSpec
 from gateway.app.build.worker_count import worker_count
-from gateway.app.journal.journal import CERTIFICATE_REFUSED, CERTIFICATE_RELOADED, Journal
+from gateway.app.journal import CERTIFICATE_REFUSED, CERTIFICATE_RELOADED, Journal
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy, new_identity
 from gateway.settings.schema import Settings

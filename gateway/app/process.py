@@ -1,19 +1,18 @@
-"""What all processes of a gateway have: event loop, signals, log lines, memory to give back."""
+"""What all processes of a gateway have: event loop, tasks, signals, log lines, memory."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import uvloop
 
 from gateway import __version__
-from gateway.app.background import BackgroundTask
-from gateway.app.reload.revision import log_addresses
 from gateway.build_info import describe_build
 from gateway.settings.schema import Settings
 from gateway.system.memory import has_malloc_trim, resident_bytes, trim_malloc
@@ -57,6 +56,16 @@ def log_started(addresses: Sequence[str]) -> None:
     log_addresses(addresses)
 
 
+def log_addresses(addresses: Sequence[str], before: Sequence[str] = ()) -> None:
+    """Log the addresses that the gateway listens on now, and those that it has left."""
+    for address in addresses:
+        if address not in before:
+            _log.info("listening on %s", address)
+    for address in before:
+        if address not in addresses:
+            _log.info("no longer listening on %s", address)
+
+
 def log_stopping(settings: Settings) -> None:
     """Log that no call is taken any more."""
     _log.info("stopping: calls in progress have at most %g s", settings.limits.drain_timeout)
@@ -69,6 +78,31 @@ def log_stopped(dropped: int) -> None:
             "%d calls did not finish in time and were aborted (limits.drain_timeout)", dropped
         )
     _log.info("stopped")
+
+
+class BackgroundTask(ABC):
+    """Runs ``run`` in a task of its own while its context is open."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Run until cancelled."""
+
+    async def __aenter__(self) -> Self:
+        """Start the task."""
+        self._task = asyncio.create_task(self.run(), name=type(self).__name__)
+        self._task.add_done_callback(_log_error)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Cancel the task, and wait for its end."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _log_error(task: asyncio.Task[None]) -> None:
+    """Log an unexpected end of the task: nobody awaits it while it should run."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("background task %s failed and stopped", task.get_name(), exc_info=error)
 
 
 class MallocTrim(BackgroundTask):

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.app.journal.journal import Journal, SharedJournal
+from gateway.app.journal import RING_SIZE, Journal
+from gateway.errors import replace_surrogates
 from gateway.observe.call_metrics import CALL_FAMILIES
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore, clean_label
 from gateway.observe.recent_calls import RecentCalls
 from gateway.workers.control import ControlSockets
-from gateway.workers.shared_documents import SharedDocuments
+from gateway.workers.shared_documents import SharedDocuments, shared_counters
 from gateway.workers.shared_rings import SharedRing
-from gateway.workers.shared_state import SharedEjections, shared_counters
 
 _ORDINARY_CALLS, _NOTABLE_CALLS = 512 * 1024, 1024 * 1024
 """Bytes of the rings of a worker. Memory is used as calls are written."""
@@ -24,6 +25,10 @@ _ORDINARY_CALLS, _NOTABLE_CALLS = 512 * 1024, 1024 * 1024
 
 _MAX_DRAINED = 256 * 1024
 """Bytes of the list of drained endpoints."""
+_MAX_EJECTIONS = 1024 * 1024
+"""Bytes of the list of a worker's ejections."""
+_MAX_SETTINGS = 16 * 2**20
+"""Bytes of settings."""
 _WAITING, _MAX_WAITING = 100, 512 * 1024
 """Endpoints and models of a worker whose waiting calls are shared, and bytes of their list."""
 _STALE = 5.0
@@ -60,12 +65,12 @@ class DrainedEndpoints:
     @property
     def version(self) -> int:
         """Return a number that changes with each change."""
-        return self._documents.published(0)
+        return self._documents.published()
 
     def read(self) -> set[tuple[str, str]]:
         """Return all drained endpoints."""
-        (document,) = self._documents.read_all()
-        return {(upstream, url) for upstream, url in orjson.loads(document or b"[]")}
+        document = self._documents.read() or b"[]"
+        return {(upstream, url) for upstream, url in orjson.loads(document)}
 
     def change(self, upstream: str, url: str, drained: bool) -> None:
         """Drain an endpoint, or restore it; one process does so at a time. Raises ValueError."""
@@ -104,69 +109,73 @@ class WaitingCalls:
         return found
 
 
-class SharedMemory(NamedTuple):
-    """It is made before the first fork, and outlives workers and reloads."""
+class Revision(NamedTuple):
+    """The settings in use; times are in seconds since the epoch."""
 
-    ejections: SharedEjections
-    metric_store: MetricStore
-    """A segment for each worker, and one for the supervisor."""
-    statuses: SharedDocuments
-    """The status of each worker, as JSON."""
-    worker_pids: list[memoryview]
-    """The process id of each worker, one number; 0 before the first one."""
-    heartbeats: list[memoryview]
-    """When the event loop of each worker last ran, in ms on the clock of ``time.monotonic``."""
-    calls_in_progress: list[memoryview]
-    """Of each worker, one number."""
-    recent_calls: SharedCalls
-    """The last calls of each worker."""
-    drained: DrainedEndpoints
-    waiting: WaitingCalls
-    """The calls of each worker to which no endpoint responds."""
-    journal: SharedJournal
-    """The events of each worker, of the supervisor, and of the admin process."""
-    control: ControlSockets | None
-    """For questions of the admin process to each worker; None if there is but one process."""
+    loaded_at: float
+    file: str | None = None
+    number: int = 1
+    """Counts the settings that were in use, these included."""
+    last_failure: str | None = None
+    """Why newer settings could not be used; None if these are the newest."""
+    failed_at: float | None = None
+    reloads: int = 0
+    reload_failures: int = 0
+    """Reloads that failed since the start."""
+
+
+class SharedMemory:
+    """It is made before the first fork, and outlives workers and reloads.
+
+    ``control`` is for questions of the admin process to each worker; it is None for a process that
+    is alone.
+    """
+
+    def __init__(self, workers: int = 1, control: ControlSockets | None = None) -> None:
+        self.control = control
+        self.ejections = SharedDocuments(workers, _MAX_EJECTIONS)
+        self.metric_store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, workers + 1)
+        """A segment for each worker, and one for who reads the settings."""
+        self.statuses = SharedDocuments(workers)
+        """The status of each worker, as JSON."""
+        self.worker_pids = shared_counters(workers)
+        """The process id of each worker, one number; 0 before the first one."""
+        self.heartbeats = shared_counters(workers)
+        """When the event loop of each worker last ran, in ms by ``time.monotonic``."""
+        self.calls_in_progress = shared_counters(workers)
+        """Of each worker, one number."""
+        self.recent_calls = SharedCalls(workers)
+        """The last calls of each worker."""
+        self.drained = DrainedEndpoints()
+        self.waiting = WaitingCalls(workers)
+        """The calls of each worker to which no endpoint responds."""
+        self.new_settings = SharedDocuments(1, _MAX_SETTINGS)
+        """Those that processes prepare, pickled."""
+        self._revision = SharedDocuments(1)
+        self._rings = [SharedRing(RING_SIZE) for _ in range(workers + 2)]
+        self.admin_journal = self.journal(workers + 1)
+        """The journal for the admin process to record in."""
+        self.owner_journal = self.journal(workers)
+        """The journal for who reads the settings."""
+        self.set_revision(Revision(time.time()))
 
     @classmethod
-    def for_one_process(cls) -> Self:
-        """Make the memory of a process that is alone."""
-        return cls._made_for(1, None)
+    def for_workers(cls, workers: int) -> SharedMemory:
+        """Make the memory for so many workers and an admin process."""
+        return cls(workers, ControlSockets(workers))
 
-    @classmethod
-    def for_workers(cls, workers: int) -> Self:
-        """Make the memory for so many workers."""
-        return cls._made_for(workers, ControlSockets(workers))
+    def journal(self, slot: int) -> Journal:
+        """Return the journal for a worker to record in."""
+        return Journal(self._rings[slot], self._rings)
 
-    @classmethod
-    def _made_for(cls, workers: int, control: ControlSockets | None) -> Self:
-        families = CALL_FAMILIES + GATEWAY_FAMILIES
-        store = MetricStore(families, workers + 1)
-        return cls(
-            SharedEjections(),
-            store,
-            SharedDocuments(workers),
-            shared_counters(workers),
-            shared_counters(workers),
-            shared_counters(workers),
-            SharedCalls(workers),
-            DrainedEndpoints(),
-            WaitingCalls(workers),
-            SharedJournal(workers + 2),
-            control,
-        )
+    def set_revision(self, revision: Revision) -> None:
+        """Tell all processes which settings are in use."""
+        fields = revision._asdict()
+        for name in ("file", "last_failure"):  # the name of a file need not be UTF-8
+            fields[name] = fields[name] and replace_surrogates(fields[name])
+        self._revision.publish(0, orjson.dumps(fields))
 
-    @property
-    def supervisor_segment(self) -> int:
-        """Return the number of the supervisor's segment in the metric store."""
-        return self.metric_store.segments - 1
-
-    @property
-    def supervisor_journal(self) -> Journal:
-        """Return the journal for the supervisor to record in."""
-        return self.journal.of_process(len(self.worker_pids))
-
-    @property
-    def admin_journal(self) -> Journal:
-        """Return the journal for the admin process to record in."""
-        return self.journal.of_process(len(self.worker_pids) + 1)
+    def revision(self) -> dict[str, Any]:
+        """Return which settings are in use, for the status: the fields of a Revision."""
+        fields: dict[str, Any] = orjson.loads(self._revision.read())
+        return fields

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -13,7 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from gateway.app.admin_source import DRAIN_GRACE, AdminSource
-from gateway.app.background import BackgroundTask
 from gateway.app.build.listen import (
     BoundAddress,
     close,
@@ -25,18 +23,21 @@ from gateway.app.build.listen import (
 from gateway.app.gateway import Gateway, Parts, logged
 from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.process import (
+    BackgroundTask,
     MallocTrim,
     handle_signals,
     log_started,
     log_stopped,
     log_stopping,
     run,
-    set_log_level,
 )
-from gateway.app.reload.failure import failure_text
-from gateway.app.reload.prepared import CloseReplaced, OnApplied, PreparedReload, notify_applied
-from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
-from gateway.app.reload.source import SettingsSource
+from gateway.app.reload import (
+    CloseReplaced,
+    PreparedReload,
+    ReloadLog,
+    SettingsSource,
+    failure_text,
+)
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import decode_status, encode_status
 from gateway.listener.accept import AcceptingSockets
@@ -62,9 +63,8 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
     stop = asyncio.Event()
     # Until it serves, Ctrl-C is not for it to handle.
     handle_signals(stop.set, signal.SIGTERM)
-    revision = Revision(time.time(), str(source.file))
-    async with StandaloneGateway(settings, revision) as gateway:
-        async with SingleProcessReloader(gateway, source, set_log_level) as reloader, MallocTrim():
+    async with StandaloneGateway(settings) as gateway:
+        async with SingleProcessReloader(gateway, source) as reloader, MallocTrim():
             handle_signals(stop.set, signal.SIGINT)
             handle_signals(reloader.request_reload, signal.SIGHUP)
             log_started(gateway.addresses)
@@ -114,9 +114,9 @@ class StandaloneGateway(Gateway):
     Raises UpstreamTlsError and ApiKeysError; entering raises ListenError.
     """
 
-    def __init__(self, settings: Settings, revision: Revision | None = None) -> None:
-        resources, shared = load_resources(settings), SharedMemory.for_one_process()
-        super().__init__(resources, shared, 0, revision or Revision(time.time()), _ignore)
+    def __init__(self, settings: Settings) -> None:
+        resources, shared = load_resources(settings), SharedMemory()
+        super().__init__(resources, shared, 0, _ignore)
         self.source = _OwnSource(self, resources, shared)
         """What operators see of it."""
         self._doors = _Doors(settings, (), None)
@@ -279,13 +279,10 @@ class SingleProcessReloader(BackgroundTask):
     more.
     """
 
-    def __init__(
-        self, gateway: StandaloneGateway, source: SettingsSource, on_applied: OnApplied
-    ) -> None:
+    def __init__(self, gateway: StandaloneGateway, source: SettingsSource) -> None:
         self._gateway = gateway
-        self._source = source
-        self._on_applied = on_applied
-        self._reload_log = ReloadLog(gateway.revision, gateway.reload_metrics, gateway.journal)
+        store = gateway.metric_store
+        self._log = ReloadLog(source, gateway.shared, store.writer(store.segments - 1))
         self._requested = asyncio.Event()
 
     def request_reload(self) -> None:
@@ -300,26 +297,18 @@ class SingleProcessReloader(BackgroundTask):
                     await self._requested.wait()
             requested = self._requested.is_set()
             self._requested.clear()
-            if requested or self._changed():
+            if requested or self._log.is_due(self._gateway.settings):
                 await self._reload(requested)
-                self._gateway.revision = self._reload_log.revision
-
-    def _changed(self) -> bool:
-        failed = self._gateway.revision.last_failure is not None
-        return self._gateway.settings.watch and self._source.changed(failed)
 
     async def _reload(self, requested: bool) -> None:
-        gateway = self._gateway
+        gateway, source = self._gateway, self._log.source
         before, addresses = gateway.settings, gateway.addresses
         gateway.reopen_logs()
         try:
-            settings = await asyncio.to_thread(self._source.read)
+            settings = await asyncio.to_thread(source.read)
             changes = await gateway.reload(settings)
         except Exception as error:  # whatever it is, it must not end the task
-            self._reload_log.record_failure(failure_text(error, self._source.file), requested)
+            self._log.record_failure(failure_text(error, source.file), requested)
             return
-        self._reload_log.record_reload(self._reload_log.revision.after_reload(time.time()))
-        notify_applied(self._on_applied, gateway.settings)
-        self._reload_log.log_reload(changes, settings, before, requested)
-        self._source.log_warnings(before)
-        log_addresses(gateway.addresses, addresses)
+        self._log.record_reload()
+        self._log.log_reload(changes, settings, before, (gateway.addresses, addresses), requested)

@@ -7,13 +7,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from statistics import median
 from typing import Any
 
 import orjson
 
-from gateway.app.background import BackgroundTask
+from gateway.app.process import BackgroundTask
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
@@ -138,6 +138,7 @@ class EventLoopWatch:
         return (used_at_end - used) / max(end - began, 1e-9)
 
 
+@dataclass(eq=False)
 class StatusPublisher(BackgroundTask):
     """Publishes what ``status`` returns in a slot of ``documents``, while its context is open.
 
@@ -146,65 +147,55 @@ class StatusPublisher(BackgroundTask):
     and ``each_tick`` four times.
     """
 
-    def __init__(
-        self,
-        documents: SharedDocuments,
-        slot: int,
-        status: Callable[[bool], Mapping[str, Any]],
-        metrics: GatewayMetrics,
-        each_tick: Callable[[], None],
-        each_second: Callable[[], None],
-    ) -> None:
-        self._documents = documents
-        self._slot = slot
-        self._status = status
-        self._metrics = metrics
-        self._each_tick = each_tick
-        self._each_second = each_second
-        self.event_loop = EventLoopWatch()
-        self._shares_models = True
-        self._lock = asyncio.Lock()
+    documents: SharedDocuments
+    slot: int
+    status: Callable[[bool], Mapping[str, Any]]
+    metrics: GatewayMetrics
+    each_tick: Callable[[], None]
+    each_second: Callable[[], None]
+    event_loop: EventLoopWatch = field(default_factory=EventLoopWatch)
+    shares_models: bool = True
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
         """Measure and publish until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                self._each_second()
-                if self._documents.slots > 1:
+                self.each_second()
+                if self.documents.slots > 1:
                     await self.publish()
             except Exception:
                 # An error of our own is logged, and must not end the task.
                 _log.exception("the status could not be published")
             for _ in range(_PUBLISH_EVERY):
                 try:
-                    self._each_tick()
+                    self.each_tick()
                 except Exception:
                     _log.exception("the state of this process could not be updated")
                 due = loop.time() + _LAG_INTERVAL
                 await asyncio.sleep(_LAG_INTERVAL)
                 lag = max(0.0, loop.time() - due)
-                self._metrics.event_loop_lag.observe(lag)
+                self.metrics.event_loop_lag.observe(lag)
                 self.event_loop.observe(lag)
 
     async def publish(self) -> None:
         """Publish the status of now."""
-        async with self._lock:
-            if self._shares_models:
-                encoded = await asyncio.to_thread(encode_status, self._status(True))
-                if self._documents.publish(self._slot, encoded):
+        async with self.lock:
+            if self.shares_models:
+                encoded = await asyncio.to_thread(encode_status, self.status(True))
+                if self.documents.publish(self.slot, encoded):
                     return
-                self._shares_models = False
+                self.shares_models = False
                 _log.info("the lists of models are too long for workers to share them")
-            encoded = await asyncio.to_thread(encode_status, self._status(False))
-            self._documents.publish(self._slot, encoded)
+            encoded = await asyncio.to_thread(encode_status, self.status(False))
+            self.documents.publish(self.slot, encoded)
 
 
 def read_statuses(documents: SharedDocuments) -> list[Status]:
-    """Return the last statuses of all living workers; in any thread."""
-    return [status for status in read_last_statuses(documents) if is_alive(status["pid"])]
+    """Return the last statuses of all living workers, or of all that ever ran if none lives.
 
-
-def read_last_statuses(documents: SharedDocuments) -> list[Status]:
-    """Return the last status of each worker that ever published one; in any thread."""
-    return [decode_status(each) for each in documents.read_all() if each]
+    It may be called in any thread.
+    """
+    statuses = [decode_status(each) for each in documents.read_all() if each]
+    return [status for status in statuses if is_alive(status["pid"])] or statuses

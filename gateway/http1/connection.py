@@ -35,7 +35,7 @@ class Http1Body(BodyStream):
         self._read_flow.pause(self)
 
     def _on_read(self, size: int) -> None:
-        if self.buffered_size <= self._buffers.window // 2:
+        if self.buffered_size <= self._buffers.account.window // 2:
             self._read_flow.resume(self)
 
     def _on_discard(self) -> None:

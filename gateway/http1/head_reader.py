@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 from gateway.http1.head import (
     MAX_CACHED_HEAD,
     MAX_HEAD,
@@ -22,38 +20,25 @@ _CHECKED_START = 256
 """Bytes of an incomplete line that are checked. Each read checks them again."""
 
 
-class HeadReader(ABC):
+class HeadReader:
     """Collects the bytes of a head until it is complete; it rejects garbage before that."""
 
-    def __init__(self) -> None:
-        self._received = b""
-        self._checked = 0
-
-    @property
-    def started(self) -> bool:
-        """Whether a part of a head was received."""
-        return bool(self._received)
-
-    @property
-    def size(self) -> int:
-        """The received bytes of a partial head."""
-        return len(self._received)
-
-    @property
-    def received(self) -> bytes:
+    def __init__(self, is_request: bool) -> None:
+        self._is_request = is_request
+        self.received = b""
         """The bytes of a partial head, which may be malformed."""
-        return self._received
+        self._checked = 0
 
     def reset(self) -> None:
         """Drop a partial head."""
-        self._received, self._checked = b"", 0
+        self.received, self._checked = b"", 0
 
     def feed(self, data: bytes | memoryview) -> tuple[bytes, bytes | memoryview] | None:
         """Add received data; return the complete head and the bytes after it, None before that.
 
         Raises MalformedError.
         """
-        if not self._received:
+        if not self.received:
             # Usually the head is complete. Large data after it is not copied.
             is_small = len(data) <= MAX_CACHED_HEAD
             start = bytes(data if is_small else data[:MAX_CACHED_HEAD])
@@ -62,8 +47,8 @@ class HeadReader(ABC):
                 end += len(_END)
                 return start[:end], start[end:] if is_small else memoryview(data)[end:]
             data = bytes(data).lstrip(b"\r\n")  # RFC 9112, section 2.2
-        before = len(self._received)
-        received = self._received + data
+        before = len(self.received)
+        received = self.received + data
         end = received.find(_END, max(0, before - len(_END)), MAX_HEAD)
         if end >= 0:
             self.reset()
@@ -71,7 +56,7 @@ class HeadReader(ABC):
             return received[:end], received[end:]
         if len(received) >= MAX_HEAD:
             raise HeadTooLargeError
-        self._received = received
+        self.received = received
         self._check(received)
         return None
 
@@ -81,41 +66,17 @@ class HeadReader(ABC):
             line = received[self._checked : end]
             if self._checked:
                 check_field_line(line)
+            elif self._is_request:
+                parse_request_line(line)
             else:
-                self._check_first_line(line)
+                parse_status_line(line)
             self._checked = end + 1
         start = received[self._checked : self._checked + _CHECKED_START]
         if not start:
             return
         if self._checked:
             check_field_line_start(start)
+        elif self._is_request:
+            check_request_line_start(start)
         else:
-            self._check_first_line_start(start)
-
-    @abstractmethod
-    def _check_first_line(self, line: bytes) -> None:
-        """Check the first line; raises MalformedError."""
-
-    @abstractmethod
-    def _check_first_line_start(self, start: bytes) -> None:
-        """Check that a first line can begin like this; raises MalformedError."""
-
-
-class RequestHeadReader(HeadReader):
-    """Collects the bytes of a request's head."""
-
-    def _check_first_line(self, line: bytes) -> None:
-        parse_request_line(line)
-
-    def _check_first_line_start(self, start: bytes) -> None:
-        check_request_line_start(start)
-
-
-class ResponseHeadReader(HeadReader):
-    """Collects the bytes of a response's head."""
-
-    def _check_first_line(self, line: bytes) -> None:
-        parse_status_line(line)
-
-    def _check_first_line_start(self, start: bytes) -> None:
-        check_status_line_start(start)
+            check_status_line_start(start)

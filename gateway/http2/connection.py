@@ -12,76 +12,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from gateway.http2.errors import ErrorCode, Http2Error
-from gateway.http2.events import (
-    DataReceived,
-    Event,
-    GoAwayReceived,
-    HeadersReceived,
-    PingAcknowledged,
-    SettingsReceived,
-    StreamRefused,
-    StreamReset,
-    TrailersReceived,
-    WindowOpened,
-)
-from gateway.http2.flood_limits import (
-    BLOCK_BYTES_PER_WORK,
-    CONTROL_FRAMES_PER_MESSAGE,
-    MAX_CONTROL_FRAMES,
-    MAX_CONTROL_FRAMES_PER_SECOND,
-    MAX_RESETS,
-    MAX_RESETS_PER_SECOND,
-    MAX_TINY_DATA,
-    MAX_TINY_DATA_PER_SECOND,
-    MAX_TINY_FRAMES,
-    MAX_TINY_FRAMES_PER_SECOND,
-    MESSAGE_WORK,
-    SETTINGS_PER_WORK,
-    STREAMS_PER_WORK,
-    TIME_SLICE_WORK,
-    TINY_FRAME,
-    RateLimit,
-)
-from gateway.http2.flow_control import DEFAULT_WINDOW, ReceiveWindow
+from gateway.http2 import events, frames
+from gateway.http2 import flood_limits as limits
+from gateway.http2.errors import ErrorCode, Http2Error, flood_error, protocol_error
 from gateway.http2.frame_reader import FrameReader
-from gateway.http2.frame_writer import (
-    SETTINGS_ACK,
-    encode_data_header,
-    encode_goaway,
-    encode_headers,
-    encode_ping,
-    encode_rst_stream,
-    encode_settings,
-    encode_window_update,
-)
-from gateway.http2.frames import (
-    ENABLE_PUSH,
-    HEADER_TABLE_SIZE,
-    INITIAL_WINDOW_SIZE,
-    MAX_CONCURRENT_STREAMS,
-    MAX_FRAME_SIZE,
-    MAX_HEADER_LIST_SIZE,
-    MAX_WINDOW_SIZE,
-    MIN_MAX_FRAME_SIZE,
-    PREFACE,
-    DataFrame,
-    Frame,
-    GoAwayFrame,
-    HeaderBlockFrame,
-    HeadersFrame,
-    PingFrame,
-    PushPromiseFrame,
-    RstStreamFrame,
-    SettingsFrame,
-    WindowUpdateFrame,
-)
 from gateway.http2.header_check import check_request, check_response, check_trailers
-from gateway.http2.header_table import Header
-from gateway.http2.hpack import MAX_HEADER_LIST, Decoder, Encoder, HeaderList
-from gateway.http2.stream import Stream
+from gateway.http2.hpack import MAX_HEADER_LIST, Decoder, Encoder, Header, HeaderList
+from gateway.http2.stream import DEFAULT_WINDOW, ReceiveWindow, Stream
 
-_MAX_RESET_IDS: Final = 2 * MAX_RESETS
+_MAX_RESET_IDS: Final = 2 * limits.MAX_RESETS
 """Streams that were reset here, and whose late frames are ignored: section 5.1, "closed"."""
 
 _MAX_REASON: Final = 200
@@ -131,13 +70,14 @@ class Http2Connection:
         max_streams: int = 100,
         stream_window: int = DEFAULT_WINDOW,
         window: int = DEFAULT_WINDOW,
-        max_frame_size: int = MIN_MAX_FRAME_SIZE,
+        max_frame_size: int = frames.MIN_MAX_FRAME_SIZE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_client: Final = is_client
         self._max_streams = max_streams
         self._stream_window = stream_window
-        self._reader: Final = FrameReader(max_frame_size)
+        self.reader: Final = FrameReader(max_frame_size)
+        """Its ``unread`` bytes are left for the next time slice."""
         self._decoder: Final = Decoder()
         self._encoder: Final = Encoder()
         self._receive_window: Final = ReceiveWindow(DEFAULT_WINDOW, window)
@@ -149,18 +89,19 @@ class Http2Connection:
         """The ids of two streams of the peer between which it opened none."""
         self._next_id = 1
         self._reset_ids: dict[int, None] = {}
-        self._output: list[bytes | memoryview] = []
-        self._events: deque[Event] = deque()
-        self._preface_left = b"" if is_client else PREFACE
+        self.output: list[bytes | memoryview] = []
+        """What is to be sent; see ``take_output``."""
+        self._events: deque[events.Event] = deque()
+        self._preface_left = b"" if is_client else frames.PREFACE
         self._has_settings = False
         self.settings_acknowledged = False
         """Whether the peer has acknowledged the settings of this end."""
         self.going_away = False
         """Whether one of both ends has sent GOAWAY: no stream may be opened any more."""
-        self._last_accepted_id = MAX_WINDOW_SIZE
+        self._last_accepted_id = frames.MAX_WINDOW_SIZE
         # What the peer has set.
         self._initial_send_window = DEFAULT_WINDOW
-        self._max_send_frame = MIN_MAX_FRAME_SIZE
+        self._max_send_frame = frames.MIN_MAX_FRAME_SIZE
         self.peer_max_streams = _UNLIMITED
         """Streams that the peer lets this end have open at a time."""
         self._guard: Final = _Guard()
@@ -168,24 +109,29 @@ class Http2Connection:
         self._closed = False
         self._work_left = _UNLIMITED
         self._is_too_fast = False
-        self._resets: Final = RateLimit(MAX_RESETS, MAX_RESETS_PER_SECOND, clock)
-        self._control: Final = RateLimit(MAX_CONTROL_FRAMES, MAX_CONTROL_FRAMES_PER_SECOND, clock)
-        self._tiny: Final = RateLimit(MAX_TINY_FRAMES, MAX_TINY_FRAMES_PER_SECOND, clock)
-        self._tiny_data: Final = RateLimit(MAX_TINY_DATA, MAX_TINY_DATA_PER_SECOND, clock)
-        self._start(max_frame_size)
-
-    def _start(self, max_frame_size: int) -> None:
+        self._resets: Final = limits.RateLimit(
+            limits.MAX_RESETS, limits.MAX_RESETS_PER_SECOND, clock
+        )
+        self._control: Final = limits.RateLimit(
+            limits.MAX_CONTROL_FRAMES, limits.MAX_CONTROL_FRAMES_PER_SECOND, clock
+        )
+        self._tiny: Final = limits.RateLimit(
+            limits.MAX_TINY_FRAMES, limits.MAX_TINY_FRAMES_PER_SECOND, clock
+        )
+        self._tiny_data: Final = limits.RateLimit(
+            limits.MAX_TINY_DATA, limits.MAX_TINY_DATA_PER_SECOND, clock
+        )
         values = [
-            (INITIAL_WINDOW_SIZE, self._stream_window),
-            (MAX_FRAME_SIZE, max_frame_size),
-            (MAX_HEADER_LIST_SIZE, MAX_HEADER_LIST),
+            (frames.INITIAL_WINDOW_SIZE, stream_window),
+            (frames.MAX_FRAME_SIZE, max_frame_size),
+            (frames.MAX_HEADER_LIST_SIZE, MAX_HEADER_LIST),
         ]
-        if self._is_client:
-            self._output.append(PREFACE)
-            values.append((ENABLE_PUSH, 0))
+        if is_client:
+            self.output.append(frames.PREFACE)
+            values.append((frames.ENABLE_PUSH, 0))
         else:
-            values.append((MAX_CONCURRENT_STREAMS, self._max_streams))
-        self._output.append(encode_settings(values))
+            values.append((frames.MAX_CONCURRENT_STREAMS, max_streams))
+        self.output.append(frames.encode_settings(values))
         self._open_window(None, self._receive_window.opening())
 
     def watch(self, on_broken: Callable[[], None] | None) -> None:
@@ -203,9 +149,9 @@ class Http2Connection:
             if self._preface_left:
                 data = self._check_preface(data)
             if data and not self._closed:
-                self._reader.feed(data)
+                self.reader.feed(data)
 
-    def next_event(self) -> Event | None:
+    def next_event(self) -> events.Event | None:
         """Return the next event, None if there is none yet, or none in this time slice.
 
         Raises Http2Error, and the connection must be closed.
@@ -225,7 +171,7 @@ class Http2Connection:
         if self._failure is not None:
             raise self._failure
         try:
-            frame = self._reader.next_frame()
+            frame = self.reader.next_frame()
             if frame is None:
                 return False
             self._work_left -= 1
@@ -236,10 +182,10 @@ class Http2Connection:
             self._fail_stream(error)
         return True
 
-    def begin_time_slice(self, work: int = TIME_SLICE_WORK) -> None:
+    def begin_time_slice(self, work: int = limits.TIME_SLICE_WORK) -> None:
         """Limit the work until the next call; before the first one it is unlimited.
 
-        What exceeds it stays in ``unread_bytes``, for the next time slice.
+        What exceeds it stays unread, for the next time slice.
         """
         self._work_left = work
 
@@ -247,11 +193,6 @@ class Http2Connection:
     def must_wait(self) -> bool:
         """Whether nothing must be read before the next time slice."""
         return self._work_left <= 0 or self._is_too_fast
-
-    @property
-    def unread_bytes(self) -> int:
-        """The received bytes that are left for the next time slice."""
-        return self._reader.unread
 
     def excess(self) -> float:
         """Return for how many seconds nothing must be read, as too many tiny frames came."""
@@ -262,12 +203,7 @@ class Http2Connection:
     def ignore_received(self) -> None:
         """Ignore what was received and is not read yet, and what is still to come."""
         self._closed = True
-        self._reader.drop()
-
-    @property
-    def buffered_bytes(self) -> int:
-        """The received bytes of incomplete frames."""
-        return self._reader.size
+        self.reader.drop()
 
     def acknowledge(self, stream: Stream, size: int) -> None:
         """Count bytes of a DataReceived as used, so that the peer may send as many again."""
@@ -292,42 +228,42 @@ class Http2Connection:
         expected = self._preface_left[: len(data)]
         if bytes(data[: len(expected)]) != expected:
             self._preface_left = b""
-            self._failure = _protocol_error("this is not HTTP/2")
+            self._failure = protocol_error("this is not HTTP/2")
             return b""
         self._preface_left = self._preface_left[len(expected) :]
         return data[len(expected) :]
 
-    def _handle(self, frame: Frame) -> None:
+    def _handle(self, frame: frames.Frame) -> None:
         if not self._has_settings:
             # Section 3.4: the first frame.
-            if not isinstance(frame, SettingsFrame) or frame.ack:
-                raise _protocol_error("the first frame is not SETTINGS")
+            if not isinstance(frame, frames.SettingsFrame) or frame.ack:
+                raise protocol_error("the first frame is not SETTINGS")
             self._has_settings = True
-        if isinstance(frame, DataFrame):
+        if isinstance(frame, frames.DataFrame):
             self._handle_data(frame)
-        elif isinstance(frame, HeaderBlockFrame):
+        elif isinstance(frame, frames.HeadersFrame):
             self._handle_headers(frame)
         else:
             self._handle_control(frame)
 
-    def _handle_control(self, frame: Frame) -> None:
+    def _handle_control(self, frame: frames.Frame) -> None:
         if not self._control.spend():
-            raise _flood(f"more than {MAX_CONTROL_FRAMES} frames without a message")
-        if isinstance(frame, WindowUpdateFrame):
+            raise flood_error(f"more than {limits.MAX_CONTROL_FRAMES} frames without a message")
+        if isinstance(frame, frames.WindowUpdateFrame):
             self._handle_window_update(frame)
-        elif isinstance(frame, SettingsFrame):
+        elif isinstance(frame, frames.SettingsFrame):
             self._handle_settings(frame)
-        elif isinstance(frame, PingFrame):
+        elif isinstance(frame, frames.PingFrame):
             if frame.ack:
-                self._events.append(PingAcknowledged(frame.data))
+                self._events.append(events.PingAcknowledged(frame.data))
             else:
-                self._output.append(encode_ping(frame.data, ack=True))
-        elif isinstance(frame, RstStreamFrame):
+                self.output.append(frames.encode_ping(frame.data, ack=True))
+        elif isinstance(frame, frames.RstStreamFrame):
             self._handle_reset(frame)
-        elif isinstance(frame, GoAwayFrame):
+        elif isinstance(frame, frames.GoAwayFrame):
             self._handle_goaway(frame)
 
-    def _handle_data(self, frame: DataFrame) -> None:
+    def _handle_data(self, frame: frames.DataFrame) -> None:
         """Handle DATA: section 6.1."""
         size = frame.size
         if not self._receive_window.receive(size):
@@ -352,28 +288,25 @@ class Http2Connection:
             # Padding counts in flow control, but nobody will use it.
             self.acknowledge(stream, size)
             if frame.ends_frame and not self._control.spend():
-                raise _flood("too many empty DATA frames")
+                raise flood_error("too many empty DATA frames")
             return
-        elif len(data) < TINY_FRAME:
+        elif len(data) < limits.TINY_FRAME:
             self._is_too_fast = not self._tiny_data.spend()
-        self._events.append(DataReceived(stream, data, size, frame.end_stream))
+        self._events.append(events.DataReceived(stream, data, size, frame.end_stream))
 
-    def _check_data(self, stream: Stream, frame: DataFrame) -> None:
+    def _check_data(self, stream: Stream, frame: frames.DataFrame) -> None:
         if not stream.has_headers:
-            raise _stream_error("DATA before the headers", stream.id)
+            raise protocol_error("DATA before the headers", stream.id)
         if stream.content_left >= 0:
             stream.content_left -= len(frame.data)
             if stream.content_left < 0 or (frame.end_stream and stream.content_left):
                 # Section 8.1.1.
-                raise _stream_error("the body does not have its Content-Length", stream.id)
+                raise protocol_error("the body does not have its Content-Length", stream.id)
 
-    def _handle_headers(self, frame: HeaderBlockFrame) -> None:
-        """Handle HEADERS and PUSH_PROMISE: sections 6.2 and 6.6."""
-        if isinstance(frame, PushPromiseFrame):
-            raise _protocol_error("PUSH_PROMISE, which was not allowed")
-        assert isinstance(frame, HeadersFrame)
+    def _handle_headers(self, frame: frames.HeadersFrame) -> None:
+        """Handle HEADERS: section 6.2."""
         # Also for those that are refused: they are decoded, too.
-        self._work_left -= len(frame.block) // BLOCK_BYTES_PER_WORK
+        self._work_left -= len(frame.block) // limits.BLOCK_BYTES_PER_WORK
         headers = self._decoder.decode(frame.block)
         stream_id = frame.stream_id
         stream: Stream | None = self.streams.get(stream_id)
@@ -388,8 +321,8 @@ class Http2Connection:
             self._refuse_late_frame(stream_id, stream, "HEADERS")
             return
         if frame.depends_on_itself:
-            raise _stream_error("a stream that depends on itself", stream_id)
-        self._work_left -= MESSAGE_WORK
+            raise protocol_error("a stream that depends on itself", stream_id)
+        self._work_left -= limits.MESSAGE_WORK
         if stream.has_headers:
             self._receive_trailers(stream, headers, frame.end_stream)
         else:
@@ -398,7 +331,7 @@ class Http2Connection:
     def _accept_stream(self, stream_id: int) -> Stream | None:
         """Open a stream of the peer; return None if it came after GOAWAY."""
         if stream_id % 2 == 0:
-            raise _protocol_error("a client opened a stream with an even id")  # section 5.1.1
+            raise protocol_error("a client opened a stream with an even id")  # section 5.1.1
         if stream_id != self._last_id + 2:
             self._skipped = (self._last_id, stream_id)
         self._last_id = stream_id
@@ -412,7 +345,7 @@ class Http2Connection:
         return self._add_stream(stream_id)
 
     def _add_stream(self, stream_id: int) -> Stream:
-        self._control.earn(CONTROL_FRAMES_PER_MESSAGE)
+        self._control.earn(limits.CONTROL_FRAMES_PER_MESSAGE)
         size = self._stream_window
         stream = Stream(stream_id, self._initial_send_window, ReceiveWindow(size, size))
         self.streams[stream_id] = stream
@@ -424,30 +357,27 @@ class Http2Connection:
             if self._is_client:
                 status, length = check_response(headers.fields, stream.id)
                 if status < 200:
-                    self._receive_interim(stream, end_stream)
+                    if end_stream:  # section 8.1
+                        raise protocol_error("an interim response with END_STREAM", stream.id)
+                    if not self._control.spend():
+                        raise flood_error("too many interim responses")
                     return
                 if stream.is_head or status in (204, 304):
                     length = 0  # the header tells that of the response to GET: section 8.1.1
             else:
                 length = check_request(headers.fields, stream.id)
         if end_stream and length > 0:
-            raise _stream_error("a Content-Length without a body", stream.id)
+            raise protocol_error("a Content-Length without a body", stream.id)
         stream.has_headers = True
         stream.content_left = length
         if end_stream:
             self._end_received(stream)
-        self._events.append(HeadersReceived(stream, headers, end_stream))
-
-    def _receive_interim(self, stream: Stream, end_stream: bool) -> None:
-        if end_stream:
-            raise _stream_error("an interim response with END_STREAM", stream.id)  # section 8.1
-        if not self._control.spend():
-            raise _flood("too many interim responses")
+        self._events.append(events.HeadersReceived(stream, headers, end_stream))
 
     def _receive_trailers(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
         """Handle trailers: section 8.1."""
         if not end_stream:
-            raise _stream_error("trailers without END_STREAM", stream.id)
+            raise protocol_error("trailers without END_STREAM", stream.id)
         if headers.too_large:
             raise Http2Error(
                 ErrorCode.ENHANCE_YOUR_CALM,
@@ -456,9 +386,9 @@ class Http2Connection:
             )
         check_trailers(headers.fields, stream.id, is_request=not self._is_client)
         if stream.content_left > 0:
-            raise _stream_error("the body does not have its Content-Length", stream.id)
+            raise protocol_error("the body does not have its Content-Length", stream.id)
         self._end_received(stream)
-        self._events.append(TrailersReceived(stream, headers))
+        self._events.append(events.TrailersReceived(stream, headers))
 
     def _end_received(self, stream: Stream) -> None:
         stream.received_end = True
@@ -485,19 +415,19 @@ class Http2Connection:
 
     def _ignore_frame(self) -> None:
         if not self._control.spend():
-            raise _flood("too many frames on closed streams")
+            raise flood_error("too many frames on closed streams")
 
     def _check_not_idle(self, stream_id: int, kind: str) -> None:
         """Raise a connection error for a stream that was never opened: section 5.1, "idle"."""
         if self._is_idle(stream_id):
-            raise _protocol_error(f"{kind} on an idle stream")
+            raise protocol_error(f"{kind} on an idle stream")
 
     def _is_idle(self, stream_id: int) -> bool:
         last = self._next_id - 2 if self._is_client else self._last_id
         first, second = self._skipped
         return stream_id > last or stream_id % 2 == 0 or first < stream_id < second
 
-    def _handle_reset(self, frame: RstStreamFrame) -> None:
+    def _handle_reset(self, frame: frames.RstStreamFrame) -> None:
         """Handle RST_STREAM: section 6.4."""
         self._check_not_idle(frame.stream_id, "RST_STREAM")
         stream = self.streams.get(frame.stream_id)
@@ -506,7 +436,7 @@ class Http2Connection:
         # Clients reset a stream whose response came before the end of their request. As the call
         # has ended, that costs no more than the end of the request.
         if not self._is_client and not stream.sent_end and not self._resets.spend():
-            raise _flood(f"more than {MAX_RESETS} reset streams")
+            raise flood_error(f"more than {limits.MAX_RESETS} reset streams")
         code = frame.error_code
         known = _ERROR_CODES.get(code)
         name = f"error {code}" if known is None else known.name
@@ -517,14 +447,14 @@ class Http2Connection:
             f"the peer reset the stream: {name}",
             stream.id,
         )
-        self._events.append(StreamReset(stream, error, by_peer=True))
+        self._events.append(events.StreamReset(stream, error, by_peer=True))
 
-    def _handle_window_update(self, frame: WindowUpdateFrame) -> None:
+    def _handle_window_update(self, frame: frames.WindowUpdateFrame) -> None:
         """Handle WINDOW_UPDATE: section 6.9."""
         increment = frame.increment
         if not frame.stream_id:
             self._send_window += increment
-            if self._send_window > MAX_WINDOW_SIZE:
+            if self._send_window > frames.MAX_WINDOW_SIZE:
                 raise _window_overflow(0)
             self._tell_all_windows_opened()
             return
@@ -533,63 +463,63 @@ class Http2Connection:
             self._check_not_idle(frame.stream_id, "WINDOW_UPDATE")
             return
         stream.send_window += increment
-        if stream.send_window > MAX_WINDOW_SIZE:
+        if stream.send_window > frames.MAX_WINDOW_SIZE:
             raise _window_overflow(stream.id)
         if stream.send_window > 0 and not stream.sent_end:
-            self._events.append(WindowOpened(stream))
+            self._events.append(events.WindowOpened(stream))
 
-    def _handle_settings(self, frame: SettingsFrame) -> None:
+    def _handle_settings(self, frame: frames.SettingsFrame) -> None:
         """Handle SETTINGS: section 6.5."""
         if frame.ack:
             self.settings_acknowledged = True
             return
-        self._work_left -= len(frame.values) // SETTINGS_PER_WORK
+        self._work_left -= len(frame.values) // limits.SETTINGS_PER_WORK
         initial_window = self._initial_send_window
         for identifier, value in frame.values:
-            if identifier == INITIAL_WINDOW_SIZE:
+            if identifier == frames.INITIAL_WINDOW_SIZE:
                 initial_window = value
-            elif identifier == MAX_FRAME_SIZE:
+            elif identifier == frames.MAX_FRAME_SIZE:
                 self._max_send_frame = value
-            elif identifier == HEADER_TABLE_SIZE:
-                self._encoder.set_max_table_size(value)
-            elif identifier == MAX_CONCURRENT_STREAMS:
+            elif identifier == frames.HEADER_TABLE_SIZE:
+                self._encoder.limit_table(value)
+            elif identifier == frames.MAX_CONCURRENT_STREAMS:
                 self.peer_max_streams = value
-            elif identifier == ENABLE_PUSH and value and self._is_client:
-                raise _protocol_error("a server must not enable push")  # section 6.5.2
+            elif identifier == frames.ENABLE_PUSH and value and self._is_client:
+                raise protocol_error("a server must not enable push")  # section 6.5.2
         if initial_window != self._initial_send_window:
             # Once for all values of a frame: it costs a step for each stream.
             self._set_initial_send_window(initial_window)
-        self._output.append(SETTINGS_ACK)
-        self._events.append(SettingsReceived())
+        self.output.append(frames.SETTINGS_ACK)
+        self._events.append(events.SettingsReceived())
 
     def _set_initial_send_window(self, size: int) -> None:
         """Change the windows of all streams by the difference: section 6.9.2."""
-        self._work_left -= len(self.streams) // STREAMS_PER_WORK
+        self._work_left -= len(self.streams) // limits.STREAMS_PER_WORK
         difference = size - self._initial_send_window
         self._initial_send_window = size
         for stream in self.streams.values():
             stream.send_window += difference
-            if stream.send_window > MAX_WINDOW_SIZE:
+            if stream.send_window > frames.MAX_WINDOW_SIZE:
                 raise _window_overflow(0)
         if difference > 0:
             self._tell_all_windows_opened()
 
     def _tell_all_windows_opened(self) -> None:
-        self._work_left -= len(self.streams) // STREAMS_PER_WORK
-        self._events.append(WindowOpened(None))
+        self._work_left -= len(self.streams) // limits.STREAMS_PER_WORK
+        self._events.append(events.WindowOpened(None))
 
-    def _handle_goaway(self, frame: GoAwayFrame) -> None:
+    def _handle_goaway(self, frame: frames.GoAwayFrame) -> None:
         """Handle GOAWAY: section 6.8."""
         self.going_away = True
         last = frame.last_stream_id
-        self._events.append(GoAwayReceived(last, frame.error_code, frame.debug_data))
+        self._events.append(events.GoAwayReceived(last, frame.error_code, frame.debug_data))
         if not self._is_client:
             return
         for stream in [each for each in self.streams.values() if each.id > last]:
             # They were not processed, and can be sent again.
             self._drop_stream(stream)
             error = Http2Error(ErrorCode.REFUSED_STREAM, "the peer is going away", stream.id)
-            self._events.append(StreamReset(stream, error, by_peer=True))
+            self._events.append(events.StreamReset(stream, error, by_peer=True))
 
     def _fail_stream(self, error: Http2Error) -> None:
         """Reset a stream on which the peer broke the protocol: section 5.4.2."""
@@ -597,32 +527,27 @@ class Http2Connection:
         if self._is_idle(stream_id):
             raise Http2Error(error.code, error.reason)
         if not self._resets.spend():
-            raise _flood(f"more than {MAX_RESETS} broken streams")
+            raise flood_error(f"more than {limits.MAX_RESETS} broken streams")
         if stream_id in self._reset_ids:
             return
         stream = self.streams.get(stream_id)
-        self._output.append(encode_rst_stream(stream_id, error.code))
+        self.output.append(frames.encode_rst_stream(stream_id, error.code))
         self._remember_reset(stream_id)
         if stream is not None:
             had_headers = stream.has_headers or self._is_client
             self._drop_stream(stream)
             if had_headers:  # else nobody knows of it
-                self._events.append(StreamReset(stream, error, by_peer=False))
+                self._events.append(events.StreamReset(stream, error, by_peer=False))
                 return
-        self._events.append(StreamRefused(error))
+        self._events.append(events.StreamRefused(error))
 
     # --------------------------------------------------------------------------------- sending
 
     def take_output(self) -> list[bytes | memoryview]:
         """Return what is to be sent, once."""
-        output = self._output
-        self._output = []
+        output = self.output
+        self.output = []
         return output
-
-    @property
-    def has_output(self) -> bool:
-        """Whether there is anything to be sent."""
-        return bool(self._output)
 
     @property
     def can_open_stream(self) -> bool:
@@ -630,7 +555,7 @@ class Http2Connection:
         return (
             not self.going_away
             and len(self.streams) < self.peer_max_streams
-            and self._next_id <= MAX_WINDOW_SIZE
+            and self._next_id <= frames.MAX_WINDOW_SIZE
         )
 
     def open_stream(self) -> Stream:
@@ -658,7 +583,9 @@ class Http2Connection:
                 stream.sent_headers = True
                 stream.is_head = self._is_client and _HEAD in fields
             block = self._encoder.encode(fields)
-            self._output.append(encode_headers(stream.id, block, end_stream, self._max_send_frame))
+            self.output.append(
+                frames.encode_headers(stream.id, block, end_stream, self._max_send_frame)
+            )
             if end_stream:
                 self._end_sent(stream)
 
@@ -677,28 +604,30 @@ class Http2Connection:
             size = len(data)
             allowed = min(size, self.sendable(stream))
             if allowed < size:
-                if allowed < TINY_FRAME and allowed and not self._tiny.spend():
+                if allowed < limits.TINY_FRAME and allowed and not self._tiny.spend():
                     # Raised at the next event: the peer has to open its window again.
-                    self._failure = _flood(f"more than {MAX_TINY_FRAMES} windows of a few bytes")
+                    self._failure = flood_error(
+                        f"more than {limits.MAX_TINY_FRAMES} windows of a few bytes"
+                    )
                     return 0
                 end_stream = False
             stream.send_window -= allowed
             self._send_window -= allowed
-            self._tiny.earn(allowed / TINY_FRAME)
+            self._tiny.earn(allowed / limits.TINY_FRAME)
             position = 0
             while True:
                 length = min(allowed - position, self._max_send_frame)
                 is_last = position + length == allowed
                 if length or end_stream:
-                    self._control.earn(CONTROL_FRAMES_PER_MESSAGE)
-                    self._output.append(
-                        encode_data_header(stream.id, length, end_stream and is_last)
+                    self._control.earn(limits.CONTROL_FRAMES_PER_MESSAGE)
+                    self.output.append(
+                        frames.encode_data_header(stream.id, length, end_stream and is_last)
                     )
                 if length:
                     if length == size:
-                        self._output.append(data)
+                        self.output.append(data)
                     else:
-                        self._output.append(memoryview(data)[position : position + length])
+                        self.output.append(memoryview(data)[position : position + length])
                 position += length
                 if is_last:
                     break
@@ -712,27 +641,27 @@ class Http2Connection:
             if stream.closed or stream.id not in self.streams:
                 return
             if stream.sent_headers or not self._is_client:  # else the peer does not know of it
-                self._output.append(encode_rst_stream(stream.id, code))
+                self.output.append(frames.encode_rst_stream(stream.id, code))
                 self._remember_reset(stream.id)
             self._drop_stream(stream)
 
     def ping(self, data: bytes) -> None:
         """Send a PING with 8 bytes; its response is PingAcknowledged."""
         with self._guard:
-            self._output.append(encode_ping(data))
+            self.output.append(frames.encode_ping(data))
 
     def announce_shutdown(self) -> None:
         """Tell a client to open no more streams; those on their way are still accepted."""
         with self._guard:
-            self._output.append(encode_goaway(MAX_WINDOW_SIZE, ErrorCode.NO_ERROR))
+            self.output.append(frames.encode_goaway(frames.MAX_WINDOW_SIZE, ErrorCode.NO_ERROR))
 
     def shut_down(self) -> None:
         """Accept no more streams; open ones can finish: section 6.8."""
         with self._guard:
-            if not self.going_away or self._last_accepted_id == MAX_WINDOW_SIZE:
+            if not self.going_away or self._last_accepted_id == frames.MAX_WINDOW_SIZE:
                 self.going_away = True
                 self._last_accepted_id = max(0, self._last_id)
-                self._output.append(encode_goaway(self._last_accepted_id, ErrorCode.NO_ERROR))
+                self.output.append(frames.encode_goaway(self._last_accepted_id, ErrorCode.NO_ERROR))
 
     def close(self, code: ErrorCode, reason: str = "") -> None:
         """Tell the peer why the connection is closed, and close all streams."""
@@ -743,7 +672,7 @@ class Http2Connection:
             self.ignore_received()
             # Section 6.8: not more than in an earlier GOAWAY.
             last_id = min(max(0, self._last_id), self._last_accepted_id)
-            self._output.append(encode_goaway(last_id, code, reason.encode()[:_MAX_REASON]))
+            self.output.append(frames.encode_goaway(last_id, code, reason.encode()[:_MAX_REASON]))
             for stream in self.streams.values():
                 stream.is_reset = True
             self.streams.clear()
@@ -751,7 +680,7 @@ class Http2Connection:
     def _open_window(self, stream: Stream | None, increment: int) -> None:
         if increment:
             stream_id = 0 if stream is None else stream.id
-            self._output.append(encode_window_update(stream_id, increment))
+            self.output.append(frames.encode_window_update(stream_id, increment))
 
     def _end_sent(self, stream: Stream) -> None:
         stream.sent_end = True
@@ -769,18 +698,6 @@ class Http2Connection:
         reset_ids[stream_id] = None
         if len(reset_ids) > _MAX_RESET_IDS:
             del reset_ids[next(iter(reset_ids))]
-
-
-def _protocol_error(reason: str) -> Http2Error:
-    return Http2Error(ErrorCode.PROTOCOL_ERROR, reason)
-
-
-def _stream_error(reason: str, stream_id: int) -> Http2Error:
-    return Http2Error(ErrorCode.PROTOCOL_ERROR, reason, stream_id)
-
-
-def _flood(reason: str) -> Http2Error:
-    return Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason)
 
 
 def _window_overflow(stream_id: int) -> Http2Error:

@@ -53,3 +53,13 @@ def compression_error(reason: str) -> Http2Error:
     and RFC 9113, section 4.3.
     """
     return Http2Error(ErrorCode.COMPRESSION_ERROR, reason)
+
+
+def protocol_error(reason: str, stream_id: int = 0) -> Http2Error:
+    """Return the error of a peer that breaks the protocol, on one stream or everywhere."""
+    return Http2Error(ErrorCode.PROTOCOL_ERROR, reason, stream_id)
+
+
+def flood_error(reason: str) -> Http2Error:
+    """Return the error of a peer that exceeds a limit of the gateway: RFC 9113, section 10.5."""
+    return Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason)

@@ -13,19 +13,26 @@ class Event:
     """Something that the peer did."""
 
 
-class HeadersReceived(Event):
+class StreamEvent(Event):
+    """Something that the peer did on a stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream: Final = stream
+
+
+class HeadersReceived(StreamEvent):
     """A request or a final response began; ``end_stream`` tells that it has no body.
 
     A list that is ``too_large`` was not checked, and must be refused.
     """
 
     def __init__(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
-        self.stream: Final = stream
+        super().__init__(stream)
         self.headers: Final = headers
         self.end_stream: Final = end_stream
 
 
-class DataReceived(Event):
+class DataReceived(StreamEvent):
     """A piece of a body came.
 
     ``size`` is what it counts in flow control. ``Http2Connection.acknowledge`` must be called with
@@ -35,21 +42,21 @@ class DataReceived(Event):
     def __init__(
         self, stream: Stream, data: bytes | memoryview, size: int, end_stream: bool
     ) -> None:
-        self.stream: Final = stream
+        super().__init__(stream)
         self.data: Final = data
         self.size: Final = size
         self.end_stream: Final = end_stream
 
 
-class TrailersReceived(Event):
+class TrailersReceived(StreamEvent):
     """The trailers came, and the message ended with them."""
 
     def __init__(self, stream: Stream, headers: HeaderList) -> None:
-        self.stream: Final = stream
+        super().__init__(stream)
         self.headers: Final = headers
 
 
-class StreamReset(Event):
+class StreamReset(StreamEvent):
     """A stream ended before its messages were complete; nothing more comes or can be sent.
 
     ``error`` says why. ``by_peer`` tells that the peer reset it; else the peer broke the protocol,
@@ -57,7 +64,7 @@ class StreamReset(Event):
     """
 
     def __init__(self, stream: Stream, error: Http2Error, by_peer: bool) -> None:
-        self.stream: Final = stream
+        super().__init__(stream)
         self.error: Final = error
         self.by_peer: Final = by_peer
 

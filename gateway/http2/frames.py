@@ -1,7 +1,11 @@
-"""The frames of HTTP/2: RFC 9113, sections 4 and 6."""
+"""The frames of HTTP/2: those received, and how those to send are written. RFC 9113, section 6.
+
+None that is sent is padded.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from struct import Struct
 from typing import Final
 
@@ -46,9 +50,18 @@ FRAME_HEADER: Final = Struct(">BHBBL")
 """The length in two parts, type, flags, and stream id with the reserved bit: section 4.1."""
 FRAME_HEADER_SIZE: Final = 9
 
+# What payloads consist of.
+WORD: Final = Struct(">L")
+TWO_WORDS: Final = Struct(">LL")
+SETTING: Final = Struct(">HL")
+
 
 class Frame:
-    """A received frame; ``stream_id`` is 0 for those of the connection."""
+    """A received frame; ``stream_id`` is 0 for those of the connection.
+
+    One without a class of its own has no effect: PRIORITY (section 5.3.2), and the start of one of
+    an unknown type (sections 4.1 and 5.5), whose payload is dropped as it arrives.
+    """
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id: Final = stream_id
@@ -76,39 +89,18 @@ class DataFrame(Frame):
         self.end_stream: Final = end_stream
 
 
-class HeaderBlockFrame(Frame):
-    """A frame with the complete block of it and its CONTINUATION frames.
+class HeadersFrame(Frame):
+    """HEADERS with the complete block of it and its CONTINUATION frames; priorities are ignored.
 
-    The block must be decoded even if the frame is refused: section 4.3.
-    """
-
-    def __init__(self, stream_id: int) -> None:
-        super().__init__(stream_id)
-        self.block = b""
-
-
-class HeadersFrame(HeaderBlockFrame):
-    """HEADERS; priorities are ignored.
-
-    ``depends_on_itself`` is a stream error of type PROTOCOL_ERROR: RFC 7540, section 5.3.1.
+    The block must be decoded even if the frame is refused: section 4.3. ``depends_on_itself`` is a
+    stream error of type PROTOCOL_ERROR: RFC 7540, section 5.3.1.
     """
 
     def __init__(self, stream_id: int, end_stream: bool, depends_on_itself: bool) -> None:
         super().__init__(stream_id)
+        self.block = b""
         self.end_stream: Final = end_stream
         self.depends_on_itself: Final = depends_on_itself
-
-
-class PushPromiseFrame(HeaderBlockFrame):
-    """PUSH_PROMISE: an error of the peer, as the gateway never allows it."""
-
-    def __init__(self, stream_id: int, promised_stream_id: int) -> None:
-        super().__init__(stream_id)
-        self.promised_stream_id: Final = promised_stream_id
-
-
-class PriorityFrame(Frame):
-    """PRIORITY, which has no effect: section 5.3.2."""
 
 
 class RstStreamFrame(Frame):
@@ -159,13 +151,63 @@ class WindowUpdateFrame(Frame):
         self.increment: Final = increment
 
 
-class UnknownFrame(Frame):
-    """The start of a frame of an unknown type; to be ignored: sections 4.1 and 5.5.
+def encode_frame_header(kind: int, flags: int, stream_id: int, length: int) -> bytes:
+    """Encode the header of a frame: section 4.1."""
+    return FRAME_HEADER.pack(length >> 16, length & 0xFFFF, kind, flags, stream_id)
 
-    ``size`` is that of the payload, which is dropped as it arrives.
+
+def encode_data_header(stream_id: int, length: int, end_stream: bool) -> bytes:
+    """Encode the header of DATA; its data are sent after it, so that they are not copied."""
+    return encode_frame_header(DATA, END_STREAM if end_stream else 0, stream_id, length)
+
+
+def encode_headers(
+    stream_id: int, block: bytes, end_stream: bool, max_frame_size: int = MIN_MAX_FRAME_SIZE
+) -> bytes:
+    """Encode HEADERS, and CONTINUATION frames where one frame cannot have the whole block.
+
+    No other frame may be sent between them: section 4.3.
     """
+    kind, flags, size = HEADERS, END_STREAM if end_stream else 0, len(block)
+    if size <= max_frame_size:
+        return encode_frame_header(kind, flags | END_HEADERS, stream_id, size) + block
+    parts: list[bytes] = []
+    for start in range(0, size, max_frame_size):
+        part = block[start : start + max_frame_size]
+        if start + max_frame_size >= size:
+            flags |= END_HEADERS
+        parts.append(encode_frame_header(kind, flags, stream_id, len(part)))
+        parts.append(part)
+        kind, flags = CONTINUATION, 0
+    return b"".join(parts)
 
-    def __init__(self, stream_id: int, kind: int, size: int) -> None:
-        super().__init__(stream_id)
-        self.kind: Final = kind
-        self.size: Final = size
+
+def encode_rst_stream(stream_id: int, error_code: int) -> bytes:
+    """Encode RST_STREAM: section 6.4."""
+    return encode_frame_header(RST_STREAM, 0, stream_id, 4) + WORD.pack(error_code)
+
+
+def encode_settings(values: Iterable[tuple[int, int]]) -> bytes:
+    """Encode SETTINGS of identifiers and values: section 6.5."""
+    payload = b"".join([SETTING.pack(identifier, value) for identifier, value in values])
+    return encode_frame_header(SETTINGS, 0, 0, len(payload)) + payload
+
+
+SETTINGS_ACK: Final = encode_frame_header(SETTINGS, ACK, 0, 0)
+"""The acknowledgement of SETTINGS: section 6.5.3."""
+
+
+def encode_ping(data: bytes, ack: bool = False) -> bytes:
+    """Encode PING with 8 bytes of data, or its response: section 6.7."""
+    return encode_frame_header(PING, ACK if ack else 0, 0, 8) + data
+
+
+def encode_goaway(last_stream_id: int, error_code: int, debug_data: bytes = b"") -> bytes:
+    """Encode GOAWAY: section 6.8."""
+    header = encode_frame_header(GOAWAY, 0, 0, 8 + len(debug_data))
+    return header + TWO_WORDS.pack(last_stream_id, error_code) + debug_data
+
+
+def encode_window_update(stream_id: int, increment: int) -> bytes:
+    """Encode WINDOW_UPDATE, of the connection for stream 0: section 6.9."""
+    return encode_frame_header(WINDOW_UPDATE, 0, stream_id, 4) + WORD.pack(increment)

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from gateway.http2.errors import ErrorCode, Http2Error
-from gateway.http2.header_table import Header
+from gateway.http2.hpack import Header
 from gateway.sizes import CACHED_LINES, QUOTED_NAME
 from gateway.system.bounded_cache import BoundedCache
 

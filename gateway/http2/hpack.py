@@ -9,19 +9,18 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.http2.errors import ErrorCode, Http2Error, compression_error
-from gateway.http2.header_table import (
-    DEFAULT_TABLE_SIZE,
-    STATIC_FIELDS,
-    STATIC_NAMES,
-    STATIC_SIZE,
-    STATIC_TABLE,
-    DynamicTable,
-    Header,
-    field_size,
-)
 from gateway.http2.huffman import huffman_decode, huffman_encode
 from gateway.sizes import CACHED_LINES
 from gateway.system.bounded_cache import cached
+
+Header = tuple[bytes, bytes]
+"""The name, in lower case, and the value of a header field."""
+
+DEFAULT_TABLE_SIZE: Final = 4096
+"""SETTINGS_HEADER_TABLE_SIZE unless a peer says otherwise: RFC 9113, section 6.5.2."""
+
+FIELD_OVERHEAD: Final = 32
+"""Bytes that each field counts beside its name and value: RFC 7541, section 4.1."""
 
 MAX_HEADER_LIST: Final = 64 * 1024
 """Maximum size of a header list, as SETTINGS_MAX_HEADER_LIST_SIZE counts it."""
@@ -65,6 +64,109 @@ _INCREMENTAL: Final = 0x40  # section 6.2.1
 _WITHOUT_INDEXING: Final = 0x00  # section 6.2.2
 _NEVER: Final = 0x10  # section 6.2.3
 
+_NAMES_ALONE: Final = (
+    b"accept-language accept-ranges accept access-control-allow-origin age allow authorization"
+    b" cache-control content-disposition content-encoding content-language content-length"
+    b" content-location content-range content-type cookie date etag expect expires from host"
+    b" if-match if-modified-since if-none-match if-range if-unmodified-since last-modified link"
+    b" location max-forwards proxy-authenticate proxy-authorization range referer refresh"
+    b" retry-after server set-cookie strict-transport-security transfer-encoding user-agent vary"
+    b" via www-authenticate"
+).split()
+
+STATIC_TABLE: Final[tuple[Header, ...]] = (
+    (b"", b""),  # indexes begin with 1
+    (b":authority", b""),
+    (b":method", b"GET"),
+    (b":method", b"POST"),
+    (b":path", b"/"),
+    (b":path", b"/index.html"),
+    (b":scheme", b"http"),
+    (b":scheme", b"https"),
+    (b":status", b"200"),
+    (b":status", b"204"),
+    (b":status", b"206"),
+    (b":status", b"304"),
+    (b":status", b"400"),
+    (b":status", b"404"),
+    (b":status", b"500"),
+    (b"accept-charset", b""),
+    (b"accept-encoding", b"gzip, deflate"),
+    *[(name, b"") for name in _NAMES_ALONE],
+)
+"""The static table, by index: RFC 7541, appendix A."""
+
+STATIC_SIZE: Final = len(STATIC_TABLE) - 1
+"""The last index of the static table."""
+
+STATIC_FIELDS: Final[dict[Header, int]] = {
+    field: index for index, field in enumerate(STATIC_TABLE) if index
+}
+"""The indexes of the static table's fields."""
+
+STATIC_NAMES: Final[dict[bytes, int]] = {
+    STATIC_TABLE[index][0]: index for index in range(STATIC_SIZE, 0, -1)
+}
+"""The first index of each name in the static table."""
+
+
+def field_size(field: Header) -> int:
+    """Return what a field counts in tables and header lists: RFC 7541, section 4.1."""
+    return len(field[0]) + len(field[1]) + FIELD_OVERHEAD
+
+
+class DynamicTable:
+    """The dynamic table of one direction: RFC 7541, section 2.3.2.
+
+    Encoder and decoder each have one; the encoder's blocks keep them equal.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        self.max_size = max_size
+        self.size = 0
+        self.added = 0
+        """How many fields were ever added: the number of the newest one."""
+        self._fields: list[Header] = []  # the oldest first
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def get(self, index: int) -> Header | None:
+        """Return the field of an index beyond the static table, None if there is none."""
+        place = len(self._fields) + STATIC_SIZE - index
+        return self._fields[place] if place >= 0 else None
+
+    def add(self, field: Header) -> list[Header]:
+        """Add a field, and return those that were evicted for it.
+
+        A field larger than the table empties it: RFC 7541, section 4.4.
+        """
+        size = field_size(field)
+        evicted = self._evict(self.max_size - size)
+        if size <= self.max_size:
+            self._fields.append(field)
+            self.size += size
+            self.added += 1
+        return evicted
+
+    def resize(self, max_size: int) -> list[Header]:
+        """Change the maximum size, and return the evicted fields: section 4.3."""
+        self.max_size = max_size
+        return self._evict(max_size)
+
+    def _evict(self, max_size: int) -> list[Header]:
+        """Evict the oldest fields until no more than ``max_size`` is left."""
+        if self.size <= max_size:
+            return []
+        fields = self._fields
+        count = 0
+        while self.size > max_size and count < len(fields):
+            self.size -= field_size(fields[count])
+            count += 1
+        evicted = fields[:count]
+        del fields[:count]
+        return evicted
+
 
 class HeaderList:
     """A decoded header list; immutable, as those that repeat are cached.
@@ -79,31 +181,14 @@ class HeaderList:
 
 
 class Decoder:
-    """Decodes the header blocks that a peer sends, in their order.
+    """Decodes the header blocks that a peer sends, in their order."""
 
-    ``max_list_size`` is the announced SETTINGS_MAX_HEADER_LIST_SIZE.
-    """
-
-    def __init__(self, max_list_size: int = MAX_HEADER_LIST) -> None:
-        self._max_list_size = max_list_size
-        self._max_table_size = DEFAULT_TABLE_SIZE
-        self._must_shrink = False
-        self._table = DynamicTable(DEFAULT_TABLE_SIZE)
+    def __init__(self) -> None:
+        self.table: Final = DynamicTable(DEFAULT_TABLE_SIZE)
         self._cache: dict[bytes, HeaderList] = {}
         self._block = b""
         self._position = 0
         self._only_indexes = True
-
-    @property
-    def table_size(self) -> int:
-        """The size of the dynamic table, as RFC 7541 counts it."""
-        return self._table.size
-
-    def set_max_table_size(self, size: int) -> None:
-        """Set the announced SETTINGS_HEADER_TABLE_SIZE, once the peer has acknowledged it."""
-        self._max_table_size = size
-        # The next block must begin with a smaller size: section 4.2.
-        self._must_shrink = self._table.max_size > size
 
     def decode(self, block: bytes) -> HeaderList:
         """Decode a complete block; raises Http2Error, and the connection must end then.
@@ -111,14 +196,14 @@ class Decoder:
         A list that is too large is decoded to its end, so that the connection can go on.
         """
         cached = self._cache.get(block)
-        if cached is not None and not self._must_shrink:
+        if cached is not None:
             return cached
         self._block = block
         self._position = count = 0
         self._only_indexes = True
         self._read_size_updates()
         fields: list[Header] = []
-        room = self._max_list_size
+        room = MAX_HEADER_LIST
         while self._position < len(block):
             first = block[self._position]
             if first >= 0x80:
@@ -146,26 +231,23 @@ class Decoder:
         count = 0
         while self._position < len(block) and block[self._position] & 0xE0 == 0x20:
             size = self._read_integer(0x1F)  # section 6.3
-            if size > self._max_table_size:
+            if size > DEFAULT_TABLE_SIZE:
                 raise compression_error(
-                    f"a table size of {size} bytes, where {self._max_table_size} are allowed"
+                    f"a table size of {size} bytes, where {DEFAULT_TABLE_SIZE} are allowed"
                 )
             count += 1
             if count > _MAX_SIZE_UPDATES:
                 raise compression_error("too many changes of the table size")
-            self._table.resize(size)
-            self._must_shrink = False
+            self.table.resize(size)
             self._only_indexes = False
             self._cache.clear()
-        if self._must_shrink:
-            raise compression_error("the table size was not reduced")  # section 4.2
 
     def _read_literal(self, first: int) -> Header:
         """Read a literal field, and add it to the table if it asks for that."""
         self._only_indexes = False
         if first & 0xC0 == _INCREMENTAL:
             field = self._read_name_and_value(0x3F)
-            self._table.add(field)
+            self.table.add(field)
             self._cache.clear()
             return field
         if first & 0xE0 == 0x20:
@@ -183,7 +265,7 @@ class Decoder:
             if not index:
                 raise compression_error("a field with index 0")  # section 6.1
             return STATIC_TABLE[index]
-        field = self._table.get(index)
+        field = self.table.get(index)
         if field is None:
             raise compression_error(f"index {index} is beyond the table")
         return field
@@ -227,44 +309,35 @@ class Decoder:
 
 
 class Encoder:
-    """Encodes the header blocks of one direction, in the order in which they are sent.
+    """Encodes the header blocks of one direction, in the order in which they are sent."""
 
-    ``max_table_size`` limits the memory of the table, whatever the peer allows.
-    """
-
-    def __init__(self, max_table_size: int = DEFAULT_TABLE_SIZE) -> None:
-        self._limit = max_table_size
-        self._table = DynamicTable(DEFAULT_TABLE_SIZE)
+    def __init__(self) -> None:
+        self.table: Final = DynamicTable(DEFAULT_TABLE_SIZE)
         # The numbers of the fields in the table, and the latest with each name.
         self._fields: dict[Header, int] = {}
         self._names: dict[bytes, int] = {}
         self._cache: dict[tuple[Header, ...], bytes] = {}
-        self._smallest_size: int | None = None
-        self._next_size = DEFAULT_TABLE_SIZE
-        if max_table_size < DEFAULT_TABLE_SIZE:
-            self.set_max_table_size(max_table_size)
+        self._size_update = b""
+        """The start of the next block: a new size of the table."""
 
-    @property
-    def table_size(self) -> int:
-        """The size of the dynamic table, as RFC 7541 counts it."""
-        return self._table.size
+    def limit_table(self, size: int) -> None:
+        """Obey the peer's SETTINGS_HEADER_TABLE_SIZE: the table never grows again.
 
-    def set_max_table_size(self, size: int) -> None:
-        """Obey the peer's SETTINGS_HEADER_TABLE_SIZE; the next block tells the new size."""
-        size = min(size, self._limit)
-        smallest = self._smallest_size
-        if size != self._next_size or smallest is not None:
-            self._smallest_size = size if smallest is None else min(smallest, size)
-            self._next_size = size
+        The next block tells the new size: section 4.2.
+        """
+        if size < self.table.max_size:
+            self._forget(self.table.resize(size))
+            self._cache.clear()
+            self._size_update = _integer(size, 0x1F, 0x20)
 
     def encode(self, fields: tuple[Header, ...]) -> bytes:
         """Encode a header list whose names are in lower case; ``NEVER_INDEXED`` are secrets."""
-        if self._smallest_size is None:
-            cached = self._cache.get(fields)
-            if cached is not None:
-                return cached
-        parts = self._take_size_updates()
-        only_indexes = not parts
+        cached = self._cache.get(fields)
+        if cached is not None:
+            return cached
+        parts = [self._size_update]
+        only_indexes = not self._size_update
+        self._size_update = b""
         for field in fields:
             index = self._index(field)
             if index:
@@ -279,24 +352,11 @@ class Encoder:
             self._cache[fields] = block
         return block
 
-    def _take_size_updates(self) -> list[bytes]:
-        """Apply changes of the table size, and return the start of the block that tells them."""
-        smallest = self._smallest_size
-        if smallest is None:
-            return []
-        # Section 4.2: the smallest size between two blocks, and the last one.
-        sizes = [smallest] if smallest == self._next_size else [smallest, self._next_size]
-        for size in sizes:
-            self._forget(self._table.resize(size))
-        self._smallest_size = None
-        self._cache.clear()
-        return [_integer(size, 0x1F, 0x20) for size in sizes]
-
     def _index(self, field: Header) -> int:
         """Return the index of a field in the tables, 0 if it is in none."""
         number = self._fields.get(field)
         if number is not None:
-            return STATIC_SIZE + 1 + self._table.added - number
+            return STATIC_SIZE + 1 + self.table.added - number
         return STATIC_FIELDS.get(field, 0)
 
     def _encode_literal(self, field: Header) -> bytes:
@@ -305,11 +365,11 @@ class Encoder:
         if not index:
             number = self._names.get(name)
             if number is not None:
-                index = STATIC_SIZE + 1 + self._table.added - number
+                index = STATIC_SIZE + 1 + self.table.added - number
         if name in NEVER_INDEXED:
             return _literal(_NEVER, 0x0F, index, name, value)
         # A large field would evict many others.
-        if name in NOT_INDEXED or field_size(field) > self._table.max_size // 2:
+        if name in NOT_INDEXED or field_size(field) > self.table.max_size // 2:
             return _literal(_WITHOUT_INDEXING, 0x0F, index, name, value)
         self._add(field)
         is_short = len(name) + len(value) <= _MAX_CACHED_LITERAL
@@ -317,8 +377,8 @@ class Encoder:
         return encode(index, b"" if index else name, value)
 
     def _add(self, field: Header) -> None:
-        evicted = self._table.add(field)
-        number = self._table.added
+        evicted = self.table.add(field)
+        number = self.table.added
         self._fields[field] = number
         self._names[field[0]] = number
         self._cache.clear()
@@ -327,7 +387,7 @@ class Encoder:
 
     def _forget(self, evicted: list[Header]) -> None:
         """Drop the numbers of evicted fields."""
-        oldest = self._table.added - len(self._table) + 1
+        oldest = self.table.added - len(self.table) + 1
         for field in evicted:
             del self._fields[field]
             if self._names.get(field[0], oldest) < oldest:

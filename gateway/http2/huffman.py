@@ -56,14 +56,6 @@ _INVALID: Final = 256
 """The state after EOS. It is never left."""
 
 
-class _Row:
-    """What each next byte does in a state: the symbols that it completes, and the next state."""
-
-    def __init__(self, symbols: list[bytes], states: list[int]) -> None:
-        self.symbols: Final = symbols
-        self.states: Final = states
-
-
 def _make_tree() -> list[list[int]]:
     """Return the two successors of each inner node: another one, or -1 - symbol."""
     tree = [[0, 0]]
@@ -80,28 +72,28 @@ def _make_tree() -> list[list[int]]:
 
 def _padding_states() -> frozenset[int]:
     """Return the states in which a string may end."""
-    node = _ROOT
-    states = [node]
+    states = [_ROOT]
     # Less than 8 bits, and the first ones of EOS (section 5.2).
     for _ in range(7):
-        node = _TREE[node][1]
-        states.append(node)
+        states.append(_TREE[states[-1]][1])
     return frozenset(states)
 
 
 _TREE: Final = _make_tree()
 _FINAL_STATES: Final = _padding_states()
 _SINGLE: Final = [bytes([symbol]) for symbol in range(256)]
-_rows: Final[dict[int, _Row]] = {}
-"""The rows made so far: each takes 4 KiB, and there are 257 states."""
+_rows: Final[dict[int, tuple[list[bytes], list[int]]]] = {}
+"""What each next byte does in a state: the symbols that it completes, and the next state.
+
+The rows made so far: each takes 4 KiB, and there are 257 states."""
 
 
-def _row(state: int) -> _Row:
+def _row(state: int) -> tuple[list[bytes], list[int]]:
     """Return the row of a state; it is made at its first use."""
     row = _rows.get(state)
     if row is None:
         steps = [_step(state, byte) for byte in range(256)]
-        row = _rows[state] = _Row([step[0] for step in steps], [step[1] for step in steps])
+        row = _rows[state] = ([step[0] for step in steps], [step[1] for step in steps])
     return row
 
 
@@ -134,9 +126,9 @@ def _decode(encoded: bytes) -> bytes:
     symbols: list[bytes] = []
     state = _ROOT
     for byte in encoded:
-        row = _rows.get(state) or _row(state)
-        symbols.append(row.symbols[byte])
-        state = row.states[byte]
+        completed, following = _rows.get(state) or _row(state)
+        symbols.append(completed[byte])
+        state = following[byte]
     if state not in _FINAL_STATES:
         raise compression_error(
             "a Huffman-coded string with EOS in it"

@@ -8,22 +8,10 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 
+from gateway.http2 import events
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
-from gateway.http2.events import (
-    DataReceived,
-    Event,
-    GoAwayReceived,
-    HeadersReceived,
-    PingAcknowledged,
-    SettingsReceived,
-    StreamRefused,
-    StreamReset,
-    TrailersReceived,
-    WindowOpened,
-)
-from gateway.http2.header_table import Header
-from gateway.http2.hpack import HeaderList
+from gateway.http2.hpack import Header, HeaderList
 from gateway.http2.stream import Stream
 from gateway.system.buffers import BodyProgress, BufferAccount
 from gateway.system.hangups import HangupWatch
@@ -206,7 +194,7 @@ class StreamHandler(BodyStream):
 
     def open_window(self) -> None:
         """Let the peer send more at a time, as the body is being read."""
-        window = self.session.buffers.window
+        window = self.session.buffers.account.window
         if self.stream.receive_window.target < window:
             self.session.http2.set_stream_window(self.stream, window)
             self.session.flush_soon()
@@ -270,7 +258,7 @@ class Http2Session(Connection):
             self.fail(error)
             self._end_time_slice()
             return
-        self._count_partial(http2.buffered_bytes)
+        self._count_partial(http2.reader.size)
         if http2.must_wait or self.read_flow.paused:
             self._end_time_slice()
         self.flush_output()
@@ -322,7 +310,7 @@ class Http2Session(Connection):
         self._unflushed += size
         if self._unflushed >= MAX_COALESCED_WRITE:
             self.flush_output()
-        elif not self._flushing and self.http2.has_output:
+        elif not self._flushing and self.http2.output:
             self.loop.call_soon(self.run_guarded, self._flush_scheduled)
             self._flushing = True
 
@@ -339,7 +327,7 @@ class Http2Session(Connection):
 
     def _end_time_slice(self) -> None:
         """Let others have a time slice if this one had too much to read; read nothing meanwhile."""
-        unread, delay = self.http2.unread_bytes, self.http2.excess()
+        unread, delay = self.http2.reader.unread, self.http2.excess()
         self._count_unread(unread)
         if unread or delay:
             self.read_flow.pause(_TIME_SLICE, is_short=True)
@@ -355,44 +343,36 @@ class Http2Session(Connection):
         if not (self.closed or self.transport.is_closing()):
             self.run_guarded(self.process_received)
 
-    def _handle(self, event: Event) -> None:
-        if isinstance(event, DataReceived):
-            handler = event.stream.handler
-            if isinstance(handler, StreamHandler):
-                handler.receive(event.data, event.size)
-                self.on_data(handler, event)
-            else:
-                self.http2.acknowledge(event.stream, event.size)
-                self.on_unread(event.stream, event.size)
-        elif isinstance(event, HeadersReceived):
+    def _handle(self, event: events.Event) -> None:
+        if isinstance(event, events.HeadersReceived):
             self.on_headers(event)
-        elif isinstance(event, TrailersReceived):
-            handler = event.stream.handler
-            if isinstance(handler, StreamHandler):
-                handler.receive_trailers(event.headers)
-                self.on_trailers(handler)
-            else:
-                self.on_unread(event.stream, 0)
-        elif isinstance(event, StreamReset):
-            handler = event.stream.handler
-            if isinstance(handler, StreamHandler):
-                self.on_reset(handler, event)
-            else:
-                self.on_unread(event.stream, 0)
-        elif isinstance(event, WindowOpened):
+        elif isinstance(event, events.StreamEvent):
+            self._handle_on_stream(event)
+        elif isinstance(event, events.WindowOpened):
             self._on_window(event.stream)
-        else:
-            self._handle_rare(event)
-
-    def _handle_rare(self, event: Event) -> None:
-        if isinstance(event, GoAwayReceived):
+        elif isinstance(event, events.GoAwayReceived):
             self.on_goaway(event)
-        elif isinstance(event, StreamRefused):
+        elif isinstance(event, events.StreamRefused):
             self.on_refused(event.error)
-        elif isinstance(event, SettingsReceived):
+        elif isinstance(event, events.SettingsReceived):
             self.on_settings()
-        elif isinstance(event, PingAcknowledged):
+        elif isinstance(event, events.PingAcknowledged):
             self.on_ping_acknowledged(event.data)
+
+    def _handle_on_stream(self, event: events.StreamEvent) -> None:
+        handler = event.stream.handler
+        if not isinstance(handler, StreamHandler):
+            size = event.size if isinstance(event, events.DataReceived) else 0
+            self.http2.acknowledge(event.stream, size)
+            self.on_unread(event.stream, size)
+        elif isinstance(event, events.DataReceived):
+            handler.receive(event.data, event.size)
+            self.on_data(handler, event)
+        elif isinstance(event, events.TrailersReceived):
+            handler.receive_trailers(event.headers)
+            self.on_trailers(handler)
+        elif isinstance(event, events.StreamReset):
+            self.on_reset(handler, event)
 
     def _on_window(self, stream: Stream | None) -> None:
         if stream is None:
@@ -417,17 +397,17 @@ class Http2Session(Connection):
             self._unread_size = size
 
     @abstractmethod
-    def on_headers(self, event: HeadersReceived) -> None:
+    def on_headers(self, event: events.HeadersReceived) -> None:
         """Handle the start of a request or of a response."""
 
-    def on_data(self, handler: StreamHandler, event: DataReceived) -> None:
+    def on_data(self, handler: StreamHandler, event: events.DataReceived) -> None:
         """Handle a piece of a body, which the handler has got."""
 
     def on_trailers(self, handler: StreamHandler) -> None:
         """Handle trailers, which the handler has got."""
 
     @abstractmethod
-    def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
+    def on_reset(self, handler: StreamHandler, event: events.StreamReset) -> None:
         """Handle the end of a stream that is not complete."""
 
     def on_unread(self, stream: Stream, size: int) -> None:
@@ -440,7 +420,7 @@ class Http2Session(Connection):
     def on_refused(self, error: Http2Error) -> None:
         """Handle that a stream of the peer was reset before it had a handler, or after that."""
 
-    def on_goaway(self, event: GoAwayReceived) -> None:
+    def on_goaway(self, event: events.GoAwayReceived) -> None:
         """Handle that the peer accepts no more streams."""
 
     def on_settings(self) -> None:

@@ -1,8 +1,51 @@
-"""The state of one stream: RFC 9113, section 5.1."""
+"""The state of one stream, and flow control of received data: RFC 9113, sections 5.1 and 5.2."""
 
 from __future__ import annotations
 
-from gateway.http2.flow_control import ReceiveWindow
+from typing import Final
+
+from gateway.http2.frames import MAX_WINDOW_SIZE
+
+DEFAULT_WINDOW: Final = 65_535
+"""The initial windows: section 6.9.2."""
+
+
+class ReceiveWindow:
+    """What the peer may send, on a stream or on the connection.
+
+    It is opened again as data are used, so that at most ``target`` bytes wait to be used.
+    """
+
+    def __init__(self, size: int, target: int) -> None:
+        self.size = size
+        """Bytes that the peer may still send."""
+        self.unused = 0
+        """Bytes that were received, and are not used yet."""
+        self.target = target
+
+    def receive(self, size: int) -> bool:
+        """Count received bytes; return whether they were allowed."""
+        self.size -= size
+        self.unused += size
+        return self.size >= 0
+
+    def use(self, size: int) -> int:
+        """Count bytes as used; return by how much the window is to be opened, 0 for not yet."""
+        self.unused -= size
+        return self.opening()
+
+    def opening(self) -> int:
+        """Return by how much the window is to be opened: 0 if that is not worth a frame.
+
+        It is worth one if the window doubles. If other streams' data wait to be used, that can be
+        less than half of a connection's window, but not less than an eighth.
+        """
+        increment = self.target - self.unused - self.size
+        if increment <= 0 or increment < self.size or 8 * increment < self.target:
+            return 0
+        increment = min(increment, MAX_WINDOW_SIZE - self.size)
+        self.size += increment
+        return increment
 
 
 class Stream:

@@ -44,79 +44,51 @@ _ERRORS_OF_A_CONNECTION = frozenset(
 _log = logging.getLogger("tensorgate.listener")
 
 
-def _no_room() -> bool:
-    """Make no room."""
-    return False
+class AcceptingSockets:
+    """Accepts at several listening sockets, which it owns; each connection goes to ``adopt``.
 
-
-class AcceptingSocket:
-    """Accepts at a listening socket, which it owns, until it is closed.
-
-    Each connection goes to ``on_connection``, which must not raise or close this. The servers of
-    event loops have no such bound: libuv accepts one connection in a time slice, and asyncio as
-    many as the accept queue may hold. If descriptors run out, ``make_room`` closes other
-    connections, and returns whether it has.
+    That must not raise or close a socket. The servers of event loops accept without such a bound:
+    libuv one connection in a time slice, and asyncio as many as the accept queue may hold.
     """
 
     def __init__(
-        self,
-        sock: socket.socket,
-        on_connection: Callable[[socket.socket], None],
-        make_room: Callable[[], bool] = _no_room,
+        self, adopt: Callable[[socket.socket], None], make_room: Callable[[], bool] = lambda: False
     ) -> None:
-        self._socket = sock
-        self._on_connection = on_connection
-        self._make_room = make_room
+        self._adopt = adopt
+        self.make_room = make_room
+        """Closes connections if descriptors run out; tells whether it has."""
         self._loop = asyncio.get_running_loop()
-        self._pause: asyncio.TimerHandle | None = None
+        self._sockets: dict[socket.socket, asyncio.TimerHandle | None] = {}
+        """Each with the timer of its pause."""
+
+    def listen(self, sock: socket.socket) -> None:
+        """Accept connections on a listening socket, and own it from now on."""
         sock.setblocking(False)
-        self._start()
+        self._start(sock)
 
-    def close(self) -> None:
-        """Close the socket at once."""
-        if self._pause is None:
-            self._loop.remove_reader(self._socket)
-        else:
-            self._pause.cancel()
-        self._socket.close()
+    def _start(self, sock: socket.socket) -> None:
+        self._sockets[sock] = None
+        self._loop.add_reader(sock, self._accept_batch, sock)
 
-    def _start(self) -> None:
-        self._pause = None
-        self._loop.add_reader(self._socket, self._accept_batch)
-
-    def _accept_batch(self) -> None:
+    def _accept_batch(self, sock: socket.socket) -> None:
         for _ in range(MAX_BATCH):
             try:
-                connection, _ = self._socket.accept()
+                connection, _ = sock.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in _ERRORS_OF_A_CONNECTION:
                     continue
                 delay = _ERROR_DELAY
-                if error.errno in _NO_DESCRIPTORS and self._make_room():
+                if error.errno in _NO_DESCRIPTORS and self.make_room():
                     delay = _ROOM_DELAY
                 else:
                     _log.error("cannot accept a connection: %s", error.strerror or error)
                 # The socket stays readable, and the loop would do nothing else.
-                self._loop.remove_reader(self._socket)
-                self._pause = self._loop.call_later(delay, self._start)
+                self._loop.remove_reader(sock)
+                self._sockets[sock] = self._loop.call_later(delay, self._start, sock)
                 return
-            self._on_connection(connection)
-
-
-class AcceptingSockets:
-    """Accepts at several listening sockets, which it owns; each connection goes to ``adopt``."""
-
-    def __init__(self, adopt: Callable[[socket.socket], None]) -> None:
-        self._adopt = adopt
-        self.make_room: Callable[[], bool] = _no_room
-        """Closes connections if descriptors run out; see AcceptingSocket."""
-        self._sockets: dict[socket.socket, AcceptingSocket] = {}
-
-    def listen(self, sock: socket.socket) -> None:
-        """Accept connections on a listening socket, and own it from now on."""
-        self._sockets[sock] = AcceptingSocket(sock, self._adopt, lambda: self.make_room())
+            self._adopt(connection)
 
     async def stop_all(self, max_wait: float) -> None:
         """Stop accepting on all sockets, as ``stop_listening`` does."""
@@ -129,11 +101,10 @@ class AcceptingSockets:
 
         A TCP handshake in progress has at most ``max_wait`` seconds to complete.
         """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + min(HANDSHAKE_TIMEOUT, max_wait)
+        until = self._loop.time() + min(HANDSHAKE_TIMEOUT, max_wait)
         for sock in sockets:
             drop_new_connections(sock)
-        while sockets and loop.time() < until:
+        while sockets and self._loop.time() < until:
             await asyncio.sleep(HANDSHAKE_POLL_INTERVAL)
             if not any(map(has_pending_handshakes, sockets)):
                 break
@@ -145,4 +116,9 @@ class AcceptingSockets:
     def close_sockets(self, sockets: Collection[socket.socket]) -> None:
         """Close listening sockets at once; their queues go to duplicates of the sockets, if any."""
         for sock in self._sockets.keys() & set(sockets):
-            self._sockets.pop(sock).close()
+            pause = self._sockets.pop(sock)
+            if pause is None:
+                self._loop.remove_reader(sock)
+            else:
+                pause.cancel()
+            sock.close()

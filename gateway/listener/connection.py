@@ -16,7 +16,7 @@ from gateway.http1.head import (
     MalformedError,
     RequestHead,
 )
-from gateway.http1.head_reader import RequestHeadReader
+from gateway.http1.head_reader import HeadReader
 from gateway.http2.frames import PREFACE
 from gateway.listener.client_call import CallSource, ClientCall
 from gateway.listener.client_shares import client_of
@@ -132,7 +132,7 @@ class ClientConnection(Http1Connection):
         self._host = host
         self._is_unix = is_unix
         self._is_tls = is_tls
-        self._reader = RequestHeadReader()
+        self._reader = HeadReader(is_request=True)
         self.call: Http1Call | None = None
         self.body: Http1Body | None = None
         """The body of the call, or of one that has its response already."""
@@ -270,7 +270,7 @@ class ClientConnection(Http1Connection):
         if self._closing:
             return
         idle = now - self._idle_since
-        if not self._reader.started:
+        if not self._reader.received:
             if idle >= timeouts.keep_alive_timeout and not self._read_ahead:
                 self.close()
         elif idle >= timeouts.request_header_timeout:
@@ -351,11 +351,11 @@ class ClientConnection(Http1Connection):
 
     def _await_rest_of_head(self) -> None:
         """Count a partial head; empty lines before a head do not extend the idle time."""
-        if not self._reader.started:
+        if not self._reader.received:
             return
         if not self._head_size:
             self._idle_since = self.loop.time()
-        self._hold_head(self._reader.size)
+        self._hold_head(len(self._reader.received))
 
     def _hold_head(self, size: int) -> bool:
         """Count a partial head, or the large head of a call; if there is no room, reject it."""
@@ -465,7 +465,7 @@ class ClientConnection(Http1Connection):
         A client that has shown nothing of HTTP could not read a response. If it meant HTTP/2, it
         would take one for a frame: RFC 9113, section 3.4.
         """
-        waited = self.loop.time() - self._idle_since if self._reader.started else 0.0
+        waited = self.loop.time() - self._idle_since if self._reader.received else 0.0
         self._framing_lost = True
         self._reader.reset()
         call = self.call = Http1Call(self, time.perf_counter() - waited)

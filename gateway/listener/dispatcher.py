@@ -21,12 +21,12 @@ from gateway.listener.connection_host import (
 from gateway.listener.messages import ListenerResponse, to_origin_form
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
 from gateway.proxy.calls.buffered import BufferedCall
-from gateway.proxy.calls.planner import FastPath, GrpcPlan, Plan
+from gateway.proxy.calls.planner import BufferedPlan, FastPath, GrpcPlan
 from gateway.proxy.errors import INTERNAL_ERROR, send_error
 from gateway.proxy.filters.forwarded_headers import (
     FORWARDED_KEYS,
+    NO_FORWARDED_HEADERS,
     NOTED_HEADERS,
-    ForwardedPolicy,
 )
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
@@ -48,23 +48,19 @@ class RequestDispatcher(ABC):
     def __init__(
         self,
         handler: RequestHandler,
-        fast_path: FastPath | None,
         observers: tuple[CallObserver, ...],
-        idle_timeouts: IdleTimeouts,
-        forwarding: ForwardedPolicy,
         buffers: BufferAccount,
-        trace_sampler: TraceSampler | None = None,
     ) -> None:
         self.draining = False
-        self.trace_sampler = trace_sampler
+        self.trace_sampler: TraceSampler | None = None
         """Decides which calls are traced; None if none is."""
         self.buffers = buffers
         self.hangups = HangupWatch()
-        self.idle_timeouts = idle_timeouts
-        self.forwarding = forwarding
+        self.idle_timeouts = IdleTimeouts()
+        self.forwarding = NO_FORWARDED_HEADERS
         self._handler = handler
-        self.set_fast_path(fast_path)
-        self._observers = observers
+        self.set_fast_path(None)
+        self.observers = observers
         self._loop = asyncio.get_running_loop()
         self._active_calls: dict[Call, CallClient] = {}
         self.deferrals = BodyDeferrals()
@@ -114,9 +110,9 @@ class RequestDispatcher(ABC):
             self._log_failure(client.record.request_id, head)
             return None  # nothing was sent; the streaming path responds
 
-    def _plan(self, head: RequestHead) -> Plan | None:
-        if self._fast_path is None or head.parser is not self.head_parser:
-            return None  # the fast path was replaced while the call waited for its body
+    def _plan(self, head: RequestHead) -> BufferedPlan | None:
+        if self._fast_path is None:
+            return None
         try:
             return self._fast_path.plan(head, to_origin_form(head.target))
         except GatewayError:
@@ -133,8 +129,11 @@ class RequestDispatcher(ABC):
     def set_fast_path(self, fast_path: FastPath | None) -> None:
         """Use this fast path, and read heads as it needs them, from now on."""
         self._fast_path = fast_path
-        keyed = FORWARDED_KEYS if fast_path is None else fast_path.keyed_headers
-        self.head_parser = HeadParser(keyed, NOTED_HEADERS)
+        self.head_parser = (
+            HeadParser(FORWARDED_KEYS, NOTED_HEADERS)
+            if fast_path is None
+            else fast_path.head_parser
+        )
 
     def clear_plans(self) -> None:
         """Forget the cached plans, because API keys have changed."""
@@ -184,7 +183,7 @@ class RequestDispatcher(ABC):
 
     def observe_call(self, record: CallRecord) -> None:
         """Give the record of an ended call to the observers."""
-        for observer in self._observers:
+        for observer in self.observers:
             try:
                 observer(record)
             except Exception:

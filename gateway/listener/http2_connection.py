@@ -19,8 +19,7 @@ from gateway.http1.head import (
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.events import DataReceived, GoAwayReceived, HeadersReceived, StreamReset
-from gateway.http2.header_table import Header
-from gateway.http2.hpack import MAX_HEADER_LIST, HeaderList
+from gateway.http2.hpack import MAX_HEADER_LIST, Header, HeaderList
 from gateway.http2.session import (
     CONNECTION_WINDOW,
     STREAM_WINDOW,
@@ -167,9 +166,8 @@ class ClientStream(StreamHandler):
         """
         if self._unread is not None:
             return seconds_stalled(self._unread, now)
-        if self not in self.session.buffers.bodies or has_message:
-            return 0.0
-        return seconds_stalled(self, now)
+        is_quiet = has_message or self not in self.session.buffers.bodies
+        return 0.0 if is_quiet else seconds_stalled(self, now)
 
 
 class Http2Call(ClientCall):
@@ -231,13 +229,15 @@ class Http2Call(ClientCall):
         self.stream.reserved = self.reserved
         if is_small and is_complete:
             self.start_complete(self.stream)
-        elif is_small and not self.is_client_slow and self._may_defer(head) and self.defer():
+        elif (
+            is_small
+            and not self.is_client_slow
+            and (head.length or 0) <= self.stream.session.buffers.account.window
+            and self.defer()
+        ):
             self.stream.open_window()
         else:
             self.start_task()
-
-    def _may_defer(self, head: RequestHead) -> bool:
-        return (head.length or 0) <= self.stream.session.buffers.window
 
     def count_received(self, data: bytes | memoryview) -> None:
         """Count a piece of the body, which may be the last one."""
@@ -336,7 +336,8 @@ class Http2Call(ClientCall):
 
     def _make_messages(self) -> tuple[ListenerRequest, ListenerResponse]:
         if self.head is None:  # it was rejected
-            self.head = self._connection.make_head()
+            text = b"GET / HTTP/1.1\r\nHost: \r\n\r\n"
+            self.head = self._host.head_parser.parse_request(text)
         request = ListenerRequest(self.head, self.stream, self, self.send_continue)
         return request, Http2Response(self.head, self.stream, self.record)
 
@@ -376,11 +377,11 @@ class Http2Call(ClientCall):
 
     def _hold_head(self, size: int) -> bool:
         """Count a large head before it is parsed; if there is no room, reject it."""
-        if not self.stream.session.buffers.hold_head(size):
-            self.reject(overload_error(NO_ROOM))
-            return False
-        self.head_size = size
-        return True
+        if self.stream.session.buffers.hold_head(size):
+            self.head_size = size
+            return True
+        self.reject(overload_error(NO_ROOM))
+        return False
 
     def _release_head(self) -> None:
         if self.head_size:
@@ -457,10 +458,10 @@ class Http2ClientConnection(Http2Session):
 
         If no memory is left, a client that does not read gets no further responses.
         """
-        if self.write_blocked and self.buffers.free < 0:
+        if self.write_blocked and self.buffers.account.free < 0:
             self._waits_for_client = True
             self.read_flow.pause(_UNSENT)
-            self._count_unread(self.http2.unread_bytes)
+            self._count_unread(self.http2.reader.unread)
             return
         super().process_received()
         if not self._partial_size:
@@ -518,10 +519,6 @@ class Http2ClientConnection(Http2Session):
                 self._heads.clear()
             self._heads[headers.fields] = head
         return head
-
-    def make_head(self) -> RequestHead:
-        """Return the head for the response to a request that has none."""
-        return self._host.head_parser.parse_request(b"GET / HTTP/1.1\r\nHost: \r\n\r\n")
 
     def on_headers(self, event: HeadersReceived) -> None:
         """Begin a call."""
@@ -591,7 +588,7 @@ class Http2ClientConnection(Http2Session):
     @property
     def is_idle(self) -> bool:
         """Whether there are no calls, and no requests that go on after their response."""
-        return not self._is_busy
+        return not (self.handlers or len(self._lingering))
 
     def seconds_stalled(self, now: float) -> float:
         """Return for how many seconds all its calls have waited for the client, 0 if one has not.
@@ -623,7 +620,7 @@ class Http2ClientConnection(Http2Session):
             self._end(ErrorCode.SETTINGS_TIMEOUT, "SETTINGS were not acknowledged", header_timeout)
         elif self._partial_since and now - self._partial_since >= header_timeout:
             self._end(ErrorCode.ENHANCE_YOUR_CALM, "a frame did not arrive", header_timeout)
-        elif not self._is_busy and now - self._idle_since >= timeouts.keep_alive_timeout:
+        elif self.is_idle and now - self._idle_since >= timeouts.keep_alive_timeout:
             self.http2.close(ErrorCode.NO_ERROR, "idle for too long")
             self._close()
 
@@ -661,8 +658,11 @@ class Http2ClientConnection(Http2Session):
         self.fail(Http2Error(code, reason))
 
     def _calls(self) -> list[Http2Call]:
-        streams = [each for each in self.handlers if isinstance(each, ClientStream)]
-        return [each.call for each in streams if each.call is not None]
+        return [
+            each.call
+            for each in self.handlers
+            if isinstance(each, ClientStream) and each.call is not None
+        ]
 
     def _cancel_calls(self, why: str) -> None:
         for call in self._calls():
@@ -684,7 +684,7 @@ class Http2ClientConnection(Http2Session):
 
     def _drop_head(self) -> None:
         """Drop the largest head, and the call that it begins: others need the room."""
-        largest = max(self._calls(), key=_head_size, default=None)
+        largest = max(self._calls(), key=lambda call: call.head_size, default=None)
         if largest is None or largest.head_size <= self._partial_size:
             self._close_for_room()
         else:
@@ -695,13 +695,8 @@ class Http2ClientConnection(Http2Session):
         self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM))
 
     def _close_if_done(self) -> None:
-        if self._shut_down and not self._is_busy:
+        if self._shut_down and self.is_idle:
             self._close()
-
-    @property
-    def _is_busy(self) -> bool:
-        """Whether there are calls, or requests that go on after their response."""
-        return bool(self.handlers) or len(self._lingering) > 0
 
     def _close(self) -> None:
         """Close the connection once all is sent; the client may still be sending."""
@@ -723,10 +718,6 @@ class Http2ClientConnection(Http2Session):
         if not self._host.draining:
             timeout = self._host.idle_timeouts.linger_timeout
             self._linger_timer = self.loop.call_later(timeout, self.transport.abort)
-
-
-def _head_size(call: Http2Call) -> int:
-    return call.head_size
 
 
 def _protocol_error_text(error: Http2Error) -> str:

@@ -11,8 +11,7 @@ from multidict import CIMultiDict
 
 from gateway.http1.head import STATUSES_WITHOUT_BODY, RequestHead, parse_lines
 from gateway.http2.errors import ErrorCode
-from gateway.http2.header_table import Header
-from gateway.http2.hpack import HeaderList
+from gateway.http2.hpack import Header, HeaderList
 from gateway.http2.session import StreamHandler
 from gateway.listener.messages import (
     ListenerResponse,

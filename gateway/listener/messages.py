@@ -28,7 +28,7 @@ from gateway.proxy.interfaces import (
     HeaderLines,
     ResponseTemplate,
 )
-from gateway.proxy.server_timing import SERVER_TIMING, server_timing
+from gateway.proxy.response_headers import SERVER_TIMING, server_timing
 from gateway.system.sockets.body_stream import BodyStream
 
 _SERVER_NAME = "tensorgate"
@@ -46,6 +46,7 @@ class ListenerRequest(ClientRequest):
         client: FastPathClient,
         send_continue: Callable[[], None],
     ) -> None:
+        self.head = head
         self.method = head.method
         self.target = head.target
         self.headers = head.headers

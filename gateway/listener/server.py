@@ -18,7 +18,7 @@ from gateway.listener.tls import ReloadingTlsContext
 from gateway.listener.tls_transport import ClientTlsTransport, Handshakes
 from gateway.observe.call_record import CallObserver
 from gateway.proxy.calls.planner import FastPath
-from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
+from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.system.buffers import BufferAccount
 
@@ -38,41 +38,27 @@ _log = logging.getLogger("tensorgate.listener")
 class HttpListener(RequestDispatcher):
     """Accepts connections of clients and dispatches their requests.
 
-    ``handler`` handles the requests that ``fast_path`` does not. ``on_closed`` is called for each
-    closed connection. ``tls`` is used on all sockets but Unix sockets. ``forwarding`` says which
-    headers servers get about clients. ``buffers`` counts what connections buffer.
-    ``trace_sampler`` decides which calls are traced.
+    ``handler`` handles the requests that the fast path does not. ``on_closed`` is called for each
+    closed connection. ``buffers`` counts what connections buffer. All else is as ``reconfigure``
+    has it: before that there is no fast path, and no TLS.
     """
 
     def __init__(
         self,
         handler: RequestHandler,
-        observers: tuple[CallObserver, ...],
-        on_closed: Callable[[], None] | None = None,
-        fast_path: FastPath | None = None,
-        tls: ReloadingTlsContext | None = None,
-        idle_timeouts: IdleTimeouts | None = None,
-        forwarding: ForwardedPolicy = NO_FORWARDED_HEADERS,
+        observers: tuple[CallObserver, ...] = (),
+        on_closed: Callable[[], None] = lambda: None,
         buffers: BufferAccount | None = None,
-        trace_sampler: TraceSampler | None = None,
     ) -> None:
-        super().__init__(
-            handler,
-            fast_path,
-            observers,
-            idle_timeouts or IdleTimeouts(),
-            forwarding,
-            buffers or BufferAccount(),
-            trace_sampler,
-        )
+        super().__init__(handler, observers, buffers or BufferAccount())
         self._on_closed = on_closed
-        self._tls = tls
+        self.tls: ReloadingTlsContext | None = None
+        """That of all sockets but Unix sockets."""
         self._handshaking = Handshakes()
         self._adoptions: set[asyncio.Task[None]] = set()
-        self.sockets = AcceptingSockets(self.adopt)
-        """Where it listens."""
-        self.sockets.make_room = self.make_room
         self._connections = OpenConnections()
+        self.sockets = AcceptingSockets(self.adopt, self.make_room)
+        """Where it listens."""
         self._idle_check: asyncio.TimerHandle | None = None
 
     @property
@@ -96,17 +82,21 @@ class HttpListener(RequestDispatcher):
 
     def reconfigure(
         self,
-        fast_path: FastPath,
+        fast_path: FastPath | None,
         observers: tuple[CallObserver, ...],
         tls: ReloadingTlsContext | None,
         idle_timeouts: IdleTimeouts,
         forwarding: ForwardedPolicy,
         trace_sampler: TraceSampler | None = None,
     ) -> None:
-        """Use these for new calls and connections from now on."""
+        """Use these for new calls and connections from now on.
+
+        ``forwarding`` says which headers servers get about clients, and ``trace_sampler`` which
+        calls are traced.
+        """
         self.set_fast_path(fast_path)
-        self._observers = observers
-        self._tls = tls
+        self.observers = observers
+        self.tls = tls
         self.idle_timeouts = idle_timeouts
         self.forwarding = forwarding
         self.trace_sampler = trace_sampler
@@ -132,10 +122,9 @@ class HttpListener(RequestDispatcher):
             peer = sock.getpeername()
         if not self._connections.admit(sock.fileno(), client_of(peer)):
             sock.close()
-            if self._on_closed is not None:
-                self._on_closed()
+            self._on_closed()
             return
-        adoption = self._loop.create_task(self._adopt(sock, self._tls))
+        adoption = self._loop.create_task(self._adopt(sock, self.tls))
         self._adoptions.add(adoption)
         adoption.add_done_callback(self._adoptions.discard)
 
@@ -147,8 +136,7 @@ class HttpListener(RequestDispatcher):
             )
         except BaseException as error:
             sock.close()
-            if self._on_closed is not None:
-                self._on_closed()
+            self._on_closed()
             if not isinstance(error, OSError):  # else the client is gone
                 raise
         finally:
@@ -235,8 +223,7 @@ class HttpListener(RequestDispatcher):
     def remove_connection(self, connection: ListenerConnection) -> None:
         """Unregister a closed connection."""
         self._connections.discard(connection)
-        if self._on_closed is not None:
-            self._on_closed()
+        self._on_closed()
 
     def _close_idle_connections(self) -> None:
         self._for_each_connection(lambda connection: connection.close_if_idle())

@@ -88,7 +88,7 @@ class ClientTlsTransport(TlsTransport):
         connection: Connection,
         handshaking: Handshakes,
         max_seconds: float,
-        on_failed: Callable[[], None] | None,
+        on_failed: Callable[[], None],
     ) -> None:
         super().__init__(context, connection, None)
         self._handshaking = handshaking
@@ -136,8 +136,7 @@ class ClientTlsTransport(TlsTransport):
         """Log a client that left amid its handshake; a check that a port is open sends nothing."""
         if self.has_received:
             self._refuse("the client closed the connection amid the handshake")
-        if self._on_failed is not None:
-            self._on_failed()
+        self._on_failed()
 
     def give_way(self, in_progress: int) -> None:
         """End the handshake for others, of which there are so many."""

@@ -7,12 +7,13 @@ from typing import Final
 
 from gateway.observe.call_record import INFERENCE, NO_LABELS, AttemptRecord, CallRecord
 from gateway.observe.gateway_metrics import ENDPOINT_LABELS
-from gateway.observe.metric_cells import Counter, FineBuckets, Histogram
+from gateway.observe.metric_cells import Counter, FineBuckets
 from gateway.observe.metric_store import (
     OTHER,
     CounterFamily,
     CountFamily,
     HistogramFamily,
+    Labels,
     MetricStore,
     MetricWriter,
 )
@@ -119,24 +120,10 @@ ERRORS = CounterFamily(
 )
 
 CALL_FAMILIES = (
-    REQUESTS,
-    DURATION,
-    REQUEST_BYTES,
-    RESPONSE_BYTES,
-    SERVER_DURATION,
-    FIRST_BYTE,
-    SENT_BYTES,
-    RECEIVED_BYTES,
-    RESPONSES,
-    CALL_LATENCY,
-    ROUTE_LATENCY,
-    ENDPOINT_LATENCY,
-    RETRIES,
-    CONVERSIONS,
-    ELEMENTS,
-    MODEL_ELEMENTS,
-    MODEL_BYTES,
-    ERRORS,
+    *(REQUESTS, DURATION, REQUEST_BYTES, RESPONSE_BYTES, SERVER_DURATION, FIRST_BYTE),
+    *(SENT_BYTES, RECEIVED_BYTES, RESPONSES, CALL_LATENCY, ROUTE_LATENCY),
+    *(ENDPOINT_LATENCY, RETRIES, CONVERSIONS, ELEMENTS, MODEL_ELEMENTS, MODEL_BYTES),
+    *(ERRORS,),
 )
 """What a store must have for CallMetrics."""
 
@@ -168,50 +155,41 @@ _ABORTED = "aborted"
 
 
 class _CallCells:
-    def __init__(
-        self,
-        labels: tuple[str, ...],
-        duration: Histogram,
-        latency: Histogram,
-        route_latency: Histogram,
-        request_bytes: Counter,
-        response_bytes: Counter,
-    ) -> None:
+    """What calls with the same labels are counted in."""
+
+    def __init__(self, writer: MetricWriter, labels: Labels) -> None:
+        route, operation, model = (labels[0],), labels[_OPERATION], labels[_MODEL]
         self.labels: Final = labels
-        is_inference = labels[_OPERATION] in INFERENCE and labels[_MODEL] != OTHER
-        self.inferred_model: Final = labels[_MODEL] if is_inference else ""
+        self.inferred_model: Final = model if operation in INFERENCE and model != OTHER else ""
         self.next_exemplar: Final = [0.0] * (len(_BUCKETS) + 2)
         """When a call in that bucket may be the next exemplar, on the clock of the records."""
-        self.duration: Final = duration
-        self.latency: Final = latency
-        self.route_latency: Final = route_latency
-        self.request_bytes: Final = request_bytes
-        self.response_bytes: Final = response_bytes
+        self.duration: Final = writer.histogram(DURATION, labels)
+        self.latency: Final = writer.histogram(CALL_LATENCY, (model,))
+        self.route_latency: Final = writer.histogram(ROUTE_LATENCY, route)
+        self.request_bytes: Final = writer.counter(REQUEST_BYTES, route)
+        self.response_bytes: Final = writer.counter(RESPONSE_BYTES, route)
 
 
 class _EndpointCells:
-    def __init__(
-        self,
-        duration: Histogram,
-        latency: Histogram,
-        first_byte: Histogram,
-        sent: Counter,
-        received: Counter,
-    ) -> None:
-        self.duration: Final = duration
-        self.latency: Final = latency
-        self.first_byte: Final = first_byte
-        self.sent: Final = sent
-        self.received: Final = received
+    """What attempts at an endpoint are counted in; their latency by model, if it has a name."""
+
+    def __init__(self, writer: MetricWriter, endpoint: tuple[str, str], model: str) -> None:
+        self.duration: Final = writer.histogram(SERVER_DURATION, endpoint)
+        self.latency: Final = writer.histogram(ENDPOINT_LATENCY, (*endpoint, model))
+        self.first_byte: Final = writer.histogram(FIRST_BYTE, endpoint)
+        self.sent: Final = writer.counter(SENT_BYTES, endpoint)
+        self.received: Final = writer.counter(RECEIVED_BYTES, endpoint)
         self.responses: Final[dict[int, Counter]] = {}
         """By the first digit of their status."""
 
 
 class _ModelCells:
-    def __init__(self, elements: Counter, client_bytes: Counter, server_bytes: Counter) -> None:
-        self.elements: Final = elements
-        self.client_bytes: Final = client_bytes
-        self.server_bytes: Final = server_bytes
+    """What converted calls of a model are counted in."""
+
+    def __init__(self, writer: MetricWriter, model: str) -> None:
+        self.elements: Final = writer.counter(MODEL_ELEMENTS, (model,))
+        self.client_bytes: Final = writer.counter(MODEL_BYTES, (model, "client"))
+        self.server_bytes: Final = writer.counter(MODEL_BYTES, (model, "server"))
 
 
 class CallMetrics:
@@ -313,7 +291,8 @@ class CallMetrics:
         key = labels.route, labels.operation, model, upstream, labels.client_form, status
         calls = self._calls.get(key)
         if calls is None:
-            calls = self._calls[key] = self._call_cells(key)
+            values = *key[:-1], f"{status}xx" if status else _ABORTED
+            calls = self._calls[key] = _CallCells(self._writer, values)
         # A model without numbers of its own may get them with its next call.
         self._last_calls = None if model == OTHER else calls
         self._last_labels, self._last_status = labels, status
@@ -399,36 +378,15 @@ class CallMetrics:
         calls[model] = count
         return False
 
-    def _call_cells(self, key: tuple[str, str, str, str, str, int]) -> _CallCells:
-        writer = self._writer
-        *labels, status = key
-        values = (*labels, f"{status}xx" if status else _ABORTED)
-        route = (key[0],)
-        return _CallCells(
-            values,
-            writer.histogram(DURATION, values),
-            writer.histogram(CALL_LATENCY, (key[2],)),
-            writer.histogram(ROUTE_LATENCY, route),
-            writer.counter(REQUEST_BYTES, route),
-            writer.counter(RESPONSE_BYTES, route),
-        )
-
     def _endpoint_cells(self, key: tuple[str, str, str]) -> _EndpointCells:
-        writer, apart = self._writer, self._models_of_endpoints
         upstream, url, model = key
-        endpoint = upstream, url
+        apart = self._models_of_endpoints
         if model and key not in apart:
             if len(apart) < _MAX_MODELS_OF_ENDPOINTS:
                 apart.add(key)
             else:
                 model = ""
-        return _EndpointCells(
-            writer.histogram(SERVER_DURATION, endpoint),
-            writer.histogram(ENDPOINT_LATENCY, (upstream, url, model)),
-            writer.histogram(FIRST_BYTE, endpoint),
-            writer.counter(SENT_BYTES, endpoint),
-            writer.counter(RECEIVED_BYTES, endpoint),
-        )
+        return _EndpointCells(self._writer, (upstream, url), model)
 
     def _count_conversion(self, client_form: str, model: str, record: CallRecord) -> None:
         key = client_form, record.server_form
@@ -444,15 +402,7 @@ class CallMetrics:
         if elements:
             cells = self._converted_models.get(model)
             if cells is None:
-                cells = self._converted_models[model] = self._model_cells(model)
+                cells = self._converted_models[model] = _ModelCells(self._writer, model)
             cells.elements.add(float(elements))
             cells.client_bytes.add(float(record.request_bytes + record.response_bytes))
             cells.server_bytes.add(float(record.sent_bytes + record.received_bytes))
-
-    def _model_cells(self, model: str) -> _ModelCells:
-        writer = self._writer
-        return _ModelCells(
-            writer.counter(MODEL_ELEMENTS, (model,)),
-            writer.counter(MODEL_BYTES, (model, "client")),
-            writer.counter(MODEL_BYTES, (model, "server")),
-        )

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError, describe_error
+from gateway.http1.head import HeaderField
 from gateway.observe.call_capture import CallCapture
-from gateway.observe.call_trace import CallTrace, HeaderLine, find_trace_parent
+from gateway.observe.call_trace import CallTrace, find_trace_parent
 from gateway.system.buffers import ReservedBytes
 
 INFERENCE: Final = ("infer", "generate")
 """The operations that run a model."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class CallLabels:
     """What is known of a call by its head: equal heads share one object."""
 
-    __slots__ = ("client_form", "model", "operation", "route", "version")
-
-    def __init__(
-        self,
-        route: str = "",
-        operation: str = "",
-        model: str = "",
-        version: str = "",
-        client_form: str = "",
-    ) -> None:
-        self.route: Final = route
-        """The name of the route; empty if there is none for the call."""
-        self.operation: Final = operation
-        """The group of operations, as settings name it."""
-        self.model: Final = model
-        """The model that the server is asked for; empty if the operation names none."""
-        self.version: Final = version
-        """The version of the model, if the call names one."""
-        self.client_form: Final = client_form
-        """The form of an infer request: json, binary, raw or v1; grpc for any call over gRPC."""
+    route: str = ""
+    """The name of the route; empty if there is none for the call."""
+    operation: str = ""
+    """The group of operations, as settings name it."""
+    model: str = ""
+    """The model that the server is asked for; empty if the operation names none."""
+    version: str = ""
+    """The version of the model, if the call names one."""
+    client_form: str = ""
+    """The form of an infer request: json, binary, raw or v1; grpc for any call over gRPC."""
 
 
 NO_LABELS = CallLabels()
@@ -45,15 +38,6 @@ NO_LABELS = CallLabels()
 
 class AttemptRecord:
     """What is known of a request that was sent to an endpoint, other than a call's last one."""
-
-    __slots__ = (
-        "endpoint",
-        "first_byte_seconds",
-        "received_bytes",
-        "sent_bytes",
-        "server_seconds",
-        "upstream",
-    )
 
     def __init__(self, call: CallRecord) -> None:
         self.upstream: Final = call.upstream
@@ -66,43 +50,6 @@ class AttemptRecord:
 
 class CallRecord:
     """What is known of a call; whoever serves the call fills it in along the way."""
-
-    __slots__ = (
-        "answered_by_server",
-        "attempts",
-        "capture",
-        "client",
-        "endpoint",
-        "error",
-        "error_kind",
-        "first_byte_seconds",
-        "grpc_status",
-        "labels",
-        "method",
-        "noted",
-        "other_attempts",
-        "prepare_seconds",
-        "queue_seconds",
-        "received_bytes",
-        "request_bytes",
-        "request_elements",
-        "request_id",
-        "reserved",
-        "response_bytes",
-        "response_elements",
-        "retries",
-        "seconds",
-        "sent_at",
-        "sent_bytes",
-        "server_error",
-        "server_form",
-        "server_seconds",
-        "started",
-        "status",
-        "target",
-        "trace",
-        "upstream",
-    )
 
     def __init__(
         self, method: str, target: str, request_id: str = "", started: float = 0.0
@@ -118,7 +65,7 @@ class CallRecord:
         """The address of the client; empty over a Unix socket."""
         self.reserved = ReservedBytes()
         """What the call has reserved, and for which client."""
-        self.noted: Sequence[HeaderLine] = ()
+        self.noted: Sequence[HeaderField] = ()
         """The headers of the request that are read from each head, such as ``traceparent``."""
         self.trace: CallTrace | None = None
         """What the spans of the call tell, if it is traced."""

@@ -10,9 +10,11 @@ import re
 import time
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from gateway.errors import GatewayError
+from gateway.http1.head import HeaderField
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -37,18 +39,6 @@ ABORTED: Final = "aborted"
 """The kind of the error of an attempt that was cut off, as its client left, for example."""
 
 
-class HeaderLine(Protocol):
-    """A header of a request: its name in lower case, and its value."""
-
-    @property
-    def lower(self) -> str:
-        """Return the name in lower case."""
-
-    @property
-    def value(self) -> str:
-        """Return the value, without white space around it."""
-
-
 class AttemptNumbers(Protocol):
     """What the record of a call has of the attempt in progress."""
 
@@ -62,18 +52,16 @@ class AttemptNumbers(Protocol):
     grpc_status: int
 
 
+@dataclass(frozen=True, slots=True)
 class TraceParent:
     """The caller's span, as a valid ``traceparent`` names it."""
 
-    __slots__ = ("is_sampled", "span_id", "trace_id")
-
-    def __init__(self, trace_id: str, span_id: str, is_sampled: bool) -> None:
-        self.trace_id: Final = trace_id
-        self.span_id: Final = span_id
-        self.is_sampled: Final = is_sampled
+    trace_id: str
+    span_id: str
+    is_sampled: bool
 
 
-def find_trace_parent(headers: Sequence[HeaderLine]) -> TraceParent | None:
+def find_trace_parent(headers: Sequence[HeaderField]) -> TraceParent | None:
     """Return the caller's span; None without exactly one ``traceparent`` that is valid."""
     values = [header.value for header in headers if header.lower == TRACEPARENT]
     return parse_traceparent(values[0]) if len(values) == 1 else None
@@ -87,7 +75,7 @@ def parse_traceparent(value: str) -> TraceParent | None:
     return TraceParent(found[2], found[3], bool(int(found[4], 16) & _SAMPLED))
 
 
-def find_trace_state(headers: Sequence[HeaderLine]) -> str:
+def find_trace_state(headers: Sequence[HeaderField]) -> str:
     """Return the ``tracestate`` of a request, its lines joined; empty if it is invalid."""
     text = ",".join([header.value for header in headers if header.lower == TRACESTATE])
     members = [member.strip(" \t") for member in text.split(",")]
@@ -98,24 +86,6 @@ def find_trace_state(headers: Sequence[HeaderLine]) -> str:
 
 class AttemptTrace:
     """A request that was sent to a server: what its span tells."""
-
-    __slots__ = (
-        "endpoint",
-        "error",
-        "error_type",
-        "first_byte_seconds",
-        "grpc_status",
-        "is_grpc",
-        "method",
-        "received_bytes",
-        "seconds",
-        "sent_bytes",
-        "span_id",
-        "started",
-        "status",
-        "target",
-        "upstream",
-    )
 
     def __init__(self, record: AttemptNumbers, method: str, target: str, is_grpc: bool) -> None:
         self.span_id: Final = new_span_id()
@@ -143,27 +113,6 @@ class CallTrace:
     ``parent_id`` is empty where the gateway begins the trace. ``report`` gets the record of a part
     of the call that outlives it, such as a mirrored copy: a CallRecord.
     """
-
-    __slots__ = (
-        "_open",
-        "admitted_at",
-        "attempts",
-        "dropped_attempts",
-        "has_parts",
-        "host",
-        "http_version",
-        "is_streamed",
-        "mirror",
-        "parent_id",
-        "prepared_at",
-        "preparing_at",
-        "queued_at",
-        "report",
-        "scheme",
-        "span_id",
-        "state",
-        "trace_id",
-    )
 
     def __init__(
         self,

@@ -7,12 +7,11 @@ when a worker is replaced.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from gateway.observe.call_record import CallRecord
-from gateway.observe.metric_cells import Counter, Histogram
+from gateway.observe.metric_cells import Counter
 from gateway.observe.metric_store import CounterFamily, HistogramFamily, MetricWriter
 
 _WAIT_BUCKETS = (
@@ -86,34 +85,23 @@ CPU_SECONDS = CounterFamily(
 )
 
 GATEWAY_FAMILIES = (
-    REFUSALS,
-    QUEUE_WAIT,
-    ENDPOINT_FAILURES,
-    EJECTIONS,
-    MIRROR_REQUESTS,
-    OFFLOAD_JOBS,
-    EVENT_LOOP_LAG,
-    DROPPED_LOG_LINES,
-    EXPORTED_SPANS,
-    DROPPED_SPANS,
-    RELOADS,
-    RELOAD_FAILURES,
-    WORKER_RESTARTS,
-    CPU_SECONDS,
+    *(REFUSALS, QUEUE_WAIT, ENDPOINT_FAILURES, EJECTIONS, MIRROR_REQUESTS, OFFLOAD_JOBS),
+    *(EVENT_LOOP_LAG, DROPPED_LOG_LINES, EXPORTED_SPANS, DROPPED_SPANS, RELOADS),
+    *(RELOAD_FAILURES, WORKER_RESTARTS, CPU_SECONDS),
 )
-"""What a store must have for GatewayMetrics and ReloadMetrics."""
+"""What a store must have for GatewayMetrics, and for who reads the settings."""
 
 
-@dataclass(frozen=True, slots=True)
 class LimitMetrics:
-    """What a concurrency limit counts."""
+    """What the concurrency limit of an upstream counts; without a name, that of all calls."""
 
-    full: Counter
-    """Calls that found no slot and no room in the queue."""
-    timed_out: Counter
-    """Calls that waited too long."""
-    wait: Histogram
-    """Seconds that calls waited, also those that waited too long."""
+    def __init__(self, writer: MetricWriter, upstream: str) -> None:
+        self.full = writer.counter(REFUSALS, ("concurrency", upstream))
+        """Calls that found no slot and no room in the queue."""
+        self.timed_out = writer.counter(REFUSALS, ("queue_timeout", upstream))
+        """Calls that waited too long."""
+        self.wait = writer.histogram(QUEUE_WAIT, (upstream,))
+        """Seconds that calls waited, also those that waited too long."""
 
 
 MirrorObserver = Callable[[CallRecord], None]
@@ -128,40 +116,30 @@ def _ignore(_: CallRecord) -> None:
 class MirrorMetrics:
     """What a mirror counts."""
 
-    ok: Counter
-    rejected: Counter
-    failed: Counter
-    skipped: Counter
+    results: Mapping[str, Counter]
+    """Requests, by what became of them."""
     observe: MirrorObserver
     """Counts what was sent to endpoints."""
 
 
-@dataclass(frozen=True, slots=True)
 class TraceMetrics:
     """What the exporter of traces counts, all in spans."""
 
-    exported: Counter
-    queue_full: Counter
-    failed: Counter
-    rejected: Counter
-    too_many: Counter
-    at_shutdown: Counter
+    def __init__(self, writer: MetricWriter) -> None:
+        self.exported = writer.counter(EXPORTED_SPANS)
+        self.queue_full = writer.counter(DROPPED_SPANS, ("queue_full",))
+        self.failed = writer.counter(DROPPED_SPANS, ("export_failed",))
+        self.rejected = writer.counter(DROPPED_SPANS, ("rejected",))
+        self.too_many = writer.counter(DROPPED_SPANS, ("too_many_attempts",))
+        self.at_shutdown = writer.counter(DROPPED_SPANS, ("shutdown",))
 
 
-@dataclass(frozen=True, slots=True)
 class OffloadMetrics:
     """What the user of offload threads counts."""
 
-    offloaded: Counter
-    local: Counter
-
-
-class ReloadMetrics:
-    """Counts reloads, in the process that reads the settings."""
-
     def __init__(self, writer: MetricWriter) -> None:
-        self.reloads = writer.counter(RELOADS)
-        self.failures = writer.counter(RELOAD_FAILURES)
+        self.offloaded = writer.counter(OFFLOAD_JOBS, ("offloaded",))
+        self.local = writer.counter(OFFLOAD_JOBS, ("local",))
 
 
 class GatewayMetrics:
@@ -171,54 +149,32 @@ class GatewayMetrics:
     """
 
     def __init__(self, writer: MetricWriter, on_mirrored: MirrorObserver = _ignore) -> None:
-        self._writer = writer
+        self.writer = writer
         self._on_mirrored = on_mirrored
         self.event_loop_lag = writer.histogram(EVENT_LOOP_LAG)
         self.dropped_log_lines = writer.counter(DROPPED_LOG_LINES)
         self._cpu_seconds = writer.counter(CPU_SECONDS)
         self._counted_cpu_seconds = 0.0
 
-    def limit(self, upstream: str) -> LimitMetrics:
-        """Return the counters of an upstream's limit; without a name, of the limit of all calls."""
-        counter = self._writer.counter
-        return LimitMetrics(
-            counter(REFUSALS, ("concurrency", upstream)),
-            counter(REFUSALS, ("queue_timeout", upstream)),
-            self._writer.histogram(QUEUE_WAIT, (upstream,)),
-        )
-
     def memory_refusals(self, limit: str) -> Counter:
         """Return the counter of calls for which there was no memory."""
-        return self._writer.counter(REFUSALS, (limit, ""))
+        return self.writer.counter(REFUSALS, (limit, ""))
 
     def mirror(self, route: str, upstream: str) -> MirrorMetrics:
         """Return the counters of a route's mirror."""
-        ok, rejected, failed, skipped = (
-            self._writer.counter(MIRROR_REQUESTS, (route, upstream, result))
+        results = {
+            result: self.writer.counter(MIRROR_REQUESTS, (route, upstream, result))
             for result in ("ok", "rejected", "failed", "skipped")
-        )
-        return MirrorMetrics(ok, rejected, failed, skipped, self._on_mirrored)
-
-    def offload(self) -> OffloadMetrics:
-        """Return the counters of the offload threads."""
-        find = partial(self._writer.counter, OFFLOAD_JOBS)
-        return OffloadMetrics(find(("offloaded",)), find(("local",)))
-
-    def traces(self) -> TraceMetrics:
-        """Return the counters of the exporter of traces."""
-        reasons = ("queue_full", "export_failed", "rejected", "too_many_attempts", "shutdown")
-        find = partial(self._writer.counter, DROPPED_SPANS)
-        return TraceMetrics(
-            self._writer.counter(EXPORTED_SPANS), *(find((reason,)) for reason in reasons)
-        )
+        }
+        return MirrorMetrics(results, self._on_mirrored)
 
     def count_failure(self, upstream: str, endpoint: str, kind: str) -> None:
         """Count a failed call to an endpoint."""
-        self._writer.counter(ENDPOINT_FAILURES, (upstream, endpoint, kind)).add(1.0)
+        self.writer.counter(ENDPOINT_FAILURES, (upstream, endpoint, kind)).add(1.0)
 
     def count_ejection(self, upstream: str, endpoint: str) -> None:
         """Count an ejection of an endpoint."""
-        self._writer.counter(EJECTIONS, (upstream, endpoint)).add(1.0)
+        self.writer.counter(EJECTIONS, (upstream, endpoint)).add(1.0)
 
     def count_cpu_time(self) -> None:
         """Count the CPU time of this process since the last time."""

@@ -137,11 +137,7 @@ class LogWriter:
         # O_NONBLOCK changes nothing for a file. A FIFO without a reader would block the thread.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         self._must_reopen = False  # first: what is asked for meanwhile must not be lost
-        try:
-            before, opened = self._descriptor, os.open(self.path, flags, 0o644)
-        except OSError:
-            self._must_reopen = True
-            raise
+        before, opened = self._descriptor, os.open(self.path, flags, 0o644)
         self._ends_within_line = False
         self._set_descriptor(opened)
         if before >= 0:

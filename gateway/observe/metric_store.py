@@ -19,13 +19,11 @@ each family. Entries follow, each with a header, the labels as JSON, and the wor
 
 from __future__ import annotations
 
-import math
 import mmap
 import struct
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 from zlib import crc32
 
@@ -69,23 +67,15 @@ class CounterFamily:
 
 @dataclass(frozen=True, slots=True)
 class HistogramFamily:
-    """Declares histograms, one for each combination of label values.
-
-    Raises ValueError unless the upper bounds of the buckets rise and are finite.
-    """
+    """Declares histograms, one for each combination of label values."""
 
     name: str
     documentation: str
     labels: Labels
     buckets: tuple[float, ...]
-    """The upper bounds, each within its bucket; a bucket for larger values is added."""
+    """The rising upper bounds, each within its bucket; a bucket for larger values is added."""
     is_internal: bool = False
     """It is no metric: the gateway alone reads it, for percentiles."""
-
-    def __post_init__(self) -> None:
-        rising = all(low < high for low, high in pairwise(self.buckets))
-        if not rising or not all(map(math.isfinite, self.buckets)):
-            raise ValueError(f"the bounds of {self.name} must rise and be finite")
 
     @property
     def words(self) -> int:
@@ -109,15 +99,13 @@ class MetricStore:
     """Sums up the counters and histograms of all processes that are forked after it is made.
 
     ``size`` is in bytes for each segment. Memory is used as series are added. Raises ValueError if
-    two families have one name, or if a segment has no room for a series of each family.
+    a segment has no room for a series of each family.
     """
 
     def __init__(
         self, families: Sequence[Family | CountFamily], segments: int = 1, size: int = 16 << 20
     ) -> None:
-        if len({family.name for family in families}) < len(families):
-            raise ValueError("two families have the same name")
-        self.shown = tuple(each for each in families if not _is_internal(each))
+        self.shown = tuple(each for each in families if not getattr(each, "is_internal", False))
         """The families that are metrics."""
         self._families = tuple(each for each in families if not isinstance(each, CountFamily))
         self._segments = [_Segment(self._families, size) for _ in range(segments)]
@@ -147,13 +135,15 @@ class MetricStore:
         labels always has its series. May be called in any thread. Raises ValueError if the store
         does not have the family.
         """
-        index = self._families.index(family)
         sums: dict[Labels, list[float]] = {}
-        for segment in self._segments:
-            segment.read_entries()
-            for labels, values in segment.series(index):
+        for words, first_words in self.cells(family):
+            for labels, at in first_words.items():
+                values = list(words[at : at + family.words])
                 others = sums.get(labels)
                 sums[labels] = values if others is None else _add(others, values)
+        shared = (OTHER,) * len(family.labels)
+        if shared and not any(sums[shared]):
+            del sums[shared]  # the series that others share, which was not used
         return sums
 
     def cells(self, family: Family) -> Iterator[tuple[memoryview[float], dict[Labels, int]]]:
@@ -165,16 +155,12 @@ class MetricStore:
         index = self._families.index(family)
         for segment in self._segments:
             segment.read_entries()
-            yield segment.words, segment.first_words(index)
+            yield segment.words, segment.cells[index].copy()  # its writer may add series meanwhile
 
     def label_values(self, family: Family, label: str) -> set[str]:
         """Return the values of a label in the series of a family, in all processes."""
-        index, position = self._families.index(family), family.labels.index(label)
-        values: set[str] = set()
-        for segment in self._segments:
-            segment.read_entries()
-            values.update(labels[position] for labels, _ in segment.series(index))
-        return values
+        position = family.labels.index(label)
+        return {labels[position] for _, series in self.cells(family) for labels in series}
 
 
 class MetricWriter:
@@ -207,7 +193,7 @@ class MetricWriter:
         not have the family.
         """
         with self._lock:
-            at = self._find(family, labels)
+            at = self._segment.find(self._indexes[family], labels)
             if (counter := self._counters.get(at)) is None:
                 counter = self._counters[at] = Counter(self._segment.words, at)
             return counter
@@ -215,14 +201,11 @@ class MetricWriter:
     def histogram(self, family: HistogramFamily, labels: Labels = ()) -> Histogram:
         """Return the histogram with these label values, as ``counter`` does."""
         with self._lock:
-            at = self._find(family, labels)
+            at = self._segment.find(self._indexes[family], labels)
             if (histogram := self._histograms.get(at)) is None:
                 histogram = Histogram(self._segment.words, at, family.buckets)
                 self._histograms[at] = histogram
             return histogram
-
-    def _find(self, family: Family, labels: Labels) -> int:
-        return self._segment.find(self._indexes[family], labels)
 
 
 class _Segment:
@@ -233,13 +216,13 @@ class _Segment:
         self.words = self._memory.cast("d")
         self._ends = self._memory.cast("Q")
         self._families = families
-        self._cells: list[dict[Labels, int]] = []
+        self.cells: list[dict[Labels, int]] = []
         """For each family, which word is the first of a series; as far as this process knows."""
         self._shared_cells: list[int] = []
         """For each family, the first word of the series that others share."""
         end = _FIRST_CELL
         for family in families:
-            self._cells.append({(OTHER,) * len(family.labels): end})
+            self.cells.append({(OTHER,) * len(family.labels): end})
             self._shared_cells.append(end)
             end += family.words
         if end > len(self.words):
@@ -252,7 +235,7 @@ class _Segment:
 
     def find(self, index: int, labels: Labels) -> int:
         """Return the first word of a series, which is made if need be."""
-        cells = self._cells[index]
+        cells = self.cells[index]
         at = cells.get(labels)
         if at is None:
             family = self._families[index]
@@ -298,26 +281,9 @@ class _Segment:
                 break
             index, *labels = orjson.loads(text)
             at += length + -length % _WORD
-            self._cells[index][tuple(labels)] = at // _WORD
+            self.cells[index][tuple(labels)] = at // _WORD
             at += _WORD * self._families[index].words
             self._known_end = at
-
-    def first_words(self, index: int) -> dict[Labels, int]:
-        """Return a copy, as the thread that writes may add series meanwhile."""
-        return self._cells[index].copy()
-
-    def series(self, index: int) -> Iterator[tuple[Labels, list[float]]]:
-        """Yield the known series of a family; the one that others share if it was used."""
-        words = self._families[index].words
-        shared = self._shared_cells[index]
-        for labels, at in self.first_words(index).items():
-            values = list(self.words[at : at + words])
-            if at != shared or not labels or any(values):
-                yield labels, values
-
-
-def _is_internal(family: Family | CountFamily) -> bool:
-    return isinstance(family, HistogramFamily) and family.is_internal
 
 
 def clean_label(value: str) -> str:

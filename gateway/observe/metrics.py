@@ -23,6 +23,7 @@ from prometheus_client.samples import Exemplar, Sample
 from prometheus_client.utils import floatToGoString
 
 from gateway.observe.call_metrics import DURATION
+from gateway.observe.gateway_metrics import ENDPOINT_LABELS
 from gateway.observe.metric_store import (
     CountFamily,
     Family,
@@ -37,6 +38,32 @@ _PROCESS_HELP = {
     "process_start_time_seconds": "Unix time at which the oldest worker was started, in seconds.",
     "process_open_fds": "Open file descriptors of all workers.",
     "process_max_fds": "Most file descriptors that all workers together may open.",
+}
+
+_BUILD_LABELS = ("version", "compiled", "python")
+
+_OF_GATEWAY = {
+    "settings_current": "1 while the newest settings are in use.",
+    "settings_loaded_timestamp_seconds": "Unix time at which the settings in use were loaded.",
+    "connections": "Open client connections.",
+    "tls_handshakes": "TLS handshakes of clients in progress, which are no open connections yet.",
+    "requests_in_progress": "Calls in progress.",
+    "bodies_in_transit": "Bodies that are still arriving, from clients and from servers.",
+    "buffered_bytes": "Bytes of buffered bodies.",
+    "draining": "1 while the gateway drains before shutdown.",
+    "workers": "Workers that are alive.",
+}
+_OF_LIMITS = {
+    "concurrency_active": "Calls that have a slot of the limit.",
+    "concurrency_max": "Slots of the limit.",
+    "queue_length": "Calls that wait for a slot of the limit.",
+}
+_OF_ENDPOINTS = {
+    "endpoint_requests_in_progress": "Calls in progress at the endpoint.",
+    "endpoint_ejected": "1 while the endpoint is ejected because calls to it failed.",
+    "endpoint_healthy": "1 while the endpoint's health checks succeed.",
+    "endpoint_latency_outlier": "1 while the endpoint's calls take much longer than at its"
+    " siblings, or than before.",
 }
 
 
@@ -112,103 +139,65 @@ class _StatusCollector(Collector):
         self._dropped_series = dropped_series
 
     def collect(self) -> Iterator[Metric]:
+        status, settings = self._status, self._status["settings"]
         yield CounterMetricFamily(
             "tensorgate_metric_series_dropped",
             "How often a series had no room: its values count in series named other.",
             self._dropped_series,
         )
-        yield from self._settings_metrics()
-        status = self._status
-        yield _gauge("connections", "Open client connections.", status["connections"])
-        yield _gauge(
-            "tls_handshakes",
-            "TLS handshakes of clients in progress, which are no open connections yet.",
+        values = (
+            settings["last_failure"] is None,
+            settings["loaded_at"],
+            status["connections"],
             status["tls_handshakes"],
-        )
-        yield _gauge("requests_in_progress", "Calls in progress.", status["requests_in_progress"])
-        yield _gauge(
-            "bodies_in_transit",
-            "Bodies that are still arriving, from clients and from servers.",
+            status["requests_in_progress"],
             status["bodies_in_transit"],
+            status["buffered_bytes"],
+            status["draining"],
+            len(status["workers"]),
         )
-        yield _gauge("buffered_bytes", "Bytes of buffered bodies.", status["buffered_bytes"])
-        yield _gauge("draining", "1 while the gateway drains before shutdown.", status["draining"])
-        yield _gauge("workers", "Workers that are alive.", len(status["workers"]))
-        info = GaugeMetricFamily(
-            "tensorgate_build_info",
-            "Always 1; the labels tell what is running.",
-            labels=["version", "compiled", "python"],
-        )
+        yield from _gauges(_OF_GATEWAY, (), [((), values)])
+        what = "Always 1; the labels tell what is running."
+        info = GaugeMetricFamily("tensorgate_build_info", what, labels=_BUILD_LABELS)
         compiled = str(status["compiled"]).lower()
         info.add_metric([status["version"], compiled, platform.python_version()], 1.0)
         yield info
         for name, value in status["process"].items():
             yield GaugeMetricFamily(name, _PROCESS_HELP.get(name, name), value)
-        yield from self._concurrency_metrics()
-        yield from self._endpoint_metrics()
+        yield from _gauges(_OF_LIMITS, ("upstream",), self._limits())
+        yield from _gauges(_OF_ENDPOINTS, ENDPOINT_LABELS, self._endpoints())
 
-    def _concurrency_metrics(self) -> Iterator[Metric]:
-        labels = ["upstream"]
-        active = GaugeMetricFamily(
-            "tensorgate_concurrency_active", "Calls that have a slot of the limit.", labels=labels
-        )
-        most = GaugeMetricFamily("tensorgate_concurrency_max", "Slots of the limit.", labels=labels)
-        queued = GaugeMetricFamily(
-            "tensorgate_queue_length", "Calls that wait for a slot of the limit.", labels=labels
-        )
-        parts = {name: each["concurrency"] for name, each in self._status["upstreams"].items()}
-        for name, concurrency in ({"": self._status["concurrency"]} | parts).items():
-            if concurrency is not None:
-                active.add_metric([name], concurrency["active"])
-                most.add_metric([name], concurrency["max_requests"])
-                queued.add_metric([name], concurrency["queued"])
-        yield from (active, most, queued)
+    def _limits(self) -> Iterator[_Row]:
+        for name, part in {"": self._status, **self._status["upstreams"]}.items():
+            if (limit := part["concurrency"]) is not None:
+                yield (name,), (limit["active"], limit["max_requests"], limit["queued"])
 
-    def _settings_metrics(self) -> Iterator[Metric]:
-        settings = self._status["settings"]
-        failed = settings["last_failure"] is not None
-        yield _gauge("settings_current", "1 while the newest settings are in use.", not failed)
-        yield _gauge(
-            "settings_loaded_timestamp_seconds",
-            "Unix time at which the settings in use were loaded.",
-            settings["loaded_at"],
-        )
-
-    def _endpoint_metrics(self) -> Iterator[Metric]:
-        labels = ["upstream", "endpoint"]
-        outstanding = GaugeMetricFamily(
-            "tensorgate_endpoint_requests_in_progress",
-            "Calls in progress at the endpoint.",
-            labels=labels,
-        )
-        ejected = GaugeMetricFamily(
-            "tensorgate_endpoint_ejected",
-            "1 while the endpoint is ejected because calls to it failed.",
-            labels=labels,
-        )
-        healthy = GaugeMetricFamily(
-            "tensorgate_endpoint_healthy",
-            "1 while the endpoint's health checks succeed.",
-            labels=labels,
-        )
-        outlier = GaugeMetricFamily(
-            "tensorgate_endpoint_latency_outlier",
-            "1 while the endpoint's calls take much longer than at its siblings, or than before.",
-            labels=labels,
-        )
+    def _endpoints(self) -> Iterator[_Row]:
         for name, upstream in self._status["upstreams"].items():
             for endpoint in upstream["endpoints"]:
-                values = [name, endpoint["url"]]
-                outstanding.add_metric(values, endpoint["requests_in_progress"])
-                ejected.add_metric(values, float(endpoint["consecutive_ejections"] > 0))
-                outlier.add_metric(values, float(endpoint["latency_outlier"] is not None))
-                if endpoint["healthy"] is not None:
-                    healthy.add_metric(values, float(endpoint["healthy"]))
-        yield from (outstanding, ejected, healthy, outlier)
+                yield (
+                    (name, endpoint["url"]),
+                    (
+                        endpoint["requests_in_progress"],
+                        endpoint["consecutive_ejections"] > 0,
+                        endpoint["healthy"],
+                        endpoint["latency_outlier"] is not None,
+                    ),
+                )
 
 
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"tensorgate_{name}", documentation, float(value))
+_Row = tuple[Labels, Sequence[float | None]]
+"""The labels of something, and its value in each gauge of a table; None where it has none."""
+
+
+def _gauges(table: Mapping[str, str], labels: Labels, rows: Iterable[_Row]) -> Iterator[Metric]:
+    """Yield the gauges of a table, which has their names without the prefix, and their helps."""
+    gauges = [GaugeMetricFamily(f"tensorgate_{name}", table[name], labels=labels) for name in table]
+    for part, values in rows:
+        for gauge, value in zip(gauges, values, strict=True):
+            if value is not None:
+                gauge.add_metric(part, float(value))
+    return iter(gauges)
 
 
 def _time(exemplar: Sequence[Any]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 
 from gateway.errors import escape_for_log
@@ -30,7 +31,8 @@ class MirrorStats:
         self._name = name
         self._metrics = metrics
         self._clock = clock
-        self._sent = self._failed = self._rejected = self._skipped = 0
+        self._counts = Counter[str]()
+        """The requests since the last line, by what became of them."""
         self._last_failure = ""
         self._quiet_until = -math.inf
 
@@ -39,17 +41,12 @@ class MirrorStats:
 
         With a ``status`` of 4xx the server works, and has rejected the request.
         """
-        self._sent += 1
-        metrics = self._metrics
-        is_rejected = bool(failure) and status // 100 == _CLIENT_ERROR
-        if failure:
-            self._rejected += is_rejected
-            self._failed += not is_rejected
-            self._note("was rejected" if is_rejected else "failed", failure)
-        if metrics is not None:
-            counter = metrics.rejected if is_rejected else metrics.failed
-            (counter if failure else metrics.ok).add(1.0)
-        self.flush_if_due()
+        if not failure:
+            self._count("ok")
+        elif status // 100 == _CLIENT_ERROR:
+            self._count("rejected", "was rejected", failure)
+        else:
+            self._count("failed", "failed", failure)
 
     def observe(self, record: CallRecord) -> None:
         """Count what a request that was sent says of its endpoints."""
@@ -58,10 +55,15 @@ class MirrorStats:
 
     def count_skipped(self, why: str) -> None:
         """Count a request that was not sent."""
-        self._skipped += 1
+        self._count("skipped", "was not sent", why)
+
+    def _count(self, result: str, what: str = "", why: str = "") -> None:
+        self._counts[result] += 1
         if self._metrics is not None:
-            self._metrics.skipped.add(1.0)
-        self._note("was not sent", why)
+            self._metrics.results[result].add(1.0)
+        if what:
+            self._last_failure = escape_for_log(why)
+            _log.debug("a request to the mirror '%s' %s: %s", self._name, what, self._last_failure)
         self.flush_if_due()
 
     def flush_if_due(self) -> None:
@@ -77,23 +79,20 @@ class MirrorStats:
         """Log the failures since the last line, if there are any."""
         if not self._has_failures:
             return
-        rejected = f", {self._rejected} were rejected with 4xx" if self._rejected else ""
-        skipped = f", {self._skipped} were not sent" if self._skipped else ""
+        counts = self._counts
+        rejected = f", {counts['rejected']} were rejected with 4xx" if counts["rejected"] else ""
+        skipped = f", {counts['skipped']} were not sent" if counts["skipped"] else ""
         _log.warning(
             "mirror to '%s': %d of %d requests failed%s%s, last: %s",
             self._name,
-            self._failed,
-            self._sent,
+            counts["failed"],
+            counts.total() - counts["skipped"],
             rejected,
             skipped,
             self._last_failure,
         )
-        self._sent = self._failed = self._rejected = self._skipped = 0
+        counts.clear()
 
     @property
     def _has_failures(self) -> bool:
-        return bool(self._failed or self._rejected or self._skipped)
-
-    def _note(self, what: str, why: str) -> None:
-        self._last_failure = escape_for_log(why)
-        _log.debug("a request to the mirror '%s' %s: %s", self._name, what, self._last_failure)
+        return self._counts.total() > self._counts["ok"]

@@ -21,10 +21,7 @@ _TRITON_EXTENSIONS = frozenset(
 )
 
 # The first releases that take binary tensors and respond with them. Neither lists the extension.
-_BINARY_SINCE = {
-    "kserve": (KSERVE, (0, 14)),
-    "OpenVINO Model Server": (OPENVINO, (2022, 3)),
-}
+_BINARY_SINCE = {"kserve": (KSERVE, (0, 14)), "OpenVINO Model Server": (OPENVINO, (2022, 3))}
 
 # The releases before it release the state of a cancelled gRPC call twice: pull requests 7840, 8078
 # and 8220 of triton-inference-server/server.

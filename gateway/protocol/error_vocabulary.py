@@ -52,6 +52,8 @@ class ErrorVocabulary:
     """Advice for bytes that are no text, before the advice to set another policy."""
     null_is_nan: bool
     """Whether null means NaN, as servers without binary tensors write it."""
+    null_is_absent: bool
+    """Whether parameters that are null are absent, as KServe writes it."""
     tensor_limit: str = ""
     """The setting that limits the number of tensors, as a suffix; empty without one."""
     part_suffix: str = ""
@@ -94,6 +96,7 @@ REQUEST = ErrorVocabulary(
     instead_of_number="",
     instead_of_text="",
     null_is_nan=False,
+    null_is_absent=False,
     tensor_limit=" (limits.max_tensors)",
 )
 RESPONSE = ErrorVocabulary(
@@ -106,5 +109,6 @@ RESPONSE = ErrorVocabulary(
     instead_of_number="ask for this output in binary form, or ",
     instead_of_text="ask for this output in binary form or with content_type base64, or ",
     null_is_nan=True,
+    null_is_absent=True,
     part_suffix=" of the server's response",
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
+from itertools import groupby
 from urllib.parse import quote, unquote
 
 from gateway.errors import bad_request
@@ -16,87 +16,54 @@ from gateway.system.bounded_cache import cached
 
 
 class OperationKind(Enum):
-    """The operations of the protocol and its extensions."""
+    """The operations of the protocol and its extensions; ``word`` is the name that settings use."""
 
-    SERVER_METADATA = "server metadata"
-    INFER = "infer"
-    PREDICT = "prediction of the V1 protocol"
-    V1_MODEL = "readiness of a model in the V1 protocol"
-    V1_MODELS = "models in the V1 protocol"
-    TRACE_SETTING = "trace setting"
-    LOAD = "load or unload"
-    GENERATE = "generate"
-    LIVENESS = "liveness"
-    READINESS = "readiness"
-    HEALTH = "health"
-    MODEL_METADATA = "model metadata"
-    CONFIG = "config"
-    STATISTICS = "statistics"
-    ALL_STATISTICS = "statistics of all models"
-    INDEX = "repository index"
-    REPOSITORY = "repository"
-    LOGGING = "logging"
-    SHARED_MEMORY = "shared memory"
-    OTHER = "other"
+    INFER = "infer", "infer"
+    PREDICT = "prediction of the V1 protocol", "infer"
+    GENERATE = "generate", "generate"
+    LIVENESS = "liveness", "health"
+    READINESS = "readiness", "health"
+    HEALTH = "health", "health"
+    V1_MODEL = "readiness of a model in the V1 protocol", "health"
+    SERVER_METADATA = "server metadata", "metadata"
+    MODEL_METADATA = "model metadata", "metadata"
+    CONFIG = "config", "config"
+    STATISTICS = "statistics", "statistics"
+    ALL_STATISTICS = "statistics of all models", "statistics"
+    REPOSITORY = "repository", "repository"
+    INDEX = "repository index", "repository"
+    LOAD = "load or unload", "repository"
+    V1_MODELS = "models in the V1 protocol", "repository"
+    TRACE_SETTING = "trace setting", "trace"
+    LOGGING = "logging", "logging"
+    SHARED_MEMORY = "shared memory", "shared_memory"
+    OTHER = "other", "other"
+
+    def __init__(self, _description: str, word: str) -> None:
+        self.word = word
 
 
-PASSTHROUGH_IF_SINGLE = frozenset(
-    (OperationKind.LOGGING, OperationKind.INDEX, OperationKind.ALL_STATISTICS)
-)
+_Kind = OperationKind
+
+PASSTHROUGH_IF_SINGLE = frozenset((_Kind.LOGGING, _Kind.INDEX, _Kind.ALL_STATISTICS))
 """Kinds that are forwarded unchanged if only one server has to be queried."""
 
-PASSTHROUGH = (
-    frozenset(OperationKind)
-    - PASSTHROUGH_IF_SINGLE
-    - {
-        OperationKind.SERVER_METADATA,
-        OperationKind.INFER,
-        OperationKind.PREDICT,
-        OperationKind.V1_MODEL,
-        OperationKind.V1_MODELS,
-        OperationKind.TRACE_SETTING,
-        OperationKind.LOAD,
-        OperationKind.LIVENESS,
-        OperationKind.READINESS,
-    }
+PASSTHROUGH = frozenset(
+    OperationKind[name]
+    for name in (
+        *("GENERATE", "HEALTH", "MODEL_METADATA", "CONFIG", "STATISTICS"),
+        *("REPOSITORY", "SHARED_MEMORY", "OTHER"),
+    )
 )
 """Kinds that are forwarded unchanged; each other kind has a handler of its own."""
 
-QUERIES = frozenset((OperationKind.INDEX,))
+QUERIES = frozenset((_Kind.INDEX,))
 """Kinds that have no effect although clients send them by POST."""
 
-OPERATION_KINDS: Mapping[str, frozenset[OperationKind]] = MappingProxyType(
-    {
-        "infer": frozenset((OperationKind.INFER, OperationKind.PREDICT)),
-        "generate": frozenset((OperationKind.GENERATE,)),
-        "health": frozenset(
-            (
-                OperationKind.LIVENESS,
-                OperationKind.READINESS,
-                OperationKind.HEALTH,
-                OperationKind.V1_MODEL,
-            )
-        ),
-        "metadata": frozenset((OperationKind.SERVER_METADATA, OperationKind.MODEL_METADATA)),
-        "config": frozenset((OperationKind.CONFIG,)),
-        "statistics": frozenset((OperationKind.STATISTICS, OperationKind.ALL_STATISTICS)),
-        "repository": frozenset(
-            (
-                OperationKind.REPOSITORY,
-                OperationKind.INDEX,
-                OperationKind.LOAD,
-                OperationKind.V1_MODELS,
-            )
-        ),
-        "trace": frozenset((OperationKind.TRACE_SETTING,)),
-        "logging": frozenset((OperationKind.LOGGING,)),
-        "shared_memory": frozenset((OperationKind.SHARED_MEMORY,)),
-        "other": frozenset((OperationKind.OTHER,)),
-    }
-)
+OPERATION_KINDS: Mapping[str, frozenset[OperationKind]] = {
+    word: frozenset(kinds) for word, kinds in groupby(OperationKind, lambda kind: kind.word)
+}
 """The kinds by the names that settings use."""
-
-_NAMES = {kind: name for name, kinds in OPERATION_KINDS.items() for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,52 +107,49 @@ _SEGMENT = "!$&'()*+,;=:@"
 """Characters of a path segment beside those that are never quoted."""
 
 _BY_PATH = {
-    "/v2": OperationKind.SERVER_METADATA,
-    "/v2/": OperationKind.SERVER_METADATA,
-    "/v2/health/live": OperationKind.LIVENESS,
-    "/v2/health/ready": OperationKind.READINESS,
-    "/v2/trace": OperationKind.TRACE_SETTING,
-    "/v2/trace/setting": OperationKind.TRACE_SETTING,
-    "/v2/repository/index": OperationKind.INDEX,
-    _STATISTICS: OperationKind.ALL_STATISTICS,
-    "/v1/models": OperationKind.V1_MODELS,
+    "/v2": _Kind.SERVER_METADATA,
+    "/v2/": _Kind.SERVER_METADATA,
+    "/v2/health/live": _Kind.LIVENESS,
+    "/v2/health/ready": _Kind.READINESS,
+    "/v2/trace": _Kind.TRACE_SETTING,
+    "/v2/trace/setting": _Kind.TRACE_SETTING,
+    "/v2/repository/index": _Kind.INDEX,
+    _STATISTICS: _Kind.ALL_STATISTICS,
+    "/v1/models": _Kind.V1_MODELS,
 }
 _MODEL_SUBPATHS = {
-    "": OperationKind.MODEL_METADATA,
-    "/infer": OperationKind.INFER,
-    "/generate": OperationKind.GENERATE,
-    "/generate_stream": OperationKind.GENERATE,
-    "/ready": OperationKind.HEALTH,
-    "/config": OperationKind.CONFIG,
-    "/stats": OperationKind.STATISTICS,
-    "/trace": OperationKind.TRACE_SETTING,
-    "/trace/setting": OperationKind.TRACE_SETTING,
+    "": _Kind.MODEL_METADATA,
+    "/infer": _Kind.INFER,
+    "/generate": _Kind.GENERATE,
+    "/generate_stream": _Kind.GENERATE,
+    "/ready": _Kind.HEALTH,
+    "/config": _Kind.CONFIG,
+    "/stats": _Kind.STATISTICS,
+    "/trace": _Kind.TRACE_SETTING,
+    "/trace/setting": _Kind.TRACE_SETTING,
 }
-_V1_MODEL_SUBPATHS = {"": OperationKind.V1_MODEL, ":predict": OperationKind.PREDICT}
+_V1_MODEL_SUBPATHS = {"": _Kind.V1_MODEL, ":predict": _Kind.PREDICT}
 # All paths with these prefixes. Servers serve more of them than the specification has, for example
 # Triton /v2/repository/NAME/index, and a denied operation must not be reachable through one.
 _BY_PREFIX = {
-    "repository": OperationKind.REPOSITORY,
-    "logging": OperationKind.LOGGING,
-    "systemsharedmemory": OperationKind.SHARED_MEMORY,
-    "cudasharedmemory": OperationKind.SHARED_MEMORY,
+    "repository": _Kind.REPOSITORY,
+    "logging": _Kind.LOGGING,
+    "systemsharedmemory": _Kind.SHARED_MEMORY,
+    "cudasharedmemory": _Kind.SHARED_MEMORY,
 }
 # Kinds with a handler of their own, or with an ambiguous path, need one of these methods. With any
 # other method the operation is of the kind that follows, which is forwarded.
 _METHODS = {
-    OperationKind.SERVER_METADATA: (("GET",), OperationKind.OTHER),
+    _Kind.SERVER_METADATA: (("GET",), _Kind.OTHER),
     # Percent-encoded, any path looks like that of a model's metadata: every name may be a model's.
-    OperationKind.MODEL_METADATA: (("GET", "HEAD"), OperationKind.OTHER),
-    OperationKind.INFER: (("POST",), OperationKind.OTHER),
-    OperationKind.PREDICT: (("POST",), OperationKind.OTHER),
-    OperationKind.V1_MODEL: (("GET",), OperationKind.OTHER),
-    OperationKind.V1_MODELS: (("GET",), OperationKind.OTHER),
-    OperationKind.TRACE_SETTING: (("GET", "POST"), OperationKind.OTHER),
-    OperationKind.LOAD: (("POST",), OperationKind.REPOSITORY),
-    OperationKind.INDEX: (("GET", "POST"), OperationKind.REPOSITORY),
-    OperationKind.ALL_STATISTICS: (("GET",), OperationKind.STATISTICS),
-    OperationKind.LIVENESS: (("GET", "HEAD"), OperationKind.HEALTH),
-    OperationKind.READINESS: (("GET", "HEAD"), OperationKind.HEALTH),
+    _Kind.MODEL_METADATA: (("GET", "HEAD"), _Kind.OTHER),
+    **dict.fromkeys((_Kind.INFER, _Kind.PREDICT), (("POST",), _Kind.OTHER)),
+    **dict.fromkeys((_Kind.V1_MODEL, _Kind.V1_MODELS), (("GET",), _Kind.OTHER)),
+    _Kind.TRACE_SETTING: (("GET", "POST"), _Kind.OTHER),
+    _Kind.LOAD: (("POST",), _Kind.REPOSITORY),
+    _Kind.INDEX: (("GET", "POST"), _Kind.REPOSITORY),
+    _Kind.ALL_STATISTICS: (("GET",), _Kind.STATISTICS),
+    **dict.fromkeys((_Kind.LIVENESS, _Kind.READINESS), (("GET", "HEAD"), _Kind.HEALTH)),
 }
 
 
@@ -218,7 +182,8 @@ def parse_operation_variants(method: str, target: str) -> tuple[Operation, ...]:
 
 def decode_names(operation: Operation) -> Operation:
     """Return an operation with model and version decoded, as routes match them."""
-    return Operation(operation.kind, _decode(operation.model), _decode(operation.version))
+    model, version = operation.model, operation.version
+    return Operation(operation.kind, model and unquote(model), version and unquote(version))
 
 
 def decode_utf8_name(quoted: str, what: str) -> str:
@@ -266,10 +231,6 @@ def _parse_path(method: str, path: str) -> Operation:
     return Operation(kind, model, version)
 
 
-def _decode(name: str | None) -> str | None:
-    return None if name is None else unquote(name)
-
-
 def _normalize(path: str) -> str:
     """Remove empty and dot segments from a path: RFC 3986, section 5.2.4."""
     parts: list[str] = []
@@ -279,11 +240,6 @@ def _normalize(path: str) -> str:
         elif part not in ("", "."):
             parts.append(part)
     return "/" + "/".join(parts)
-
-
-def operation_name(kind: OperationKind) -> str:
-    """Return the name of a kind that settings use."""
-    return _NAMES[kind]
 
 
 def model_path(model: str, version: str | None = None, prefix: str = "/v2") -> str:

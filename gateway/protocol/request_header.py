@@ -224,11 +224,7 @@ def mark_base64(entry: Fields) -> None:
 
 
 def _read_input(index: int, entry: Fields) -> InputTensor:
-    name = _name(entry, f"inputs[{index}]")
-    label = f"input '{name}'"
-    datatype = _datatype(entry, label)
-    shape = _shape(entry, label)
-    parameters = _parameters(entry, label)
+    label, name, datatype, shape, parameters, size = read_tensor(index, entry, REQUEST)
     present = [
         source for source in _DATA_SOURCES if source in (entry if source == "data" else parameters)
     ]
@@ -242,7 +238,6 @@ def _read_input(index: int, entry: Fields) -> InputTensor:
             f"{label} needs exactly one of data, binary_data_size and shared_memory_region; "
             f"it has {' and '.join(present)}"
         )
-    size = _binary_size(parameters, label) if present[0] == "binary_data_size" else None
     base64 = has_base64_content(entry) if present[0] == "data" else None
     if base64 and datatype.family is not Family.TEXT:
         raise bad_request(
@@ -251,20 +246,33 @@ def _read_input(index: int, entry: Fields) -> InputTensor:
     # A content type of base64 describes the JSON data.
     parameters = without(parameters, "binary_data_size", "content_type" if base64 else "")
     extra = without(entry, "name", "datatype", "shape", "parameters", "data")
-    tensor = InputTensor(name, datatype, shape, size, base64, parameters, extra)
-    _check_binary_size(tensor, label)
-    return tensor
+    return InputTensor(name, datatype, shape, size, base64, parameters, extra)
 
 
-def _check_binary_size(tensor: InputTensor, label: str) -> None:
-    if tensor.binary_size is None or tensor.datatype.size is None:
-        return
-    expected = element_count(tensor.shape) * tensor.datatype.size
-    if tensor.binary_size != expected:
-        raise bad_request(
-            f"{label}: binary_data_size is {tensor.binary_size}, but shape {list(tensor.shape)} "
-            f"of {tensor.datatype.name} takes {expected} bytes"
+def read_tensor(
+    index: int, entry: Fields, words: ErrorVocabulary
+) -> tuple[str, str, Datatype, tuple[int, ...], Fields, int | None]:
+    """Read and check what inputs and outputs have in common.
+
+    Returns how errors name the tensor, its name, datatype, shape, parameters, and binary size.
+    """
+    name = _name(entry, f"{words.tensors}[{index}]{words.part_suffix}", words)
+    label = words.label(name) + words.part_suffix
+    datatype, shape = _datatype(entry, label, words), _shape(entry, label, words)
+    parameters = _parameters(entry, label, words)
+    size = parameters.get("binary_data_size")
+    if size is None and (words.null_is_absent or "binary_data_size" not in parameters):
+        return label, name, datatype, shape, parameters, None
+    if type(size) is not int or not 0 <= size <= _LARGEST_SIZE:
+        raise words.malformed(
+            f"{label}: binary_data_size must be an integer of 0 or more, got {describe_value(size)}"
         )
+    if datatype.size is not None and size != element_count(shape) * datatype.size:
+        raise words.malformed(
+            f"{label}: binary_data_size is {size}, but shape {list(shape)} "
+            f"of {datatype.name} takes {element_count(shape) * datatype.size} bytes"
+        )
+    return label, name, datatype, shape, parameters, size
 
 
 def check_object(fields: object, words: ErrorVocabulary) -> Fields:
@@ -298,55 +306,57 @@ def _requested_outputs(fields: Fields) -> list[Fields]:
     return _entries(fields, "outputs") if "outputs" in fields else []
 
 
-def _required(entry: Fields, key: str, label: str) -> Any:
+def _required(entry: Fields, key: str, label: str, words: ErrorVocabulary) -> Any:
     """Return a required field; null counts as present."""
     if key not in entry:
-        raise bad_request(f"{label}: {key} is missing")
+        raise words.malformed(f"{label}: {key} is missing")
     return entry[key]
 
 
-def _name(entry: Fields, label: str) -> str:
-    name = _required(entry, "name", label)
+def _name(entry: Fields, label: str, words: ErrorVocabulary = REQUEST) -> str:
+    name = _required(entry, "name", label, words)
     if not isinstance(name, str):
-        raise bad_request(f"{label}: name must be a string, got {describe_value(name)}")
+        raise words.malformed(f"{label}: name must be a string, got {describe_value(name)}")
     return name
 
 
-def _datatype(entry: Fields, label: str) -> Datatype:
-    datatype = _required(entry, "datatype", label)
+def _datatype(entry: Fields, label: str, words: ErrorVocabulary) -> Datatype:
+    datatype = _required(entry, "datatype", label, words)
     if not isinstance(datatype, str):
-        raise bad_request(
+        raise words.malformed(
             f'{label}: datatype must be a string such as "FP32", got {describe_value(datatype)}'
         )
     if datatype not in DATATYPES:
-        raise bad_request(
+        raise words.malformed(
             f"{label}: unknown datatype {quote_value(datatype)}; known are {', '.join(DATATYPES)}"
         )
     return DATATYPES[datatype]
 
 
-def _shape(entry: Fields, label: str) -> tuple[int, ...]:
-    shape = _required(entry, "shape", label)
+def _shape(entry: Fields, label: str, words: ErrorVocabulary) -> tuple[int, ...]:
+    shape = _required(entry, "shape", label, words)
     if not isinstance(shape, list):
-        raise bad_request(
+        raise words.malformed(
             f"{label}: shape must be an array of integers, got {describe_value(shape)}"
         )
     if len(shape) > MAX_RANK:
-        raise bad_request(
+        raise words.malformed(
             f"{label}: shape has {len(shape)} dimensions; at most {MAX_RANK} are allowed"
         )
     for size in shape:
         if type(size) is not int or size < 0:
-            raise bad_request(
+            raise words.malformed(
                 f"{label}: shape {quote_value(shape)} must hold integers of 0 or more only"
             )
     return tuple(shape)
 
 
-def _parameters(entry: Fields, label: str) -> Fields:
+def _parameters(entry: Fields, label: str, words: ErrorVocabulary = REQUEST) -> Fields:
     parameters = entry.get("parameters", {})
+    if parameters is None and words.null_is_absent:
+        return {}
     if not isinstance(parameters, dict):
-        raise bad_request(
+        raise words.malformed(
             f"{label}: parameters must be an object, got {describe_value(parameters)}"
         )
     return parameters
@@ -357,12 +367,3 @@ def _flag(parameters: Fields, key: str, default: bool, label: str) -> bool:
     if not isinstance(value, bool):
         raise bad_request(f"{label}: {key} must be true or false, got {describe_value(value)}")
     return value
-
-
-def _binary_size(parameters: Fields, label: str) -> int:
-    size = parameters["binary_data_size"]
-    if type(size) is not int or not 0 <= size <= _LARGEST_SIZE:
-        raise bad_request(
-            f"{label}: binary_data_size must be an integer of 0 or more, got {describe_value(size)}"
-        )
-    return size

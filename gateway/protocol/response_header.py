@@ -10,15 +10,9 @@ import orjson
 from multidict import CIMultiDictProxy
 
 from gateway.errors import GatewayError, bad_response
-from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.error_vocabulary import RESPONSE
-from gateway.protocol.json_errors import (
-    ExtractedArray,
-    invalid_json_error,
-    parse_json,
-    quote_value,
-)
+from gateway.protocol.json_errors import ExtractedArray, invalid_json_error, parse_json
 from gateway.protocol.messages import Fields, InferResponseHead, OutputEncoding, OutputTensor
 from gateway.protocol.request_header import (
     HEADER_LENGTH,
@@ -26,9 +20,9 @@ from gateway.protocol.request_header import (
     check_entries,
     check_object,
     is_nested_deeper,
+    read_tensor,
     without,
 )
-from gateway.protocol.tensors import MAX_RANK, element_count
 
 MAX_RESPONSE_DEPTH = 200
 """Levels of nesting that a response's JSON may have."""
@@ -104,59 +98,14 @@ def read_outputs(fields: Fields) -> tuple[OutputTensor, ...]:
     return tuple(_read_output(i, entry) for i, entry in enumerate(entries))
 
 
-def _read_output(index: int, entry: Any) -> OutputTensor:
-    try:
-        name, shape = entry["name"], entry["shape"]
-        datatype = DATATYPES[entry["datatype"]]
-        # KServe writes absent parameters as null.
-        parameters = entry.get("parameters") or {}
-        size = parameters.get("binary_data_size")
-    except (KeyError, TypeError, AttributeError):
-        raise bad_response(_explain_invalid_output(index, entry)) from None
-    if not isinstance(name, str):
-        raise bad_response(_explain_invalid_output(index, entry))
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise bad_response(
-            f"output '{name}' of the server's response has the shape {quote_value(shape)}, "
-            "which is no array of integers of 0 or more"
-        )
-    if len(shape) > MAX_RANK:
-        raise bad_response(
-            f"output '{name}' of the server's response has {len(shape)} dimensions; "
-            f"at most {MAX_RANK} are allowed"
-        )
-    if not (size is None or (type(size) is int and size >= 0)):
-        raise bad_response(
-            f"output '{name}' of the server's response has the binary_data_size "
-            f"{quote_value(size)}, which is no integer of 0 or more"
-        )
-    if size is not None and datatype.size and size != element_count(shape) * datatype.size:
-        raise bad_response(
-            f"output '{name}' of the server's response has {size} bytes, which do not make "
-            f"shape {shape} of {datatype.name}"
-        )
+def _read_output(index: int, entry: Fields) -> OutputTensor:
+    _, name, datatype, shape, parameters, size = read_tensor(index, entry, RESPONSE)
     if size is None and 0 in shape and "data" not in entry:
         # As OpenVINO Model Server writes it.
         size = None if "shared_memory_region" in parameters else 0
-    known = ("name", "datatype", "shape", "data")
-    extra = without(entry, *known, "parameters") if parameters else without(entry, *known)
+    extra = without(entry, "name", "datatype", "shape", "data", "parameters" if parameters else "")
     parameters = without(parameters, "binary_data_size")
-    return OutputTensor(name, datatype, tuple(shape), size, parameters, extra)
-
-
-def _explain_invalid_output(index: int, entry: Any) -> str:
-    """Say what is wrong with an invalid output, and name it."""
-    label = f"outputs[{index}] of the server's response"
-    missing = [key for key in ("name", "shape", "datatype") if key not in entry]
-    if missing:
-        return f"{label} lacks its {' and its '.join(missing)}"
-    if not isinstance(entry["name"], str):
-        return f"{label} has the name {quote_value(entry['name'])}, which must be a string"
-    label = f"output '{entry['name']}' of the server's response"
-    datatype = entry["datatype"]
-    if not isinstance(datatype, str) or datatype not in DATATYPES:
-        return f"{label} has the unknown datatype {quote_value(datatype)}"
-    return f"{label} has the parameters {quote_value(entry['parameters'])}, which must be an object"
+    return OutputTensor(name, datatype, shape, size, parameters, extra)
 
 
 def check_no_binary_outputs(document: bytes) -> None:

@@ -11,6 +11,7 @@ from gateway.codec.v2.buffered_response import ResponsePlan
 from gateway.errors import ErrorKind, GatewayError, upstream_name
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.dialects import Dialect
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.tensors import MAX_TENSORS
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
@@ -19,8 +20,7 @@ from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
-from gateway.upstream.grpc.cancellation import GrpcCancellation, drains_cancelled
-from gateway.upstream.inference_protocol import InferenceProtocol
+from gateway.upstream.grpc.choices import GrpcCancellation, InferenceProtocol, drains_cancelled
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectState, fixed_dialect_state
 from gateway.upstream.pool.pool import Pool
@@ -160,6 +160,11 @@ class Destination:
             return self  # that is its dialect
         state = fixed_dialect_state(upstream.dialect.over_grpc())
         return replace(self, upstream=replace(upstream, dialect_state=state))
+
+    def policies_for(self, encoding: OutputEncoding) -> JsonPolicies:
+        """Return the policies, with the outputs that a request wants as base64."""
+        policies = self.policies
+        return replace(policies, as_base64=encoding.as_base64) if encoding.as_base64 else policies
 
     def offloader_for(self, size: int | None) -> Offloader | None:
         """Return the offloader for a body of ``size`` bytes; None if the body is too small."""

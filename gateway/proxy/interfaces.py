@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http1.head import STATUSES_WITHOUT_BODY, HeaderField
+from gateway.http1.head import STATUSES_WITHOUT_BODY, RequestHead
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
@@ -20,7 +20,6 @@ from gateway.proxy.readiness import NOTHING_REQUIRED, Readiness
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.upstream.transport import FieldLines as FieldLines
 from gateway.upstream.transport import HeaderLines as HeaderLines
-from gateway.upstream.transport import KeyedHead
 
 
 class ClientRequest(ABC):
@@ -30,6 +29,8 @@ class ClientRequest(ABC):
     0 without a body. The router replaces target and headers by those for the server.
     """
 
+    head: RequestHead
+    """The head as its client sent it, of requests that a listener got."""
     method: str
     target: str
     headers: CIMultiDictProxy[str]
@@ -107,30 +108,6 @@ class ClientResponse(ABC):
         Then an error can be told instead.
         """
         return False
-
-
-class ClientHead(KeyedHead, Protocol):
-    """The head of a client's request, with its headers by what the gateway does with them.
-
-    Heads with the same ``key`` are served in the same way. ``noted`` are read from each head. All
-    other headers are ``passed`` on as they came.
-    """
-
-    @property
-    def method(self) -> str:
-        """Return the method."""
-
-    @property
-    def noted(self) -> Sequence[HeaderField]:
-        """Return the headers that are read from each head."""
-
-    @property
-    def length(self) -> int | None:
-        """Return the bytes of the body, 0 without one, None if it is chunked."""
-
-    @property
-    def http_1_0(self) -> bool:
-        """Tell whether the client speaks HTTP/1.0."""
 
 
 class ResponseTemplate:

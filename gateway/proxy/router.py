@@ -18,7 +18,6 @@ from gateway.protocol.operations import (
     Operation,
     OperationKind,
     decode_names,
-    operation_name,
     parse_operation,
     parse_operation_variants,
     replace_model,
@@ -159,7 +158,7 @@ def call_labels(
     """Return what observers learn of a call by its head; the operation is that for the server."""
     model, version = (unquote(each or "") for each in (operation.model, operation.version))
     form = "grpc" if is_grpc else client_form(operation.kind, headers)
-    return CallLabels(route, operation_name(operation.kind), model, version, form)
+    return CallLabels(route, operation.kind.word, model, version, form)
 
 
 class Router:
@@ -242,7 +241,7 @@ class Router:
         route = self.routes[index]
         for reading in readings:
             if reading.kind in route.denied_kinds:
-                name = operation_name(reading.kind)
+                name = reading.kind.word
                 raise GatewayError(
                     ErrorKind.FORBIDDEN, f"operation '{name}' is denied on this route"
                 )

@@ -35,7 +35,7 @@ def choose_endpoint(
     if hash_key is not None and policy.hash_header is not None:
         return choose_by_hash(names, hash_key)
     if policy.round_robin:
-        return choose_round_robin(len(names), counter)
+        return counter % len(names)
     return choose_least_request(outstanding, counter)
 
 
@@ -47,11 +47,6 @@ def choose_least_request(outstanding: Sequence[int], counter: int) -> int:
     count = len(outstanding)
     rotation = (i % count for i in range(counter, counter + count))
     return min(rotation, key=outstanding.__getitem__)
-
-
-def choose_round_robin(count: int, counter: int) -> int:
-    """Return the index of the next of ``count`` endpoints; ``counter`` grows with every call."""
-    return counter % count
 
 
 def choose_by_hash(names: Sequence[str], key: str) -> int:

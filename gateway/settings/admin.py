@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, StrictBool
+from pydantic import AfterValidator, StrictBool
 
 from gateway.settings.values.addresses import Address, TcpAddress
 from gateway.settings.values.fields import ListenAddress, OneOrMore, Section
@@ -25,31 +25,21 @@ def _host_name(name: str) -> str:
 class Admin(Section):
     """The address for operators, and what they may do there."""
 
-    listen: Annotated[ListenAddress, AfterValidator(_fixed_port)] | None = Field(
-        default=None,
-        description="Address for operators, over plain HTTP: HOST:PORT, [IPv6]:PORT or unix:/PATH."
-        " Without it, there is none.",
-    )
-    hosts: OneOrMore[Annotated[str, AfterValidator(_host_name)]] = Field(
-        default=(),
-        description="Host names by which operators open the page of the admin address, and by"
-        " which Prometheus reads it, beside localhost and IP addresses. Others are refused, as web"
-        " pages of others could use them. Only /live and /ready respond to any name.",
-    )
-    actions: StrictBool = Field(
-        default=False,
-        description="Whether operators with an API key can drain and restore endpoints, and change"
-        " trace settings. It needs keys.",
-    )
-    payloads: StrictBool = Field(
-        default=False,
-        description="Whether operators with an API key can send inference requests from the page,"
-        " and see the values of their tensors. It needs keys.",
-    )
-    keys: str | None = Field(
-        default=None,
-        description="The group of api_keys that actions and payloads ask for.",
-    )
+    listen: Annotated[ListenAddress, AfterValidator(_fixed_port)] | None = None
+    """Address for operators, over plain HTTP: HOST:PORT, [IPv6]:PORT or unix:/PATH. Without it,
+    there is none."""
+    hosts: OneOrMore[Annotated[str, AfterValidator(_host_name)]] = ()
+    """Host names by which operators open the page of the admin address, and by which Prometheus
+    reads it, beside localhost and IP addresses. Others are refused, as web pages of others could
+    use them. Only /live and /ready respond to any name."""
+    actions: StrictBool = False
+    """Whether operators with an API key can drain and restore endpoints, and change trace settings.
+    It needs keys."""
+    payloads: StrictBool = False
+    """Whether operators with an API key can send inference requests from the page, and see the
+    values of their tensors. It needs keys."""
+    keys: str | None = None
+    """The group of api_keys that actions and payloads ask for."""
 
 
 def as_admin_section(value: object) -> object:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from gateway.settings.values.fields import Check, File, Section
 from gateway.settings.values.patterns import parse_header_name
@@ -42,18 +42,13 @@ def _key_header(value: object) -> str:
 class ApiKeys(Section):
     """A group of API keys: the file or variable that holds them, and how clients show them."""
 
-    file: File | None = Field(
-        default=None, description="File that holds the keys, one on each line."
-    )
-    environment: Annotated[str, Check(_variable_name, str)] | None = Field(
-        default=None,
-        description="Environment variable that holds the keys, with commas or spaces between.",
-    )
-    header: Annotated[str, Check(_key_header, str)] | None = Field(
-        default=None,
-        description="Request header that holds a client's key and nothing else. Without it, clients"
-        " send Authorization: Bearer KEY.",
-    )
+    file: File | None = None
+    """File that holds the keys, one on each line."""
+    environment: Annotated[str, Check(_variable_name, str)] | None = None
+    """Environment variable that holds the keys, with commas or spaces between."""
+    header: Annotated[str, Check(_key_header, str)] | None = None
+    """Request header that holds a client's key and nothing else. Without it, clients send
+    Authorization: Bearer KEY."""
 
     @model_validator(mode="before")
     @classmethod

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from errno import EACCES, EISDIR, ENOENT
 from importlib.util import find_spec
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, get_args
 
 from gateway.settings.admin import as_admin_section
@@ -39,19 +40,23 @@ _GRPC_HEALTH_PATH = re.compile(
 
 def with_default_route(value: Any) -> Any:
     """Return the settings; without routes, a single upstream gets one that takes all requests."""
-    upstreams = _upstreams(value)
+    upstreams = _mapping(value, "upstreams")
     if len(upstreams) != 1 or "routes" in value:
         return value
     return {**value, "routes": [{"upstream": name} for name in upstreams]}
 
 
-def cross_check(value: Any) -> Iterator[CrossError]:
+def cross_check(value: object) -> Iterator[CrossError]:
     """Yield the errors that no section shows on its own."""
-    yield from _client_certificates_without_ca(_value(value, "tls"))
+    if not isinstance(value, Mapping):
+        return
+    tls, upstreams, routes = value.get("tls"), _mapping(value, "upstreams"), _list(value, "routes")
+    if _value(tls, "client_certificates") is not None and _value(tls, "client_ca") is None:
+        why = "needs client_ca, the certificates of those who issue certificates to clients"
+        yield ("tls", "client_certificates"), why
     yield from _admin(value)
-    yield from _key_groups(value)
-    yield from _model_names(_value(value, "models"))
-    upstreams = _upstreams(value)
+    yield from _key_groups(value, routes)
+    yield from _model_names(_mapping(value, "models"))
     if not upstreams:
         return
     yield from _invalid_names("upstreams", upstreams)
@@ -59,38 +64,43 @@ def cross_check(value: Any) -> Iterator[CrossError]:
         errors = (*_upstream_tls(upstream), *_dns_refresh(upstream), *_grpc(upstream))
         for path, message in errors:
             yield ("upstreams", name, *path), message
-    routes = value.get("routes", ())
-    if isinstance(routes, list | tuple):
-        yield from _routes(routes, upstreams)
-        yield from _route_names(routes)
-        yield from _hash_headers_with_keys(_value(value, "api_keys"), routes, upstreams)
+    yield from _routes(routes, upstreams)
+    yield from _route_names(routes)
+    yield from _hash_headers_with_keys(_mapping(value, "api_keys"), routes, upstreams)
     if "routes" not in value and len(list(filter(_endpoints, upstreams.values()))) > 1:
         yield ("routes",), "required, as there is more than one upstream"
 
 
 def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossError]:
     """Yield the files and variables that settings name and that cannot be used."""
-    files = [*_texts(value, ("tls",), _SERVER_TLS_FILES), *_texts(value, ("tracing",), ("ca",))]
-    for name in _names(value, "upstreams"):
-        files += _texts(value, ("upstreams", name, "tls"), _UPSTREAM_TLS_FILES)
-    for name in _names(value, "api_keys"):
-        files += _texts(value, ("api_keys", name), ("file",))
-        for path, variable in _texts(value, ("api_keys", name), ("environment",)):
-            # Text that is no name of a variable may be a key.
-            if variable.isidentifier() and variable not in environ:
-                yield path, f"{variable} is not set in the environment"
-    for path, file in files:
-        reason = _read_error(file)
-        if reason:
+    upstreams, groups = _mapping(value, "upstreams"), _mapping(value, "api_keys")
+    files: list[tuple[str, ...]] = [("tls", name) for name in _SERVER_TLS_FILES]
+    files.append(("tracing", "ca"))
+    for each in upstreams:
+        files += [("upstreams", each, "tls", name) for name in _UPSTREAM_TLS_FILES]
+    files += [("api_keys", group, "file") for group in groups]
+    for path, variable in _texts(value, [("api_keys", group, "environment") for group in groups]):
+        # Text that is no name of a variable may be a key.
+        if variable.isidentifier() and variable not in environ:
+            yield path, f"{variable} is not set in the environment"
+    for path, file in _texts(value, files):
+        if reason := _read_error(file):
             yield path, f"{file} cannot be read: {reason}"
 
 
 def unwritable_files(value: object) -> Iterator[CrossError]:
     """Yield the files that settings name and that cannot be written."""
-    for path, file in _texts(value, ("log", "access"), ("path",)):
-        reason = _write_error(file)
-        if reason:
+    for path, file in _texts(value, [("log", "access", "path")]):
+        if reason := _write_error(file):
             yield path, f"{file} cannot be written: {reason}"
+
+
+def _texts(value: object, paths: Iterable[tuple[str, ...]]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the texts at some paths, each with its path."""
+    for path in paths:
+        text = _value(value, *path)
+        if isinstance(text, str) and text:
+            yield path, text
 
 
 def missing_packages(value: object) -> Iterator[CrossError]:
@@ -112,76 +122,44 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def _names(value: object, section: str) -> list[str]:
-    names = _value(value, section)
-    return list(names) if isinstance(names, Mapping) else []
-
-
-def _texts(value: object, path: KeyPath, names: tuple[str, ...]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield those settings of a section that are text, each with its path."""
-    section = value
-    for part in path:
-        section = _value(section, str(part))
-    for name in names:
-        text = _value(section, name)
-        if isinstance(text, str) and text:
-            yield (*path, name), text
-
-
 def _read_error(file: str) -> str | None:
-    """Return why a file cannot be read; it is not opened, as it may be a pipe."""
-    where = "" if os.path.isabs(file) or "\0" in file else f" (in {Path.cwd()})"
-    try:
-        if os.path.isdir(file):
-            return os.strerror(EISDIR)
-        os.stat(file)
-    except OSError as error:
-        return (error.strerror or os.strerror(ENOENT)) + where
-    except ValueError:  # a NUL
-        return os.strerror(ENOENT)
-    return _access_error(file, os.R_OK)
+    """Return why a file cannot be read."""
+    reason = _access_error(file, os.R_OK)
+    if reason == os.strerror(ENOENT) and not os.path.isabs(file) and "\0" not in file:
+        return f"{reason} (in {Path.cwd()})"
+    return reason
 
 
 def _write_error(file: str) -> str | None:
     """Return why a file cannot be written, or not be made if it does not exist."""
-    if os.path.isdir(file):
-        return os.strerror(EISDIR)
+    reason = _access_error(file, os.W_OK)
+    if reason != os.strerror(ENOENT) or "\0" in file:
+        return reason
+    folder = os.path.dirname(file) or "."
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder}"
+    return _denial(folder, os.W_OK | os.X_OK)
+
+
+def _access_error(file: str, mode: int) -> str | None:
+    """Return why a file cannot be used; it is not opened, as it may be a pipe."""
     try:
-        os.stat(file)
-        return _access_error(file, os.W_OK)
-    except FileNotFoundError:
-        pass  # it can be made
+        is_folder = S_ISDIR(os.stat(file).st_mode)
     except OSError as error:
         return error.strerror
     except ValueError:  # a NUL
         return os.strerror(ENOENT)
-    folder = os.path.dirname(file) or "."
-    if not os.path.isdir(folder):
-        return f"there is no folder {folder}"
-    return _access_error(folder, os.W_OK | os.X_OK)
+    return os.strerror(EISDIR) if is_folder else _denial(file, mode)
 
 
-def _access_error(file: str, mode: int) -> str | None:
+def _denial(file: str, mode: int) -> str | None:
     is_allowed = os.access(file, mode, effective_ids=os.access in os.supports_effective_ids)
     return None if is_allowed else os.strerror(EACCES)
 
 
-def _upstreams(value: Any) -> Mapping[str, object]:
-    upstreams = value.get("upstreams") if isinstance(value, Mapping) else None
-    return upstreams if isinstance(upstreams, Mapping) else {}
-
-
-def _client_certificates_without_ca(tls: object) -> Iterator[CrossError]:
-    if _value(tls, "client_certificates") is not None and _value(tls, "client_ca") is None:
-        path = ("tls", "client_certificates")
-        yield path, "needs client_ca, the certificates of those who issue certificates to clients"
-
-
-def _key_groups(value: Any) -> Iterator[CrossError]:
-    keys, routes = _value(value, "api_keys"), _value(value, "routes")
-    groups = keys if isinstance(keys, Mapping) else {}
-    used = list(_auth_groups(routes if isinstance(routes, list | tuple) else ()))
-    if isinstance(of_operators := _value(_value(value, "admin"), "keys"), str):
+def _key_groups(value: object, routes: Sequence[object]) -> Iterator[CrossError]:
+    groups, used = _mapping(value, "api_keys"), list(_auth_groups(routes))
+    if isinstance(of_operators := _value(value, "admin", "keys"), str):
         used.append((("admin", "keys"), of_operators))
     for path, name in used:
         if name not in groups:
@@ -202,28 +180,26 @@ def _auth_groups(routes: Sequence[object]) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _hash_headers_with_keys(
-    keys: object, routes: Sequence[object], upstreams: Mapping[str, object]
+    keys: Mapping[str, object], routes: Sequence[object], upstreams: Mapping[str, object]
 ) -> Iterator[CrossError]:
     """Yield the hash headers that hold API keys: the gateway does not pass those on."""
     for name, upstream in upstreams.items():
-        header = _value(_value(upstream, "load_balancing"), "hash_header")
+        header = _value(upstream, "load_balancing", "hash_header")
         leading = [route for route in routes if name in [to for _, to in _all_upstreams(route)]]
         holding = _key_headers(keys, [group for _, group in _auth_groups(leading)])
         if isinstance(header, str) and (group := holding.get(header.lower())):
             path = ("upstreams", name, "load_balancing", "hash_header")
-            yield (
-                path,
-                f"{header} holds API keys ({group}), so that it cannot choose the endpoint too",
-            )
+            why = f"{header} holds API keys ({group}), so that it cannot choose the endpoint too"
+            yield path, why
 
 
-def _key_headers(keys: object, used: Sequence[str]) -> dict[str, str]:
+def _key_headers(keys: Mapping[str, object], used: Sequence[str]) -> dict[str, str]:
     """Return the headers that hold keys, in lower case, each with the name of a group.
 
     Authorization counts only where a route uses a group whose keys it holds.
     """
     holding: dict[str, str] = {}
-    for name, group in keys.items() if isinstance(keys, Mapping) else ():
+    for name, group in keys.items():
         header = _value(group, "header")
         if isinstance(header, str):
             holding[header.lower()] = name
@@ -232,10 +208,10 @@ def _key_headers(keys: object, used: Sequence[str]) -> dict[str, str]:
     return holding
 
 
-def _admin(value: object) -> Iterator[CrossError]:
-    section = as_admin_section(_value(value, "admin"))
+def _admin(value: Mapping[str, object]) -> Iterator[CrossError]:
+    section = as_admin_section(value.get("admin"))
     address, keys = _value(section, "listen"), _value(section, "keys")
-    if address is not None and address in as_tuple(_value(value, "listen") or _DEFAULT_LISTEN):
+    if address is not None and address in as_tuple(value.get("listen") or _DEFAULT_LISTEN):
         yield ("admin", "listen"), "needs an address of its own: clients connect there (listen)"
     allowed = [name for name in _NEED_ADMIN_KEYS if _value(section, name) is True]
     if keys is None:
@@ -243,11 +219,9 @@ def _admin(value: object) -> Iterator[CrossError]:
             yield ("admin", name), "needs keys, the group of API keys that allow it"
     elif not allowed:
         yield ("admin", "keys"), f"not used: {' and '.join(_NEED_ADMIN_KEYS)} are false"
-    if isinstance(keys, str) and _value(_value(_value(value, "api_keys"), keys), "header"):
-        yield (
-            ("admin", "keys"),
-            "needs a group without header: the page sends keys as Bearer tokens",
-        )
+    if isinstance(keys, str) and _value(value, "api_keys", keys, "header"):
+        path = ("admin", "keys")
+        yield path, "needs a group without header: the page sends keys as Bearer tokens"
     for name in ("hosts", *_NEED_ADMIN_KEYS):
         if address is None and _value(section, name):
             yield ("admin", name), "not used: there is no admin address (listen)"
@@ -275,8 +249,8 @@ def _route_names(routes: Sequence[object]) -> Iterator[CrossError]:
             yield path, f"the name {describe(name)} is that of routes[{first[name]}] already"
 
 
-def _model_names(models: object) -> Iterator[CrossError]:
-    for name in models if isinstance(models, Mapping) else ():
+def _model_names(models: Iterable[str]) -> Iterator[CrossError]:
+    for name in models:
         try:
             parse_path_part(name)
         except ValueError as error:
@@ -333,33 +307,22 @@ def _grpc(upstream: object) -> Iterator[CrossError]:
     texts = [endpoint for endpoint in endpoints if isinstance(endpoint, str)]
     if any(map(_has_both, endpoints)):
         if texts:
-            yield (
-                ("endpoints",),
-                f"all of them must have both addresses, or none: {describe(texts[0])} has one;"
-                f" {_ONE_PROTOCOL_EACH}",
-            )
+            one = f"all of them must have both addresses, or none: {describe(texts[0])} has one"
+            yield ("endpoints",), f"{one}; {_ONE_PROTOCOL_EACH}"
         return
-    protocol = _value(upstream, "inference_protocol")
-    if endpoints and protocol in ("http", "grpc"):
-        yield (
-            ("inference_protocol",),
-            "needs endpoints with both addresses: {http: URL, grpc: URL}",
-        )
-    if not any(map(is_grpc, texts)):
+    if endpoints and _value(upstream, "inference_protocol") in ("http", "grpc"):
+        yield ("inference_protocol",), "needs endpoints with both addresses: {http: URL, grpc: URL}"
+    others = [endpoint for endpoint in texts if not is_grpc(endpoint)]
+    if len(others) == len(texts):
         return
-    if not all(map(is_grpc, texts)):
-        other = next(endpoint for endpoint in texts if not is_grpc(endpoint))
-        yield (
-            ("endpoints",),
-            f"all of them must be gRPC, or none: {describe(other)} is not; {_ONE_PROTOCOL_EACH}",
-        )
-    path = _value(_value(upstream, "health_check"), "path")
-    if isinstance(path, str) and not _GRPC_HEALTH_PATH.fullmatch(path):
-        yield (
-            ("health_check", "path"),
-            f"no RPC of gRPC endpoints is like {describe(path)}; "
-            "write /v2/health/ready, /v2/health/live or /v2/models/MODEL/ready",
-        )
+    if others:
+        one = f"{describe(others[0])} is not"
+        yield ("endpoints",), f"all of them must be gRPC, or none: {one}; {_ONE_PROTOCOL_EACH}"
+    target = _value(upstream, "health_check", "path")
+    if isinstance(target, str) and not _GRPC_HEALTH_PATH.fullmatch(target):
+        instead = "write /v2/health/ready, /v2/health/live or /v2/models/MODEL/ready"
+        path = ("health_check", "path")
+        yield path, f"no RPC of gRPC endpoints is like {describe(target)}; {instead}"
 
 
 def _routes(routes: Sequence[object], upstreams: Mapping[str, object]) -> Iterator[CrossError]:
@@ -380,7 +343,7 @@ def _routes(routes: Sequence[object], upstreams: Mapping[str, object]) -> Iterat
 def _all_upstreams(route: object) -> Iterator[tuple[KeyPath, str]]:
     """Yield the upstreams that a route names, its mirror included, each with its path."""
     yield from _own_upstreams(route)
-    mirror = _value(_value(route, "mirror"), "upstream")
+    mirror = _value(route, "mirror", "upstream")
     if isinstance(mirror, str):
         yield ("mirror", "upstream"), mirror
 
@@ -391,7 +354,7 @@ def _own_upstreams(route: object) -> Iterator[tuple[KeyPath, str]]:
     if isinstance(named, str):
         yield ("upstream",), named
         return
-    for i, share in enumerate(named if isinstance(named, list | tuple) else ()):
+    for i, share in enumerate(_list(route, "upstream")):
         name = _value(share, "name")
         if isinstance(name, str):
             yield ("upstream", i, "name"), name
@@ -399,7 +362,7 @@ def _own_upstreams(route: object) -> Iterator[tuple[KeyPath, str]]:
 
 def _mirrors_to_itself(route: object) -> bool:
     names = [name for _, name in _own_upstreams(route)]
-    return names == [_value(_value(route, "mirror"), "upstream")]
+    return names == [_value(route, "mirror", "upstream")]
 
 
 def _matches_everything(route: object) -> bool:
@@ -417,8 +380,21 @@ def _are_all_operations(value: object) -> bool:
     return all(name in as_tuple(value) for name in get_args(OperationName))
 
 
-def _value(section: object, name: str) -> object:
-    """Return a value of a section, unchecked or checked."""
-    if isinstance(section, Mapping):
-        return section.get(name)
-    return getattr(section, name, None)
+def _value(section: object, *path: str) -> object:
+    """Return a value below a section, unchecked or checked; None if there is none."""
+    for name in path:
+        if isinstance(section, Mapping):
+            section = section.get(name)
+        else:
+            section = getattr(section, name, None)
+    return section
+
+
+def _mapping(section: object, name: str) -> Mapping[str, object]:
+    found = _value(section, name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _list(section: object, name: str) -> Sequence[object]:
+    found = _value(section, name)
+    return found if isinstance(found, list | tuple) else ()

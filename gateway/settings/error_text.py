@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from pydantic_core import ErrorDetails
 
-from gateway.settings.sections import section_keys, sections_with_key
+from gateway.settings.schema import section_keys, sections_with_key
 from gateway.settings.values.wording import (
     LIKENESS,
     TYPING_ERROR,

@@ -47,22 +47,15 @@ _Network = Annotated[str, Check(parse_network, str)]
 class Forwarded(Section):
     """Which headers tell servers about clients, and which proxies are trusted to have set them."""
 
-    headers: StrictBool = Field(
-        default=True,
-        description="Whether servers get X-Forwarded-For, X-Forwarded-Proto and X-Forwarded-Host."
-        " They get Forwarded too, where the client sends it.",
-    )
+    headers: StrictBool = True
+    """Whether servers get X-Forwarded-For, X-Forwarded-Proto and X-Forwarded-Host. They get
+    Forwarded too, where the client sends it."""
     trusted_proxies: Annotated[
         OneOrMore[_Network],
         BeforeValidator(_networks_of_word, json_schema_input_type=str | list[str]),
-    ] = Field(
-        default=(),
-        description="Proxies whose own values of those headers are kept: none, all, or a list of"
-        " networks and addresses. Peers on Unix sockets are always trusted.",
-        json_schema_extra={"default": "none"},
-    )
-    via: StrictBool = Field(
-        default=True,
-        description="Whether servers get a Via header that names the gateway. With false, they get"
-        " CDN-Loop instead. Either shows requests that come back to the gateway.",
-    )
+    ] = Field(default=(), json_schema_extra={"default": "none"})
+    """Proxies whose own values of those headers are kept: none, all, or a list of networks and
+    addresses. Peers on Unix sockets are always trusted."""
+    via: StrictBool = True
+    """Whether servers get a Via header that names the gateway. With false, they get CDN-Loop
+    instead. Either shows requests that come back to the gateway."""

@@ -11,33 +11,10 @@ from gateway.settings.values.fields import Check, File, Percentage, Section, tim
 from gateway.settings.values.wording import describe
 
 LOG_FIELDS = (
-    "time",
-    "client",
-    "method",
-    "target",
-    "operation",
-    "route",
-    "model",
-    "version",
-    "upstream",
-    "endpoint",
-    "attempts",
-    "status",
-    "grpc_status",
-    "answered_by",
-    "error_kind",
-    "reason",
-    "client_form",
-    "server_form",
-    "request_bytes",
-    "response_bytes",
-    "sent_bytes",
-    "received_bytes",
-    "duration_ms",
-    "server_ms",
-    "first_byte_ms",
-    "request_id",
-    "trace_id",
+    *("time", "client", "method", "target", "operation", "route", "model", "version"),
+    *("upstream", "endpoint", "attempts", "status", "grpc_status", "answered_by", "error_kind"),
+    *("reason", "client_form", "server_form", "request_bytes", "response_bytes", "sent_bytes"),
+    *("received_bytes", "duration_ms", "server_ms", "first_byte_ms", "request_id", "trace_id"),
 )
 """The fields of a line of JSON; a template may name them."""
 
@@ -68,24 +45,16 @@ def _line_format(value: object) -> str:
 class AccessLog(Section):
     """How calls are logged."""
 
-    format: Annotated[str, Check(_line_format, str)] = Field(
-        default="text",
-        description="What a line looks like: text, json, or a template with fields in braces, such"
-        " as '{time} {status} {model} {duration_ms}'.",
-    )
-    path: File | None = Field(
-        default=None,
-        description="File to which the lines are appended. SIGHUP opens it anew, and so does the"
-        " gateway if it was renamed or removed. Without it, they go to stderr.",
-    )
-    sample: Percentage = Field(
-        default=100.0,
-        description="Percentage of the successful calls that are logged. Failing calls always are.",
-        json_schema_extra={"default": "100%"},
-    )
-    slow: Annotated[float, time("1ms", "24h")] | None = Field(
-        default=None, description="Calls that take at least so long are always logged."
-    )
+    format: Annotated[str, Check(_line_format, str)] = "text"
+    """What a line looks like: text, json, or a template with fields in braces, such as '{time}
+    {status} {model} {duration_ms}'."""
+    path: File | None = None
+    """File to which the lines are appended. SIGHUP opens it anew, and so does the gateway if it was
+    renamed or removed. Without it, they go to stderr."""
+    sample: Percentage = Field(default=100.0, json_schema_extra={"default": "100%"})
+    """Percentage of the successful calls that are logged. Failing calls always are."""
+    slow: Annotated[float, time("1ms", "24h")] | None = None
+    """Calls that take at least so long are always logged."""
 
 
 def _as_section(value: object) -> object:
@@ -100,14 +69,10 @@ def _as_section(value: object) -> object:
 class Log(Section):
     """What the gateway logs."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severity that is logged."
-    )
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""
     access: Annotated[
         AccessLog | None,
         BeforeValidator(_as_section, json_schema_input_type=StrictBool | AccessLog),
-    ] = Field(
-        default=AccessLog.model_construct(),
-        description="Whether each call is logged in one line: true, false, or how.",
-        json_schema_extra={"default": True},
-    )
+    ] = Field(default=AccessLog.model_construct(), json_schema_extra={"default": True})
+    """Whether each call is logged in one line: true, false, or how."""

@@ -43,12 +43,13 @@ def _name(value: object) -> str:
 class Tensor(Section):
     """A declared input or output of a model."""
 
-    name: Annotated[str, Check(_name, str)] = Field(description="Name of the tensor.")
-    datatype: Datatype = Field(description="Datatype of its elements.")
-    shape: tuple[Annotated[int, Check(_dimension, int)], ...] = Field(
-        description="Its dimensions, -1 for one that varies. Where the model batches, the batch"
-        " dimension is left out."
-    )
+    name: Annotated[str, Check(_name, str)]
+    """Name of the tensor."""
+    datatype: Datatype
+    """Datatype of its elements."""
+    shape: tuple[Annotated[int, Check(_dimension, int)], ...]
+    """Its dimensions, -1 for one that varies. Where the model batches, the batch dimension is left
+    out."""
 
 
 def _check_names(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -62,14 +63,10 @@ def _check_names(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 class Model(Section):
     """A declared model. Requests that do not fit its inputs are answered with 400."""
 
-    inputs: Annotated[tuple[Tensor, ...], Field(min_length=1), AfterValidator(_check_names)] = (
-        Field(description="Inputs of the model.")
-    )
-    outputs: Annotated[tuple[Tensor, ...], AfterValidator(_check_names)] = Field(
-        default=(), description="Outputs of the model, as far as they are known."
-    )
-    max_batch_size: Annotated[int, count("0", "1000000")] = Field(
-        default=0,
-        description="Largest batch. Its dimension goes before those of every shape. With 0, the"
-        " model does not batch.",
-    )
+    inputs: Annotated[tuple[Tensor, ...], Field(min_length=1), AfterValidator(_check_names)]
+    """Inputs of the model."""
+    outputs: Annotated[tuple[Tensor, ...], AfterValidator(_check_names)] = ()
+    """Outputs of the model, as far as they are known."""
+    max_batch_size: Annotated[int, count("0", "1000000")] = 0
+    """Largest batch. Its dimension goes before those of every shape. With 0, the model does not
+    batch."""

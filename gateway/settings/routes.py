@@ -42,18 +42,14 @@ _NonFinite = Literal["literal", "null", "string", "error"]
 class Match(Section):
     """Which requests a route takes: those that fit all that is given here."""
 
-    model: _Pattern | None = Field(
-        default=None, description="The model: a name, a glob, or re: and a regular expression."
-    )
-    version: _Pattern | None = Field(
-        default=None, description="The model's version, written as the model is."
-    )
-    headers: Annotated[Mapping[str, _Pattern], BeforeValidator(with_header_names)] = Field(
-        default={}, description="Values of request headers by name, written as the model is."
-    )
-    operations: OneOrMore[OperationName] | None = Field(
-        default=None, min_length=1, description="Operations of the protocol. One has to fit."
-    )
+    model: _Pattern | None = None
+    """The model: a name, a glob, or re: and a regular expression."""
+    version: _Pattern | None = None
+    """The model's version, written as the model is."""
+    headers: Annotated[Mapping[str, _Pattern], BeforeValidator(with_header_names)] = {}
+    """Values of request headers by name, written as the model is."""
+    operations: OneOrMore[OperationName] | None = Field(default=None, min_length=1)
+    """Operations of the protocol. One has to fit."""
 
 
 def describe_match(match: Match) -> str:
@@ -68,35 +64,30 @@ def describe_match(match: Match) -> str:
 class WeightedUpstream(Section):
     """One of several upstreams that share the requests of a route."""
 
-    name: str = Field(description="Name of an upstream.")
-    weight: Annotated[int, count("0", "1000000")] = Field(
-        description="Its share of the requests, of the sum of all weights."
-    )
+    name: str
+    """Name of an upstream."""
+    weight: Annotated[int, count("0", "1000000")]
+    """Its share of the requests, of the sum of all weights."""
 
 
 class Rewrite(Section):
     """The model that the server is asked for instead of the client's."""
 
-    model: _PathPart = Field(description="Name of the model in the path to the server.")
-    version: _PathPart | None = Field(
-        default=None,
-        description="Version of the model there. Without it, the client's own version stays.",
-    )
+    model: _PathPart
+    """Name of the model in the path to the server."""
+    version: _PathPart | None = None
+    """Version of the model there. Without it, the client's own version stays."""
 
 
 class Mirror(Section):
     """Copies of requests for an upstream whose responses are dropped."""
 
-    upstream: str = Field(description="Name of the upstream that gets the copies.")
-    percent: Percentage = Field(
-        default=100.0,
-        description="Percentage of the requests that are copied.",
-        json_schema_extra={"default": "100%"},
-    )
-    max_concurrent: Annotated[int, count("1", "10000")] = Field(
-        default=64,
-        description="Most copies at a time, in each worker. Further requests are not copied.",
-    )
+    upstream: str
+    """Name of the upstream that gets the copies."""
+    percent: Percentage = Field(default=100.0, json_schema_extra={"default": "100%"})
+    """Percentage of the requests that are copied."""
+    max_concurrent: Annotated[int, count("1", "10000")] = 64
+    """Most copies at a time, in each worker. Further requests are not copied."""
 
 
 def _as_weighted(value: object) -> object:
@@ -127,71 +118,48 @@ def _null_by_name(value: object) -> object:
 class Route(Section):
     """Where requests go, and what the gateway does with them and their responses."""
 
-    name: str | None = Field(
-        default=None,
-        description="Name in the access log and in metrics. The default is the route's number.",
-    )
-    match: Match = Field(
-        default=Match.model_construct(),
-        description="Which requests take this route. Without it, all do.",
-    )
+    name: str | None = None
+    """Name in the access log and in metrics. The default is the route's number."""
+    match: Match = Match.model_construct()
+    """Which requests take this route. Without it, all do."""
     upstream: Annotated[
         tuple[WeightedUpstream, ...],
         Field(min_length=1),
         BeforeValidator(_as_weighted, json_schema_input_type=str | list[WeightedUpstream]),
         AfterValidator(_check_weights),
-    ] = Field(description="Name of an upstream, or a list of several with their weights.")
-    sticky_header: _HeaderName | None = Field(
-        default=None,
-        description="Name of a request header. All requests with the same value go to the same one"
-        " of several upstreams.",
-    )
-    rewrite: Rewrite | None = Field(
-        default=None, description="The model that the server is asked for instead."
-    )
-    auth: OneOrMore[str] = Field(
-        default=(),
-        description="Groups of API keys. A client must show a key of one of them. Without groups,"
-        " no key is needed.",
-    )
-    deny_operations: OneOrMore[OperationName] = Field(
-        default=(), description="Operations that the gateway answers with 403 on this route."
-    )
-    retry_on: OneOrMore[_RetryReason] = Field(
-        default=(),
-        description="When a call is retried on another endpoint, beside failed connections."
-        " no_response: the server closed the connection without a response. A status: the server"
-        " answered with it.",
-    )
-    mirror: Mirror | None = Field(
-        default=None, description="Upstream that gets copies of infer and generate requests."
-    )
-    compression: OneOrMore[_Coding] = Field(
-        default=(),
-        description="Content codings for responses to clients that accept them, the preferred one"
-        " first. Without any, responses stay as they are.",
-    )
-    server_timing: StrictBool = Field(
-        default=False,
-        description="Whether responses say in a Server-Timing header how long the call was queued,"
-        " converted and at the server.",
-    )
+    ]
+    """Name of an upstream, or a list of several with their weights."""
+    sticky_header: _HeaderName | None = None
+    """Name of a request header. All requests with the same value go to the same one of several
+    upstreams."""
+    rewrite: Rewrite | None = None
+    """The model that the server is asked for instead."""
+    auth: OneOrMore[str] = ()
+    """Groups of API keys. A client must show a key of one of them. Without groups, no key is
+    needed."""
+    deny_operations: OneOrMore[OperationName] = ()
+    """Operations that the gateway answers with 403 on this route."""
+    retry_on: OneOrMore[_RetryReason] = ()
+    """When a call is retried on another endpoint, beside failed connections. no_response: the
+    server closed the connection without a response. A status: the server answered with it."""
+    mirror: Mirror | None = None
+    """Upstream that gets copies of infer and generate requests."""
+    compression: OneOrMore[_Coding] = ()
+    """Content codings for responses to clients that accept them, the preferred one first. Without
+    any, responses stay as they are."""
+    server_timing: StrictBool = False
+    """Whether responses say in a Server-Timing header how long the call was queued, converted and
+    at the server."""
     nonfinite: Annotated[
         _NonFinite, BeforeValidator(_null_by_name, json_schema_input_type=_NonFinite | None)
-    ] = Field(
-        default="literal",
-        description="What NaN and infinities become in JSON: the bare tokens that Triton writes"
-        " (literal), null, a string, or an error.",
-    )
-    bytes: Literal["utf8", "base64"] = Field(
-        default="utf8",
-        description="What BYTES elements become in JSON: UTF-8 text or base64. A tensor that is not"
-        " UTF-8 is an error with utf8.",
-    )
-    limits: RouteLimits = Field(
-        default=RouteLimits.model_construct(),
-        description="Limits that differ from those of the whole gateway.",
-    )
+    ] = "literal"
+    """What NaN and infinities become in JSON: the bare tokens that Triton writes (literal), null, a
+    string, or an error."""
+    bytes: Literal["utf8", "base64"] = "utf8"
+    """What BYTES elements become in JSON: UTF-8 text or base64. A tensor that is not UTF-8 is an
+    error with utf8."""
+    limits: RouteLimits = RouteLimits.model_construct()
+    """Limits that differ from those of the whole gateway."""
 
 
 def pattern_warnings(routes: Sequence[Route]) -> Iterator[SettingWarning]:

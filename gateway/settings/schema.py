@@ -1,10 +1,11 @@
-"""The settings of a gateway as one model, and their JSON Schema.
+"""The settings of a gateway as one model, and the keys of each section of it.
 
 Checks raise ValueError with a message for the operator. ``load`` adds the position in the file, and
 replaces the messages of pydantic itself.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
@@ -16,9 +17,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 from pydantic.functional_validators import ModelWrapValidatorHandler
-from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from gateway.settings.admin import Admin, as_admin_section
@@ -32,28 +31,22 @@ from gateway.settings.routes import Route
 from gateway.settings.tracing import Tracing
 from gateway.settings.upstreams import Upstream
 from gateway.settings.values.addresses import TcpAddress
-from gateway.settings.values.fields import Check, File, ListenAddress, OneOrMore, Section, count_or
-from gateway.settings.values.units import Bounded, BoundedOr
+from gateway.settings.values.fields import File, ListenAddress, OneOrMore, Section, count_or
 from gateway.settings.values.wording import KeyPath
 
 
 class ClientTls(Section):
     """TLS with clients, on all TCP addresses."""
 
-    certificate: File = Field(
-        description="PEM file of the gateway's certificate, followed by those of its issuers."
-    )
-    key: File = Field(description="PEM file of the certificate's key, without a password.")
-    client_ca: File | None = Field(
-        default=None,
-        description="PEM file of the certificates of those who issue certificates to clients."
-        " Without it, clients need none.",
-    )
-    client_certificates: Literal["required", "optional"] | None = Field(
-        default=None,
-        description="Whether clients must show a certificate. With client_ca, the default is"
-        " required.",
-    )
+    certificate: File
+    """PEM file of the gateway's certificate, followed by those of its issuers."""
+    key: File
+    """PEM file of the certificate's key, without a password."""
+    client_ca: File | None = None
+    """PEM file of the certificates of those who issue certificates to clients. Without it, clients
+    need none."""
+    client_certificates: Literal["required", "optional"] | None = None
+    """Whether clients must show a certificate. With client_ca, the default is required."""
 
 
 class Settings(Section):
@@ -62,80 +55,51 @@ class Settings(Section):
     listen: OneOrMore[ListenAddress] = Field(
         default=(TcpAddress("127.0.0.1", 8080),),
         min_length=1,
-        description="Addresses for clients: HOST:PORT, [IPv6]:PORT or unix:/PATH. One, or a list.",
         json_schema_extra={"default": "127.0.0.1:8080"},
     )
+    """Addresses for clients: HOST:PORT, [IPv6]:PORT or unix:/PATH. One, or a list."""
     admin: Annotated[
         Admin, BeforeValidator(as_admin_section, json_schema_input_type=str | Admin | None)
-    ] = Field(
-        default=Admin.model_construct(),
-        description="The address for operators, and what they may do there. An address alone is"
-        " short for its listen.",
-    )
-    tls: ClientTls | None = Field(
-        default=None,
-        description="TLS with clients on the TCP addresses of listen. Unix sockets have none.",
-    )
-    workers: Annotated[int | Literal["auto"], count_or("auto", "1", "256")] = Field(
-        default=1,
-        description="Number of worker processes. auto is one for each usable core.",
-    )
-    offload: Annotated[int | Literal["auto"], count_or("auto", "0", "64")] = Field(
-        default="auto",
-        description="Number of threads with which each worker converts large JSON bodies on other"
-        " cores. auto is its share of the cores beyond those of the workers, at most 4. It takes"
-        " the compiled gateway.",
-    )
-    watch: StrictBool = Field(
-        default=True,
-        description="Whether the gateway reloads this file and the upstreams' certificates when"
-        " they change. SIGHUP reloads them in any case.",
-    )
-    upstreams: Mapping[str, Upstream] = Field(
-        min_length=1, description="Groups of servers, by name."
-    )
-    api_keys: Mapping[str, ApiKeys] = Field(
-        default={}, description="Groups of API keys that routes require, by name."
-    )
-    routes: tuple[Route, ...] = Field(
-        default=(),
-        min_length=1,
-        description="Routes of requests to upstreams; the first that matches is taken. With one"
-        " upstream, the default is a route of all requests to it.",
-    )
-    models: Mapping[str, Model] = Field(
-        default={},
-        description="Declared models, by the names that servers know. The gateway checks requests"
-        " against them, and makes raw binary requests by them where a server has no metadata.",
-    )
-    forwarded: Forwarded = Field(
-        default=Forwarded.model_construct(), description="Headers that tell servers about clients."
-    )
-    request_id: StrictBool = Field(
-        default=True,
-        description="Whether each request has an id, in X-Request-Id and in the log. The gateway"
-        " keeps the client's own id, or makes one.",
-    )
-    expose_endpoints: StrictBool = Field(
-        default=False,
-        description="Whether errors tell clients the addresses of servers. If not, they tell the"
-        " name of the upstream. The log has the addresses in any case.",
-    )
-    concurrency: Concurrency = Field(
-        default=Concurrency.model_construct(),
-        description="How many calls may be at servers at a time. An upstream can have such a limit"
-        " of its own.",
-    )
-    limits: Limits = Field(
-        default=Limits.model_construct(),
-        description="What one call, one connection and the gateway may take.",
-    )
-    log: Log = Field(default=Log.model_construct(), description="What the gateway logs.")
-    tracing: Tracing | None = Field(
-        default=None,
-        description="Traces of calls, over OpenTelemetry's OTLP. Without it, there are none. It"
-        " takes the extra tensorgate[otel].",
-    )
+    ] = Admin.model_construct()
+    """The address for operators, and what they may do there. An address alone is short for its
+    listen."""
+    tls: ClientTls | None = None
+    """TLS with clients on the TCP addresses of listen. Unix sockets have none."""
+    workers: Annotated[int | Literal["auto"], count_or("auto", "1", "256")] = 1
+    """Number of worker processes. auto is one for each usable core."""
+    offload: Annotated[int | Literal["auto"], count_or("auto", "0", "64")] = "auto"
+    """Number of threads with which each worker converts large JSON bodies on other cores. auto is
+    its share of the cores beyond those of the workers, at most 4. It takes the compiled gateway."""
+    watch: StrictBool = True
+    """Whether the gateway reloads this file and the upstreams' certificates when they change.
+    SIGHUP reloads them in any case."""
+    upstreams: Mapping[str, Upstream] = Field(min_length=1)
+    """Groups of servers, by name."""
+    api_keys: Mapping[str, ApiKeys] = {}
+    """Groups of API keys that routes require, by name."""
+    routes: tuple[Route, ...] = Field(default=(), min_length=1)
+    """Routes of requests to upstreams; the first that matches is taken. With one upstream, the
+    default is a route of all requests to it."""
+    models: Mapping[str, Model] = {}
+    """Declared models, by the names that servers know. The gateway checks requests against them,
+    and makes raw binary requests by them where a server has no metadata."""
+    forwarded: Forwarded = Forwarded.model_construct()
+    """Headers that tell servers about clients."""
+    request_id: StrictBool = True
+    """Whether each request has an id, in X-Request-Id and in the log. The gateway keeps the
+    client's own id, or makes one."""
+    expose_endpoints: StrictBool = False
+    """Whether errors tell clients the addresses of servers. If not, they tell the name of the
+    upstream. The log has the addresses in any case."""
+    concurrency: Concurrency = Concurrency.model_construct()
+    """How many calls may be at servers at a time. An upstream can have such a limit of its own."""
+    limits: Limits = Limits.model_construct()
+    """What one call, one connection and the gateway may take."""
+    log: Log = Log.model_construct()
+    """What the gateway logs."""
+    tracing: Tracing | None = None
+    """Traces of calls, over OpenTelemetry's OTLP. Without it, there are none. It takes the extra
+    tensorgate[otel]."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -168,111 +132,62 @@ def _as_new(details: ErrorDetails) -> InitErrorDetails:
     )
 
 
-# --- JSON Schema, by which editors complete and check a settings file
+def section_keys(path: KeyPath) -> tuple[str, ...] | None:
+    """Return the keys of a section; None where there is no section.
 
-_FROM_ENVIRONMENT = "FromEnvironment"
-_REFERENCE = {"$ref": f"#/$defs/{_FROM_ENVIRONMENT}"}
-# Editors see the file before references are replaced. They do not know the values.
-_DEFINITION = {
-    "description": "A value from the environment: ${NAME}, or ${NAME:-default}.",
-    "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}",
-    "type": "string",
-}
-_OF_VALUES = ("type", "enum", "const")
-
-
-def settings_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a settings file.
-
-    It allows all valid files, and some others: only ``load`` knows the bounds of sizes and
-    durations, and names that must match. A reference to the environment is allowed wherever there
-    is a value. Each description ends with the bounds and the default.
+    There are none where the operator chooses them, as the names of upstreams.
     """
-    schema = Settings.model_json_schema(schema_generator=_WithoutTitles)
-    for model in _models(Settings):
-        part = schema if model is Settings else schema["$defs"][model.__name__]
-        for name, field in model.model_fields.items():
-            part["properties"][name]["description"] = describe_field(field)
-    schema["$defs"] = {name: _allow_references(each) for name, each in schema["$defs"].items()}
-    schema["properties"] = {
-        name: _allow_references(each) for name, each in schema["properties"].items()
-    }
-    schema["$defs"][_FROM_ENVIRONMENT] = _DEFINITION
-    return {"$schema": _WithoutTitles.schema_dialect, "title": "Settings of Tensorgate", **schema}
+    kind: Any = Settings
+    for part in path:
+        if _is_model(kind):
+            if part not in kind.model_fields:
+                return None
+            kind = _if_given(kind.model_fields[part].annotation)
+        else:
+            kind = _model_in(kind)
+        if kind is None:
+            return None
+    if _is_model(kind):
+        return tuple(kind.model_fields)
+    is_list = getattr(kind, "__origin__", None) is tuple
+    return None if is_list or _model_in(kind) is None else ()
 
 
-def describe_field(field: FieldInfo) -> str:
-    """Return what a setting means, its bounds and its default, in plain sentences."""
-    bounded = next(_bounds((field.annotation, *field.metadata)), None)
-    parts = [field.description or ""]
-    if bounded is not None:
-        parts.append(bounded.describe())
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    default = extra.get("default", field.get_default())
-    if bounded is not None and isinstance(default, int | float):
-        parts.append(f"The default is {bounded.format(default)}.")
-    elif isinstance(default, bool):
-        parts.append(f"The default is {str(default).lower()}.")
-    elif isinstance(default, str | int):
-        parts.append(f"The default is {default}.")
-    elif isinstance(default, tuple) and default:
-        parts.append(f"The default is {', '.join(map(str, default))}.")
-    return " ".join(parts)
+def sections_with_key(key: str) -> list[str]:
+    """Return the paths of the sections that have a key."""
+    return [path for path, model in all_sections() if key in model.model_fields]
 
 
-def _bounds(kind: object) -> Iterator[Bounded[Any] | BoundedOr]:
-    """Yield the bounds that a type and its metadata name, however deep."""
-    if isinstance(kind, Check):
-        if isinstance(kind.func, Bounded | BoundedOr):
-            yield kind.func
-        return
-    for each in kind if isinstance(kind, tuple) else get_args(kind):
-        if each is not NoneType and not isinstance(each, str):
-            yield from _bounds(each)
+@cache
+def all_sections() -> tuple[tuple[str, type[BaseModel]], ...]:
+    """Return the path and the model of each section."""
+    return tuple(_sections("", Settings))
 
 
-def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Yield a model and all models of its sections."""
-    yield model
-    for field in model.model_fields.values():
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _models(kind)
+def _sections(path: str, kind: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    yield path, kind
+    for name, field in kind.model_fields.items():
+        declared = _if_given(field.annotation)
+        inner = declared if _is_model(declared) else _model_in(declared)
+        if inner is not None:
+            is_list = getattr(declared, "__origin__", None) is tuple
+            step = "[]" if is_list else "" if inner is declared else ".NAME"
+            yield from _sections(f"{path}.{name}{step}".removeprefix("."), inner)
 
 
-class _WithoutTitles(GenerateJsonSchema):
-    """Leaves out the titles of fields, which only repeat their names."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-
-def _allow_references(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that allows a reference to the environment wherever a value may stand."""
-    schema = {name: _inside(name, part) for name, part in schema.items()}
-    if not any(map(_is_value, schema.get("anyOf", [schema]))):
-        return schema  # sections and lists are not written in the environment
-    if "anyOf" in schema:
-        return {**schema, "anyOf": [*schema["anyOf"], _REFERENCE]}
-    value = {name: schema.pop(name) for name in _OF_VALUES if name in schema}
-    return {"anyOf": [value, _REFERENCE], **schema}
+def _model_in(kind: Any) -> type[BaseModel] | None:
+    """Return the section that a type holds, or one of the types that it is made of."""
+    for each in get_args(kind):
+        if found := each if _is_model(each) else _model_in(each):
+            return found
+    return None
 
 
-def _inside(name: str, part: Any) -> Any:
-    match name:
-        case "properties":
-            return {each: _allow_references(schema) for each, schema in part.items()}
-        case "items" | "additionalProperties" if isinstance(part, dict):
-            return _allow_references(part)
-        case "anyOf":
-            # Kinds that are values are extended together, by the caller.
-            kinds = [inner for kind in part for inner in kind.get("anyOf", [kind])]
-            return [{each: _inside(each, of) for each, of in kind.items()} for kind in kinds]
-    return part
+def _if_given(kind: Any) -> Any:
+    """Return the type of a value that is not null."""
+    kinds = get_args(kind)
+    return next(each for each in kinds if each is not NoneType) if NoneType in kinds else kind
 
 
-def _is_value(kind: dict[str, Any]) -> bool:
-    """Tell whether a reference stands for something of this kind that is not text anyway."""
-    is_text = kind.get("type") == "string" and not {"enum", "const"} & kind.keys()
-    is_section = kind.get("type") in ("object", "array", "null") or "$ref" in kind
-    return not (is_text or is_section) and bool(kind.keys() & set(_OF_VALUES))
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

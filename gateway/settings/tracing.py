@@ -49,33 +49,21 @@ def _headers(value: object) -> Mapping[str, str]:
 class Tracing(Section):
     """Which calls are traced, and where their spans go."""
 
-    endpoint: Annotated[str, Check(parse_receiver, str)] = Field(
-        description="URL of the receiver of spans, such as http://127.0.0.1:4318. Over HTTP,"
-        " /v1/traces is added to a URL without a path."
-    )
-    protocol: Literal["http", "grpc"] = Field(
-        default="http",
-        description="Protocol of the receiver: OTLP over HTTP, mostly on port 4318, or over gRPC,"
-        " mostly on port 4317.",
-    )
-    sample: Percentage = Field(
-        default=100.0,
-        description="Percentage of the calls without a traceparent of their own that are traced."
-        " The others are traced as their traceparent says.",
-        json_schema_extra={"default": "100%"},
-    )
-    service_name: Annotated[str, Check(_name, str)] = Field(
-        default="tensorgate",
-        description="The attribute service.name of all spans.",
-    )
+    endpoint: Annotated[str, Check(parse_receiver, str)]
+    """URL of the receiver of spans, such as http://127.0.0.1:4318. Over HTTP, /v1/traces is added
+    to a URL without a path."""
+    protocol: Literal["http", "grpc"] = "http"
+    """Protocol of the receiver: OTLP over HTTP, mostly on port 4318, or over gRPC, mostly on port
+    4317."""
+    sample: Percentage = Field(default=100.0, json_schema_extra={"default": "100%"})
+    """Percentage of the calls without a traceparent of their own that are traced. The others are
+    traced as their traceparent says."""
+    service_name: Annotated[str, Check(_name, str)] = "tensorgate"
+    """The attribute service.name of all spans."""
     headers: Annotated[
         Mapping[str, str], PlainValidator(_headers, json_schema_input_type=Mapping[str, str])
-    ] = Field(
-        default={},
-        description="Headers of each export, such as the key of a service that takes traces.",
-    )
-    ca: File | None = Field(
-        default=None,
-        description="PEM file of the certificates of those who issue the receiver's certificate."
-        " Without it, the system's are taken.",
-    )
+    ] = {}
+    """Headers of each export, such as the key of a service that takes traces."""
+    ca: File | None = None
+    """PEM file of the certificates of those who issue the receiver's certificate. Without it, the
+    system's are taken."""

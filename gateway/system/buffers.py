@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from operator import attrgetter, itemgetter
+from typing import Final, Protocol
 
 MAX_WINDOW = 640 * 1024
 """Bytes of a body that are buffered before reading is paused: the tensors of an image."""
@@ -54,8 +55,6 @@ def _ignore() -> None:
 class ReservedBytes:
     """What one call has reserved: it counts for its client, and where a body of the call ends."""
 
-    __slots__ = ("client", "is_leaving", "size")
-
     def __init__(self, client: str = "") -> None:
         self.client = client
         """Whose call it is; see ``client_of``."""
@@ -78,8 +77,6 @@ class BodyProgress:
 
     Time in which the reader does not wait, as for a slow server, does not count.
     """
-
-    __slots__ = ("_received", "_waited", "_waits_since")
 
     def __init__(self) -> None:
         self._waits_since = 0.0
@@ -144,8 +141,6 @@ class Body(Protocol):
 class _Client:
     """The connections of one client that have streams, and what the client holds."""
 
-    __slots__ = ("reserved", "shares", "streams")
-
     def __init__(self) -> None:
         self.shares: dict[BufferShare, None] = {}
         self.streams = 0
@@ -194,14 +189,10 @@ class BufferAccount:
         self._next_search = 0.0
         self.window = MAX_WINDOW
         """Bytes that a stream may buffer."""
-        self._limit = limit
+        self.limit = limit
+        """Bytes of all connections and calls together; ``set_limit`` changes it."""
         self.on_refusal: Callable[[], None] = _ignore
         """Called for each request that is refused because too much is buffered."""
-
-    @property
-    def limit(self) -> int:
-        """Return the limit of all bytes."""
-        return self._limit
 
     @property
     def total(self) -> int:
@@ -211,12 +202,12 @@ class BufferAccount:
     @property
     def free(self) -> int:
         """Return the bytes left after each stream's minimum; negative if overcommitted."""
-        return self._limit - self.reserved - max(self.buffered, self.streams * MIN_STREAM_BYTES)
+        return self.limit - self.reserved - max(self.buffered, self.streams * MIN_STREAM_BYTES)
 
     @property
     def has_room_for_heads(self) -> bool:
         """Whether the heads are within their share of the limit, and all bytes within the limit."""
-        return self.heads <= self._limit // _HEADS_SHARE and self.free >= 0
+        return self.heads <= self.limit // _HEADS_SHARE and self.free >= 0
 
     @property
     def read_size(self) -> int:
@@ -244,7 +235,7 @@ class BufferAccount:
     def _end_slow(self, client: str, now: float) -> bool:
         own = self._held_by(client)
         holders = len(self._clients) + (client not in self._clients)
-        room = (self._limit - self.reserved + self._of_clients.reserved) // MIN_STREAM_BYTES
+        room = (self.limit - self.reserved + self._of_clients.reserved) // MIN_STREAM_BYTES
         if self._is_filled_by_bytes:
             room = self._of_clients.held
         fair = max(MANY_STREAMS, room // holders)
@@ -285,14 +276,14 @@ class BufferAccount:
                         found.append((slowness, body, share))
                     if share.is_stalled(body, silence):
                         quiet.append((silence, body))
-                quiet.sort(key=_seconds, reverse=True)
+                quiet.sort(key=itemgetter(0), reverse=True)
                 for index, (seconds, body) in enumerate(quiet):
                     # Each that ends leaves one less to its connection.
                     left = len(share.bodies) - index
                     # Those that take no more room than others, and may be silent, end last.
                     key = not body.may_pause(), left, seconds, len(silent)
                     silent.append((*key, body, share))
-            found.sort(key=_seconds, reverse=True)
+            found.sort(key=itemgetter(0), reverse=True)
             left = client.held
             for seconds, body, share in found:
                 slow.append((left, seconds, len(slow), body, share))
@@ -400,12 +391,12 @@ class BufferAccount:
 
     def set_limit(self, limit: int) -> None:
         """Change the limit."""
-        self._limit = limit
+        self.limit = limit
         self.resize_windows()
 
     def resize_windows(self) -> None:
         """Divide the windows' part of the limit among the streams."""
-        share = self._limit // (_WINDOW_SHARE * max(1, self.streams - self.unread))
+        share = self.limit // (_WINDOW_SHARE * max(1, self.streams - self.unread))
         self.window = max(MIN_WINDOW, min(MAX_WINDOW, share))
 
 
@@ -435,21 +426,6 @@ class BufferShare:
 
         self.stall_error: Callable[[], Exception] | None = None
         """Makes the error of a body that stalls while others need the room; None if none ends."""
-
-    @property
-    def window(self) -> int:
-        """Return the bytes that a stream may buffer."""
-        return self.account.window
-
-    @property
-    def read_size(self) -> int:
-        """Return the size of the next read."""
-        return self.account.read_size
-
-    @property
-    def free(self) -> int:
-        """Return the bytes that the account has left."""
-        return self.account.free
 
     def change(self, size: int) -> None:
         """Add ``size`` to the buffered bytes; it may be negative."""
@@ -505,7 +481,7 @@ class BufferShare:
         account = self.account
         while size > 0 and not account.has_room_for_heads:
             account.on_refusal()
-            largest = max(account.holders_of_heads, key=_heads)
+            largest = max(account.holders_of_heads, key=attrgetter("heads"))
             before = largest.heads
             if before > self.heads and largest.drop_head is not None:
                 largest.drop_head()
@@ -536,14 +512,6 @@ class BufferShare:
             self.account.forget(body)
         self.drop_head = self.stall_error = None
         self.account = BufferAccount()  # of nobody, for what ends later
-
-
-def _heads(share: BufferShare) -> int:
-    return share.heads
-
-
-def _seconds(entry: tuple[Any, ...]) -> float:
-    return float(entry[0])
 
 
 def _streams_for(size: int) -> int:

@@ -17,21 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import ssl
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from gateway.system.buffers import MAX_WINDOW, MIN_WINDOW, BufferShare
+from gateway.system.buffers import MIN_WINDOW
 from gateway.system.read_buffer import READ_BUFFER
+from gateway.system.sockets.connection import Connection, unread_data
 from gateway.system.time_slices import time_slice_queue
 
 ALPN_PROTOCOL = "alpn_protocol"
 """The name of the chosen protocol in ``get_extra_info``."""
-
-_REST_READ = 64 * 1024
-"""Bytes of one read of what a peer had sent before a write to it failed."""
 
 _CIPHERTEXT = memoryview(bytearray(256 * 1024))
 """Read buffer for encrypted bytes, shared by all connections: they leave it at once."""
@@ -57,33 +53,6 @@ _NOTHING = memoryview(b"")
 _log = logging.getLogger("tensorgate")
 
 
-class DecryptedConnection(Protocol):
-    """A connection that gets what a TlsTransport decrypts."""
-
-    buffers: BufferShare
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start, after the handshake."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
-
-    def data_received(self, data: bytes | memoryview) -> None:
-        """Process bytes from the peer."""
-
-    def eof_received(self) -> bool | None:
-        """Note that the peer sends no more, and says so by close_notify; it is closed then."""
-
-    def pause_writing(self) -> None:
-        """Make writers wait."""
-
-    def resume_writing(self) -> None:
-        """Let writers go on."""
-
-    def defer_next_read(self) -> None:
-        """Read nothing more in this iteration of the event loop."""
-
-
 class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     """Decrypts and encrypts between a socket's transport and a connection.
 
@@ -96,7 +65,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     """Whose time slices its reads take; see TimeSliceQueue."""
 
     def __init__(
-        self, context: ssl.SSLContext, connection: DecryptedConnection, server_name: str | None
+        self, context: ssl.SSLContext, connection: Connection, server_name: str | None
     ) -> None:
         super().__init__()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -106,7 +75,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             server_side=server_name is None,
             server_hostname=server_name,
         )
-        self._connection: DecryptedConnection | None = connection
+        self._connection: Connection | None = connection
         self._error: ssl.SSLError | None = None
         """Why TLS has failed after the handshake."""
         self._established = False
@@ -144,7 +113,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def connection_lost(self, exc: Exception | None) -> None:
         """Give back what this holds; close the connection, or report the failed handshake."""
         if self._established and isinstance(exc, OSError):
-            self._receive_rest()
+            self._receive_rest(exc)
         self._output_closed = True
         self._close_input()
         # Break the reference cycle, so that both are freed without the garbage collector.
@@ -172,26 +141,15 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def on_handshake_lost(self, exc: Exception | None) -> None:
         """Note that the socket is closed, and the connection was never made."""
 
-    def _receive_rest(self) -> None:
-        """Decrypt what the peer had sent before a write to it failed.
-
-        A peer may respond before it has read a whole request, and close (RFC 9112, section 9.6).
-        The next write then fails, and the event loop reads nothing more.
-        """
-        sock: socket.socket | None = self._socket.get_extra_info("socket")
+    def _receive_rest(self, exc: Exception | None) -> None:
+        """Decrypt what the peer had sent before a write to it failed."""
         self._reading = True
-        left = MAX_WINDOW
         self._process_all_received()
-        while sock is not None and left > 0 and not self._input_closed:
-            try:
-                data = os.read(sock.fileno(), min(left, _REST_READ))
-            except OSError:
-                return
-            if not data:
-                return
-            left -= len(data)
+        for data in unread_data(self._socket, exc):
             self._received = memoryview(b"".join((self._received, data)))
             self._process_all_received()
+            if self._input_closed:
+                return
 
     def _process_all_received(self) -> None:
         while self._received and not self._input_closed:
@@ -202,11 +160,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the memory for the next read."""
-        self._offered_size = min(len(_CIPHERTEXT), self._read_size())
+        connection = self._connection
+        size = MIN_WINDOW if connection is None else connection.buffers.account.read_size
+        self._offered_size = min(len(_CIPHERTEXT), size)
         return _CIPHERTEXT[: self._offered_size]
-
-    def _read_size(self) -> int:
-        return MIN_WINDOW if self._connection is None else self._connection.buffers.read_size
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process the bytes that were read."""
@@ -251,7 +208,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Let another connection get what is received from now on."""
         self._count(0)
-        self._connection = cast("DecryptedConnection", protocol)
+        self._connection = cast("Connection", protocol)
         self._count_received()
 
     def is_closing(self) -> bool:

@@ -16,7 +16,7 @@ from aiohappyeyeballs import start_connection
 
 from gateway.system.descriptors import check_share
 from gateway.system.sockets.connection import Connection
-from gateway.upstream.tls_transport import connect_tls
+from gateway.upstream.tls import connect_tls
 
 _HAPPY_EYEBALLS_DELAY = 0.25
 """Seconds until a host's next address is tried as well: RFC 8305, section 5."""
@@ -97,9 +97,7 @@ class TcpAddress:
         return not _is_ip_address(self.host)
 
     async def connect(
-        self,
-        protocol: Connection,
-        descriptor_share: float = MAX_DESCRIPTOR_SHARE,
+        self, protocol: Connection, descriptor_share: float = MAX_DESCRIPTOR_SHARE
     ) -> None:
         """Connect to the first of the host's addresses that accepts. Raises OSError.
 
@@ -166,13 +164,21 @@ async def _connect_socket(sock: socket.socket, address: tuple[str, int]) -> None
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
-    """A server at the path of its Unix socket."""
+class _LocalAddress:
+    """An address without a host, at which HTTP/1.1 is spoken."""
+
+    __slots__ = ()
 
     tls: ClassVar[None] = None
     scheme: ClassVar[Literal["http"]] = "http"
     grpc_address: ClassVar[None] = None
+    authority: ClassVar[str] = "localhost"
+    """The value of the Host header."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress(_LocalAddress):
+    """A server at the path of its Unix socket."""
 
     path: str
 
@@ -181,15 +187,8 @@ class UnixAddress:
         """Return ``unix:/path``."""
         return f"unix:{self.path}"
 
-    @property
-    def authority(self) -> str:
-        """Return the value of the Host header."""
-        return "localhost"
-
     async def connect(
-        self,
-        protocol: Connection,
-        descriptor_share: float = MAX_DESCRIPTOR_SHARE,
+        self, protocol: Connection, descriptor_share: float = MAX_DESCRIPTOR_SHARE
     ) -> None:
         """Connect once the server's accept queue has room; see TcpAddress. Raises OSError."""
         sock = _open_socket(descriptor_share, socket.AF_UNIX)
@@ -208,26 +207,15 @@ class UnixAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectedAddress:
+class ConnectedAddress(_LocalAddress):
     """A peer that ``sock`` is connected to already; it can be used once."""
-
-    tls: ClassVar[None] = None
-    scheme: ClassVar[Literal["http"]] = "http"
-    grpc_address: ClassVar[None] = None
 
     url: str
     """How errors name the peer."""
     sock: socket.socket
 
-    @property
-    def authority(self) -> str:
-        """Return the value of the Host header."""
-        return "localhost"
-
     async def connect(
-        self,
-        protocol: Connection,
-        descriptor_share: float = MAX_DESCRIPTOR_SHARE,
+        self, protocol: Connection, descriptor_share: float = MAX_DESCRIPTOR_SHARE
     ) -> None:
         """Use the connection. Raises OSError if it was used before."""
         if self.sock.fileno() < 0:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, copy_error
 
 C = TypeVar("C")
 C_contra = TypeVar("C_contra", contravariant=True)
@@ -130,14 +130,5 @@ class ConnectionQueue(ABC, Generic[C]):
         for request, since in tuple(self._waiting.items())[: self._streams]:
             if since <= began:
                 del self._waiting[request]
-                request.on_error(_copy(error))
+                request.on_error(copy_error(error) if isinstance(error, GatewayError) else error)
         self._grow()
-
-
-def _copy(error: Exception) -> Exception:
-    """Return an error for one of several calls, each of which adds its traceback."""
-    if not isinstance(error, GatewayError):
-        return error
-    return GatewayError(
-        error.kind, error.message, error.retry_after, public_message=error.public_message
-    )

@@ -1,18 +1,31 @@
-"""Decodes responses of servers that compress them, although the gateway asks for none of that."""
+"""Decodes responses of servers that compress them, although the gateway asks for none of that.
+
+Also quotes what a server says in the body of an error, for the log.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
 
 from gateway.codec.decompress import Decompressor
-from gateway.errors import GatewayError, ServerName, bad_response
+from gateway.errors import (
+    MAX_ERROR_START,
+    ErrorKind,
+    GatewayError,
+    ServerName,
+    bad_response,
+    describe_error,
+    read_server_error,
+)
 from gateway.http1.content_codings import CODINGS, content_coding, is_encoded
 from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.grpc.headers import ENCODING
 from gateway.protocol.json_errors import quote_value
 from gateway.system.time_slices import time_slice_queue
-from gateway.upstream.transport import UpstreamResponse, WrappedResponse
+from gateway.upstream.transport import FIRST_ERROR_STATUS, UpstreamResponse, WrappedResponse
 
 MAX_RATIO: Final = 100
 """``limits.max_decompression_ratio``, unless another is set."""
@@ -33,12 +46,12 @@ def decode_response(
         coding = content_coding(response.headers)
     except GatewayError:
         name = ", ".join(response.headers.getall("Content-Encoding"))
-        raise unknown_coding_error(server, "response", "Content-Encoding", name) from None
+        raise _unknown_coding_error(server, "response", "Content-Encoding", name) from None
     assert coding is not None
     return _DecodedResponse(response, coding, server, max_ratio)
 
 
-def unknown_coding_error(server: ServerName, what: str, header: str, name: str) -> GatewayError:
+def _unknown_coding_error(server: ServerName, what: str, header: str, name: str) -> GatewayError:
     """Make the error of a response, or a message of one, in a coding that is not read."""
     return bad_response(
         f"{server.url} sent a compressed {what} with {header} {quote_value(name)}; "
@@ -47,7 +60,7 @@ def unknown_coding_error(server: ServerName, what: str, header: str, name: str) 
     )
 
 
-def decode_start(headers: MultiMapping[str], start: bytes) -> bytes:
+def _decode_start(headers: MultiMapping[str], start: bytes) -> bytes:
     """Return the start of a body without its content coding; empty if it cannot be decoded."""
     if not is_encoded(headers):
         return start
@@ -99,3 +112,72 @@ class _DecodedResponse(WrappedResponse):
             return self._decompressor.step()
         except GatewayError as error:
             raise bad_response(error.message, self._server) from None
+
+
+async def decompress_message(
+    message: bytes | memoryview,
+    response: UpstreamResponse,
+    server: ServerName,
+    cap: int,
+    max_ratio: int = MAX_RATIO,
+    reserve: Callable[[int], None] = lambda size: None,
+) -> bytes:
+    """Decompress a message of a response, which may become ``cap`` bytes.
+
+    Beyond the first MiB it may grow to ``max_ratio`` times its size. ``reserve`` gets the size of
+    each piece before it is kept. Other calls have their turn between the pieces. Raises
+    GatewayError (502) that names the server, and what ``reserve`` raises.
+    """
+    encoding = response.headers.get(ENCODING, "identity")
+    if encoding not in CODINGS:
+        raise _unknown_coding_error(server, "message", ENCODING, encoding)
+    decompressor = Decompressor(encoding, max_ratio, RESPONSE, f"the response of {server.url}")
+    reserve(len(message))  # the decompressor has a copy
+    decompressor.feed(message, last=True)
+    text = bytearray()
+    try:
+        while (piece := decompressor.step()) is not None:
+            reserve(len(piece))
+            text += piece
+            if len(text) > cap:
+                break
+            await time_slice_queue().next_slice()
+    except GatewayError as error:
+        if error.kind is not ErrorKind.BAD_RESPONSE:
+            raise
+        raise bad_response(error.message, server) from None
+    if len(text) > cap:
+        raise bad_response(
+            f"the response of {server.url} becomes larger than {cap} bytes when it is decompressed",
+            server,
+        )
+    return bytes(text)
+
+
+def quoted_response(response: UpstreamResponse) -> UpstreamResponse:
+    """Return a response whose ``error`` has the message in its body, once that was read."""
+    return response if response.status < FIRST_ERROR_STATUS else _QuotedResponse(response)
+
+
+def quote_error(status: int, headers: MultiMapping[str], body: bytes | memoryview) -> str:
+    """Return the status and the message of a server's error with this body, or a start of it."""
+    start = _decode_start(headers, bytes(body[:MAX_ERROR_START]))
+    return describe_error(status, read_server_error(start))
+
+
+class _QuotedResponse(WrappedResponse):
+    def __init__(self, response: UpstreamResponse) -> None:
+        super().__init__(response)
+        self._start = bytearray()
+
+    @property
+    def error(self) -> str:
+        if self.grpc_status is not None:
+            return self._response.error
+        return quote_error(self.status, self.headers, bytes(self._start))
+
+    async def read(self) -> bytes | memoryview:
+        piece = await self._response.read()
+        if len(self._start) < MAX_ERROR_START:
+            self._start += piece[: MAX_ERROR_START - len(self._start)]
+        return piece

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import ServerName, describe_error
+from gateway.errors import ServerName, bad_request, describe_error
+from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.headers import read_error, read_message, read_status
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 
@@ -83,6 +84,22 @@ class UpstreamRequest:
     is_control: bool = False
     """Whether it is the gateway's own, such as a health check: where descriptors are scarce, it may
     use those that calls to an endpoint with many connections may not."""
+
+
+def check_lengths(request: UpstreamRequest, dialect: Dialect | None) -> None:
+    """Refuse a head for which a server of the dialect would close the connection.
+
+    Raises GatewayError (400) that names the part that is too long.
+    """
+    longest = None if dialect is None else dialect.max_head_part
+    headers = request.headers
+    if longest is None or max(map(len, (request.target, *headers, *headers.values()))) <= longest:
+        return
+    parts = {"the path and query": len(request.target)}
+    parts |= {"the name of a header": max(map(len, headers), default=0)}
+    parts |= {f"header {name}": len(value) for name, value in headers.items()}
+    what, size = next((what, size) for what, size in parts.items() if size > longest)
+    raise bad_request(f"{what} has {size} bytes; the server takes at most {longest}")
 
 
 class UpstreamResponse(ABC):

@@ -65,12 +65,15 @@ class Acceptor:
         self._sockets = _nonblocking(sockets)
         self._accepting: set[socket.socket] = set()
         self._accept_at = self._log_after = 0.0
-        self._drain = ListenerDrain()
+        self._draining: dict[socket.socket, ConnectionKind] = {}
+        """Sockets that are closed once the clients that have begun to connect are accepted."""
+        self._drain_deadline = self._next_check = NEVER
+        """When to stop the wait for them, and when to look again for handshakes."""
 
     @property
     def next_step(self) -> float:
         """Return when there is something to do, on the clock of ``time.monotonic``."""
-        now, due = time.monotonic(), self._drain.next_check
+        now, due = time.monotonic(), self._next_check
         if any(self._pending.values()):
             due = min(due, now + _RETRY_DELAY)
         if self._accept_at > now:
@@ -85,7 +88,7 @@ class Acceptor:
     @property
     def has_operators(self) -> bool:
         """Tell whether operators can connect, or have connected and no process has them yet."""
-        kinds = (*self._sockets.values(), *self._drain.kinds)
+        kinds = (*self._sockets.values(), *self._draining.values())
         return ToWorker.ADMIN in kinds or bool(self._pending[ToWorker.ADMIN])
 
     def accept_if_possible(self) -> None:
@@ -110,7 +113,7 @@ class Acceptor:
         """Accept on other sockets; those that are not among them are drained and closed."""
         self._pause_all()
         before, self._sockets = self._sockets, _nonblocking(sockets)
-        self._drain.begin({sock: before[sock] for sock in before if sock not in sockets})
+        self._begin_drain({sock: before[sock] for sock in before if sock not in sockets})
 
     def drain_clients(self, more: ListeningSockets) -> None:
         """Drain and close the sockets of clients, among ``more`` sockets too.
@@ -121,22 +124,38 @@ class Acceptor:
         sockets = _nonblocking({**more, **self._sockets})
         clients = {sock: kind for sock, kind in sockets.items() if kind == ToWorker.CLIENT}
         self._sockets = {sock: sockets[sock] for sock in sockets if sock not in clients}
-        self._drain.begin(clients)
+        self._begin_drain(clients)
 
     def drain_admin(self) -> bool:
         """Drain and close the sockets of the admin address; return whether that is done."""
         if self._sockets:
             self._pause_all()
-            self._drain.begin(self._sockets)
+            self._begin_drain(self._sockets)
             self._sockets = {}
-        return self._drain.next_check == NEVER and not self._pending[ToWorker.ADMIN]
+        return self._next_check == NEVER and not self._pending[ToWorker.ADMIN]
 
     def finish_drain(self, now: float) -> bool:
         """Close the sockets that have drained, if any; return whether that was done now."""
-        if now < self._drain.next_check or not self._drain.is_over(now):
+        if now < self._next_check:
             return False
-        self._add(self._drain.close())
+        if now < self._drain_deadline and any(map(has_pending_handshakes, self._draining)):
+            self._next_check = now + HANDSHAKE_POLL_INTERVAL
+            return False
+        for sock, kind in self._draining.items():
+            self._add(PendingConnection(each, kind) for each in drain_accept_queue(sock))
+            sock.close()
+        self._draining.clear()
+        self._next_check = NEVER
         return True
+
+    def _begin_drain(self, sockets: ListeningSockets) -> None:
+        """Let no client begin to connect any more."""
+        for sock in sockets:
+            drop_new_connections(sock)
+        self._draining.update(sockets)
+        now = time.monotonic()
+        self._drain_deadline = now + HANDSHAKE_TIMEOUT
+        self._next_check = now + HANDSHAKE_POLL_INTERVAL
 
     def hand_out(self) -> None:
         """Hand each client to the worker with the fewest, and each operator to the admin process.
@@ -159,8 +178,7 @@ class Acceptor:
 
     def close_in_child(self) -> None:
         """Close, in a child, the sockets of the supervisor."""
-        self._drain.close_sockets()
-        for sock in self._sockets:
+        for sock in (*self._sockets, *self._draining):
             sock.close()
         for pending in self._pending.values():
             for connection in pending:
@@ -193,53 +211,6 @@ class Acceptor:
                 _log.error("cannot accept a connection: %s", error.strerror or error)
             return
         self._add([PendingConnection(connection, self._sockets[sock])])
-
-
-class ListenerDrain:
-    """Closes listening sockets once the clients that have begun to connect are accepted."""
-
-    def __init__(self) -> None:
-        self._sockets: dict[socket.socket, ConnectionKind] = {}
-        self._deadline = NEVER
-        self.next_check = NEVER
-        """When to look again for handshakes, on the clock of ``time.monotonic``."""
-
-    @property
-    def kinds(self) -> set[ConnectionKind]:
-        """Return who connects to the sockets that are not closed yet."""
-        return set(self._sockets.values())
-
-    def begin(self, sockets: ListeningSockets) -> None:
-        """Let no client begin to connect any more; this owns the sockets from now on."""
-        for sock in sockets:
-            drop_new_connections(sock)
-        self._sockets.update(sockets)
-        now = time.monotonic()
-        self._deadline, self.next_check = now + HANDSHAKE_TIMEOUT, now + HANDSHAKE_POLL_INTERVAL
-
-    def is_over(self, now: float) -> bool:
-        """Tell whether no handshake is under way, or the time for them is over."""
-        if now < self._deadline and any(map(has_pending_handshakes, self._sockets)):
-            self.next_check = now + HANDSHAKE_POLL_INTERVAL
-            return False
-        return True
-
-    def close(self) -> list[PendingConnection]:
-        """Close the sockets; return their last connections."""
-        connections = [
-            PendingConnection(connection, kind)
-            for sock, kind in self._sockets.items()
-            for connection in drain_accept_queue(sock)
-        ]
-        self.close_sockets()
-        self._sockets.clear()
-        self.next_check = NEVER
-        return connections
-
-    def close_sockets(self) -> None:
-        """Close the sockets without accepting."""
-        for sock in self._sockets:
-            sock.close()
 
 
 def _nonblocking(sockets: ListeningSockets) -> ListeningSockets:

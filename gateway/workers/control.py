@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
 from typing import Self
@@ -136,19 +137,19 @@ class ControlClient:
                     reply.set_result(text)
 
 
+@dataclass(eq=False)
 class ControlServer:
     """Replies to the admin process for the worker of a slot, while its context is open."""
 
-    def __init__(self, sockets: ControlSockets, slot: int, responder: Responder) -> None:
-        self._sockets = sockets
-        self._slot = slot
-        self._responder = responder
-        self._tasks: dict[asyncio.Task[None], socket.socket | None] = {}
-        """Replies under way, each with the connection that the responder does not own yet."""
+    sockets: ControlSockets
+    slot: int
+    responder: Responder
+    tasks: dict[asyncio.Task[None], socket.socket | None] = field(default_factory=dict)
+    """Replies under way, each with the connection that the responder does not own yet."""
 
     def __enter__(self) -> Self:
         """Start to receive questions."""
-        self._socket = self._sockets.of_worker(self._slot)
+        self._socket = self.sockets.of_worker(self.slot)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
         return self
 
@@ -156,7 +157,7 @@ class ControlServer:
         """Give up the replies under way."""
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
 
     def _read(self) -> None:
@@ -167,13 +168,13 @@ class ControlServer:
                 number, deadline, question = json.loads(message)
                 if time.monotonic() < deadline:
                     task = asyncio.create_task(self._reply(number, deadline, question, connection))
-                    self._tasks[task] = connection
+                    self.tasks[task] = connection
                     task.add_done_callback(self._end_reply)
                 elif connection is not None:
                     connection.close()
 
     def _end_reply(self, task: asyncio.Task[None]) -> None:
-        connection = self._tasks.pop(task)
+        connection = self.tasks.pop(task)
         if connection is not None:  # it was cancelled before it began
             connection.close()
 
@@ -182,10 +183,10 @@ class ControlServer:
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks[task] = None
+        self.tasks[task] = None
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                text = await self._responder(Question(question), connection)
+                text = await self.responder(Question(question), connection)
         except TimeoutError:
             return
         except Exception:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, Protocol
 
 from gateway.system.descriptors import exceeds_share_now
 
@@ -28,7 +26,7 @@ before the next batch."""
 
 _FULL_SHARE = 31 / 32
 """Above this share of open descriptors, a worker makes room before it receives more: those of a
-message that finds none are lost, and new settings need some."""
+message that finds none are lost."""
 _ROOM_DELAY = 0.05
 """Seconds in which connections close that had to make room."""
 
@@ -43,13 +41,12 @@ class ToWorker(IntEnum):
     ADMIN = 2
     """With a descriptor: an operator's connection. The admin process replies RECEIVED."""
     PREPARE = 3
-    """With a descriptor: memory that holds new settings. Make all that they need, but do not use
-    it yet. The worker replies RELOAD_DONE, as to COMMIT and ABORT."""
+    """New settings are in the memory that all share. Make all that they need, but do not use it
+    yet. The worker replies RELOAD_DONE, as to COMMIT and ABORT."""
     COMMIT = 4
     """Use the settings that are prepared: each process has prepared them."""
     ABORT = 5
-    """With a descriptor: memory that holds why newer settings are not used. Give back what is
-    prepared, if anything is."""
+    """Newer settings are not used. Give back what is prepared, if anything is."""
     STOPPING = 6
     """The gateway is not ready any more, but clients that have begun to connect still come."""
     DRAIN = 7
@@ -77,18 +74,6 @@ ConnectionKind = Literal[ToWorker.CLIENT, ToWorker.ADMIN]
 ReloadStep = Literal[ToWorker.PREPARE, ToWorker.COMMIT, ToWorker.ABORT]
 
 
-@dataclass(frozen=True, slots=True)
-class ReloadMessage:
-    """A step of a reload, as a worker receives it.
-
-    ``error`` says why its document could not be received; the reply to it is that error.
-    """
-
-    step: ReloadStep
-    document: bytes = b""
-    error: str = ""
-
-
 def send(channel: socket.socket, kind: IntEnum, text: str = "", descriptor: int = -1) -> None:
     """Send a message. Raises BlockingIOError if the channel is full, or another OSError."""
     message = bytes([kind]) + text.encode()[:MAX_TEXT]
@@ -98,35 +83,33 @@ def send(channel: socket.socket, kind: IntEnum, text: str = "", descriptor: int 
         socket.send_fds(channel, [message], [descriptor])
 
 
-def receive(channel: socket.socket) -> tuple[int, str] | None:
-    """Return the kind and the text of the next message, or None at the end of the stream.
-
-    Raises BlockingIOError if no message has come yet.
-    """
-    try:
-        message = channel.recv(1 + MAX_TEXT)
-    except ConnectionResetError:
-        # Linux reports once that the peer left messages unread. Its own come after that.
-        message = channel.recv(1 + MAX_TEXT)
-    return (message[0], message[1:].decode(errors="replace")) if message else None
-
-
-def receive_descriptor(channel: socket.socket) -> tuple[int, int] | None:
-    """Return the kind and the descriptor of the next message, or None at the end of the stream.
+def receive(channel: socket.socket) -> tuple[int, str, int] | None:
+    """Return the next message, or None at the end of the stream: its kind, text and descriptor.
 
     The descriptor is -1 if there is none, or if this process has too many open. Raises
     BlockingIOError if no message has come yet.
     """
     try:
-        message, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
-    except ConnectionResetError:  # as above
-        message, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
-    return (message[0], next(iter(descriptors), -1)) if message else None
+        message, descriptors, _, _ = socket.recv_fds(channel, 1 + MAX_TEXT, 1)
+    except ConnectionResetError:
+        # Linux reports once that the peer left messages unread. Its own come after that.
+        message, descriptors, _, _ = socket.recv_fds(channel, 1 + MAX_TEXT, 1)
+    if not message:
+        return None
+    return message[0], message[1:].decode(errors="replace"), next(iter(descriptors), -1)
 
 
-def _no_room() -> bool:
-    """Make no room."""
-    return False
+class Receiver(Protocol):
+    """What serves the connections that a worker, or the admin process, receives."""
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve a connection; this owns it from now on."""
+
+    def begin_draining(self) -> None:
+        """Be not ready from now on; clients that have begun to connect still come."""
+
+    def make_room(self) -> bool:
+        """Close other connections before descriptors run out; return whether there were any."""
 
 
 class WorkerChannel:
@@ -144,120 +127,56 @@ class WorkerChannel:
         self._closed_connections = closed_connections
         self._draining = asyncio.Event()
 
-    def send_ready(self) -> None:
-        """Tell the supervisor that connections can come."""
-        self._send(FromWorker.READY)
-
-    def send_leaving(self) -> None:
-        """Ask the supervisor for no more connections; it replies DRAIN behind the last one."""
-        self._send(FromWorker.LEAVING)
-
-    def send_reload_done(self, error: str) -> None:
-        """Tell the supervisor that a step of a reload is done; a text says why it failed."""
-        self._send(FromWorker.RELOAD_DONE, error)
-
-    def send_dropped(self, calls: int) -> None:
-        """Tell the supervisor how many calls were cut at the drain timeout."""
-        self._send(FromWorker.DROPPED, str(calls))
+    def send(self, kind: FromWorker, text: str = "") -> None:
+        """Send a message to the supervisor; it replies DRAIN to LEAVING, behind the last client."""
+        with suppress(OSError):  # it is gone, which is noticed when receiving
+            send(self._channel, kind, text)
 
     def count_closed(self) -> None:
         """Count a connection that is closed: the supervisor sees the load without a message."""
         self._closed_connections[0] += 1
 
-    async def receive(
-        self,
-        on_connection: Callable[[socket.socket], None],
-        on_reload: Callable[[ReloadMessage], None],
-        on_stopping: Callable[[], None],
-        make_room: Callable[[], bool] = _no_room,
-    ) -> None:
-        """Handle messages until DRAIN; ``on_connection`` gets each connection.
-
-        Before descriptors run out, ``make_room`` closes other connections, and returns whether it
-        has.
-        """
-        loop = asyncio.get_running_loop()
+    async def receive(self, receiver: Receiver, on_reload: Callable[[int], None]) -> None:
+        """Handle messages until DRAIN; ``on_reload`` gets each ReloadStep."""
+        self._receiver, self._on_reload = receiver, on_reload
         self._channel.setblocking(False)
-        descriptor = self._channel.fileno()
-
-        def handle_messages() -> None:
-            try:
-                for _ in range(MAX_BATCH):
-                    if exceeds_share_now(_FULL_SHARE) and make_room():
-                        loop.remove_reader(descriptor)
-                        loop.call_later(_ROOM_DELAY, begin)
-                        return
-                    if not self._handle_next(on_connection, on_reload, on_stopping):
-                        end()
-                        return
-            except BlockingIOError:
-                pass
-
-        def end() -> None:
-            loop.remove_reader(descriptor)
-            if not self._draining.is_set():
-                _log.error("the supervisor has died: this worker drains and stops")
-                self._draining.set()
-
-        def begin() -> None:
-            if self._channel.fileno() == descriptor:  # else it was closed meanwhile
-                loop.add_reader(descriptor, handle_messages)
-
-        begin()
+        self._begin(self._channel.fileno())
         await self._draining.wait()
 
-    def _handle_next(
-        self,
-        on_connection: Callable[[socket.socket], None],
-        on_reload: Callable[[ReloadMessage], None],
-        on_stopping: Callable[[], None],
-    ) -> bool:
-        """Handle the next message; return false at the end of the stream.
+    def _begin(self, descriptor: int) -> None:
+        if self._channel.fileno() == descriptor:  # else it was closed meanwhile
+            asyncio.get_running_loop().add_reader(descriptor, self._read, descriptor)
 
-        Raises BlockingIOError if no message has come yet.
-        """
-        received = receive_descriptor(self._channel)
-        if received is None:
-            return False
-        kind, descriptor = received
+    def _read(self, descriptor: int) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(BlockingIOError):
+            for _ in range(MAX_BATCH):
+                if exceeds_share_now(_FULL_SHARE) and self._receiver.make_room():
+                    loop.remove_reader(descriptor)
+                    loop.call_later(_ROOM_DELAY, self._begin, descriptor)
+                    return
+                message = receive(self._channel)
+                if message is not None:
+                    self._handle(*message)
+                    continue
+                loop.remove_reader(descriptor)
+                if not self._draining.is_set():
+                    _log.error("the supervisor has died: this worker drains and stops")
+                    self._draining.set()
+                return
+
+    def _handle(self, kind: int, _: str, descriptor: int) -> None:
         if kind == ToWorker.STOPPING:
-            on_stopping()
+            self._receiver.begin_draining()
         elif kind == ToWorker.DRAIN:
             self._draining.set()
         elif kind in (ToWorker.PREPARE, ToWorker.COMMIT, ToWorker.ABORT):
-            message = _read_reload(kind, descriptor)
             if not self._draining.is_set():
-                on_reload(message)
+                self._on_reload(kind)
         else:
-            self._accept(descriptor, on_connection)
-        return True
-
-    def _accept(self, descriptor: int, on_connection: Callable[[socket.socket], None]) -> None:
-        self._send(FromWorker.RECEIVED)
-        if descriptor < 0:
-            self.count_closed()
-            _log.error("a client connection was dropped: too many open files")
-        else:
-            on_connection(socket.socket(fileno=descriptor))
-
-    def _send(self, kind: FromWorker, text: str = "") -> None:
-        with suppress(OSError):  # the supervisor is gone, which is noticed when receiving
-            send(self._channel, kind, text)
-
-
-def _read_reload(kind: int, descriptor: int) -> ReloadMessage:
-    """Read the document of a step of a reload, and close its descriptor."""
-    if kind == ToWorker.COMMIT:
-        return ReloadMessage(ToWorker.COMMIT)
-    step: ReloadStep = ToWorker.PREPARE if kind == ToWorker.PREPARE else ToWorker.ABORT
-    if descriptor < 0:
-        _log.error("the new settings were not received: too many open files")
-        return ReloadMessage(step, error="too many open files")
-    try:
-        # All workers share the position in this file, so none of them may use it.
-        return ReloadMessage(step, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-    except (OSError, MemoryError) as error:
-        _log.error("the new settings could not be read: %s", error)
-        return ReloadMessage(step, error=f"the new settings could not be read: {error}")
-    finally:
-        os.close(descriptor)
+            self.send(FromWorker.RECEIVED)
+            if descriptor >= 0:
+                self._receiver.take(socket.socket(fileno=descriptor))
+            else:
+                self.count_closed()
+                _log.error("a client connection was dropped: too many open files")

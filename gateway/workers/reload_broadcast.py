@@ -14,11 +14,9 @@ The channel keeps the order, so that a process that was stopped for a while does
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,22 +36,14 @@ _RETRY_DELAY = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ConfigUpdate:
-    """New settings: all processes prepare ``settings``, then all of them use them.
+    """New settings, which the source has put where all processes read them.
 
-    The supervisor accepts on these sockets from then on, and closes those that are not among them.
-    ``drain_timeout`` is in seconds.
+    The supervisor accepts on these sockets once they are in use, and closes those that are not
+    among them. ``drain_timeout`` is in seconds.
     """
 
-    settings: bytes
     sockets: Mapping[socket.socket, ConnectionKind]
     drain_timeout: float
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedUpdate:
-    """New settings that are not used; ``reason`` tells the processes why."""
-
-    reason: bytes
 
 
 class ConfigSource(Protocol):
@@ -63,13 +53,13 @@ class ConfigSource(Protocol):
     if it stops. None of the functions raises.
     """
 
-    def poll(self, requested: bool) -> ConfigUpdate | RefusedUpdate | None:
-        """Return new settings, if there are any; SIGHUP requests them."""
+    def poll(self, requested: bool) -> ConfigUpdate | None:
+        """Return new settings, if there are any that can be used; SIGHUP requests them."""
 
     def commit(self) -> None:
         """Use the settings for processes that start from now on: each running one is ready."""
 
-    def abort(self, errors: Mapping[str, str]) -> RefusedUpdate:
+    def abort(self, errors: Mapping[str, str]) -> None:
         """Give back what the settings needed; ``errors`` are of processes, by their names."""
 
     def on_applied(self, late: Sequence[str]) -> None:
@@ -109,7 +99,6 @@ class ReloadBroadcaster:
         if self._broadcast is None and time.monotonic() >= self.next_step:
             self._poll(processes)
         while (broadcast := self._broadcast) is not None and broadcast.step(processes):
-            broadcast.close()
             self._broadcast = None
             if broadcast.message == ToWorker.PREPARE:
                 self._decide(broadcast)
@@ -120,40 +109,27 @@ class ReloadBroadcaster:
 
     def cancel(self) -> None:
         """Give up the update in progress; the processes give back what they have prepared."""
-        self._update = None
-        if self._broadcast is not None:
-            self._broadcast.close()
-            self._broadcast = None
-
-    def close_in_child(self) -> None:
-        """Close, in a child, what belongs to the supervisor."""
-        for sock in self.pending_sockets:
-            sock.close()
-        self.cancel()
+        self._update = self._broadcast = None
 
     def _poll(self, processes: Sequence[WorkerProcess]) -> None:
         requested, self._is_requested = self._is_requested, False
-        update = self._source.poll(requested)
+        self._update = self._source.poll(requested)
         self._poll_at = time.monotonic() + POLL_INTERVAL
-        if isinstance(update, RefusedUpdate):
-            self._abort(processes, update)
-        elif update is not None:
-            self._update = update
-            self._broadcast = _Broadcast(
-                ToWorker.PREPARE, processes, PREPARE_TIMEOUT, update.settings
-            )
+        if self._update is not None:
+            self._broadcast = _Broadcast(ToWorker.PREPARE, processes, PREPARE_TIMEOUT)
+        elif requested:
+            # The settings cannot be used, but the processes open their logs anew.
+            self._broadcast = _Broadcast(ToWorker.ABORT, processes, COMMIT_TIMEOUT)
 
     def _decide(self, prepared: _Broadcast) -> None:
         """Have all processes use what all have prepared, or none."""
+        step: ReloadStep = ToWorker.COMMIT
         if errors := prepared.errors:
-            self._update = None
-            self._abort(prepared.processes, self._source.abort(errors))
+            step, self._update = ToWorker.ABORT, None
+            self._source.abort(errors)
         else:
             self._source.commit()
-            self._broadcast = _Broadcast(ToWorker.COMMIT, prepared.processes, COMMIT_TIMEOUT)
-
-    def _abort(self, processes: Iterable[WorkerProcess], refused: RefusedUpdate) -> None:
-        self._broadcast = _Broadcast(ToWorker.ABORT, processes, COMMIT_TIMEOUT, refused.reason)
+        self._broadcast = _Broadcast(step, prepared.processes, COMMIT_TIMEOUT)
 
 
 class _Broadcast:
@@ -164,19 +140,12 @@ class _Broadcast:
     """
 
     def __init__(
-        self,
-        message: ReloadStep,
-        processes: Iterable[WorkerProcess],
-        timeout: float,
-        document: bytes = b"",
+        self, message: ReloadStep, processes: Iterable[WorkerProcess], timeout: float
     ) -> None:
         self.message = message
         self.processes = list(processes)
         self.errors: dict[str, str] = {}
         """Why processes, by their names, have failed or not replied."""
-        self._document = document
-        self._memory = -1
-        """A descriptor of memory with the document, as a message cannot hold it."""
         self._unsent = list(self.processes)
         self._unreplied: list[WorkerProcess] = []
         self._timeout = timeout
@@ -194,7 +163,9 @@ class _Broadcast:
     def step(self, processes: Sequence[WorkerProcess]) -> bool:
         """Send what can be sent, and collect replies; return whether all is done."""
         if self.message == ToWorker.PREPARE:
-            self._add(processes)
+            started = [process for process in processes if process not in self.processes]
+            self.processes += started
+            self._unsent += started
         self._unsent = [process for process in self._unsent if not self._send(process)]
         self._unreplied = [process for process in self._unreplied if not self._has_replied(process)]
         if self.message == ToWorker.ABORT:
@@ -207,26 +178,11 @@ class _Broadcast:
         self.errors.update((process.name, reason) for process in self.late)
         return True
 
-    def close(self) -> None:
-        if self._memory >= 0:
-            os.close(self._memory)
-
-    def _add(self, processes: Iterable[WorkerProcess]) -> None:
-        """Add the processes that have started since then."""
-        started = [process for process in processes if process not in self.processes]
-        self.processes += started
-        self._unsent += started
-
     def _send(self, process: WorkerProcess) -> bool:
         """Send the message to a process; false if that is to be tried again."""
         if process.state >= WorkerState.DRAINING:
             return True
-        if self._document and self._memory < 0:
-            with suppress(OSError):  # too many open files, of which some may be closed soon
-                self._memory = _memory_with(self._document)
-            if self._memory < 0:
-                return False
-        if not process.send_reload_step(self.message, self._memory):
+        if not process.send_reload_step(self.message):
             return False
         self._unreplied.append(process)
         return True
@@ -239,14 +195,3 @@ class _Broadcast:
         if process.reload_error:
             self.errors[process.name] = process.reload_error
         return True
-
-
-def _memory_with(content: bytes) -> int:
-    memory = os.memfd_create("settings")
-    try:
-        with open(memory, "wb", closefd=False) as file:
-            file.write(content)
-    except OSError:
-        os.close(memory)
-        raise
-    return memory

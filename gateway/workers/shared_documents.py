@@ -1,4 +1,4 @@
-"""Documents that the workers share in memory: each publishes its own, and any process reads all.
+"""Documents and numbers that processes share in memory: each writes its own, any reads all.
 
 No process locks or waits. A slot has two halves: its worker writes the half that is not in use, and
 then puts that in use with one word. A reader that was too slow finds that the checksum of what it
@@ -50,15 +50,16 @@ class SharedDocuments:
         self._counts[slot][0] = count
         return True
 
-    def published(self, slot: int) -> int:
+    def published(self, slot: int = 0) -> int:
         """Return how many documents were published in a slot."""
         return int(self._counts[slot][0])
 
     def read_all(self) -> list[bytes]:
         """Return the last document of each slot; empty if there is none."""
-        return [self._read(slot) for slot in range(self.slots)]
+        return [self.read(slot) for slot in range(self.slots)]
 
-    def _read(self, slot: int) -> bytes:
+    def read(self, slot: int = 0) -> bytes:
+        """Return the last document of a slot; empty if there is none."""
         memory, counts = self._memories[slot], self._counts[slot]
         for _ in range(_READS):
             at = self._start(counts[0])
@@ -71,3 +72,9 @@ class SharedDocuments:
 
     def _start(self, count: int) -> int:
         return _WORD + (count & 1) * self._half
+
+
+def shared_counters(count: int) -> list[memoryview]:
+    """Return numbers in memory that forked processes share, each as a view of one element."""
+    words = memoryview(mmap.mmap(-1, _WORD * count)).cast("Q")
+    return [words[i : i + 1] for i in range(count)]

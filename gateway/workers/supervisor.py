@@ -46,8 +46,8 @@ class NoWorkerError(Exception):
     """Not one worker came up."""
 
 
-class SupervisorEvents(WorkerEvents, Protocol):
-    """What the supervisor reports."""
+class SupervisedGateway(ConfigSource, WorkerEvents, Protocol):
+    """What the supervisor asks for new settings, and reports to."""
 
     def on_started(self, workers: Sequence[int]) -> None:
         """Handle that workers with these process ids serve connections from now on."""
@@ -60,7 +60,7 @@ class Supervisor:
     """Serves connections to listening sockets, which it owns, with so many worker processes.
 
     ``main`` runs in each worker, and ``admin_main`` in the admin process. ``drain_timeout`` is in
-    seconds. New settings come from ``config_source``, if there is one.
+    seconds. New settings come from ``gateway``, which is told of what happens.
     """
 
     def __init__(
@@ -70,19 +70,18 @@ class Supervisor:
         main: WorkerMain,
         admin_main: WorkerMain,
         drain_timeout: float,
-        events: SupervisorEvents,
-        config_source: ConfigSource | None = None,
+        gateway: SupervisedGateway,
     ) -> None:
         self._drain_timeout = drain_timeout
-        self._events = events
+        self._gateway = gateway
         # Unlike epoll, poll keeps nothing in the kernel that a fork would share.
         self._selector = selectors.PollSelector()
         self._pool = WorkerPool(
-            workers, main, admin_main, self._selector, self._close_in_child, events
+            workers, main, admin_main, self._selector, self._close_in_child, gateway
         )
-        self._pool.has_admin = ToWorker.ADMIN in sockets.values()
+        self._pool.admin.is_wanted = ToWorker.ADMIN in sockets.values()
         self._acceptor = Acceptor(sockets, self._pool, self._selector)
-        self._reloads = None if config_source is None else ReloadBroadcaster(config_source)
+        self._reloads = ReloadBroadcaster(gateway)
         self._signals = SignalWatcher()
         self._is_interrupted = False
         self._all_clients_accepted = False
@@ -110,8 +109,8 @@ class Supervisor:
         self._signals.reset_in_child()
         self._acceptor.close_in_child()
         self._pool.close_in_child()
-        if self._reloads is not None:
-            self._reloads.close_in_child()
+        for sock in self._reloads.pending_sockets:
+            sock.close()
 
     def _note_start(self) -> None:
         """Serve once each first worker is ready or has failed: else one would get all clients."""
@@ -123,15 +122,13 @@ class Supervisor:
         # Operators wait a moment longer: the admin process has more to load.
         if all(worker.state is WorkerState.READY for worker in workers):
             self._pool.has_started = True
-            self._events.on_started([worker.pid for worker in workers])
+            self._gateway.on_started([worker.pid for worker in workers])
 
     def _timeout(self) -> float | None:
         """Return the seconds until a timer is due."""
         due = min(self._acceptor.next_step, self._kill_at)
         if self._pool.has_started and not self._pool.is_stopping:
-            due = min(due, self._pool.next_start)
-            if self._reloads is not None:
-                due = min(due, self._reloads.next_step)
+            due = min(due, self._pool.next_start, self._reloads.next_step)
         return None if due == NEVER else max(0.0, due - time.monotonic())
 
     def _step(self, now: float) -> None:
@@ -147,15 +144,14 @@ class Supervisor:
         elif self._pool.has_started:
             self._pool.start_missing(now)
             self._stop_admin_if_unused()
-            if self._reloads is not None:
-                self._reloads.step(self._pool.processes, self._apply)
+            self._reloads.step(self._pool.processes, self._apply)
         if now >= self._kill_at:
             self._kill_at = NEVER
             self._pool.kill_all()
 
     def _handle_signals(self) -> None:
         received = self._signals.received()
-        if signal.SIGHUP in received and self._reloads is not None:
+        if signal.SIGHUP in received:
             self._reloads.request()
         if signal.SIGCHLD in received:
             self._pool.reap_adopted_children()
@@ -166,20 +162,17 @@ class Supervisor:
     def _stop(self) -> None:
         """Accept the clients that have begun to connect, and no more."""
         self._pool.is_stopping = True
-        more: ListeningSockets = {}
-        if self._reloads is not None:
-            # An update under way may have opened sockets to which clients have connected.
-            more = self._reloads.pending_sockets
-            self._reloads.cancel()
-        self._acceptor.drain_clients(more)
+        # An update under way may have opened sockets to which clients have connected.
+        self._acceptor.drain_clients(self._reloads.pending_sockets)
+        self._reloads.cancel()
         for process in self._pool.processes:
-            process.announce_stop()
+            process.send(ToWorker.STOPPING)
 
     def _note_last_client(self, now: float) -> None:
         if not self._all_clients_accepted:
             self._all_clients_accepted = True
             self._kill_at = now + self._drain_timeout + _KILL_DELAY
-            self._events.on_stopping()
+            self._gateway.on_stopping()
 
     def _retire(self, leaving: Sequence[WorkerProcess]) -> None:
         """Drain processes that got a stop signal of their own."""
@@ -191,7 +184,7 @@ class Supervisor:
 
     def _drain_workers(self) -> None:
         """Have the workers drain behind the last client; the admin process exits behind them."""
-        workers, admin = self._pool.workers, self._pool.admin
+        workers, admin = self._pool.workers, self._pool.admin.worker
         if self._all_clients_accepted and not self._acceptor.has_pending_clients:
             for worker in workers:
                 worker.drain()
@@ -201,11 +194,11 @@ class Supervisor:
 
     def _stop_admin_if_unused(self) -> None:
         """Have the admin process end behind the last operator once there is no admin address."""
-        admin = self._pool.admin
-        if admin is not None and not self._pool.has_admin and not self._acceptor.has_operators:
-            admin.drain()
+        slot = self._pool.admin
+        if slot.worker is not None and not slot.is_wanted and not self._acceptor.has_operators:
+            slot.worker.drain()
 
     def _apply(self, update: ConfigUpdate) -> None:
         self._drain_timeout = update.drain_timeout
-        self._pool.has_admin = ToWorker.ADMIN in update.sockets.values()
+        self._pool.admin.is_wanted = ToWorker.ADMIN in update.sockets.values()
         self._acceptor.replace_sockets(update.sockets)

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from operator import attrgetter
@@ -31,7 +31,7 @@ from gateway.workers.ipc import (
     receive,
     send,
 )
-from gateway.workers.shared_state import shared_counters
+from gateway.workers.shared_documents import shared_counters
 from gateway.workers.signals import HANDLED_SIGNALS, STOP_SIGNALS
 
 NEVER = float("inf")
@@ -70,37 +70,28 @@ class WorkerState(IntEnum):
     """Its channel is broken."""
 
 
+@dataclass(eq=False, slots=True)
 class WorkerProcess:
-    """A worker or the admin process, and the supervisor's end of the channel to it.
+    """A worker or the admin process, and the supervisor's end of the channel to it."""
 
-    ``serves`` is who connects to it.
-    """
-
-    def __init__(
-        self,
-        pid: int,
-        channel: socket.socket,
-        started_at: float,
-        serves: ConnectionKind = ToWorker.CLIENT,
-    ) -> None:
-        self.pid = pid
-        self.channel = channel
-        self.started_at = started_at
-        self.serves = serves
-        self.state = WorkerState.STARTING
-        self.is_first = False
-        """The gateway started with it."""
-        self.is_leaving = False
-        """It got a signal of its own, or could not use new settings: another one takes its place.
-        """
-        self.unacknowledged: deque[PendingConnection] = deque()
-        """Connections that were sent: another worker gets them if this one dies."""
-        self.sent_connections = 0
-        self.pending_reload_steps: deque[ReloadStep] = deque()
-        """Steps of reloads that it has not replied to, the oldest first."""
-        self.reload_error = ""
-        """Its last reply to a step of a reload: why that failed, or an empty text."""
-        self.dropped_calls = 0
+    pid: int
+    channel: socket.socket
+    started_at: float
+    serves: ConnectionKind = ToWorker.CLIENT
+    """Who connects to it."""
+    state: WorkerState = WorkerState.STARTING
+    is_first: bool = False
+    """The gateway started with it."""
+    is_leaving: bool = False
+    """It got a signal of its own, or could not use new settings: another one takes its place."""
+    unacknowledged: deque[PendingConnection] = field(default_factory=deque)
+    """Connections that were sent: another worker gets them if this one dies."""
+    sent_connections: int = 0
+    pending_reload_steps: deque[ReloadStep] = field(default_factory=deque)
+    """Steps of reloads that it has not replied to, the oldest first."""
+    reload_error: str = ""
+    """Its last reply to a step of a reload: why that failed, or an empty text."""
+    dropped_calls: int = 0
 
     @property
     def name(self) -> str:
@@ -115,26 +106,22 @@ class WorkerProcess:
         """Send a connection, which this owns from then on; false if the worker cannot take it."""
         if not self.accepts(connection.kind) or len(self.unacknowledged) >= MAX_UNACKNOWLEDGED:
             return False
-        if not self._send(connection.kind, connection.sock.fileno()):
+        if not self.send(connection.kind, connection.sock.fileno()):
             return False
         self.sent_connections += 1
         self.unacknowledged.append(connection)
         return True
 
-    def send_reload_step(self, step: ReloadStep, document: int = -1) -> bool:
-        """Send a step of a reload, with a descriptor of its document; false: try that again."""
-        if not self._send(step, document):
+    def send_reload_step(self, step: ReloadStep) -> bool:
+        """Send a step of a reload; false: try that again."""
+        if not self.send(step):
             return self.state is WorkerState.EXITING
         self.pending_reload_steps.append(step)
         return True
 
-    def announce_stop(self) -> None:
-        """Tell it that the gateway stops; clients still come."""
-        self._send(ToWorker.STOPPING)
-
     def drain(self) -> None:
         """Tell it that no connection comes any more."""
-        if self.state < WorkerState.DRAINING and self._send(ToWorker.DRAIN):
+        if self.state < WorkerState.DRAINING and self.send(ToWorker.DRAIN):
             self.state = WorkerState.DRAINING
 
     def read_message(self) -> bool:
@@ -146,10 +133,7 @@ class WorkerProcess:
         if message is None:
             self.state = WorkerState.EXITING
             return False
-        self._handle(*message)
-        return True
-
-    def _handle(self, kind: int, text: str) -> None:
+        kind, text, _ = message
         if kind == FromWorker.READY:
             self.state = max(self.state, WorkerState.READY)
         elif kind == FromWorker.RECEIVED:
@@ -163,8 +147,10 @@ class WorkerProcess:
             self.is_leaving = True
         elif kind == FromWorker.DROPPED:
             self.dropped_calls = int(text)
+        return True
 
-    def _send(self, kind: ToWorker, descriptor: int = -1) -> bool:
+    def send(self, kind: ToWorker, descriptor: int = -1) -> bool:
+        """Send a message; false if it cannot take it now, or is gone."""
         try:
             send(self.channel, kind, descriptor=descriptor)
         except ConnectionError:
@@ -185,30 +171,23 @@ class WorkerEvents(Protocol):
         """Handle that a process was started in the place of one that had ended unexpectedly."""
 
 
+@dataclass(eq=False, slots=True)
 class WorkerSlot:
-    """One position of a worker or the admin process, filled again when that ends.
+    """One position of a worker or the admin process, filled again when that ends."""
 
-    ``closed_connections`` is one number that it shares with the worker. ``main`` is what runs in
-    the process.
-    """
-
-    def __init__(
-        self,
-        closed_connections: memoryview,
-        main: WorkerMain,
-        serves: ConnectionKind = ToWorker.CLIENT,
-    ) -> None:
-        self.closed_connections = closed_connections
-        self.main = main
-        self.serves = serves
-        self.is_wanted = True
-        """Whether a process is to run here."""
-        self.worker: WorkerProcess | None = None
-        self.start_at = 0.0
-        """When the next worker starts, on the clock of ``time.monotonic``, if there is none."""
-        self.replaces = False
-        """Whether the next process takes the place of one that has ended unexpectedly."""
-        self._early_exits = 0
+    closed_connections: memoryview
+    """One number that it shares with the worker."""
+    main: WorkerMain
+    """What runs in the process."""
+    serves: ConnectionKind = ToWorker.CLIENT
+    is_wanted: bool = True
+    """Whether a process is to run here."""
+    worker: WorkerProcess | None = None
+    start_at: float = 0.0
+    """When the next worker starts, on the clock of ``time.monotonic``, if there is none."""
+    replaces: bool = False
+    """Whether the next process takes the place of one that has ended unexpectedly."""
+    early_exits: int = 0
 
     @property
     def open_connections(self) -> int:
@@ -222,10 +201,10 @@ class WorkerSlot:
         self.worker = None
         delay = 0.0
         if now - started_at >= _STABLE_TIME:
-            self._early_exits = 0
+            self.early_exits = 0
         else:
-            delay = min(_FIRST_DELAY * 2.0 ** min(self._early_exits, 16), _MAX_DELAY)
-            self._early_exits += 1
+            delay = min(_FIRST_DELAY * 2.0 ** min(self.early_exits, 16), _MAX_DELAY)
+            self.early_exits += 1
         self.start_at = now + delay
         return delay
 
@@ -233,7 +212,7 @@ class WorkerSlot:
 class WorkerPool:
     """Runs a fixed number of workers, and replaces those that exit until the gateway stops.
 
-    It runs the admin process, in which ``admin_main`` runs, while ``has_admin`` is set.
+    It runs the admin process, in which ``admin_main`` runs, while ``admin.is_wanted``.
     ``close_in_child`` runs in each forked process: it closes what belongs to the supervisor.
     """
 
@@ -248,9 +227,8 @@ class WorkerPool:
     ) -> None:
         *counters, admin_counter = shared_counters(size + 1)
         self._slots = [WorkerSlot(counter, main) for counter in counters]
-        self._admin_slot = WorkerSlot(admin_counter, admin_main, ToWorker.ADMIN)
-        self._admin_slot.is_wanted = False
-        self._all_slots = [*self._slots, self._admin_slot]
+        self.admin = WorkerSlot(admin_counter, admin_main, ToWorker.ADMIN, is_wanted=False)
+        self._all_slots = [*self._slots, self.admin]
         self.has_started = False
         """Each first process has become ready, or has failed."""
         self.is_stopping = False
@@ -264,23 +242,9 @@ class WorkerPool:
         self._events = events
 
     @property
-    def has_admin(self) -> bool:
-        """Tell whether an admin process is to run."""
-        return self._admin_slot.is_wanted
-
-    @has_admin.setter
-    def has_admin(self, is_wanted: bool) -> None:
-        self._admin_slot.is_wanted = is_wanted
-
-    @property
     def workers(self) -> list[WorkerProcess]:
         """Return the running workers."""
         return [slot.worker for slot in self._slots if slot.worker is not None]
-
-    @property
-    def admin(self) -> WorkerProcess | None:
-        """Return the running admin process."""
-        return self._admin_slot.worker
 
     @property
     def processes(self) -> list[WorkerProcess]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 _LOOKS = 5
 """Looks, a second apart, without a sign of life, after which a worker is said to hang."""
@@ -13,6 +15,7 @@ _LOOKS = 5
 _log = logging.getLogger("tensorgate.workers")
 
 
+@dataclass(eq=False)
 class WorkerWatch:
     """Logs when another worker hangs, and when it runs again.
 
@@ -20,42 +23,36 @@ class WorkerWatch:
     last ran, in ms on the clock of ``time.monotonic``. ``slot`` is the number of this worker.
     """
 
-    def __init__(
-        self, pids: Sequence[memoryview], heartbeats: Sequence[memoryview], slot: int
-    ) -> None:
-        self._pids = pids
-        self._heartbeats = heartbeats
-        self._others = [other for other in range(len(pids)) if other != slot]
-        self._last = [(0, 0)] * len(pids)
-        """The process and the heartbeat of each worker at the last look."""
-        self._silent_looks = [0] * len(pids)
-        self._logged: set[int] = set()
-        """The processes of which the log says that they hang."""
+    pids: Sequence[memoryview]
+    heartbeats: Sequence[memoryview]
+    slot: int
+    last: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """The process and the heartbeat of each worker at the last look, by its slot."""
+    silent_looks: Counter[int] = field(default_factory=Counter)
+    logged: set[int] = field(default_factory=set)
+    """The processes of which the log says that they hang."""
 
     def look(self, leads: bool) -> None:
         """Look at the workers, once a second; one that ``leads`` the others logs what it sees.
 
         It counts its own looks: after a pause of all processes, none of them hangs.
         """
-        for slot in self._others:
-            pid, heartbeat = found = self._pids[slot][0], self._heartbeats[slot][0]
-            if found == self._last[slot]:
-                self._silent_looks[slot] += 1
+        for slot in range(len(self.pids)):
+            pid, heartbeat = found = self.pids[slot][0], self.heartbeats[slot][0]
+            if found == self.last.get(slot, (0, 0)):
+                self.silent_looks[slot] += 1
             else:
-                self._last[slot] = found
-                self._silent_looks[slot] = 0
-                self._log_life(pid)
-            if leads and self._silent_looks[slot] >= _LOOKS:
+                self.last[slot] = found
+                self.silent_looks[slot] = 0
+                if pid in self.logged:
+                    self.logged.remove(pid)
+                    _log.warning("worker %d runs again", pid)
+            if leads and slot != self.slot and self.silent_looks[slot] >= _LOOKS:
                 self._log_silence(pid, heartbeat)
 
-    def _log_life(self, pid: int) -> None:
-        if pid in self._logged:
-            self._logged.remove(pid)
-            _log.warning("worker %d runs again", pid)
-
     def _log_silence(self, pid: int, heartbeat: int) -> None:
-        if pid not in self._logged and is_alive(pid):
-            self._logged.add(pid)
+        if pid not in self.logged and is_alive(pid):
+            self.logged.add(pid)
             seconds = time.monotonic() - heartbeat / 1000
             text = "worker %d has not said anything for %.0f s: its calls wait meanwhile"
             _log.error(text, pid, seconds)

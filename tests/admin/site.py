@@ -16,8 +16,7 @@ from multidict import CIMultiDictProxy
 from gateway.admin.application import AdminSite
 from gateway.admin.history import History
 from gateway.admin.status import State, merge_statuses
-from gateway.app.journal.journal import SharedJournal
-from gateway.app.shared_memory import SharedCalls
+from gateway.app.shared_memory import SharedCalls, SharedMemory
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_metrics import CALL_FAMILIES
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
@@ -132,7 +131,7 @@ class ChosenSource:
         self.shared_calls = SharedCalls(2)
         self.drained: set[tuple[str, str]] = set()
         self.operators: list[str] = []
-        self.journal = SharedJournal(1).of_process(0)
+        self.journal = SharedMemory().owner_journal
 
     @property
     def hangs(self) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.admin import api, security
 from gateway.admin.api import MAX_STREAMS
-from gateway.app.journal.journal import SETTINGS_RELOADED
+from gateway.app.journal import SETTINGS_RELOADED
 from tests.admin.site import RunningSite, endpoint, running_site, upstream, worker_status
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import Head, request

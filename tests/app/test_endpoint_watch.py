@@ -19,7 +19,7 @@ from gateway.observe.call_metrics import (
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
 from gateway.routing.latency_outliers import Latency
-from gateway.workers.shared_state import shared_counters
+from gateway.workers.shared_documents import shared_counters
 from tests.support.gateway import no_leaks, until
 from tests.upstream.pools import make_pool
 
@@ -241,7 +241,10 @@ async def _slow_endpoint_is_seen(leads: Callable[[], bool]) -> AsyncIterator[Non
         looks.append(now)
         return {}
 
-    async with no_leaks(), EndpointWatch(looked.store, waiting, lambda: {"u": pool}, leads):
+    async with (
+        no_leaks(),
+        EndpointWatch(RecentLooks(looked.store), waiting, lambda: {"u": pool}, leads),
+    ):
         await until(lambda: len(looks) > 1)  # what was counted before the first one is not known
         looked.serve(20, seconds=2.0)
         looked.serve(20, endpoint=("u", "http://1"))

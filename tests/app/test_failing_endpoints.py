@@ -13,7 +13,7 @@ from gateway.observe.failure_log import FailureLog
 from gateway.proxy import errors
 from gateway.proxy.calls.buffered import BufferedCall
 from gateway.settings.schema import Settings
-from gateway.upstream.pool import reachability
+from gateway.upstream.pool import outlier_detection
 from tests.support.addresses import free_address, free_port
 from tests.support.gateway import LIMITS, gateway_of, no_leaks, until
 from tests.support.http_messages import http_response
@@ -186,7 +186,7 @@ async def _until_ready_is(operator: RawClient, status: int) -> str:
 async def test_readiness_follows_failed_calls_and_recovers_without_calls(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.02)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.02)
     async with AsyncExitStack() as stack:
         # One health check succeeds, and the next one is due after the test.
         health = {"path": "/up", "interval": "1h"}

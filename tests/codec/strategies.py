@@ -350,45 +350,6 @@ def mutated(body: bytes, seed: int) -> bytes:
     return body
 
 
-_TEXTS = {
-    "UINT8": ["0", "255"],
-    "INT32": ["1", "-5", "2147483647"],
-    "INT64": ["1", "-9223372036854775808"],
-    "BOOL": ["true", "false"],
-    "FP32": ["1", "0.5", "NaN", "-Infinity", "1e3", "1" + "0" * 20],
-    "FP64": ["1", "5e-324", "Infinity"],
-    "BF16": ["1", "3.389e38", "NaN"],
-    "BYTES": [
-        '""',
-        '"a"',
-        '"é😀"',
-        '"\\ud83d\\ude00"',
-        '"\\"]"',
-        '"[,"',
-        '"' + "é\\u00e9" * 9 + '"',
-    ],
-}
-
-
-def array_body(rng: random.Random) -> bytes:
-    """Make a request whose array is often broken; without a strategy, for a thousand a second."""
-    datatype = rng.choice(list(_TEXTS))
-    count = rng.randrange(30)
-    texts = [Raw(rng.choice(_TEXTS[datatype])) for _ in range(count)]
-    writer = Writer(rng, rng.choice(["compact", "wild", "spaces"]))
-    array = writer.write(_nested(texts, rng)).encode()
-    for _ in range(rng.choice([0, 1, 1, 2])):
-        at = rng.randrange(len(array) + 1)
-        crumb = rng.choice([*_CRUMBS, b",", b",,", b"[,", b",]", b"[]", b" " * rng.randrange(40)])
-        array = array[:at] + crumb + array[at + rng.choice([0, 0, 0, 1, 3]) :]
-    keys = [b'"name":"x"', b'"datatype":"%s"' % datatype.encode(), b'"shape":[%d]' % count]
-    rng.shuffle(keys)
-    keys.insert(rng.randrange(4), b'"data":' + array)
-    first = b'{"name":"a","shape":[1],"data":[%s],"datatype":"INT8"},'
-    others = [b"", b"", b"", first % b"1", first % b"300", first % b"x"]
-    return b'{"inputs":[' + rng.choice(others) + b"{" + b",".join(keys) + b"}]}"
-
-
 # ---------------------------------------------------------------------------------- responses
 
 

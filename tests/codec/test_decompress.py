@@ -6,7 +6,6 @@ import gzip
 import random
 import zlib
 from collections.abc import Iterator
-from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -70,18 +69,8 @@ def byte_by_byte(body: bytes) -> list[bytes]:
 # ----------------------------------------------------------------------- valid bodies
 
 BODIES = {
-    "gzip": ("gzip", gzip.compress(TEXT), TEXT),
     "gzip with a name": ("gzip", with_name(TEXT), TEXT),
-    "gzip, not compressed": ("gzip", gzip.compress(TEXT, 0), TEXT),
     "gzip of nothing": ("gzip", gzip.compress(b""), b""),
-    "members": ("gzip", gzip.compress(TEXT) + gzip.compress(b"") + with_name(TEXT), TEXT * 2),
-    "deflate": ("deflate", zlib.compress(TEXT), TEXT),
-    "deflate of a small window": (
-        "deflate",
-        (pack := zlib.compressobj(wbits=9)).compress(TEXT) + pack.flush(),
-        TEXT,
-    ),
-    "deflate of nothing": ("deflate", zlib.compress(b""), b""),
     "bare deflate": ("deflate", bare(TEXT), TEXT),
     "bare deflate of nothing": ("deflate", bare(b""), b""),
 }
@@ -146,8 +135,6 @@ def test_any_body_is_decompressed_however_split(data: st.DataObject) -> None:
 WHOLE = {"gzip": gzip.compress(TEXT), "deflate": zlib.compress(TEXT), "bare": bare(TEXT)}
 BAD = {
     "nothing": ("gzip", b"", "ends before its gzip data does"),
-    "no deflate at all": ("deflate", b"", "ends before its deflate data does"),
-    "one byte": ("gzip", b"\x1f", "ends before its gzip data does"),
     "cut short": ("gzip", WHOLE["gzip"][:-1], "ends before its gzip data does"),
     "half a second member": (
         "gzip",
@@ -155,27 +142,15 @@ BAD = {
         "ends before its gzip data does",
     ),
     "deflate cut short": ("deflate", WHOLE["deflate"][:-1], "ends before its deflate data does"),
-    "bare deflate cut short": ("deflate", WHOLE["bare"][:-1], "ends before its deflate data does"),
     "plain": ("gzip", TEXT, "is not valid gzip: incorrect header check"),
-    "deflate called gzip": ("gzip", WHOLE["deflate"], "is not valid gzip: incorrect header check"),
-    "another method": ("gzip", b"\x1f\x8b\x07" + bytes(9), "unknown compression method"),
     "a wrong checksum": (
         "gzip",
         WHOLE["gzip"][:-8] + bytes(4) + WHOLE["gzip"][-4:],
         "is not valid gzip: incorrect data check",
     ),
-    "a wrong length": ("gzip", WHOLE["gzip"][:-4] + bytes(4), "incorrect length check"),
-    "a wrong deflate checksum": (
-        "deflate",
-        WHOLE["deflate"][:-4] + bytes(4),
-        "is not valid deflate: incorrect data check",
-    ),
-    "a wrong header of deflate": ("deflate", b"\x78\x00" + bytes(9), "incorrect header check"),
     "more": ("gzip", WHOLE["gzip"] + b"more", "has data after its gzip data"),
     "a byte more": ("gzip", WHOLE["gzip"] + b"\x1f", "has data after its gzip data"),
-    "padding": ("gzip", WHOLE["gzip"] + bytes(100), "has data after its gzip data"),
     "more than deflate": ("deflate", WHOLE["deflate"] * 2, "has data after its deflate data"),
-    "more than bare deflate": ("deflate", WHOLE["bare"] + b"\0", "has data after its deflate data"),
 }
 
 
@@ -221,12 +196,6 @@ def _oracle(coding: str, body: bytes) -> bytes:
 # ----------------------------------------------------------------------- the ratio
 
 
-def test_small_output_may_have_any_ratio() -> None:
-    body = gzip.compress(bytes(FREE_OUTPUT_BYTES))
-    assert len(body) * 900 < FREE_OUTPUT_BYTES
-    assert outcome("gzip", body, max_ratio=1) == bytes(FREE_OUTPUT_BYTES)
-
-
 def test_ratio_beyond_the_cap_is_refused() -> None:
     body = gzip.compress(bytes(FREE_OUTPUT_BYTES + 1))
     found = outcome("gzip", body)
@@ -247,11 +216,6 @@ def test_ratio_is_measured_against_the_bytes_received_so_far(zeros: int) -> None
     found = outcome("deflate", body)
     assert isinstance(found, tuple) is bool(zeros)
     assert outcome("deflate", *(body[at : at + 999] for at in range(0, len(body), 999))) == found
-
-
-def test_ratio_is_measured_over_all_members() -> None:
-    member = gzip.compress(bytes(FREE_OUTPUT_BYTES))
-    assert outcome("gzip", member, member)[0] is ErrorKind.TOO_LARGE
 
 
 BOMB = gzip.compress(bytes(64 * FREE_OUTPUT_BYTES))
@@ -346,20 +310,9 @@ def test_too_many_tiny_members_are_refused(text: bytes) -> None:
     assert outcome("gzip", body[:5000], body[5000:]) == found
 
 
-def test_millions_of_empty_members_are_refused_early() -> None:
-    inflater = Decompressor("gzip", MOST)
-    inflater.feed(EMPTY * 2_000_000, last=True)
-    pieces = iter(inflater.step, None)
-    with pytest.raises(GatewayError, match="too many tiny members"):
-        list(islice(pieces, 1 + FREE_MEMBERS // MAX_MEMBERS_PER_STEP))
-    assert inflater.consumed < 2 * FREE_MEMBERS * len(EMPTY)
-
-
 MEMBERS = {
     "as many empty ones as may be": [b""] * FREE_MEMBERS,
-    "blocks of bgzip": [NOISE[:65280]] * 400,
     "blocks of bgzip with nothing but zeros in them": [bytes(65280)] * 1000,
-    "small ones": [NOISE[:MIN_MEMBER_BYTES]] * 3000,
     "small ones and as many empty ones": [NOISE[: 2 * MIN_MEMBER_BYTES], b""] * 3000,
 }
 
@@ -377,10 +330,6 @@ IDLE = {
     "a name of 2 MB": (
         "gzip",
         EMPTY[:3] + b"\x08" + EMPTY[4:10] + b"x" * 2_000_000 + b"\0" + EMPTY[10:],
-    ),
-    "a comment of 2 MB": (
-        "gzip",
-        EMPTY[:3] + b"\x10" + EMPTY[4:10] + b"x" * 2_000_000 + b"\0" + EMPTY[10:],
     ),
     "extra fields of 64 KiB": (
         "gzip",

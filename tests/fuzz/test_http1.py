@@ -54,19 +54,11 @@ async def test_the_strict_reader_reads_what_is_accepted(case: object) -> None:
 
 # Beside those of test_smuggling.py.
 SERVED = {
-    "a length of 20 digits": _post(b"Content-Length: 00000000000000000005", body=b"hello"),
-    "a body that begins as a chunk": _post(b"Content-Length: 5", body=b"0\r\n\r\n"),
     "a body that begins as a request": _post(b"Content-Length: %d" % len(INNER), body=INNER),
     "a chunk that holds a request": _coded(b"%X\r\n%s\r\n0\r\n\r\n" % (len(INNER), INNER)),
-    "hexadecimal of both cases": _coded(b"aA\r\n" + bytes(170) + b"\r\n0\r\n\r\n"),
-    "a last chunk of many zeros": _coded(b"5\r\nhello\r\n00000000\r\n\r\n"),
     "an extension of 8 KB": _coded(b"5;a=" + b"b" * 8000 + b"\r\nhello\r\n0\r\n\r\n"),
     "a quoted extension that looks like chunks": _coded(b'5;a="0;0"\r\nhello\r\n0;b\r\n\r\n'),
     "100 trailers": _coded(b"0\r\n" + b"X: y\r\n" * 100 + b"\r\n"),
-    "another Expect": _post(b"Expect: 200-ok", b"Content-Length: 5", body=b"hello"),
-    "Upgrade to a WebSocket": _post(
-        b"Connection: Upgrade", b"Upgrade: websocket", first=b"GET /a HTTP/1.1"
-    ),
     "Connection that names each framing header": _post(
         b"Connection: content-length, transfer-encoding, host, te, trailer",
         b"Content-Length: 5",
@@ -75,20 +67,11 @@ SERVED = {
     "Connection that names a coding": _coded(
         b"5\r\nhello\r\n0\r\n\r\n", b"Connection: Transfer-Encoding"
     ),
-    "headers that look like a coding": _post(
-        *(b"Transfer_Encoding: chunked", b"TransferEncoding: chunked", b"X-Chunked: 1")
-    ),
-    "a header of every visible byte": _post(b"X: " + bytes(range(33, 127))),
-    "a header beyond ASCII": _post(b"X: " + bytes(range(128, 256))),
     "126 headers": _post(*[b"X: y"] * 126),
     "a head of nearly 64 KiB": _post(*[b"X: " + b"y" * 8100] * 8),
-    "a URL of another host, in capitals": _post(first=b"POST HTTP://Y:1/a?b HTTP/1.1"),
     "a URL of IPv6": _post(first=b"POST http://[::1]:80/a HTTP/1.1"),
-    "a path with odd signs": _post(first=b"POST /a\\b|c^d`e{f}<g>\"h' HTTP/1.1"),
     "empty lines behind chunks": _coded(b"0\r\n\r\n\r\n\r\n"),
-    "HTTP/1.0 that goes on": _post(b"Connection: keep-alive", first=b"POST /a HTTP/1.0"),
     "HTTP/1.0 without a host": b"GET /a HTTP/1.0\r\n\r\nGET /behind HTTP/1.0\r\n\r\n",
-    "the last, said among others": _post(b"Connection: x, CLOSE ,y"),
     "many in a row": _post() * 60,
 }
 
@@ -96,37 +79,24 @@ NOT_SERVED = {
     "a length with a plus, behind another": _post(
         b"Content-Length: 5", b"Content-Length: +5", body=b"hello"
     ),
-    "a length of other digits": _post(b"Content-Length: \xef\xbc\x95", body=b"hello"),
-    "a length with a comma behind": _post(b"Content-Length: 5,", body=b"hello"),
     "a length of 2^64 + 5": _post(b"Content-Length: 18446744073709551621", body=b"hello"),
     "a length in a folded line": _post(b"X: y\r\n Content-Length: 5", body=b"hello"),
     "a length of 0 and a coding": _post(
         b"Content-Length: 0", b"Transfer-Encoding: chunked", body=b"0\r\n\r\n"
     ),
-    "a coding in quotes": _post(b"Transfer-Encoding: \\chunked", body=b"0\r\n\r\n"),
     "a coding with a parameter": _post(b"Transfer-Encoding: chunked;a=b", body=b"0\r\n\r\n"),
-    "two codings in one": _post(b"Transfer-Encoding: chunked chunked", body=b"0\r\n\r\n"),
-    "a coding with a no-break space": _post(b"Transfer-Encoding: \xa0chunked", body=b"0\r\n\r\n"),
     "a coding in HTTP/1.0": _post(
         *(b"Connection: keep-alive", b"Transfer-Encoding: chunked"),
         body=b"0\r\n\r\n",
         first=b"POST /a HTTP/1.0",
     ),
     "a chunk of 2^64": _coded(b"10000000000000000\r\nhello\r\n0\r\n\r\n"),
-    "a chunk of a word": _coded(b"five\r\nhello\r\n0\r\n\r\n"),
     "a chunk with one byte for its line end": _coded(b"5\r\nhello\r0\r\n\r\n"),
-    "a chunk with LF CR": _coded(b"5\n\rhello\r\n0\r\n\r\n"),
     "a chunk extension with LF in quotes": _coded(b'5;a="\n"\r\nhello\r\n0\r\n\r\n'),
-    "a last chunk with CR": _coded(b"0\r\r"),
     "a trailer that begins with a space": _coded(b"0\r\n X: y\r\n\r\n"),
-    "a version of two digits": _post(first=b"POST /a HTTP/01.1"),
     "a version of 2.0": _post(first=b"POST /a HTTP/2.0"),
-    "two versions": _post(first=b"POST /a HTTP/1.1 HTTP/1.1"),
     "a method with a colon": _post(first=b"POST: /a HTTP/1.1"),
-    "a form feed between the words": _post(first=b"POST /a\x0cHTTP/1.1"),
     "a host with a null byte": b"GET /a HTTP/1.1\r\nHost: x\0\r\n\r\n",
-    "a broken host beside a URL": b"GET http://x/a HTTP/1.1\r\nHost: x y\r\n\r\n",
-    "a header before the first line": b"Host: x\r\nGET /a HTTP/1.1\r\n\r\n",
     "200 headers": _post(*[b"X: y"] * 200),
     "a head of 64 KiB": _post(b"X: " + b"y" * 65_536),
 }

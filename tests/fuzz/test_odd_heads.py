@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.addresses import free_address
-from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.http_messages import chunked, http_response, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -145,19 +145,6 @@ async def _gateway_with_all(folder: Path) -> AsyncIterator[RunningGateway]:
             yield gateway
 
 
-def _held(gateway: RunningGateway) -> dict[str, int]:
-    listener, limits = gateway.gateway.listener, gateway.gateway.active_config.limits
-    held = {
-        "connections": listener.connections,
-        "calls": listener.requests,
-        "leases": gateway.outstanding,
-        "bytes": gateway.gateway.buffered_bytes,
-        "bytes of mirrors": limits.mirror_memory_budget.total,
-        "streams": limits.memory_budget.buffers.streams,
-    }
-    return {name: count for name, count in held.items() if count}
-
-
 _LAST = request("GET", "/v2", headers={"Connection": "close"})
 
 
@@ -187,9 +174,11 @@ async def test_odd_headers_leave_nothing_behind(tmp_path: Path) -> None:
                 for turn in range(_CONCURRENCY)
             ]
             await asyncio.gather(*(_send(gateway, *each) for each in sent))
-            with suppress(AssertionError):
-                await until(lambda: not _held(gateway))
-            assert (_held(gateway), sent) == ({}, sent)
+            try:
+                await gateway.remains.until_nothing()
+            except AssertionError as error:
+                error.add_note(f"sent: {sent}")
+                raise
             async with gateway.client() as innocent:
                 assert (await innocent.ask(infer_json())).status == 200
                 assert (await innocent.ask(request("GET", "/v2"))).status == 200

@@ -69,13 +69,8 @@ def test_length_decoder_separates_body_and_rest(
 ) -> None:
     for pieces in ([body + rest], bytewise(body + rest), cut(body + rest, places)):
         assert _decode(LengthDecoder(len(body)), pieces) == Decoded(body, True, rest)
-
-
-@LAW
-@given(body=st.binary(min_size=1, max_size=40), places=PLACES)
-def test_length_decoder_waits_for_an_incomplete_body(body: bytes, places: list[int]) -> None:
-    for pieces in ([body[:-1]], bytewise(body[:-1]), cut(body[:-1], places)):
-        assert _decode(LengthDecoder(len(body)), pieces) == Decoded(body[:-1], False, b"")
+        if not rest:
+            assert _decode(LengthDecoder(len(body) + 1), pieces) == Decoded(body, False, b"")
 
 
 def test_length_decoder_of_0_bytes_has_ended() -> None:
@@ -84,12 +79,6 @@ def test_length_decoder_of_0_bytes_has_ended() -> None:
     assert (decoder.feed(b""), decoder.rest) == (b"", b"")
     assert (decoder.feed(b"x"), decoder.rest) == (b"", b"x")
     assert decoder.ended
-
-
-def test_length_decoder_accepts_huge_lengths() -> None:
-    decoder = LengthDecoder(2**64 - 1)
-    assert decoder.feed(b"abc") == b"abc"
-    assert not decoder.ended
 
 
 # ------------------------------------------------------------------------------- UntilCloseDecoder
@@ -136,40 +125,8 @@ def test_chunked_decoder_decodes_the_body(written: tuple[bytes, bytes], places: 
     body, text = written
     for pieces in ([text], bytewise(text), cut(text, places)):
         assert _decode(ChunkedDecoder(), pieces) == Decoded(body, True, b"")
-
-
-@LAW
-@given(written=_chunked(), places=PLACES)
-def test_chunked_decoder_waits_for_an_incomplete_body(
-    written: tuple[bytes, bytes], places: list[int]
-) -> None:
-    body, text = written
     for pieces in ([text[:-1]], bytewise(text[:-1]), cut(text[:-1], places)):
         assert _decode(ChunkedDecoder(), pieces) == Decoded(body, False, b"")
-
-
-@LAW
-@given(st.binary(max_size=20), PLACES)
-def test_chunked_decoder_raises_only_malformed_error(text: bytes, places: list[int]) -> None:
-    decoder = ChunkedDecoder()
-    try:
-        for piece in cut(chunk(b"abc") + text, places):
-            decoder.feed(piece)
-    except MalformedError as error:
-        assert str(error)  # noqa: PT017
-
-
-def test_chunked_decoder_returns_partial_chunks() -> None:
-    decoder = ChunkedDecoder()
-    assert decoder.feed(b"5\r\nab") == b"ab"
-    assert decoder.feed(b"c") == b"c"
-    assert decoder.feed(b"") == b""
-    assert decoder.feed(b"de\r\n1;x\r\nf\r\n1\r\n") == b"def"
-    assert decoder.feed(b"g\r\n0\r\nX: a\r\n\r") == b"g"
-    assert not decoder.ended
-    assert decoder.feed(b"\n") == b""
-    assert decoder.ended
-    assert not decoder.rest
 
 
 @pytest.mark.parametrize(
@@ -200,26 +157,15 @@ def test_invalid_chunks_are_rejected(text: bytes) -> None:
     assert _is_rejected(chunk(b"abc") + text)
 
 
-def test_data_before_an_invalid_chunk_is_decoded() -> None:
-    decoder = ChunkedDecoder()
-    assert decoder.feed(chunk(b"good")) == b"good"
-    with pytest.raises(MalformedError, match="chunk size"):
-        decoder.feed(b"what\r\n")
-    assert not decoder.ended
-
-
 @pytest.mark.parametrize(
     ("start", "more"),
     [
         (b"1;", b"a" * 1000),
-        (b"1;a=", b"b" * 1000),
         (b'1;a="', b"b" * 1000),
         (b"1", b";a=b" * 250),
         (b"", b"0" * 1000),
         (b"0\r\nX: ", b"a" * 1000),
-        (b"0\r\n", b"X" * 1000),
         (b"0\r\n", b"X: a\r\n" * 170),
-        (b"0\r\nX:", b" " * 1000),
     ],
 )
 def test_endless_chunk_framing_is_rejected_and_not_buffered(start: bytes, more: bytes) -> None:
@@ -244,11 +190,6 @@ def test_number_of_chunks_with_extensions_is_not_limited() -> None:
     for _ in range(2 * MIN_OVERHEAD // len(text)):
         assert decoder.feed(text[:9]) == b""
         assert decoder.feed(text[9:]) == b"x"
-
-
-def test_large_extension_in_one_piece_is_rejected() -> None:
-    with pytest.raises(MalformedError):
-        ChunkedDecoder().feed(b"1;" + b"a" * 2 * MIN_OVERHEAD + b"\r\nx\r\n")
 
 
 @pytest.mark.parametrize("after", [b"\r\n", b"\n", b"\r", b"\r\n\r\n"])
@@ -292,18 +233,9 @@ def test_requests_after_the_last_chunk_are_not_copied() -> None:
 # ---------------------------------------------------------------------------------- frame_chunk
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"a", b"1\r\na\r\n"),
-        (b"0123456789", b"a\r\n0123456789\r\n"),
-        (b"\r\n", b"2\r\n\r\n\r\n"),
-        (bytes(65536), b"10000\r\n" + bytes(65536) + b"\r\n"),
-    ],
-    ids=len,
-)
-def test_frame_chunk_writes_size_and_data(data: bytes, text: bytes) -> None:
-    assert chunk(data) == text
+def test_frame_chunk_writes_size_and_data() -> None:
+    for data, start in ((b"a", b"1"), (b"0123456789", b"a"), (bytes(65536), b"10000")):
+        assert chunk(data) == start + b"\r\n" + data + b"\r\n"
 
 
 # ---------------------------------------------------------------------------------- the rest
@@ -326,6 +258,7 @@ TRAPS = st.lists(
     st.one_of(st.just(b""), TRAPS),
     PLACES,
 )
+@example([b"a"], b"0\r\n", b"GET / HTTP/1.1\r\n\r\n", [10])
 def test_rest_does_not_depend_on_how_bytes_arrive(
     chunks: list[bytes], last: bytes, after: bytes, places: list[int]
 ) -> None:

@@ -40,13 +40,6 @@ async def _read_all(body: Http1Body) -> bytes:
 # ---------------------------------------------------------------------------------- Http1Body
 
 
-async def test_body_pieces_keep_their_order(body: Http1Body) -> None:
-    for piece in (b"a", b"bc", b"d"):
-        body.feed(piece)
-    body.end()
-    assert await _read_all(body) == b"abcd"
-
-
 async def test_body_is_not_read_while_its_connection_pauses(transport: FakeTransport) -> None:
     read_flow = ReadFlow(transport)
     body = Http1Body(read_flow, BufferShare(BufferAccount()))
@@ -69,13 +62,6 @@ async def test_body_waits_for_its_client_only_while_somebody_reads_it(body: Http
     assert not body.progress.is_waited_for
 
 
-async def test_ended_body_reads_empty_again_and_again(body: Http1Body) -> None:
-    assert not body.ended
-    body.end()
-    assert body.ended
-    assert [await body.read() for _ in range(3)] == [b"", b"", b""]
-
-
 async def test_body_reader_waits_for_data(body: Http1Body) -> None:
     reading = asyncio.create_task(_read_all(body))
     await iterations(5)
@@ -89,58 +75,43 @@ async def test_body_reader_waits_for_data(body: Http1Body) -> None:
     assert await reading == b"abc"
 
 
-async def test_body_error_comes_after_buffered_data(body: Http1Body) -> None:
+async def test_first_error_or_end_of_a_body_comes_after_its_data(body: Http1Body) -> None:
     body.feed(b"a")
     body.fail_body(_Broken("broken"))
     body.fail_body(_Broken("second"))
+    body.end()
     assert await body.read() == b"a"
     for _ in range(2):
         with pytest.raises(_Broken, match="broken"):
             await body.read()
-    assert not body.ended
+    ended = Http1Body(ReadFlow(FakeTransport()), BufferShare(BufferAccount()))
+    ended.feed(b"a")
+    ended.end()
+    ended.fail_body(_Broken())
+    assert ended.ended
+    assert [await ended.read() for _ in range(3)] == [b"a", b"", b""]
 
 
-async def test_body_error_reaches_a_waiting_reader(body: Http1Body) -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_error_of_a_body_reaches_its_reader(body: Http1Body, is_cancelled: bool) -> None:
     reading = asyncio.create_task(body.read())
     await iterations(5)
     body.fail_body(_Broken())
+    if is_cancelled:
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        reading = asyncio.create_task(body.read())
     with pytest.raises(_Broken):
         await reading
 
 
-async def test_body_error_after_the_end_is_ignored(body: Http1Body) -> None:
-    body.feed(b"a")
-    body.end()
-    assert body.ended
-    body.fail_body(_Broken())
-    assert await _read_all(body) == b"a"
-
-
-async def test_body_end_after_an_error_is_ignored(body: Http1Body) -> None:
-    body.feed(b"a")
-    body.fail_body(_Broken())
-    body.end()
-    assert await body.read() == b"a"
-    with pytest.raises(_Broken):
-        await body.read()
-
-
-async def test_full_body_window_pauses_reading(body: Http1Body, transport: FakeTransport) -> None:
-    half = bytes(MAX_WINDOW // 2)
-    body.feed(half)
-    body.feed(half)
-    assert transport.calls == []
-    body.feed(b"x")
-    assert transport.calls == ["pause"]
-    body.feed(half)
-    assert transport.calls == ["pause"]
-
-
-async def test_half_empty_body_window_resumes_reading(
+async def test_body_above_its_window_pauses_reading_until_half_of_it_is_read(
     body: Http1Body, transport: FakeTransport
 ) -> None:
     piece = bytes(MAX_WINDOW // 8)
-    for _ in range(9):
+    for number in range(9):
+        assert transport.calls == [], number
         body.feed(piece)
     assert transport.calls == ["pause"]
     for _ in range(4):
@@ -190,14 +161,11 @@ async def test_closing_transport_is_neither_paused_nor_resumed(
     body.feed(bytes(MAX_WINDOW + 1))
     body.discard()
     assert transport.calls == []
-
-
-async def test_transport_that_starts_to_close_is_not_resumed(
-    body: Http1Body, transport: FakeTransport
-) -> None:
-    body.feed(bytes(MAX_WINDOW + 1))
+    transport.closing = False
+    late = Http1Body(ReadFlow(transport), BufferShare(BufferAccount()))
+    late.feed(bytes(MAX_WINDOW + 1))
     transport.closing = True
-    assert len(await body.read()) == MAX_WINDOW + 1  # one large piece
+    assert len(await late.read()) == MAX_WINDOW + 1  # one large piece
     assert transport.calls == ["pause"]
 
 
@@ -216,40 +184,21 @@ async def test_discarded_body_drops_buffered_and_later_data(
     assert await _read_all(body) == b""
 
 
+@pytest.mark.parametrize("before", [b"", b"a"])
 @pytest.mark.parametrize("count", [0, 1, 5])
-async def test_cancelled_read_loses_nothing(body: Http1Body, count: int) -> None:
+async def test_cancelled_read_loses_nothing(body: Http1Body, count: int, before: bytes) -> None:
     reading = asyncio.create_task(body.read())
     await iterations(count)
+    if before:
+        body.feed(before)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    body.feed(b"a")
+    if not before:
+        body.feed(b"a")
     body.feed(b"b")
     body.end()
     assert await _read_all(body) == b"ab"
-
-
-async def test_read_cancelled_after_its_data_came_loses_nothing(body: Http1Body) -> None:
-    reading = asyncio.create_task(body.read())
-    await iterations(5)
-    body.feed(b"a")
-    reading.cancel()
-    body.feed(b"b")
-    with pytest.raises(asyncio.CancelledError):
-        await reading
-    body.end()
-    assert await _read_all(body) == b"ab"
-
-
-async def test_cancelled_read_does_not_hide_the_error(body: Http1Body) -> None:
-    reading = asyncio.create_task(body.read())
-    await iterations(5)
-    body.fail_body(_Broken())
-    reading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reading
-    with pytest.raises(_Broken):
-        await body.read()
 
 
 # ---------------------------------------------------------------------------------- ReadFlow
@@ -317,18 +266,6 @@ async def test_large_read_ahead_pauses_reading(transport: FakeTransport) -> None
 
 
 @needs_source
-async def test_read_ahead_keeps_its_order(transport: FakeTransport) -> None:
-    connection = _TakesSome(3)
-    connection.connection_made(transport)
-    connection.buffer_read_ahead(b"ab")
-    connection.buffer_read_ahead(memoryview(b"cde"))
-    connection.process_read_ahead()
-    connection.buffer_read_ahead(b"f")
-    connection.process_read_ahead()
-    assert connection.taken == b"abcdef"
-
-
-@needs_source
 async def test_sender_that_fills_each_read_does_not_starve_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -355,41 +292,34 @@ async def test_sender_that_fills_each_read_does_not_starve_others(
     assert log == ["read", "others"] * count
 
 
-async def test_connection_stores_its_transport(
-    connection: Http1Connection, transport: FakeTransport
-) -> None:
-    assert connection.transport is transport
-    assert not connection.closed
-    assert transport.calls == []
-
-
-async def test_buffered_write_goes_out_with_the_next_one(
+async def test_buffered_write_goes_out_with_the_next_one_or_in_the_next_iteration(
     connection: Http1Connection, transport: FakeTransport
 ) -> None:
     connection.buffer_write(b"head ")
     connection.buffer_write(b"and more ")
-    connection.write(memoryview(b"body"))
+    connection.write(memoryview(b"body"), b" in pieces")
     await iterations(5)
-    connection.write(b"more body")
-    assert transport.writes == [b"head and more body", b"more body"]
-
-
-@pytest.mark.parametrize("size", [MAX_COALESCED_WRITE, MAX_COALESCED_WRITE + 1])
-async def test_large_write_goes_out_with_the_buffered_one(
-    connection: Http1Connection, transport: FakeTransport, size: int
-) -> None:
-    connection.buffer_write(b"head")
-    connection.write(bytes(size))
-    assert transport.writes == [b"head" + bytes(size)]
-
-
-async def test_pieces_go_out_with_the_buffered_write(
-    connection: Http1Connection, transport: FakeTransport
-) -> None:
-    connection.buffer_write(b"a")
-    connection.write(b"b", memoryview(b"c"))
-    connection.write(b"d", b"e")
-    assert transport.writes == [b"abc", b"de"]
+    for size in (MAX_COALESCED_WRITE, MAX_COALESCED_WRITE + 1):
+        connection.buffer_write(b"head")
+        connection.write(bytes(size))
+    connection.buffer_write(b"late")
+    large = [b"head" + bytes(MAX_COALESCED_WRITE), b"head" + bytes(MAX_COALESCED_WRITE + 1)]
+    assert transport.writes == [b"head and more body in pieces", *large]
+    await iterations(1)
+    assert transport.writes.pop() == b"late"
+    transport.writes.clear()
+    connection.buffer_write(b"next")
+    connection.flush()
+    connection.flush()
+    await iterations(5)
+    for _ in range(100):
+        connection.buffer_write(bytes(1024))
+    assert transport.writes == [b"next", bytes(MAX_COALESCED_WRITE + 1024)]
+    transport.closing = True
+    connection.flush()
+    await iterations(5)
+    connection.reset()
+    assert (len(transport.writes), transport.calls) == (2, [])
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -410,77 +340,15 @@ async def test_small_body_piece_goes_out_with_the_next_one(
     assert len(transport.writes) == 3
 
 
-async def test_end_of_a_body_flushes_the_buffered_write(
-    connection: Http1Connection, transport: FakeTransport
-) -> None:
-    connection.write_body(b"a", chunked=False)
-    connection.end_body(chunked=False)
-    assert transport.writes == [b"a"]
-
-
-async def test_buffered_write_goes_out_in_the_next_iteration(
-    connection: Http1Connection, transport: FakeTransport
-) -> None:
-    connection.buffer_write(b"head")
-    assert transport.writes == []
-    await iterations(1)
-    assert transport.writes == [b"head"]
-    connection.buffer_write(b"next")
-    connection.flush()
-    connection.flush()
-    await iterations(5)
-    assert transport.writes == [b"head", b"next"]
-
-
-async def test_large_buffered_write_is_flushed(
-    connection: Http1Connection, transport: FakeTransport
-) -> None:
-    for _ in range(100):
-        connection.buffer_write(bytes(1024))
-    assert transport.writes == [bytes(MAX_COALESCED_WRITE + 1024)]
-    connection.flush()
-    assert len(b"".join(transport.writes)) == 100 * 1024
-
-
-async def test_closing_transport_gets_no_writes(
-    connection: Http1Connection, transport: FakeTransport
-) -> None:
-    connection.buffer_write(b"head")
-    transport.closing = True
-    await iterations(5)
-    assert transport.writes == []
-
-
-@needs_source
-async def test_reset_drops_the_buffered_write() -> None:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_ReadsNothing, sock=ours)
-        connection.buffer_write(b"head")
-        connection.reset()
-        await iterations(5)
-        assert theirs.recv(10) == b""
-
-
-async def _drains_at_once(connection: Http1Connection) -> bool:
-    """Whether a drain returns before the next iteration of the event loop."""
+async def test_drain_waits_until_writing_resumes(connection: Http1Connection) -> None:
     others: list[str] = []
     asyncio.get_running_loop().call_soon(others.append, "other")
     await connection.drain()
-    return not others
-
-
-async def test_drain_of_a_writable_connection_returns_at_once(connection: Http1Connection) -> None:
-    assert await _drains_at_once(connection)
-    connection.pause_writing()
-    connection.resume_writing()
-    assert await _drains_at_once(connection)
-
-
-async def test_drain_waits_until_writing_resumes(connection: Http1Connection) -> None:
+    assert not others  # it returned at once
     for _ in range(3):
+        assert not connection.write_blocked
         connection.pause_writing()
+        assert connection.write_blocked
         draining = asyncio.create_task(connection.drain())
         await iterations(5)
         assert not draining.done()
@@ -488,42 +356,24 @@ async def test_drain_waits_until_writing_resumes(connection: Http1Connection) ->
         await draining
 
 
-@pytest.mark.parametrize("error", [None, OSError("reset")])
-async def test_drain_of_a_lost_connection_raises(
-    connection: Http1Connection, error: OSError | None
-) -> None:
-    connection.connection_lost(error)
+@pytest.mark.parametrize("before", ["nothing", "pause", "drain", "resume", "cancel"])
+async def test_drain_of_a_lost_connection_raises(connection: Http1Connection, before: str) -> None:
+    if before != "nothing":
+        connection.pause_writing()
+    draining = None
+    if before in ("drain", "resume", "cancel"):
+        draining = asyncio.create_task(connection.drain())
+        await iterations(5)
+    if before == "resume":
+        connection.resume_writing()
+    if before == "cancel" and draining is not None:
+        draining.cancel()
+    connection.connection_lost(OSError("reset") if before == "drain" else None)
     assert connection.closed
-    for _ in range(2):
-        with pytest.raises(ConnectionResetError):
-            await connection.drain()
-
-
-@pytest.mark.parametrize("error", [None, OSError("reset")])
-async def test_connection_lost_during_drain_raises(
-    connection: Http1Connection, error: OSError | None
-) -> None:
-    connection.pause_writing()
-    draining = asyncio.create_task(connection.drain())
-    await iterations(5)
-    connection.connection_lost(error)
-    with pytest.raises(ConnectionResetError):
-        await draining
-
-
-async def test_connection_lost_right_after_a_resume_raises(connection: Http1Connection) -> None:
-    connection.pause_writing()
-    draining = asyncio.create_task(connection.drain())
-    await iterations(5)
-    connection.resume_writing()
-    connection.connection_lost(None)
-    with pytest.raises(ConnectionResetError):
-        await draining
-
-
-async def test_drain_of_a_lost_paused_connection_raises(connection: Http1Connection) -> None:
-    connection.pause_writing()
-    connection.connection_lost(None)
+    assert connection.write_blocked
+    if draining is not None:
+        with pytest.raises(asyncio.CancelledError if before == "cancel" else ConnectionResetError):
+            await draining
     with pytest.raises(ConnectionResetError):
         await connection.drain()
 
@@ -541,36 +391,6 @@ async def test_cancelled_drain_can_be_repeated(connection: Http1Connection, coun
     assert not again.done()
     connection.resume_writing()
     await again
-
-
-async def test_connection_lost_after_a_cancelled_drain_raises(connection: Http1Connection) -> None:
-    connection.pause_writing()
-    draining = asyncio.create_task(connection.drain())
-    await iterations(5)
-    draining.cancel()
-    connection.connection_lost(None)
-    with pytest.raises(asyncio.CancelledError):
-        await draining
-    with pytest.raises(ConnectionResetError):
-        await connection.drain()
-
-
-async def test_write_blocked_while_paused_or_closed(connection: Http1Connection) -> None:
-    assert not connection.write_blocked
-    connection.pause_writing()
-    assert connection.write_blocked
-    connection.resume_writing()
-    assert not connection.write_blocked
-    connection.connection_lost(None)
-    assert connection.write_blocked
-
-
-async def test_closing_connection_is_not_reset(
-    connection: Http1Connection, transport: FakeTransport
-) -> None:
-    transport.closing = True
-    connection.reset()
-    assert transport.calls == []
 
 
 async def _pair() -> tuple[Http1Connection, socket.socket]:
@@ -604,13 +424,14 @@ async def test_drain_waits_for_a_real_reader() -> None:
 
 
 @needs_source
-async def test_peer_sees_a_reset() -> None:
+async def test_peer_sees_a_reset_and_nothing_that_was_buffered() -> None:
     connection, there = await _pair()
     with there:
         async with asyncio.timeout(5):
             connection.pause_writing()
             draining = asyncio.create_task(connection.drain())
             await iterations(5)
+            connection.buffer_write(b"head")
             connection.reset()
             with pytest.raises(ConnectionResetError):
                 await asyncio.get_running_loop().sock_recv(there, 1)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from itertools import product
 
 import pytest
@@ -47,46 +46,36 @@ def _message(*lines: bytes, first: bytes) -> RequestHead | ResponseHead:
 
 
 @pytest.mark.parametrize(
-    "method",
-    ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "M-SEARCH"],
-)
-def test_method_is_parsed(method: str) -> None:
-    assert _request(first=f"{method} /x HTTP/1.1".encode()).method == method
-
-
-@pytest.mark.parametrize(
     "target",
     [
-        "/",
-        "*",
-        "//x",
-        "/v2/models/a%2Fb/infer",
-        "/%zz",
-        "/a?b=c&d=e",
-        "/a?b?c",
-        "/a?b#c",
-        '/"<>{}|\\^`[',
-        "http://host/path?query",
-        "http://host:80/",
-        "http://[::1]:80/",
+        *("/", "*", "//x", "/v2/models/a%2Fb/infer", "/%zz", "/a?b=c&d=e", "/a?b?c", "/a?b#c"),
+        *('/"<>{}|\\^`[', "http://host/path?query", "http://host:80/", "http://[::1]:80/"),
         "/" + "a" * 60_000,
     ],
 )
-def test_target_is_not_changed(target: str) -> None:
-    assert _request(first=f"GET {target} HTTP/1.1".encode()).target == target
+def test_method_and_target_are_not_changed(target: str) -> None:
+    for method in ("GET", "M-SEARCH"):
+        head = _request(first=f"{method} {target} HTTP/1.1".encode())
+        assert (head.method, head.target) == (method, target)
 
 
 @pytest.mark.parametrize(
     "host",
-    ["host", "host:80", "host:", "127.0.0.1:8080", "[::1]", "[2001:db8::1]:443", "a_b.c-d", "%41~"],
+    # RFC 9112, section 3.2: an empty one is what a client sends that asks for no authority.
+    [
+        "",
+        "host",
+        "host:80",
+        "host:",
+        "127.0.0.1:8080",
+        "[::1]",
+        "[2001:db8::1]:443",
+        "a_b.-",
+        "%4~",
+    ],
 )
 def test_host_is_accepted(host: str) -> None:
     assert _request(b"Host: " + host.encode()).headers["Host"] == host
-
-
-def test_empty_host_is_accepted() -> None:
-    # RFC 9112, section 3.2: what a client sends that asks for no authority
-    assert _request(b"Host:").headers["Host"] == ""
 
 
 @pytest.mark.parametrize(
@@ -97,25 +86,20 @@ def test_empty_host_is_accepted() -> None:
     ],
 )
 def test_invalid_host_is_rejected(host: bytes) -> None:
-    with pytest.raises(MalformedError, match="invalid host and port"):
-        _request(b"Host: " + host)
+    # RFC 9112, section 3.2: a server must, whatever it takes the host from.
+    for first in (b"GET /x HTTP/1.1", b"GET http://other/path HTTP/1.1"):
+        with pytest.raises(MalformedError, match="invalid host and port"):
+            _request(b"Host: " + host, first=first)
 
 
-@pytest.mark.parametrize("first", [b"GET /x HTTP/1.1", b"GET http://host/ HTTP/1.1"])
-def test_http_1_1_needs_a_host(first: bytes) -> None:
-    with pytest.raises(MalformedError, match="no Host"):
-        HeadParser().parse_request(head_text(b"X: a", first=first))
-
-
-def test_http_1_0_needs_no_host() -> None:
+def test_request_has_one_host_and_none_only_in_http_1_0() -> None:
+    for first in (b"GET /x HTTP/1.1", b"GET http://host/ HTTP/1.1"):
+        with pytest.raises(MalformedError, match="no Host"):
+            HeadParser().parse_request(head_text(b"X: a", first=first))
     assert "Host" not in HeadParser().parse_request(head_text(first=b"GET / HTTP/1.0")).headers
-
-
-@pytest.mark.parametrize("first", [b"GET / HTTP/1.1", b"GET / HTTP/1.0"])
-@pytest.mark.parametrize("lines", [[b"Host: a", b"Host: a"], [b"Host: a", b"X: x", b"hOST: b"]])
-def test_two_hosts_are_rejected(first: bytes, lines: list[bytes]) -> None:
-    with pytest.raises(MalformedError, match="more than one Host"):
-        _request(*lines, first=first)
+    for version in (b"1.0", b"1.1"):
+        with pytest.raises(MalformedError, match="more than one Host"):
+            _request(b"Host: a", b"X: x", b"hOST: a", first=b"GET / HTTP/" + version)
 
 
 @pytest.mark.parametrize(
@@ -134,24 +118,12 @@ def test_host_of_the_target_replaces_host(target: str, host: str, version: str) 
     assert list(headers.items()) == [("X", "a"), ("Host", host), ("Y", "b")]
 
 
-def test_invalid_host_beside_one_in_the_target_is_rejected() -> None:
-    # RFC 9112, section 3.2: a server must, whatever it takes the host from
-    with pytest.raises(MalformedError, match="invalid host and port: 'a b'"):
-        _request(b"Host: a b", first=b"GET http://other/path HTTP/1.1")
-
-
 @pytest.mark.parametrize(
     "target", ["http:///path", "http://?x", "http://user@host/", "https://user:word@host"]
 )
 def test_target_with_an_invalid_host_is_rejected(target: str) -> None:
     with pytest.raises(MalformedError, match="host"):
         _request(first=f"GET {target} HTTP/1.1".encode())
-
-
-@pytest.mark.parametrize(("version", "http_1_0"), [("1.1", False), ("1.0", True)])
-def test_http_versions_are_distinguished(version: str, http_1_0: bool) -> None:
-    assert _request(first=f"GET / HTTP/{version}".encode()).http_1_0 is http_1_0
-    assert _response(first=f"HTTP/{version} 200 OK".encode()).status == 200
 
 
 @pytest.mark.parametrize(
@@ -213,32 +185,20 @@ def test_invalid_status_line_is_rejected(first: bytes) -> None:
     ("lines", "pairs"),
     [
         ([], []),
-        ([b"Host: a"], [("Host", "a")]),
-        ([b"X:a"], [("X", "a")]),
-        ([b"X:"], [("X", "")]),
-        ([b"X: "], [("X", "")]),
-        ([b"X: \t "], [("X", "")]),
+        ([b"X:a", b"Y:"], [("X", "a"), ("Y", "")]),
         # Only the white space around a value is dropped.
-        ([b"X: \t a b"], [("X", "a b")]),
-        ([b"X: a b \t"], [("X", "a b")]),
-        ([b"X: a\tb"], [("X", "a\tb")]),
+        ([b"X: \t "], [("X", "")]),
+        ([b"X: \t a\tb \t"], [("X", "a\tb")]),
         ([b"X: :a:"], [("X", ":a:")]),
-        ([b"X: 1", b"Y: 2", b"x: 3"], [("X", "1"), ("Y", "2"), ("x", "3")]),
-        ([b"X: ", b"X: 1", b"X: 1"], [("X", ""), ("X", "1"), ("X", "1")]),
+        ([b"X: ", b"Y: 2", b"x: 1", b"X: 1"], [("X", ""), ("Y", "2"), ("x", "1"), ("X", "1")]),
         ([b"!#$%&'*+-.^_`|~09aZ: a"], [("!#$%&'*+-.^_`|~09aZ", "a")]),
-        ([b"X: \x80\xff"], [("X", "\x80\xff")]),
-        ([b"X: \xc3\xa9"], [("X", "\xc3\xa9")]),
+        ([b"X: \x80\xff\xc3\xa9"], [("X", "\x80\xff\xc3\xa9")]),
     ],
 )
 def test_headers_are_parsed(lines: list[bytes], pairs: list[tuple[str, str]]) -> None:
     for first in FIRSTS:
         headers = _message(*lines, first=first).headers
         assert [pair for pair in headers.items() if pair[1] != "host"] == pairs
-
-
-def test_header_names_are_case_insensitive() -> None:
-    headers = _request(b"x-OnE: 1", b"X-One: 2").headers
-    assert headers.getall("X-ONE") == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -263,14 +223,6 @@ def test_number_of_headers_is_limited(first: bytes) -> None:
     assert len(_message(*lines, first=first).headers) == 128
     with pytest.raises(MalformedError, match="more than 128 headers"):
         _message(*lines, b"X: a", first=first)
-
-
-@BOTH
-def test_every_byte_of_a_header_is_preserved(first: bytes) -> None:
-    high = bytes(range(0x80, 0x100))
-    text = head_text(HOST, b"X: " + high, b"A: b", b"x: " + high[::-1], b"X: c", first=first)
-    headers = _message(*text.split(b"\r\n")[1:-2], first=first).headers
-    assert encode_head(first.decode(), headers.items()) == text
 
 
 _TOKENS = st.text("!#$%&'*+-.^_`|~09azAZ", min_size=1, max_size=8).map(lambda name: "x-" + name)
@@ -343,15 +295,6 @@ def test_key_is_that_of_the_keyed_fields(other: list[bytes], same: bool) -> None
     assert (parser.parse_request(head_text(*other)).key == one.key) is same
     first = b"GET /x HTTP/1.1"
     assert parser.parse_request(head_text(*other, first=first)).key != one.key
-
-
-def test_responses_are_classified_too() -> None:
-    head = _parser().parse_response(
-        head_text(b"Accept: a", b"Content-Length: 5", b"X: y", first=b"HTTP/1.1 200 OK"), "GET"
-    )
-    assert head.key == (b"HTTP/1.1 200 OK\r", b"Accept: a\r\n")
-    assert [field.value for field in head.noted] == ["5"]
-    assert head.passed == b"X: y\r\n"
 
 
 def test_host_of_the_target_is_in_the_key() -> None:
@@ -443,18 +386,8 @@ def test_chunked_message_has_no_length(lines: list[bytes]) -> None:
     assert (head.length, head.chunked) == (None, True)
     with pytest.raises(MalformedError, match=r"in HTTP/1\.0"):
         _request(*lines, first=b"POST / HTTP/1.0")
-
-
-def test_chunked_http_1_0_response_ends_the_connection() -> None:
-    lines = (b"Transfer-Encoding: chunked", b"Connection: keep-alive")
-    assert not _response(*lines, first=b"HTTP/1.0 200 OK").keep_alive
-
-
-@BOTH
-def test_length_of_many_zeros_is_not_misread(first: bytes) -> None:
-    line = b"Content-Length: " + b"0" * 5000 + b"5"
-    with suppress(MalformedError):  # an error is fine, too
-        assert _message(line, first=first).length == 5
+    kept = b"Connection: keep-alive"
+    assert not _response(*lines, kept, first=b"HTTP/1.0 200 OK").keep_alive
 
 
 @pytest.mark.parametrize("lines", BROKEN_FRAMING)
@@ -484,24 +417,16 @@ def test_responses_without_a_body_have_length_0(method: str, status: int) -> Non
     ("lines", "of_1_0", "of_1_1"),
     [
         ([], False, True),
-        ([b"Connection: close"], False, False),
-        ([b"Connection: keep-alive"], True, True),
         ([b"connection: CLOSE"], False, False),
         ([b"connection: Keep-Alive"], True, True),
-        ([b"Connection: "], False, True),
-        ([b"Connection: x"], False, True),
         ([b"Connection: closed"], False, True),
         ([b"Connection: not-keep-alive"], False, True),
-        ([b"Connection: x, keep-alive"], True, True),
         ([b"Connection: x ,\tKeep-Alive\t, y "], True, True),
         ([b"Connection: ,close,"], False, False),
-        ([b"Connection: keep-alive, close"], False, False),
         ([b"Connection: close, keep-alive"], False, False),
-        ([b"Connection: keep-alive", b"Connection: close"], False, False),
         ([b"Connection: close", b"Connection: keep-alive"], False, False),
         ([b"Connection: x", b"connection: Keep-Alive"], True, True),
         ([b"Keep-Alive: timeout=5"], False, True),
-        ([b"Proxy-Connection: close"], False, True),
         ([b"Proxy-Connection: keep-alive"], False, True),
     ],
 )
@@ -519,63 +444,49 @@ def test_keep_alive_depends_on_version_and_connection(
 _UPGRADE = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c")
 
 
-@pytest.mark.parametrize(
-    ("lines", "length"),
-    [([], 0), ([b"Content-Length: 5"], 5), ([b"Transfer-Encoding: chunked"], None)],
-)
-def test_upgrade_is_ignored(lines: list[bytes], length: int | None) -> None:
-    head = _request(*_UPGRADE, b"HTTP2-Settings: AAMAAABk", *lines, b"X: a")
-    assert (head.method, head.target, head.length) == ("POST", "/x", length)
-    assert head.headers["Upgrade"] == "h2c"
-    assert head.headers["X"] == "a"
-    assert head.keep_alive
-    assert _response(*_UPGRADE, *lines).status == 200
+def test_upgrade_is_ignored() -> None:
+    head = _request(*_UPGRADE, b"HTTP2-Settings: AAMAAABk", b"Content-Length: 5", b"X: a")
+    assert (head.method, head.target, head.length, head.keep_alive) == ("POST", "/x", 5, True)
+    assert (head.headers["Upgrade"], head.headers["X"]) == ("h2c", "a")
     assert _response(*_UPGRADE, first=b"HTTP/1.1 101 Switching Protocols").status == 101
 
 
-@pytest.mark.parametrize("target", ["host:80", "/x"])
-def test_connect_is_rejected(target: str) -> None:
-    for lines in ((), (b"Content-Length: 5",), (b"Transfer-Encoding: chunked",)):
+def test_connect_is_rejected() -> None:
+    for target, line in (("host:80", b"X: \x00"), ("/x", b"Content-Length: 5")):
         with pytest.raises(MalformedError, match=f"CONNECT {target}"):
-            _request(b"Host: a", *lines, first=f"CONNECT {target} HTTP/1.1".encode())
-
-
-@pytest.mark.parametrize("line", [b"X : a", b"X: \x00", b"X: a\r\n b", b"Content-Length: x"])
-def test_upgrade_does_not_excuse_an_invalid_head(line: bytes) -> None:
-    for before, first in ((_UPGRADE, b"GET / HTTP/1.1"), ((), b"CONNECT host:80 HTTP/1.1")):
-        with pytest.raises(MalformedError):
-            _request(b"Host: a", *before, line, first=first)
+            _request(b"Host: a", line, first=f"CONNECT {target} HTTP/1.1".encode())
 
 
 # ---------------------------------------------------------------------------------- messages
+
+
+_FIRST = b"GET / HTTP/1.1\r\n"
+_NO_LINE = "the first line is not a method, a request target and a version"
+_CONTROL = "a control character in the value of 'X'"
+_NO_CRLF = "a line that does not end with CRLF"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (b"\x16\x03\x01 / HTTP/1.1", "this is not HTTP"),
-        (b"hello", "this is not HTTP"),
         (b"DESCRIBE / RTSP/1.0", "this is not HTTP"),
         (b"PRI * HTTP/2.0", "only HTTP/1.1 and HTTP/1.0 are supported"),
         (b"FETCH / HTTP/1.1", "unknown method 'FETCH'"),
-        (b"GET /a b HTTP/1.1", "the first line is not a method, a request target and a version"),
-        (b"GET x HTTP/1.1", "the first line is not a method, a request target and a version"),
-        (b"GET / HTTP/1.1\r\n b", "a header line that begins with white space"),
-        (b"GET / HTTP/1.1\r\nX: a\r\n b", "a header line that begins with white space"),
+        (b"GET /a b HTTP/1.1", _NO_LINE),
+        (b"GET x HTTP/1.1", _NO_LINE),
+        (_FIRST + b"X: a\r\n b", "a header line that begins with white space"),
+        (_FIRST + b"X : a", "white space between the header name 'X ' and its colon"),
+        (_FIRST + b"X", "a header line without a colon: 'X'"),
+        (_FIRST + b"X(): a", "invalid header name: 'X()'"),
+        (_FIRST + b"X: a\rY: b", _CONTROL),
+        (_FIRST + b"X: \x00", _CONTROL),
+        (_FIRST + b"X: a\nY: b", _NO_CRLF),
+        (b"GET / HTTP/1.1\nX: a", _NO_CRLF),
+        (_FIRST + b"Content-Length: +5", "invalid Content-Length: '+5'"),
+        (_FIRST + b"Content-Length: 5\r\nContent-Length: 5", "more than one"),
         (
-            b"GET / HTTP/1.1\r\nX : a",
-            "white space between the header name 'X ' and its colon",
-        ),
-        (b"GET / HTTP/1.1\r\nX", "a header line without a colon: 'X'"),
-        (b"GET / HTTP/1.1\r\nX(): a", "invalid header name: 'X()'"),
-        (b"GET / HTTP/1.1\r\nX: a\rY: b", "a control character in the value of 'X'"),
-        (b"GET / HTTP/1.1\r\nX: a\nY: b", "a line that does not end with CRLF"),
-        (b"GET / HTTP/1.1\nX: a", "a line that does not end with CRLF"),
-        (b"GET / HTTP/1.1\r\nX: \x00", "a control character in the value of 'X'"),
-        (b"GET / HTTP/1.1\r\nContent-Length: +5", "invalid Content-Length: '+5'"),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5", "more than one"),
-        (
-            b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked",
+            _FIRST + b"Content-Length: 5\r\nTransfer-Encoding: chunked",
             "Content-Length beside Transfer-Encoding",
         ),
     ],

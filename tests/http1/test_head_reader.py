@@ -14,26 +14,24 @@ from gateway.http1.head import (
     HeadTooLargeError,
     MalformedError,
 )
-from gateway.http1.head_reader import RequestHeadReader, ResponseHeadReader
+from gateway.http1.head_reader import HeadReader
 from tests.http1.heads import ALMOST_HEADS, HOST, head_text, heads
 from tests.http1.splits import LAW, PLACES, all_splits, bytewise, cut
 
-Reader = type[RequestHeadReader | ResponseHeadReader]
-
 
 def _read(
-    reader_type: Reader, pieces: list[bytes]
+    is_request: bool, pieces: list[bytes]
 ) -> tuple[bytes, bytes] | type[MalformedError] | None:
     """Return a valid head and the rest; the type of the error; or None if the head is partial.
 
     Only a whole line shows that its sender speaks another protocol.
     """
-    reader = reader_type()
+    reader = HeadReader(is_request)
     try:
         for number, piece in enumerate(pieces):
             if (found := reader.feed(piece)) is not None:
                 text, rest = found
-                if reader_type is RequestHeadReader:
+                if is_request:
                     HeadParser().parse_request(text)
                 else:
                     HeadParser().parse_response(text, "POST")
@@ -45,7 +43,7 @@ def _read(
     return None
 
 
-READERS = pytest.mark.parametrize("reader_type", [RequestHeadReader, ResponseHeadReader])
+READERS = pytest.mark.parametrize("is_request", [True, False])
 
 
 @READERS
@@ -55,29 +53,29 @@ READERS = pytest.mark.parametrize("reader_type", [RequestHeadReader, ResponseHea
 @example(text=b"GET /\n\r\n\r\n", places=[6, 8])
 @example(text=b"\r\n\r\nHTTP/1.1 200 OK\r\n\r\nX", places=[1, 2, 3, 4])
 def test_heads_do_not_depend_on_how_bytes_arrive(
-    reader_type: Reader, text: bytes, places: list[int]
+    is_request: bool, text: bytes, places: list[int]
 ) -> None:
-    whole = _read(reader_type, [text])
-    assert _read(reader_type, cut(text, places)) == whole
-    assert _read(reader_type, bytewise(text)) == whole
+    whole = _read(is_request, [text])
+    assert _read(is_request, cut(text, places)) == whole
+    assert _read(is_request, bytewise(text)) == whole
 
 
 @pytest.mark.parametrize(
-    ("reader_type", "first"),
-    [(RequestHeadReader, b"GET /x HTTP/1.1"), (ResponseHeadReader, b"HTTP/1.1 200 OK")],
+    ("is_request", "first"),
+    [(True, b"GET /x HTTP/1.1"), (False, b"HTTP/1.1 200 OK")],
 )
 @pytest.mark.parametrize("before", [b"", b"\r\n", b"\n\n", b"\r\n\r\n\r\n"])
 @pytest.mark.parametrize("rest", [b"", b"\r\n", b"rest", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
 def test_reader_separates_head_and_rest(
-    reader_type: Reader, first: bytes, before: bytes, rest: bytes
+    is_request: bool, first: bytes, before: bytes, rest: bytes
 ) -> None:
     text = head_text(HOST, b"X: a", b"Y:", first=first)
     for pieces in all_splits(before + text + rest):
-        assert _read(reader_type, pieces) == (text, rest)
+        assert _read(is_request, pieces) == (text, rest)
 
 
 def test_reader_reads_severalheads() -> None:
-    reader = RequestHeadReader()
+    reader = HeadReader(is_request=True)
     one, other = head_text(b"X: 1"), head_text(b"X: 2")
     found = reader.feed(one + other + one[:9])
     assert found == (one, other + one[:9])
@@ -86,49 +84,32 @@ def test_reader_reads_severalheads() -> None:
     assert reader.feed(one[9:]) == (one, b"")
 
 
-def test_reader_has_started_after_the_first_byte() -> None:
-    reader = RequestHeadReader()
-    assert not reader.started
-    for empty in (b"", b"\r", b"\n", b"\r\n\r\n"):
-        assert reader.feed(empty) is None
-        assert not reader.started
-    assert reader.feed(b"G") is None
-    assert reader.started
-    assert reader.feed(head_text(first=b"ET / HTTP/1.1")) is not None
-    assert not reader.started
-
-
 @pytest.mark.parametrize(
-    ("reader_type", "start", "garbage"),
+    ("is_request", "start", "garbage"),
     [
-        (RequestHeadReader, b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
-        (RequestHeadReader, b"", b"\x00"),
-        (RequestHeadReader, b"", b"\xff"),
-        (RequestHeadReader, b"", b"{"),
-        (RequestHeadReader, b"", b"get / HTTP/1.1"),
-        (RequestHeadReader, b"S", b"SH-2.0-OpenSSH_9.6\r\n"),
-        (RequestHeadReader, b"", b"HTTP/1.1 200 OK"),
-        (RequestHeadReader, b"GET / HT", b"X"),
-        (RequestHeadReader, b"GET / HTTP/1.1", b"\n"),
-        (RequestHeadReader, b"GET / HTTP/1.1\r\n", b" "),
-        (RequestHeadReader, b"GET / HTTP/1.1\r\nX", b" "),
-        (RequestHeadReader, b"GET / HTTP/1.1\r\nX: a", b"\x00"),
-        (RequestHeadReader, b"GET / HTTP/1.1\r\nX: a", b"\n"),
-        (RequestHeadReader, b"GET / HTTP/1.1\r\nX: a\r\nContent-Length: ", b"x\r\n"),
-        (ResponseHeadReader, b"", b"\x15\x03\x01\x00\x02\x02\x46"),
-        (ResponseHeadReader, b"", b"\x00\x00\x12\x04\x00"),
-        (ResponseHeadReader, b"", b"<html>"),
-        (ResponseHeadReader, b"", b"GET / HTTP/1.1"),
-        (ResponseHeadReader, b"HTTP/1.1 ", b"x"),
-        (ResponseHeadReader, b"HTTP/1.1 200 OK", b"\n"),
-        (ResponseHeadReader, b"HTTP/1.1 200 OK\r\nX: a", b"\x7f"),
+        (True, b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
+        (True, b"", b"{"),
+        (True, b"", b"get / HTTP/1.1"),
+        (True, b"S", b"SH-2.0-OpenSSH_9.6\r\n"),
+        (True, b"", b"HTTP/1.1 200 OK"),
+        (True, b"GET / HT", b"X"),
+        (True, b"GET / HTTP/1.1", b"\n"),
+        (True, b"GET / HTTP/1.1\r\n", b" "),
+        (True, b"GET / HTTP/1.1\r\nX", b" "),
+        (True, b"GET / HTTP/1.1\r\nX: a", b"\x00"),
+        (True, b"GET / HTTP/1.1\r\nX: a\r\nContent-Length: ", b"x\r\n"),
+        (False, b"", b"\x15\x03\x01\x00\x02\x02\x46"),
+        (False, b"", b"<html>"),
+        (False, b"HTTP/1.1 ", b"x"),
+        (False, b"HTTP/1.1 200 OK", b"\n"),
+        (False, b"HTTP/1.1 200 OK\r\nX: a", b"\x7f"),
     ],
 )
 def test_garbage_is_rejected_before_the_head_is_complete(
-    reader_type: Reader, start: bytes, garbage: bytes
+    is_request: bool, start: bytes, garbage: bytes
 ) -> None:
     for place in range(len(start) + 1):
-        reader = reader_type()
+        reader = HeadReader(is_request)
         assert reader.feed(start[:place]) is None
         assert reader.feed(start[place:]) is None
         with pytest.raises(MalformedError):
@@ -145,7 +126,7 @@ def _of_size(size: int) -> bytes:
 def test_head_of_the_maximum_size_is_accepted(size: int, rest: bytes) -> None:
     text = _of_size(size)
     for place in (0, 1, 40_000, *range(size - 6, size)):
-        assert _read(RequestHeadReader, cut(text + rest, [place])) == (text, rest)
+        assert _read(True, cut(text + rest, [place])) == (text, rest)
 
 
 @pytest.mark.parametrize(
@@ -153,12 +134,12 @@ def test_head_of_the_maximum_size_is_accepted(size: int, rest: bytes) -> None:
 )
 def test_head_over_the_maximum_size_is_rejected(text: bytes) -> None:
     for place in (0, 1, 40_000, *range(MAX_HEAD - 6, MAX_HEAD + 1)):
-        assert _read(RequestHeadReader, cut(text, [place])) is HeadTooLargeError
+        assert _read(True, cut(text, [place])) is HeadTooLargeError
 
 
 @pytest.mark.parametrize("line", [b"X: a\r\n", b"X: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
 def test_endless_head_is_rejected(line: bytes) -> None:
-    reader = RequestHeadReader()
+    reader = HeadReader(is_request=True)
     reader.feed(b"GET / HTTP/1.1\r\n")
     received = 16
     while received + len(line) < MAX_HEAD:
@@ -168,11 +149,13 @@ def test_endless_head_is_rejected(line: bytes) -> None:
         reader.feed(line)
 
 
-def test_endless_empty_lines_are_not_buffered() -> None:
-    reader = RequestHeadReader()
-    for _ in range(100):
-        assert reader.feed(b"\r\n" * 1000) is None
-        assert not reader.started
+def test_empty_lines_before_a_head_are_not_buffered() -> None:
+    reader = HeadReader(is_request=True)
+    for empty in (b"", b"\r", b"\n", *[b"\r\n" * 1000] * 100):
+        assert reader.feed(empty) is None
+        assert not reader.received
+    assert reader.feed(b"G") is None
+    assert reader.received == b"G"
 
 
 def _only_malformed(call: Callable[..., object], *args: object) -> None:
@@ -186,13 +169,7 @@ def test_parsing_raises_only_malformed_error(text: bytes, places: list[int]) -> 
     _only_malformed(HeadParser().parse_request, text)
     for method in ("GET", "HEAD"):
         _only_malformed(HeadParser().parse_response, text, method)
-    for reader_type in (RequestHeadReader, ResponseHeadReader):
-        reader = reader_type()
+    for is_request in (True, False):
+        reader = HeadReader(is_request)
         for piece in cut(text, places):
             _only_malformed(reader.feed, piece)
-
-
-@pytest.mark.parametrize("text", [b"CONNECT a:80\n\r\n", b"CONNECT /\n\r\nGET / HTTP/1.1\r\n"])
-def test_connect_in_http_0_9_is_malformed(text: bytes) -> None:
-    for pieces in ([text], bytewise(text)):
-        assert _read(RequestHeadReader, [*pieces, b"\r\n\r\n"]) is MalformedError

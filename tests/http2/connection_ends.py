@@ -22,7 +22,7 @@ from gateway.http2.events import (
     TrailersReceived,
 )
 from gateway.http2.frames import MAX_FRAME_SIZE
-from gateway.http2.header_table import Header
+from gateway.http2.hpack import Header
 from gateway.http2.stream import Stream
 
 Fields = tuple[Header, ...]

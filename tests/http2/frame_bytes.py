@@ -6,23 +6,7 @@ from collections.abc import Iterable
 
 from gateway.http2.errors import Http2Error
 from gateway.http2.frame_reader import MAX_HEADER_BLOCK, FrameReader
-from gateway.http2.frames import (
-    END_HEADERS,
-    FRAME_HEADER_SIZE,
-    PRIORITY,
-    PUSH_PROMISE,
-    DataFrame,
-    Frame,
-    GoAwayFrame,
-    HeaderBlockFrame,
-    HeadersFrame,
-    PingFrame,
-    PushPromiseFrame,
-    RstStreamFrame,
-    SettingsFrame,
-    UnknownFrame,
-    WindowUpdateFrame,
-)
+from gateway.http2.frames import FRAME_HEADER_SIZE, PRIORITY, DataFrame, Frame
 
 Told = tuple[object, ...]
 """A frame or an error in plain words, which can be compared."""
@@ -36,11 +20,6 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
         + stream_id.to_bytes(4, "big")
         + payload
     )
-
-
-def push_promise(stream_id: int, promised: int, block: bytes) -> bytes:
-    """Return PUSH_PROMISE with a whole block: section 6.6."""
-    return frame(PUSH_PROMISE, END_HEADERS, stream_id, promised.to_bytes(4, "big") + block)
 
 
 def priority(stream_id: int, depends_on: int) -> bytes:
@@ -88,22 +67,16 @@ def _joined(pieces: list[DataFrame]) -> Told:
 
 
 def tell(each: Frame) -> Told:
-    """Return what a frame says."""
-    told: tuple[object, ...] = (type(each).__name__, each.stream_id)
-    for kind, names in _ATTRIBUTES.items():
-        if isinstance(each, kind):
-            told += tuple(getattr(each, name) for name in names)
-    return told
+    """Return the name of a frame, and what it says."""
+    names = ["stream_id", *_ATTRIBUTES.get(type(each).__name__, ())]
+    return type(each).__name__, *[getattr(each, name) for name in names]
 
 
-_ATTRIBUTES: dict[type[Frame], tuple[str, ...]] = {
-    HeaderBlockFrame: ("block",),
-    HeadersFrame: ("end_stream", "depends_on_itself"),
-    PushPromiseFrame: ("promised_stream_id",),
-    RstStreamFrame: ("error_code",),
-    SettingsFrame: ("ack", "values"),
-    PingFrame: ("ack", "data"),
-    GoAwayFrame: ("last_stream_id", "error_code", "debug_data"),
-    WindowUpdateFrame: ("increment",),
-    UnknownFrame: ("kind", "size"),
+_ATTRIBUTES = {
+    "HeadersFrame": ("block", "end_stream", "depends_on_itself"),
+    "RstStreamFrame": ("error_code",),
+    "SettingsFrame": ("ack", "values"),
+    "PingFrame": ("ack", "data"),
+    "GoAwayFrame": ("last_stream_id", "error_code", "debug_data"),
+    "WindowUpdateFrame": ("increment",),
 }

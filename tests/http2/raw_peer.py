@@ -9,15 +9,17 @@ from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode
 from gateway.http2.events import Event, HeadersReceived
 from gateway.http2.frame_reader import FrameReader
-from gateway.http2.frame_writer import (
+from gateway.http2.frames import (
+    PREFACE,
     SETTINGS_ACK,
+    Frame,
+    HeadersFrame,
+    RstStreamFrame,
     encode_data_header,
     encode_headers,
     encode_settings,
 )
-from gateway.http2.frames import PREFACE, Frame, HeadersFrame, RstStreamFrame
-from gateway.http2.header_table import Header
-from gateway.http2.hpack import Decoder, Encoder
+from gateway.http2.hpack import Decoder, Encoder, Header
 from gateway.http2.stream import Stream
 from tests.http2.frame_bytes import Told, tell
 

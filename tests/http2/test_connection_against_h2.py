@@ -15,7 +15,7 @@ from gateway.http2.frames import (
     MAX_CONCURRENT_STREAMS,
     MAX_FRAME_SIZE,
 )
-from gateway.http2.header_table import Header
+from gateway.http2.hpack import Header
 from tests.http2.connection_ends import End, Fields, OurEnd, PeerEnd
 from tests.support.scale import scaled
 
@@ -386,7 +386,7 @@ def check_released(end: OurEnd) -> None:
     """Check that no stream is left, and that all of the window can be used again."""
     http2: Any = end.http2
     assert http2.streams == {}
-    assert http2.buffered_bytes == 0
+    assert http2.reader.size == 0
     assert http2._receive_window.unused == 0
     assert http2._receive_window.size > http2._receive_window.target / 2
     for stream in end.streams.values():

@@ -15,7 +15,6 @@ from gateway.http2.events import HeadersReceived, StreamRefused, StreamReset
 from gateway.http2.flood_limits import (
     CONTROL_FRAMES_PER_MESSAGE,
     MAX_CONTROL_FRAMES,
-    MAX_CONTROL_FRAMES_PER_SECOND,
     MAX_RESETS,
     MAX_RESETS_PER_SECOND,
     MAX_TINY_DATA,
@@ -23,8 +22,11 @@ from gateway.http2.flood_limits import (
     MAX_TINY_FRAMES,
     TIME_SLICE_WORK,
     TINY_FRAME,
+    RateLimit,
 )
-from gateway.http2.frame_writer import (
+from gateway.http2.frames import (
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
     SETTINGS_ACK,
     encode_goaway,
     encode_headers,
@@ -33,7 +35,6 @@ from gateway.http2.frame_writer import (
     encode_settings,
     encode_window_update,
 )
-from gateway.http2.frames import INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE
 from gateway.http2.hpack import MAX_FIELDS
 from tests.http2.frame_bytes import frame, priority
 from tests.http2.raw_peer import OK, POST, Peer, data, open_request
@@ -173,23 +174,18 @@ def test_frames_without_a_message(name: str) -> None:
     assert MAX_CONTROL_FRAMES - 10 <= done <= MAX_CONTROL_FRAMES
 
 
-def test_requests_after_goaway() -> None:
+def test_requests_after_goaway_and_interim_responses() -> None:
     """MAX_CONTROL_FRAMES."""
-    peer = Peer(clock=Clock().time)
-    peer.request(1)
-    peer.http2.shut_down()
-    attack = streams(lambda peer, stream_id: peer.headers(stream_id + 2), peer)
-    done = sent_until_refused(peer, attack, 2 * MAX_CONTROL_FRAMES)
-    assert MAX_CONTROL_FRAMES - 10 <= done <= MAX_CONTROL_FRAMES
-
-
-def test_interim_responses() -> None:
-    """MAX_CONTROL_FRAMES."""
-    peer = Peer(is_client=True, clock=Clock().time)
-    open_request(peer)
-    attack = iter(lambda: peer.headers(1, ((b":status", b"103"),)), None)
-    done = sent_until_refused(peer, attack, 2 * MAX_CONTROL_FRAMES)
-    assert MAX_CONTROL_FRAMES - 10 <= done <= MAX_CONTROL_FRAMES
+    server = Peer(clock=Clock().time)
+    server.request(1)
+    server.http2.shut_down()
+    requests = streams(lambda peer, stream_id: peer.headers(stream_id + 2), server)
+    client = Peer(is_client=True, clock=Clock().time)
+    open_request(client)
+    interim = iter(lambda: client.headers(1, ((b":status", b"103"),)), None)
+    for peer, attack in ((server, requests), (client, interim)):
+        done = sent_until_refused(peer, attack, 2 * MAX_CONTROL_FRAMES)
+        assert MAX_CONTROL_FRAMES - 10 <= done <= MAX_CONTROL_FRAMES
 
 
 @pytest.mark.parametrize("body", [b"", b"x"])
@@ -217,14 +213,6 @@ def test_late_frame_in_many_pieces_counts_once() -> None:
     for place in range(len(late)):
         peer.send(late[place : place + 1])
     assert peer.events == []
-
-
-def test_control_frames_in_the_long_run() -> None:
-    clock = Clock()
-    peer = Peer(clock=clock.time)
-    for _ in range(3 * MAX_CONTROL_FRAMES):
-        clock.now += 1 / MAX_CONTROL_FRAMES_PER_SECOND
-        peer.send(encode_ping(b"12345678"))
 
 
 def test_windows_opened_by_one_byte() -> None:
@@ -263,7 +251,7 @@ def frames_in_a_time_slice(peer: Peer, flood: list[bytes]) -> int:
     """Return how many frames of a flood, which comes at once, are processed in one time slice."""
     peer.http2.begin_time_slice()
     peer.send(*flood)
-    unread, count = peer.http2.unread_bytes, len(flood)
+    unread, count = peer.http2.reader.unread, len(flood)
     while unread >= len(flood[count - 1]):
         count -= 1
         unread -= len(flood[count])
@@ -287,7 +275,7 @@ def test_turn_has_a_bounded_number_of_frames(name: str) -> None:
     peer.send()
     peer.http2.begin_time_slice()
     peer.send()
-    assert peer.http2.unread_bytes == 0
+    assert peer.http2.reader.unread == 0
 
 
 ALL_FIELDS = b"\x82" * (MAX_FIELDS - 1)
@@ -382,3 +370,52 @@ def test_server_may_reset_any_number_of_requests() -> None:
     for _ in range(2 * MAX_RESETS):
         peer.send(encode_rst_stream(open_request(peer).id, CODE.REFUSED_STREAM))
     assert len(peer.events) == 2 * MAX_RESETS
+
+
+# ------------------------------------------------------------------------------------ rates
+
+
+def allowed_now(limit: RateLimit) -> int:
+    """Return how many events are allowed now."""
+    found = 0
+    while limit.spend():
+        found += 1
+        assert found < 10_000
+    return found
+
+
+def test_events_are_allowed_at_once_and_in_time_but_never_more_than_the_most() -> None:
+    clock = Clock()
+    assert allowed_now(RateLimit(5, 2, clock.time)) == 5
+    limit = RateLimit(5, 2, clock.time)
+    for _ in range(5):
+        assert limit.spend()
+    clock.now += 1.5
+    assert allowed_now(limit) == 3
+    clock.now += 1000
+    assert allowed_now(limit) == 5
+
+
+def test_limit_tells_when_it_is_kept_again() -> None:
+    clock = Clock()
+    limit = RateLimit(5, 2, clock.time)
+    for _ in range(5):
+        assert limit.spend()
+    assert limit.excess() == 0.0
+    for _ in range(3):
+        assert not limit.spend()
+    assert limit.excess() == 1.5
+    clock.now += 1.0
+    assert limit.excess() == 0.5
+    clock.now += 10.0
+    assert limit.excess() == 0.0
+
+
+def test_events_can_be_earned() -> None:
+    limit = RateLimit(5, 2, Clock().time)
+    limit.earn(100)  # it has all
+    for _ in range(5):
+        assert limit.spend()
+    limit.earn(1.5)
+    limit.earn(1.5)
+    assert allowed_now(limit) == 3

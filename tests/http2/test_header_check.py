@@ -4,7 +4,7 @@ import pytest
 
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.header_check import check_request, check_response, check_trailers
-from gateway.http2.header_table import Header
+from gateway.http2.hpack import Header
 from gateway.sizes import CACHED_LINES
 
 Fields = tuple[Header, ...]

@@ -14,21 +14,19 @@ from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.events import DataReceived, HeadersReceived, StreamReset
 from gateway.http2.flood_limits import MAX_TINY_DATA, TIME_SLICE_WORK, TINY_FRAME
 from gateway.http2.frame_reader import FrameReader
-from gateway.http2.frame_writer import (
+from gateway.http2.frames import (
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
+    PREFACE,
     SETTINGS_ACK,
+    DataFrame,
+    Frame,
+    RstStreamFrame,
     encode_headers,
     encode_ping,
     encode_rst_stream,
     encode_settings,
     encode_window_update,
-)
-from gateway.http2.frames import (
-    INITIAL_WINDOW_SIZE,
-    MAX_FRAME_SIZE,
-    PREFACE,
-    DataFrame,
-    Frame,
-    RstStreamFrame,
 )
 from gateway.http2.hpack import Encoder
 from gateway.http2.session import Http2Session, StreamHandler

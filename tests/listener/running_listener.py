@@ -51,7 +51,8 @@ async def running_listener(
 ) -> AsyncIterator[RunningListener]:
     """Run a listener with this handler; at the end it drains, and no resource may leak."""
     async with no_leaks():
-        listener = HttpListener(handle, observers, tls=_Scheme.tls)
+        listener = HttpListener(handle, observers)
+        listener.tls = _Scheme.tls
         (sock,) = open_tcp_sockets(HOST, 0)
         scheme = "http" if _Scheme.tls is None else "https"
         url = "{}://{}:{}".format(scheme, *sock.getsockname())

@@ -107,31 +107,10 @@ def test_error_is_counted_by_its_kind() -> None:
     assert metrics.labels("errors_total", "kind") == {"overloaded", "aborted"}
 
 
-def test_converted_elements_are_counted_by_direction() -> None:
-    metrics = _Metrics()
-    elements: dict[str, Any] = {"request_elements": 16, "response_elements": 4}
-    metrics.observe(_record(**elements), _record(**elements), _record())
-    assert metrics.value("converted_elements_total", direction="request") == 32
-    assert metrics.value("converted_elements_total", direction="response") == 8
-
-
 def test_refused_call_has_no_times_of_a_server() -> None:
     metrics = _Metrics()
     metrics.observe(_record(status=503, attempts=0, sent_at=0.0))
     assert metrics.labels("server_duration_seconds_count", "endpoint") == set()
-
-
-def test_call_without_a_response_has_no_time_to_its_head() -> None:
-    metrics = _Metrics()
-    metrics.observe(_record(status=504, first_byte_seconds=0.0, server_seconds=10.0))
-    assert metrics.value("server_duration_seconds_count", **ENDPOINT) == 1
-    assert metrics.value("server_first_byte_seconds_count", **ENDPOINT) == 0
-
-
-def test_retries_are_counted_as_they_were_made() -> None:
-    metrics = _Metrics()
-    metrics.observe(_record(attempts=2), _record(retries=2), _record(retries=1))
-    assert metrics.value("retries_total", upstream="u") == 3
 
 
 def test_model_needs_a_success_of_a_server() -> None:
@@ -216,30 +195,6 @@ def test_each_attempt_is_counted_at_its_endpoint() -> None:
         assert tuple(metrics.value(name, **labels) for name in names) == values
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_each_part_of_a_call_is_counted_at_its_endpoint(count: int) -> None:
-    metrics, record = _Metrics(), CallRecord("POST", "/x")
-    parts = []
-    for number in range(count):
-        part = CallRecord("POST", "/x")
-        part.set_endpoint("u", f"http://h:{number}")
-        part.begin_attempt(1.0)
-        part.server_seconds = part.first_byte_seconds = 0.5 + number
-        part.sent_bytes, part.received_bytes = 7, 8
-        parts.append(part)
-    record.upstream = "u"
-    record.add_parts(parts)
-    record.status = 200
-    metrics.observe(record)
-    assert (record.attempts, record.server_seconds) == (count, count - 0.5)
-    assert (record.total_sent_bytes, record.total_received_bytes) == (7 * count, 8 * count)
-    for number in range(count):
-        labels = {"upstream": "u", "endpoint": f"http://h:{number}"}
-        assert metrics.value("server_duration_seconds_sum", **labels) == 0.5 + number
-        assert metrics.value("server_sent_body_bytes_total", **labels) == 7
-    assert metrics.labels("retries_total", "upstream") == set()
-
-
 def test_memory_for_endpoints_is_bounded() -> None:
     metrics = _Metrics()
     for number in range(10_000):
@@ -295,15 +250,3 @@ def test_models_whose_latency_is_measured_apart_are_bounded() -> None:
     series = [labels for labels in metrics.store.sums(ENDPOINT_LATENCY) if labels[0] == "u"]
     assert sum(bool(model) for _, _, model in series) == 500
     assert len({url for _, url, _ in series}) == 300
-
-
-def test_mirrored_request_counts_at_its_endpoint_and_is_no_call() -> None:
-    metrics = _Metrics()
-    for status in (200, 500, 404):
-        metrics.metrics.observe_mirrored(_record(status=status))
-    assert metrics.value("server_duration_seconds_count", **ENDPOINT) == 3
-    for status_class in ("2xx", "4xx", "5xx"):
-        assert metrics.value("server_responses_total", **ENDPOINT, status=status_class) == 1
-    assert metrics.labels("requests_total", "model") == set()
-    (words,) = metrics.store.sums(ENDPOINT_LATENCY).values()
-    assert sum(words[1:]) == 2  # not of the one that failed

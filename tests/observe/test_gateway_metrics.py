@@ -7,10 +7,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.errors import GatewayError
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics, ReloadMetrics
+from gateway.observe.gateway_metrics import (
+    GATEWAY_FAMILIES,
+    RELOAD_FAILURES,
+    GatewayMetrics,
+    LimitMetrics,
+    OffloadMetrics,
+)
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import StoreCollector
-from gateway.observe.mirror_stats import MirrorStats
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
@@ -34,7 +39,7 @@ async def test_limit_counts_refusals_and_the_wait(
     metrics_and_value: tuple[GatewayMetrics, Value],
 ) -> None:
     metrics, value = metrics_and_value
-    limit = ConcurrencyLimit("it", 1, 1, 0.02, metrics.limit("u"))
+    limit = ConcurrencyLimit("it", 1, 1, 0.02, LimitMetrics(metrics.writer, "u"))
     with Deadline(10, 10) as deadline:
         await limit.acquire(deadline)
         waiting = asyncio.create_task(limit.acquire(deadline))
@@ -63,27 +68,13 @@ def test_memory_budget_counts_refusals(metrics_and_value: tuple[GatewayMetrics, 
     assert value("refusals_total", limit="memory", upstream="") == 2
 
 
-def test_mirror_counts_results(metrics_and_value: tuple[GatewayMetrics, Value]) -> None:
-    metrics, value = metrics_and_value
-    stats = MirrorStats("m", lambda: 0.0, metrics.mirror("r", "m"))
-    stats.count_sent("")
-    stats.count_sent("it returned 500")
-    stats.count_sent("it returned 500")
-    stats.count_skipped("64 copies are in progress")
-    results = ("ok", "failed", "skipped")
-    counts = [
-        value("mirror_requests_total", route="r", upstream="m", result=each) for each in results
-    ]
-    assert counts == [1, 2, 1]
-
-
 def test_results_are_shown_before_there_are_any(
     metrics_and_value: tuple[GatewayMetrics, Value],
 ) -> None:
     """So that a rate over the first ones is right."""
     metrics, value = metrics_and_value
     metrics.mirror("r", "m")
-    metrics.offload()
+    OffloadMetrics(metrics.writer)
     assert value("mirror_requests_total", route="r", upstream="m", result="failed") == 0
     assert value("offload_jobs_total", result="local") == 0
 
@@ -104,7 +95,7 @@ def test_endpoint_failures_and_ejections_are_counted(
 def test_supervisor_and_workers_count_reloads() -> None:
     store = MetricStore(GATEWAY_FAMILIES, 2)
     for segment in range(2):
-        ReloadMetrics(store.writer(segment)).failures.add(1.0)
+        store.writer(segment).counter(RELOAD_FAILURES).add(1.0)
     registry = CollectorRegistry()
     registry.register(StoreCollector(store))
     assert registry.get_sample_value("tensorgate_reload_failures_total") == 2

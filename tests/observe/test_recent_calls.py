@@ -203,16 +203,9 @@ def test_other_attempts_are_described() -> None:
     record.set_endpoint("u", "http://two:1")
     document = _document(record)
     assert document["endpoint"] == "http://two:1"
-    assert document["other_attempts"] == [
-        {
-            "upstream": "u",
-            "endpoint": "http://one:1",
-            "first_byte_ms": 250.0,
-            "server_ms": 500.0,
-            "sent_bytes": 7,
-            "received_bytes": 8,
-        }
-    ]
+    times, sizes = {"first_byte_ms": 250, "server_ms": 500}, {"sent_bytes": 7, "received_bytes": 8}
+    first = {"upstream": "u", "endpoint": "http://one:1", **times, **sizes}
+    assert document["other_attempts"] == [first]
 
 
 @pytest.mark.parametrize(
@@ -259,20 +252,6 @@ def test_timeline_adds_up(
         assert following >= start + duration - 0.01
     _, start, duration = stages[-1]
     assert start + duration == pytest.approx(1000 * record.seconds, abs=0.01)
-
-
-@given(*(st.sampled_from([0.0, 0.001, 1.0, 7.0]) for _ in range(5)), st.booleans())
-def test_timeline_has_no_negative_parts_whatever_was_measured(
-    prepare: float, queue: float, wait: float, server: float, total: float, sent: bool
-) -> None:
-    record = _call()
-    record.started, record.seconds = 77.0, total
-    record.prepare_seconds, record.queue_seconds = prepare - (prepare == 7), queue
-    record.sent_at = 77.0 if sent else 0.0
-    record.first_byte_seconds, record.server_seconds = wait, server
-    for _, start, duration in _stages(record):
-        assert start >= 0
-        assert duration >= 0
 
 
 def test_timeline_of_a_call_that_was_refused_at_once_is_empty() -> None:

@@ -233,17 +233,19 @@ def _request(numbers: bytes) -> bytes:
     return head % len(body) + body
 
 
+def _response(tensor: bytes) -> bytes:
+    parameters = {"binary_data_size": len(tensor)}
+    output = {"name": "y", "datatype": "FP32", "shape": [COUNT], "parameters": parameters}
+    header = json.dumps({"model_name": "m", "outputs": [output]}).encode()
+    return http_response(header + tensor, {"Inference-Header-Content-Length": str(len(header))})
+
+
 async def _echo(connection: Connection) -> None:
     """Respond to each request with its tensor."""
     while True:
         received = await connection.request()
         size = int(received.head.get("Inference-Header-Content-Length") or 0)
-        tensor = received.body[size:]
-        shown = {"name": "y", "datatype": "FP32", "shape": [COUNT]}
-        sized = shown | {"parameters": {"binary_data_size": len(tensor)}}
-        header = json.dumps({"model_name": "m", "outputs": [sized]}).encode()
-        length = {"Inference-Header-Content-Length": str(len(header))}
-        await connection.send(http_response(header + tensor, length))
+        await connection.send(_response(received.body[size:]))
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -289,12 +291,7 @@ async def test_first_invalid_element_of_a_response_is_named() -> None:
     async def respond(connection: Connection) -> None:
         while True:
             await connection.request()
-            tensor = values.tobytes()
-            output = {"name": "y", "datatype": "FP32", "shape": [COUNT]}
-            sized = output | {"parameters": {"binary_data_size": len(tensor)}}
-            header = json.dumps({"model_name": "m", "outputs": [sized]}).encode()
-            length = {"Inference-Header-Content-Length": str(len(header))}
-            await connection.send(http_response(header + tensor, length))
+            await connection.send(_response(values.tobytes()))
 
     request = _request(NUMBERS)
     async with ScriptedServer(respond) as server:

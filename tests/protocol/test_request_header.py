@@ -32,22 +32,9 @@ FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
 # ---------------------------------------------------------------------------------- parsing
 
 
-def test_header_is_parsed() -> None:
-    assert parse_request_header(b' {"inputs": [], "x": {"y": 1.5}} ', 9) == {
-        "inputs": [],
-        "x": {"y": 1.5},
-    }
-
-
 @pytest.mark.parametrize("depth", [2, 3, 9])
 def test_nesting_up_to_the_limit_is_parsed(depth: int) -> None:
     assert set(parse_request_header(nested(depth), depth)) == {"x"}
-
-
-@pytest.mark.parametrize("depth", [3, 199])
-def test_nesting_beyond_the_limit_is_refused(depth: int) -> None:
-    with pytest.raises(GatewayError, match=rf"^the request's JSON is nested deeper than {depth}$"):
-        parse_request_header(nested(depth + 1), depth)
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, nested(100_000)])
@@ -86,7 +73,6 @@ def test_invalid_header_is_refused(text: bytes, message: str) -> None:
     ("entry", "expected"),
     [
         (tensor(data=0), InputTensor("x", FP32, (2,), base64=False)),
-        (tensor(data=0, shape=[]), InputTensor("x", FP32, (), base64=False)),
         (tensor(parameters={"binary_data_size": 8}), InputTensor("x", FP32, (2,), 8)),
         (
             tensor(parameters={"binary_data_size": 2**63 - 1}, datatype="BYTES"),
@@ -123,15 +109,11 @@ REFUSED_FIELDS = [
 SOURCES = "needs exactly one of data, binary_data_size and shared_memory_region; it has "
 TWO_SOURCES = {"shared_memory_region": "", "binary_data_size": 8}
 REFUSED_INPUTS = [
-    (tensor(datatype=None, data=0), "datatype is missing"),
     (tensor(datatype=5), 'datatype must be a string such as "FP32", got 5'),
     (tensor(datatype="FP8"), 'unknown datatype "FP8"; known are'),
     (tensor(shape=None), "shape is missing"),
     (tensor(shape=2), "shape must be an array of integers, got 2"),
     (tensor(shape=[-1]), "shape [-1] must hold integers of 0 or more"),
-    (tensor(shape=[1.0]), "shape [1.0] must hold integers of 0 or more"),
-    (tensor(shape=[True]), "shape [true] must hold integers"),
-    (tensor(shape=[-1] * 60), "shape [-1,-1,-1,-1,-1,-1,-1,-1,-1,-1,-1"),
     (tensor(shape=[1] * 65), "shape has 65 dimensions; at most 64 are allowed"),
     (tensor(data=0, parameters=[]), "parameters must be an object"),
     (tensor(), "data is missing, and there is neither binary_data_size nor shared_memory_region"),
@@ -186,14 +168,11 @@ DEFAULT_ON, DEFAULT_OFF = {"binary_data_output": True}, {"binary_data_output": F
 FORMS = [
     # fields, wanted in binary: out0, out1; all in binary, all in JSON
     ({}, False, False, False, True),
-    ({"parameters": DEFAULT_ON}, True, True, True, False),
     ({"outputs": outputs(ON, None)}, True, False, False, False),
-    ({"outputs": outputs(ON, ON)}, True, True, True, False),
     ({"outputs": outputs(OFF, OFF), "parameters": DEFAULT_ON}, False, False, False, True),
     # KServe's extension: an output's parameter overrides the request's.
     ({"outputs": outputs(None, OFF), "parameters": DEFAULT_ON}, True, False, False, False),
     ({"outputs": outputs({"classification": 3}, ON)}, False, True, False, False),
-    ({"outputs": [], "parameters": DEFAULT_ON}, True, True, True, False),
 ]
 
 
@@ -215,19 +194,11 @@ BASE64 = {"content_type": "base64"}
         ({"outputs": outputs(BASE64, None)}, {"out0"}),
         ({"outputs": outputs(ON | BASE64, BASE64)}, {"out1"}),
         ({"outputs": outputs(BASE64, OFF | BASE64), "parameters": DEFAULT_ON}, {"out1"}),
-        ({"outputs": [*outputs(BASE64), *outputs(None)]}, {"out0"}),
         ({"outputs": [*outputs(None), *outputs(BASE64)]}, set()),
-        # There is no parameter for all outputs.
-        ({"parameters": BASE64}, set()),
     ],
 )
 def test_outputs_requested_in_base64_are_read(fields: Fields, as_base64: set[str]) -> None:
     assert read_output_encoding(fields).as_base64 == as_base64
-
-
-def test_unlisted_output_has_the_default_encoding() -> None:
-    assert OutputEncoding(True, {"a": False}).wants_binary("b")
-    assert not OutputEncoding(False, {"a": True}).wants_binary("b")
 
 
 REFUSED_FORMS = [
@@ -236,8 +207,6 @@ REFUSED_FORMS = [
         {"parameters": {"binary_data_output": 1}},
         "the request: binary_data_output must be true or false, got 1",
     ),
-    ({"outputs": {}}, "outputs must be an array of tensors, got an object"),
-    ({"outputs": [{}]}, "outputs[0]: name is missing"),
     (
         {"outputs": [{"name": "y", "parameters": 1}]},
         "output 'y': parameters must be an object, got 1",
@@ -273,21 +242,6 @@ def test_explicit_request_for_binary_outputs_is_recognized(fields: Fields, expli
 # ---------------------------------------------------------------------------------- base64
 
 
-@pytest.mark.parametrize(
-    ("entry", "base64"),
-    [
-        (tensor(datatype="BYTES", data=[], parameters=BASE64), True),
-        (tensor(datatype="BYTES", data=[], parameters={"content_type": "str"}), False),
-        (tensor(datatype="BYTES", data=[]), False),
-        (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), None),
-        (tensor(datatype="FP32", parameters=BASE64 | {"binary_data_size": 8}), None),
-    ],
-)
-def test_base64_content_is_recognized(entry: Fields, base64: bool | None) -> None:
-    (found,) = read_inputs({"inputs": [entry]})
-    assert found.base64 is base64
-
-
 def test_base64_is_only_for_bytes() -> None:
     with pytest.raises(GatewayError) as caught:
         read_inputs({"inputs": [tensor(data=[], parameters=BASE64)]})
@@ -298,16 +252,19 @@ def test_base64_is_only_for_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "parameters"),
+    ("entry", "base64", "parameters"),
     [
-        (tensor(datatype="BYTES", data=["YQ=="], parameters={"a": 1} | BASE64), {"a": 1}),
-        (tensor(datatype="BYTES", data=["YQ=="], parameters={"content_type": "np"}), None),
-        (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), BASE64),
-        (tensor(parameters={"a": 1, "shared_memory_region": "r"}), None),
+        (tensor(datatype="BYTES", data=["YQ=="], parameters={"a": 1} | BASE64), True, {"a": 1}),
+        (tensor(datatype="BYTES", data=["YQ=="], parameters={"content_type": "np"}), False, None),
+        (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), None, BASE64),
+        (tensor(parameters={"a": 1, "shared_memory_region": "r"}), None, None),
     ],
 )
-def test_parameters_of_the_form_are_removed(entry: Fields, parameters: Fields | None) -> None:
+def test_base64_is_recognized_and_parameters_of_the_form_are_removed(
+    entry: Fields, base64: bool | None, parameters: Fields | None
+) -> None:
     (found,) = read_inputs({"inputs": [entry]})
+    assert found.base64 is base64
     assert found.parameters == (entry["parameters"] if parameters is None else parameters)
 
 
@@ -330,32 +287,20 @@ def test_head_has_all_but_id_and_data() -> None:
     )
 
 
-def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
-    return CIMultiDictProxy(CIMultiDict(pairs))
-
-
-@pytest.mark.parametrize(("value", "length"), [("0", 0), ("7", 7), ("007", 7), ("9" * 19, None)])
-def test_header_length_is_read(value: str, length: int | None) -> None:
-    expected = int(value) if length is None else length
-    assert header_length(_headers((HEADER_LENGTH, value))) == expected
-
-
-def test_missing_header_length_is_none() -> None:
-    assert header_length(_headers(("X", "1"))) is None
+@pytest.mark.parametrize(
+    ("values", "length"),
+    [((), None), (("0",), 0), (("007",), 7), (("9" * 19,), int("9" * 19))],
+)
+def test_header_length_is_read(values: tuple[str, ...], length: int | None) -> None:
+    headers = CIMultiDictProxy(CIMultiDict((HEADER_LENGTH, value) for value in values))
+    assert header_length(headers) == length
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["", " ", "-1", "+1", "1.0", "1e3", "0x1", "1 2", "1,2", "96abc", "٣", "²", "9" * 20, "1\n"],
+    "values",
+    [*zip(("", "-1", "1.0", "0x1", "1 2", "1,2", "96abc", "٣", "9" * 20, "1\n")), ("1", "1")],
 )
-def test_invalid_header_length_is_refused(value: str) -> None:
-    with pytest.raises(GatewayError) as caught:
-        header_length(_headers((HEADER_LENGTH, value)))
-    assert caught.value.kind.value.status == 400
-    assert HEADER_LENGTH in caught.value.message
-
-
-@pytest.mark.parametrize("values", [("1", "1"), ("1", "2"), ("0", "")])
-def test_repeated_header_length_is_refused(values: tuple[str, str]) -> None:
-    with pytest.raises(GatewayError, match="one number"):
-        header_length(_headers(*((HEADER_LENGTH, value) for value in values)))
+def test_invalid_header_length_is_refused(values: tuple[str, ...]) -> None:
+    headers = CIMultiDictProxy(CIMultiDict((HEADER_LENGTH, value) for value in values))
+    with refused_with(ErrorKind.BAD_REQUEST, f"{HEADER_LENGTH} must be one number"):
+        header_length(headers)

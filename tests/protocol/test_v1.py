@@ -7,7 +7,6 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.messages import OutputTensor
-from gateway.protocol.operations import Operation, OperationKind, infer_path, parse_operation
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.protocol.v1 import (
     V1Format,
@@ -16,27 +15,12 @@ from gateway.protocol.v1 import (
     check_shape,
     error_document,
     is_base64_output,
-    model_entries,
     models_document,
-    ready_model_names,
     reports_ready,
     unseen_models,
     write_entries,
 )
 from tests.support.checks.refused import refused_with
-
-
-@pytest.mark.parametrize("version", [None, "3"])
-def test_infer_path_is_an_infer_operation(version: str | None) -> None:
-    path = infer_path(Operation(OperationKind.PREDICT, "m", version))
-    assert parse_operation("POST", path) == Operation(OperationKind.INFER, "m", version)
-
-
-def test_response_key_follows_the_request() -> None:
-    assert {form.value: form.response_key for form in V1Format} == {
-        "instances": "predictions",
-        "inputs": "outputs",
-    }
 
 
 @pytest.mark.parametrize(
@@ -122,29 +106,6 @@ def test_errors_are_written_for_v1_clients(body: bytes, told: bytes) -> None:
 )
 def test_readiness_is_read_from_the_body(body: bytes, expected: bool) -> None:
     assert reports_ready(body) is expected
-
-
-@pytest.mark.parametrize(
-    ("document", "models"),
-    [
-        ([{"name": "a"}, {"name": "b", "state": "READY"}, {"name": "c", "state": "X"}], ["a", "b"]),
-        ({"models": ["a", "b"]}, ["a", "b"]),
-    ],
-)
-def test_ready_models_are_read_from_lists(document: Any, models: list[str]) -> None:
-    assert ready_model_names(document) == models
-
-
-def test_list_without_states_gives_entries_without_states() -> None:
-    index = [{"name": "a", "version": "1", "state": "READY"}]
-    assert model_entries(index) == index
-    assert model_entries({"models": ["a", "b"]}) == [{"name": "a"}, {"name": "b"}]
-
-
-@pytest.mark.parametrize("document", [5, {}, {"models": [1]}, [1], [{"state": "READY"}]])
-def test_other_documents_are_errors(document: Any) -> None:
-    with pytest.raises((TypeError, KeyError, AttributeError)):
-        ready_model_names(document)
 
 
 def test_each_model_is_listed_once() -> None:

@@ -1,12 +1,9 @@
 """The responses that tell errors, over HTTP and gRPC; tests of the listener drop real calls."""
 
 import pytest
-from multidict import CIMultiDict
 
-from gateway.errors import bad_request
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.errors import end_dropped_call, error_body, is_grpc_content, send_error
-from tests.support.doubles.streaming import EventLog, ScriptedClientResponse
+from gateway.proxy.errors import end_dropped_call, error_body, is_grpc_content
 
 
 @pytest.mark.parametrize("has_started", [False, True])
@@ -26,15 +23,6 @@ def test_content_of_grpc_is_recognized() -> None:
     assert is_grpc_content(b"application/grpc+proto")
     assert not is_grpc_content(b"application/grpc-web")
     assert not is_grpc_content(b"application/\xff")
-
-
-async def test_send_error_writes_status_headers_and_body() -> None:
-    log = EventLog()
-    response = ScriptedClientResponse(log)
-    await send_error(response, bad_request('say "what"'))
-    assert response.body == b'{"error":"say \\"what\\""}'
-    assert isinstance(response.headers, CIMultiDict)
-    assert log == ["client gets 400", f"client gets {len(response.body)}", "client has got all"]
 
 
 def test_error_body_is_a_json_object() -> None:

@@ -87,18 +87,6 @@ async def test_joined_chunks_nested_too_deep_do_not_reach_the_server() -> None:
     assert scene.log.count_of("server gets") == 0
 
 
-async def test_small_body_is_sent_fully_buffered() -> None:
-    scene = _Scene(ScriptedUpstreamResponse(), body=[b"one", b"three"])
-    await scene.run()
-    assert scene.log[:4] == [
-        "client sends 3",
-        "client sends 5",
-        "client has sent all",
-        "server is asked POST /v2/x?y",
-    ]
-    assert scene.endpoint.requests[0].body == (b"onethree",)
-
-
 async def test_client_may_disconnect_at_any_time() -> None:
     for moment in range(100):
         scene = _Scene(ScriptedUpstreamResponse(body=[b"one", b"two"]), body=[b"three", b"four"])

@@ -16,8 +16,7 @@ from gateway.proxy.readiness import CACHE_SECONDS, Readiness, unready_endpoints
 from gateway.proxy.router import Route, Router
 from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.routing.matcher import Match, Pattern
-from gateway.upstream.pool.health_check import HealthChecker
-from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
 from tests.support.doubles.cluster import (
     A,
     B,
@@ -41,7 +40,7 @@ from tests.support.doubles.streaming import (
 from tests.support.gateway import no_leaks, until
 from tests.upstream.pools import fail_calls
 
-LIVE, READY = "/v2/health/live", "/v2/health/ready"
+READY = "/v2/health/ready"
 OK = ScriptedUpstreamResponse(200)
 METHODS = ["GET", "HEAD"]
 JSON = {"Content-Type": "application/json"}
@@ -58,15 +57,6 @@ def _error(response: ScriptedClientResponse) -> str:
 
 
 # ---------------------------------------------------------------------------------------- responses
-
-
-@pytest.mark.parametrize("method", METHODS)
-async def test_gateway_is_live_whatever_its_servers_do(method: str) -> None:
-    cluster = one_upstream(a=connect_error(A))
-    response = await cluster.ask(method, LIVE + "?x")
-    assert (response.status, response.body) == (200, b'{"live":true}')
-    assert dict(response.headers) == JSON | {"Content-Length": "13"}
-    assert cluster.received == [[]]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -220,23 +210,6 @@ async def test_concurrent_clients_share_one_check(checks: ScriptedChecks) -> Non
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert outcomes.count("upstream one (down)") == 18
     assert (checks.count, checks.cancelled) == (1, 0)
-
-
-async def test_streams_end_with_the_gateway_and_with_its_settings(checks: ScriptedChecks) -> None:
-    readiness = checks.readiness
-    assert readiness.end_of_streams == ""
-    readiness.replaced = True
-    assert readiness.end_of_streams == "the gateway has new settings"
-    assert await readiness.check() == ""
-    readiness.draining = True
-    assert readiness.end_of_streams == "the gateway is stopping"
-
-
-async def test_draining_gateway_is_not_ready(checks: ScriptedChecks) -> None:
-    assert await checks.readiness.check() == ""
-    checks.readiness.draining = True
-    assert await checks.readiness.check() == "draining"
-    assert checks.count == 1
 
 
 async def test_close_cancels_the_check(checks: ScriptedChecks) -> None:

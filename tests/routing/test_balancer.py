@@ -8,9 +8,10 @@ from gateway.routing.balancer import (
     choose_by_hash,
     choose_endpoint,
     choose_least_request,
-    choose_round_robin,
 )
 
+NAMES = [f"http://10.0.0.{i}:8000" for i in range(8)]
+KEYS = [f"user-{i}" for i in range(2000)]
 BUSY = st.lists(st.integers(0, 5), min_size=1, max_size=8)
 
 
@@ -23,13 +24,10 @@ def test_equally_busy_endpoints_take_turns(outstanding: list[int], counter: int)
 
 @given(st.integers(1, 8), st.integers(0, 1000))
 def test_round_robin_chooses_each_endpoint_in_turn(count: int, counter: int) -> None:
-    chosen = [choose_round_robin(count, counter + i) for i in range(2 * count)]
+    policy, ends = LoadBalancingPolicy(round_robin=True), counter + 2 * count
+    chosen = [choose_endpoint(policy, NAMES[:count], [], n, None) for n in range(counter, ends)]
     assert chosen[:count] == chosen[count:]
     assert sorted(chosen[:count]) == list(range(count))
-
-
-NAMES = [f"http://10.0.0.{i}:8000" for i in range(8)]
-KEYS = [f"user-{i}" for i in range(2000)]
 
 
 def _owners(names: list[str]) -> dict[str, str]:

@@ -30,7 +30,6 @@ ON_TRIAL = replace(EJECTED, on_trial=True)
     ("before", "others", "after"),
     [
         (NOT_EJECTED, [NOT_EJECTED], EjectionState(1)),
-        (EjectionState(1), [NOT_EJECTED], EjectionState(2)),
         (EjectionState(2), [NOT_EJECTED], EjectionState(3, 1, 110)),
         # Not more than the share: 0 of 1, 1 of 2 or 3, 2 of 4.
         (EjectionState(2), [], EjectionState(3)),
@@ -59,16 +58,6 @@ def test_threshold_of_0_turns_ejection_off() -> None:
     assert state.is_usable(100)
 
 
-@pytest.mark.parametrize(("share", "ejected"), [(0.0, 0), (0.5, 2), (0.99, 3)])
-def test_share_of_ejected_endpoints_is_limited(share: float, ejected: int) -> None:
-    policy = replace(POLICY, max_ejection_share=share)
-    states = [EjectionState(2)] * 4
-    for index, state in enumerate(states):
-        others = states[:index] + states[index + 1 :]
-        states[index] = record_failure(state, others, 100, policy)
-    assert sum(state.ejections for state in states) == ejected
-
-
 @pytest.mark.parametrize(
     ("state", "now", "usable"),
     [(NOT_EJECTED, 0, True), (EJECTED, 109.9, False), (EJECTED, 110, True), (ON_TRIAL, 110, False)],
@@ -92,17 +81,6 @@ def test_first_request_after_an_ejection_is_a_trial(
 ) -> None:
     assert record_request(before, now) == after
     assert record_inconclusive(after) == before
-
-
-def test_failure_during_an_ejection_does_not_extend_it() -> None:
-    """Calls go there during the ejection if all other endpoints have failed them."""
-    state = EJECTED
-    for now in range(100, 110):
-        state = record_failure(record_request(state, now), [NOT_EJECTED], now, POLICY)
-    assert state == replace(EJECTED, failures=13)
-    assert record_failure(record_request(state, 110), [NOT_EJECTED], 110, POLICY) == EjectionState(
-        14, 2, 130
-    )
 
 
 REMOTE = EjectionState(ejections=2, until=120)

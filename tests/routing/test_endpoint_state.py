@@ -49,7 +49,6 @@ def _state(before: State = State.IN_USE, **fields: Any) -> tuple[State, str]:
             State.FAILING,
             "10 of its 20 calls of the last 10 s failed; last error: it returned 500",
         ),
-        ({"recent": RecentCalls(silence=SILENT)}, State.FAILING, SILENT),
         ({"recent": replace(HALF, silence=SILENT), "slowness": SLOW}, State.FAILING, SILENT),
         ({"slowness": SLOW}, State.SLOW, SLOW),
         (
@@ -61,11 +60,6 @@ def _state(before: State = State.IN_USE, **fields: Any) -> tuple[State, str]:
             {**REFUSING, "ejection_seconds": 29.6},
             State.EJECTED,
             f"ejected for 30 s: 3 failures in a row: {REFUSED}",
-        ),
-        (
-            {"ejection_seconds": 0.0, "last_error": REFUSED},
-            State.EJECTED,
-            f"ejected until a trial call succeeds: {REFUSED}",
         ),
         (
             {"ejection_seconds": 0.0},
@@ -112,7 +106,6 @@ def test_success_at_any_worker_ends_a_row_of_failures() -> None:
     [
         (3, 3, False, True),
         (100, 20, False, True),
-        (100, 10, True, True),
         (100, 9, True, False),
         (10, 1, True, True),
     ],

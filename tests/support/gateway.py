@@ -15,7 +15,6 @@ import pytest
 
 from gateway.app.gateway import Gateway
 from gateway.app.loaded_resources import load_resources
-from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.standalone import StandaloneGateway
 from gateway.listener.connection import ClientConnection
@@ -79,11 +78,9 @@ def http1_connections(listener: HttpListener) -> list[ClientConnection]:
 
 
 @asynccontextmanager
-async def checked_gateway(
-    settings: Settings, unchecked: str = "", revision: Revision | None = None
-) -> AsyncIterator[RunningGateway]:
+async def checked_gateway(settings: Settings, unchecked: str = "") -> AsyncIterator[RunningGateway]:
     """Run a gateway; at the end it must hold nothing of its peers: see ``nothing_left``."""
-    gateway = StandaloneGateway(settings, revision)
+    gateway = StandaloneGateway(settings)
     async with nothing_left(gateway, unchecked) as remains:
         yield RunningGateway(gateway, remains)
 
@@ -100,10 +97,11 @@ async def worker_of(
     settings: Settings,
     shared: SharedMemory | None = None,
     on_closed: Callable[[], None] = lambda: None,
+    slot: int = 0,
 ) -> AsyncIterator[Gateway]:
-    """Run the gateway of the first worker, which is given its connections: see ``nothing_left``."""
-    shared = shared or SharedMemory.for_one_process()
-    gateway = Gateway(load_resources(settings), shared, 0, Revision(0.0), on_closed)
+    """Run the gateway of a worker, which is given its connections: see ``nothing_left``."""
+    shared = shared or SharedMemory()
+    gateway = Gateway(load_resources(settings), shared, slot, on_closed)
     async with nothing_left(gateway):
         yield gateway
 

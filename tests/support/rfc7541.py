@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.http2.header_table import Header
+from gateway.http2.hpack import Header
 
 Fields = tuple[Header, ...]
 Example = tuple[int, list[tuple[str, Fields, Fields]]]

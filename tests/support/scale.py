@@ -21,8 +21,3 @@ def scaled(count: int) -> int:
 def fuzz_seconds(full: float) -> float:
     """Return the seconds that a fuzz test may take, of those that it takes in a full run."""
     return float(os.environ.get("TENSORGATE_FUZZ_SECONDS", full * SCALE))
-
-
-def all_defects() -> bool:
-    """Return whether to plant every defect that a fuzz test should find, not one of each sort."""
-    return fuzz_seconds(5) >= 5

@@ -63,10 +63,6 @@ def test_drain_yields_all_queued_connections(listening: socket.socket) -> None:
             assert client.recv(9) == b""
 
 
-def test_drain_of_an_empty_queue_yields_nothing(listening: socket.socket) -> None:
-    assert list(drain_accept_queue(listening)) == []
-
-
 def test_new_connections_are_dropped(listening: socket.socket) -> None:
     with _connect(listening), socket.socket(listening.family) as late:
         drop_new_connections(listening)

@@ -112,13 +112,6 @@ def test_who_would_hold_most_is_refused() -> None:
     assert account.heads == account.buffered == 900
 
 
-def test_holder_that_cannot_drop_its_heads_keeps_them() -> None:
-    account = BufferAccount(8000)
-    assert Holder(account, can_drop=False).share.hold_head(900)
-    assert not Holder(account).share.hold_head(200)
-    assert account.heads == 900
-
-
 def test_heads_give_way_where_bodies_take_all_room() -> None:
     account = BufferAccount(8000)
     large, small = Holder(account), Holder(account)
@@ -166,16 +159,6 @@ async def test_usual_clients_may_pause_for_longer_than_those_with_many_streams()
     assert greedy.streams == MANY_STREAMS
     assert len(await ended(many)) == MANY_STREAMS
     assert not await ended(usual_ones)
-
-
-async def test_stream_that_moves_again_makes_no_room() -> None:
-    account = BufferAccount(100 * MIN_STREAM_BYTES)
-    bodies = [ArrivingBody(client_share(account), 2 * STALLED_ALONE) for _ in range(3)]
-    assert account.make_room()
-    for body in bodies[1:]:
-        body.progress.receive(1)
-    assert not account.make_room()
-    assert len(await ended(bodies)) == 1
 
 
 async def test_stream_of_a_server_makes_no_room() -> None:
@@ -244,15 +227,6 @@ async def test_streams_of_who_holds_as_much_as_others_are_not_ended_for_them() -
     assert not account.make_room("C")
     assert account.make_room("D")
     assert await ended(bodies) == [0, 1, 2]
-
-
-async def test_all_clients_behind_one_proxy_lose_no_stream_that_trickles() -> None:
-    account = BufferAccount(30 * MIN_STREAM_BYTES)
-    shares = [client_share(account, "proxy") for _ in range(3)]
-    bodies = [ArrivingBody(share, 10.0, trickles=True) for share in shares for _ in range(10)]
-    assert not account.make_room("proxy")
-    assert account.make_room("other")
-    assert len(await ended(bodies)) == 1
 
 
 async def test_fast_streams_are_not_ended_for_other_clients() -> None:
@@ -416,17 +390,3 @@ async def test_body_with_reserved_bytes_makes_room_where_buffered_bytes_take_it(
     assert account.make_room("other")
     assert not account.make_room("other")
     assert await ended([body, stream]) == [0]
-
-
-async def test_client_that_is_slow_on_many_streams_keeps_its_fair_share() -> None:
-    """Its streams share its speed, so each is slow; but not one of them is silent."""
-    account = BufferAccount(150 * MIN_STREAM_BYTES)
-    one, other = client_share(account, "slow"), client_share(account, "other")
-    slow = [ArrivingBody(one, 5.0, trickles=True) for _ in range(100)]
-    others = [ArrivingBody(other, 0.1, moves=PROGRESS) for _ in range(50)]
-    for client in ("new", "slow", "other"):
-        while account.make_room(client):
-            pass
-    assert len(await ended(slow)) == 50
-    assert one.streams == other.streams == 50
-    assert not await ended(others)

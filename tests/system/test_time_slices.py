@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from gateway.system.time_slices import TimeSliceQueue, time_slice_queue
 from tests.support.doubles.iterations import iterations
 
@@ -64,8 +62,3 @@ async def test_connections_of_an_event_loop_share_a_queue() -> None:
         assert found is not time_slice_queue()
     finally:
         other.close()
-
-
-def test_queue_needs_a_running_event_loop() -> None:
-    with pytest.raises(RuntimeError):
-        time_slice_queue()

@@ -140,18 +140,6 @@ async def test_expired_certificate_is_refused() -> None:
         assert await refusal(server.url) == "its certificate has expired"
 
 
-async def test_certificate_is_not_checked_without_verify() -> None:
-    context = client_context(CertificateFiles(), verify=False)
-    for certificate in (expired_certificate(), trustme.CA().issue_cert("elsewhere.example")):
-        async with (
-            ScriptedServer(
-                always_respond(http_response(b"yes")), ssl=server_context(certificate)
-            ) as server,
-            endpoint(server.url, context) as made,
-        ):
-            assert await ask(made) == b"yes"
-
-
 async def test_server_with_an_old_tls_version_is_refused() -> None:
     context = server_context()
     context.set_ciphers("ALL:@SECLEVEL=0")
@@ -184,20 +172,6 @@ async def test_handshake_times_out() -> None:
         assert await refusal(url, connect_timeout=0.1) == "no connection in time"
         async with asyncio.timeout(5):
             await (await server.connection()).left.wait()
-
-
-async def test_cancellation_within_the_handshake() -> None:
-    async with (
-        ScriptedServer(never_respond) as server,
-        endpoint(server.url.replace("http:", "https:")) as made,
-    ):
-        asking = asyncio.create_task(ask(made))
-        connection = await server.connection()
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        async with asyncio.timeout(5):
-            await connection.left.wait()
 
 
 async def test_connection_refused_is_reported(tmp_path: Path) -> None:

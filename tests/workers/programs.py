@@ -6,13 +6,19 @@ PROGRAM = """
 import os, signal, socket, sys, time
 import logging
 from gateway.workers import supervisor
-from gateway.workers.ipc import FromWorker, ToWorker, receive_descriptor
+from gateway.workers.ipc import FromWorker, ToWorker, receive
 from gateway.workers.reload_broadcast import ConfigUpdate
 from gateway.workers.supervisor import NoWorkerError, Supervisor
 
 logging.basicConfig(level="INFO", format="%(message)s")
 
-class Events:
+class Gateway:
+    def poll(self, requested):
+        return None
+
+    def on_applied(self, late):
+        pass
+
     def on_started(self, workers):
         os.write(2, f"started {{' '.join(map(str, workers))}}\\n".encode())  # whole, unlike print
 
@@ -26,7 +32,7 @@ class Events:
         os.write(2, b"successor %b\\n" % process.name.encode())
 
 def next_message(channel):
-    return receive_descriptor(channel._channel)
+    return receive(channel._channel)
 
 def main(channel):
     {main}
@@ -37,10 +43,10 @@ def admin_main(channel):
 supervisor._KILL_DELAY = {kill_delay}
 try:
     sock = socket.create_server(("127.0.0.1", 0))
-    source, admin_sockets = None, {{}}
+    gateway, admin_sockets = Gateway(), {{}}
     {setup}
     sockets = {{sock: ToWorker.CLIENT, **admin_sockets}}
-    print("dropped", Supervisor(sockets, {workers}, main, admin_main, 0.1, Events(), source).run())
+    print("dropped", Supervisor(sockets, {workers}, main, admin_main, 0.1, gateway).run())
 except NoWorkerError as error:
     print(error)
 except KeyboardInterrupt:
@@ -48,11 +54,11 @@ except KeyboardInterrupt:
 """
 
 COUNTING_WORKER = """
-channel.send_ready(); got = 0
+channel.send(FromWorker.READY); got = 0
 while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
     if message[0] == ToWorker.CLIENT:
-        got += 1; channel._send(FromWorker.RECEIVED)
-channel.send_dropped(got)
+        got += 1; channel.send(FromWorker.RECEIVED)
+channel.send(FromWorker.DROPPED, str(got))
 """
 """A worker that reports how many clients it got, as if it had cut so many calls."""
 
@@ -62,9 +68,8 @@ def command(
 ) -> tuple[str, ...]:
     """Return the command of a supervisor; its workers run ``main``, lines of Python.
 
-    ``setup`` are lines that run before it starts. They may set ``source`` and
-    ``admin_sockets``. The admin process runs
-    ``admin``.
+    ``setup`` are lines that run before it starts. They may set ``gateway`` and ``admin_sockets``.
+    The admin process runs ``admin``.
     """
     program = PROGRAM.format(
         main=_indented(main),

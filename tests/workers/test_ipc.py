@@ -1,5 +1,4 @@
 import asyncio
-import os
 import socket
 from collections.abc import Iterator
 
@@ -10,8 +9,6 @@ from gateway.workers.ipc import (
     MAX_TEXT,
     ConnectionKind,
     FromWorker,
-    ReloadMessage,
-    ReloadStep,
     ToWorker,
     WorkerChannel,
     receive,
@@ -21,29 +18,33 @@ from tests.support.checks.descriptors import no_descriptors
 from tests.support.gateway import until
 
 PATIENCE = 5
+RECEIVED = (FromWorker.RECEIVED, "")
 
 
 class _Ends:
-    """Both ends of a channel: the test plays the supervisor."""
+    """Both ends of a channel: the test plays the supervisor, and what the worker serves with."""
 
     def __init__(self, supervisor: socket.socket, worker: socket.socket) -> None:
         self.supervisor = supervisor
         self.closed = memoryview(bytearray(8)).cast("Q")
         self.channel = WorkerChannel(worker, self.closed)
         self.clients: list[socket.socket] = []
-        self.reloads: list[ReloadMessage] = []
-        self.stops = 0
-        self.rooms = 0
+        self.reloads: list[int] = []
+        self.stops = self.rooms = 0
+
+    def take(self, connection: socket.socket) -> None:
+        self.clients.append(connection)
+
+    def begin_draining(self) -> None:
+        self.stops += 1
+
+    def make_room(self) -> bool:
+        self.rooms += 1
+        return True
 
     def send_connection(self, kind: ConnectionKind = ToWorker.CLIENT) -> None:
         with socket.socket() as connection:
             send(self.supervisor, kind, descriptor=connection.fileno())
-
-    def send_settings(self, settings: bytes, step: ReloadStep = ToWorker.PREPARE) -> None:
-        memory = os.memfd_create("settings")
-        os.write(memory, settings)
-        send(self.supervisor, step, descriptor=memory)
-        os.close(memory)
 
     def drain(self) -> None:
         send(self.supervisor, ToWorker.DRAIN)
@@ -55,25 +56,15 @@ class _Ends:
         replies = []
         try:
             while message := receive(self.supervisor):
-                replies.append(message)
+                replies.append(message[:2])
         except BlockingIOError:
             pass
         return replies
 
     async def receive(self) -> None:
         """Have the worker handle messages until it drains."""
-
-        def on_stopping() -> None:
-            self.stops += 1
-
-        def make_room() -> bool:
-            self.rooms += 1
-            return True
-
         async with asyncio.timeout(PATIENCE):
-            await self.channel.receive(
-                self.clients.append, self.reloads.append, on_stopping, make_room
-            )
+            await self.channel.receive(self, self.reloads.append)
 
 
 @pytest.fixture
@@ -86,21 +77,21 @@ def ends() -> Iterator[_Ends]:
             sock.close()
 
 
-RECEIVED = (FromWorker.RECEIVED, "")
-
-
-async def test_connections_are_received_in_order(
+async def test_connections_and_steps_of_reloads_are_received_in_order(
     ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
     send(ends.supervisor, ToWorker.STOPPING)
-    for kind in (ToWorker.CLIENT, ToWorker.ADMIN):
-        ends.send_connection(kind)
+    ends.send_connection(ToWorker.CLIENT)
+    ends.send_connection(ToWorker.ADMIN)
     receiving = asyncio.create_task(ends.receive())
     await until(lambda: len(ends.clients) == 2)
     assert ends.stops == 1
+    for step in (ToWorker.PREPARE, ToWorker.COMMIT, ToWorker.ABORT):
+        send(ends.supervisor, step)
     ends.send_connection()
     ends.drain()
     await receiving
+    assert ends.reloads == [ToWorker.PREPARE, ToWorker.COMMIT, ToWorker.ABORT]
     assert ends.replies() == [RECEIVED] * 3
     assert len({sock.fileno() for sock in ends.clients}) == 3
     assert not caplog.messages
@@ -112,10 +103,9 @@ async def test_draining_worker_neither_reloads_nor_reports_a_supervisor_that_is_
 ) -> None:
     send(ends.supervisor, ToWorker.DRAIN)
     await ends.receive()
-    ends.send_settings(b"new")
+    send(ends.supervisor, ToWorker.PREPARE)
     ends.supervisor.close()
-    for _ in range(5):
-        await asyncio.sleep(0.01)
+    await until(lambda: not asyncio.get_running_loop().remove_reader(ends.channel._channel))
     assert not ends.reloads
     assert not caplog.messages
 
@@ -124,26 +114,12 @@ async def test_worker_stops_if_the_supervisor_is_gone(
     ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
     ends.send_connection()
-    ends.channel.send_ready()  # a message that the supervisor leaves unread
+    ends.channel.send(FromWorker.READY)  # a message that the supervisor leaves unread
     ends.supervisor.close()
     await ends.receive()
     assert len(ends.clients) == 1
     assert caplog.messages == ["the supervisor has died: this worker drains and stops"]
-    ends.channel.send_dropped(1)  # to nobody, which is no error
-
-
-async def test_leaving_worker_takes_what_still_comes(
-    ends: _Ends, caplog: pytest.LogCaptureFixture
-) -> None:
-    ends.send_connection()
-    ends.channel.send_leaving()
-    ends.send_connection()
-    ends.drain()
-    await ends.receive()
-    assert ends.replies() == [(FromWorker.LEAVING, ""), RECEIVED, RECEIVED]
-    assert len(ends.clients) == 2
-    assert not caplog.messages
-    ends.channel.send_leaving()  # a second signal
+    ends.channel.send(FromWorker.DROPPED, "1")  # to nobody, which is no error
 
 
 async def test_connection_without_a_descriptor_counts_as_closed(
@@ -163,52 +139,19 @@ async def test_connection_without_a_descriptor_counts_as_closed(
 async def test_worker_makes_room_before_it_receives_what_needs_a_descriptor(
     ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ends.send_settings(b"new")
     ends.send_connection()
     with no_descriptors():
         receiving = asyncio.create_task(ends.receive())
         await until(lambda: ends.rooms)
-        assert (ends.reloads, ends.clients) == ([], [])
+        assert ends.clients == []
     ends.drain()
     await receiving
-    assert ends.reloads == [ReloadMessage(ToWorker.PREPARE, b"new")]
     assert len(ends.clients) == 1
     assert not caplog.messages
 
 
-async def test_steps_of_reloads_are_received_in_order(
-    ends: _Ends, caplog: pytest.LogCaptureFixture
-) -> None:
-    ends.send_connection()
-    ends.send_settings(b"content" * 10_000)
-    send(ends.supervisor, ToWorker.COMMIT)
-    send(ends.supervisor, ToWorker.PREPARE)  # as above, with too many open files
-    ends.send_settings(b"why", ToWorker.ABORT)
-    ends.send_connection()
-    ends.drain()
-    await ends.receive()
-    assert ends.reloads == [
-        ReloadMessage(ToWorker.PREPARE, b"content" * 10_000),
-        ReloadMessage(ToWorker.COMMIT),
-        ReloadMessage(ToWorker.PREPARE, error="too many open files"),
-        ReloadMessage(ToWorker.ABORT, b"why"),
-    ]
-    ends.channel.send_reload_done("why not")
-    assert ends.replies() == [RECEIVED, RECEIVED, (FromWorker.RELOAD_DONE, "why not")]
-    assert caplog.messages == ["the new settings were not received: too many open files"]
-
-
-def test_worker_reports_its_state(ends: _Ends) -> None:
-    ends.channel.send_ready()
-    ends.channel.count_closed()
-    ends.channel.count_closed()
-    ends.channel.send_dropped(3)
-    assert ends.replies() == [(FromWorker.READY, ""), (FromWorker.DROPPED, "3")]
-    assert ends.closed[0] == 2
-
-
 def test_long_text_is_cut(ends: _Ends) -> None:
-    ends.channel.send_reload_done("k" * 10_000)
+    ends.channel.send(FromWorker.RELOAD_DONE, "k" * 10_000)
     assert ends.replies() == [(FromWorker.RELOAD_DONE, "k" * MAX_TEXT)]
 
 
@@ -230,20 +173,3 @@ async def test_worker_handles_waiting_messages_in_bounded_batches(
     look()
     await ends.receive()
     assert [count for count in dict.fromkeys(seen) if count] == [5, 10, 12]
-
-
-async def test_settings_that_cannot_be_read_are_reported_and_kept_nowhere(ends: _Ends) -> None:
-    before = set(os.listdir("/proc/self/fd"))
-    reading, writing = os.pipe()  # it has no position to read at
-    send(ends.supervisor, ToWorker.PREPARE, descriptor=reading)
-    os.close(reading)
-    os.close(writing)
-    ends.send_settings(b"good")
-    ends.drain()
-    await ends.receive()
-    why = "the new settings could not be read: [Errno 29] Illegal seek"
-    assert ends.reloads == [
-        ReloadMessage(ToWorker.PREPARE, error=why),
-        ReloadMessage(ToWorker.PREPARE, b"good"),
-    ]
-    assert len(os.listdir("/proc/self/fd")) <= len(before)

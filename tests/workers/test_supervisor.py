@@ -48,23 +48,23 @@ async def test_signal_stops_workers_that_are_not_ready_yet(number: int, expected
 async def test_supervisor_hands_out_clients_of_an_update_that_a_signal_interrupts() -> None:
     """Of two addresses one stays and one is new; each worker counts its connections."""
     main = """
-channel.send_ready(); got = 0
+channel.send(FromWorker.READY); got = 0
 while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
-    kind, _ = message
+    kind = message[0]
     got += kind == ToWorker.CLIENT
-    if kind == ToWorker.CLIENT: channel._send(FromWorker.RECEIVED)
+    if kind == ToWorker.CLIENT: channel.send(FromWorker.RECEIVED)
     if kind == ToWorker.PREPARE: os.write(2, b'has it\\n')  # whole, unlike print
-channel.send_dropped(got)
+channel.send(FromWorker.DROPPED, str(got))
 """
     setup = """
-class Source:
+class Source(Gateway):
     def poll(self, requested):
         sockets = {sock: ToWorker.CLIENT, new: ToWorker.CLIENT}
-        return ConfigUpdate(b'x', sockets, 0.1) if requested else None
+        return ConfigUpdate(sockets, 0.1) if requested else None
 
     def commit(self): print('applied')
 
-source = Source()
+gateway = Source()
 new = socket.create_server(('127.0.0.1', 0))
 ports = [each.getsockname()[1] for each in (sock, new)]
 print('ports', *ports, file=sys.stderr, flush=True)
@@ -85,11 +85,11 @@ print('ports', *ports, file=sys.stderr, flush=True)
 
 ADMIN = """
 os.write(2, b'admin %d\\n' % os.getpid())  # whole, unlike print
-channel.send_ready(); got = 0
+channel.send(FromWorker.READY); got = 0
 while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
     if message[0] == ToWorker.ADMIN:
-        got += 100; channel._send(FromWorker.RECEIVED)
-channel.send_dropped(got)
+        got += 100; channel.send(FromWorker.RECEIVED)
+channel.send(FromWorker.DROPPED, str(got))
 os.write(2, b'admin drained\\n')
 """
 WORKER = f"""
@@ -166,13 +166,13 @@ async def test_admin_process_that_fails_again_and_again_keeps_no_client_waiting(
 @pytest.mark.parametrize("has_admin_first", [False, True])
 async def test_admin_process_runs_while_there_is_an_admin_address(has_admin_first: bool) -> None:
     setup = f"""
-class Source:
+class Source(Gateway):
     has_admin = {has_admin_first}
 
     def poll(self, requested):
         if not requested: return None
         self.has_admin = not self.has_admin
-        return ConfigUpdate(b'x', {{sock: ToWorker.CLIENT, **self.admin}}, 0.1)
+        return ConfigUpdate({{sock: ToWorker.CLIENT, **self.admin}}, 0.1)
 
     @property
     def admin(self): return {{admin.dup(): ToWorker.ADMIN}} if self.has_admin else {{}}
@@ -182,13 +182,13 @@ class Source:
     def on_applied(self, late): print('applied', *late, file=sys.stderr, flush=True)
 
 admin = socket.create_server(('127.0.0.1', 0))
-source = Source()
-admin_sockets = source.admin
+gateway = Source()
+admin_sockets = gateway.admin
 """
     worker = """
-channel.send_ready()
+channel.send(FromWorker.READY)
 while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
-    if message[0] in (ToWorker.PREPARE, ToWorker.COMMIT): channel.send_reload_done("")
+    if message[0] in (ToWorker.PREPARE, ToWorker.COMMIT): channel.send(FromWorker.RELOAD_DONE)
 """
     admin = worker + "print('admin drained', file=sys.stderr, flush=True)"
     async with running_process(*command(worker, 1, setup=setup, admin=admin)) as process:

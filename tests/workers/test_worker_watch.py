@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.workers.shared_state import shared_counters
+from gateway.workers.shared_documents import shared_counters
 from gateway.workers.worker_watch import WorkerWatch
 
 SILENT = 5

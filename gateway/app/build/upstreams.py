@@ -11,8 +11,7 @@ from functools import partial
 from gateway.app.build.limits import apply_concurrency, build_concurrency_limit
 from gateway.app.build.tls import UpstreamTlsContexts
 from gateway.app.ejection_sync import EjectionSync
-from gateway.app.journal.endpoint_events import EndpointEvents
-from gateway.app.journal.journal import Journal
+from gateway.app.journal import EndpointEvents, Journal
 from gateway.errors import upstream_name
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.protocol.dialects import DIALECTS, TRITON, GrpcForm
@@ -32,22 +31,18 @@ from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.settings.values.addresses import is_grpc
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.address import GrpcPort, ServerAddress, TcpAddress, parse_server_url
-from gateway.upstream.grpc.cancellation import drains_cancelled
-from gateway.upstream.grpc.dual_endpoint import DualEndpoint
-from gateway.upstream.grpc.endpoint import GrpcEndpoint
+from gateway.upstream.grpc.choices import InferenceProtocol, drains_cancelled
+from gateway.upstream.grpc.endpoint import DualEndpoint, GrpcEndpoint
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http2.drained_streams import DrainedStreams
 from gateway.upstream.http2.endpoint import Http2Endpoint
-from gateway.upstream.inference_protocol import InferenceProtocol
 from gateway.upstream.metadata_cache import MetadataCache
+from gateway.upstream.pool.checks import HealthChecker, ModelDiscovery, PoolSupervisor
 from gateway.upstream.pool.dialect import DialectDetector, DialectState, fixed_dialect_state
 from gateway.upstream.pool.dns import Resolver, resolve_host
-from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import Member
-from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.outlier_detection import EjectionListener, FailureListener, ignore
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
 
 _HTTP_IDLE_TIMEOUT = 4.0
@@ -270,30 +265,31 @@ def _build(
     concurrency_limit: ConcurrencyLimit | None,
 ) -> Upstream:
     declared = spec.declared
-    publish = ejection_sync.publisher_for(spec.name) if ejection_sync else None
-    endpoint_events = EndpointEvents(journal, spec.name, declared.required)
+    events = EndpointEvents(journal, spec.name, declared.required)
 
-    def on_ejection(url: str, state: EjectionState) -> bool | None:
+    def on_ejection(url: str, state: EjectionState) -> bool:
         if url and state.ejections:
             metrics.count_ejection(spec.name, url)
-        is_known = publish is not None and publish(url, state)
-        endpoint_events.record_ejection(pool, url, state)
+        is_known = ejection_sync is not None and ejection_sync.publish(spec.name, url, state)
+        if not is_known:
+            events.record_ejection(pool, url, state)
         return is_known
 
-    publish_health = None
-    if ejection_sync is not None and (checks := declared.health_check) is not None:
-        most = max(checks.healthy_threshold, checks.unhealthy_threshold)
-        seconds = 2 * most * (checks.interval + checks.timeout)
-        publish_health = ejection_sync.health_publisher_for(spec.name, seconds)
-
-    def on_health(member: Member) -> bool | None:
-        endpoint_events.record_health(member)
-        return publish_health is not None and publish_health(member.endpoint.url, member.is_healthy)
+    def on_health(member: Member) -> bool:
+        checks, url = declared.health_check, member.endpoint.url
+        is_known = False
+        if ejection_sync is not None and checks is not None:
+            most = max(checks.healthy_threshold, checks.unhealthy_threshold)
+            seconds = 2 * most * (checks.interval + checks.timeout)
+            is_known = ejection_sync.publish_health(spec.name, url, member.is_healthy, seconds)
+        if not is_known:
+            events.record_health(member)
+        return is_known
 
     detector: DialectDetector | None = None
     dialect_state: DialectState
     protocol = _inference_protocol(declared)
-    logs = ejection_sync is None or ejection_sync.is_first_worker
+    logs = ejection_sync is None or ejection_sync.slot == 0
     if declared.dialect == "auto":
         intervals = _DIALECT_INTERVAL, _DIALECT_RETRY_INTERVAL
         detector = DialectDetector(spec.name, *intervals, logs, protocol)

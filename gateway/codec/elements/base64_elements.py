@@ -34,7 +34,9 @@ class Base64ElementDecoder:
         self._next = 0
         self._count = 0
         self._partial = b""
-        self._long: _LongText | None = None
+        self._long: PartialElement | None = None
+        """An element whose text of ``_length`` bytes arrives in pieces; ``_done`` are decoded."""
+        self._length = self._done = 0
         self._decoded: list[bytes] = []
 
     def decode_chunk(self) -> bool:
@@ -87,25 +89,26 @@ class Base64ElementDecoder:
 
     def _begin_element(self, data: bytes) -> None:
         """Begin an element that is not complete yet."""
-        self._long = _LongText(read_length(data), PartialElement(self._decoded))
+        self._length, self._done = read_length(data), 0
+        self._long = PartialElement(self._decoded)
         self.tensor.size += PREFIX_SIZE
         text = data[PREFIX_SIZE:]
         self._partial = text[self._continue_element(self._long, text) :]
 
-    def _continue_element(self, long: _LongText, data: bytes) -> int:
+    def _continue_element(self, element: PartialElement, data: bytes) -> int:
         """Decode more of an element in groups of four characters; return how many it took."""
-        missing = long.length - long.done
+        missing = self._length - self._done
         used = missing if missing <= len(data) else len(data) - len(data) % 4
         text = data[:used]
         last = used == missing
         part = native.decode_base64(text, True)
         if part is None or (text.endswith(b"=") and not last):
-            raise self._error(self._count, text, long.done, long.length)
-        long.done += used
-        long.element.append(part)
+            raise self._error(self._count, text, self._done, self._length)
+        self._done += used
+        element.append(part)
         self.tensor.size += len(part)
         if last:
-            long.element.end()
+            element.end()
             self._count += 1
             self._long = None
         return used
@@ -116,15 +119,6 @@ class Base64ElementDecoder:
         return self._words.malformed(
             f"{self._label}: element {index} is not base64, as its content_type says: {reason}"
         )
-
-
-class _LongText:
-    """An element whose text arrives in pieces; ``done`` of its ``length`` bytes are decoded."""
-
-    def __init__(self, length: int, element: PartialElement) -> None:
-        self.length = length
-        self.element = element
-        self.done = 0
 
 
 def _describe_error(text: bytes, start: int, length: int) -> str:

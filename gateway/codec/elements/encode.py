@@ -105,15 +105,16 @@ class NumberEncoder:
         return self._encode_next(complete) if complete else b""
 
     def parts(
-        self, data: bytes | memoryview, offloader: Offloader
+        self, data: bytes | memoryview, offloader: Offloader | None
     ) -> list[TextChunk | OffloadedText]:
         """Encode the next bytes, and offload them where that is faster."""
         complete = self._complete_elements(data)
         if not complete:
             return []
-        first = self.count
-        job = ConversionJob(True, self._datatype, self._nonfinite, continued=first > 0)
-        future = offloader.submit(job, complete) if job.can_be_offloaded else None
+        first, future = self.count, None
+        if offloader is not None:
+            job = ConversionJob(True, self._datatype, self._nonfinite, continued=first > 0)
+            future = offloader.submit(job, complete) if job.can_be_offloaded else None
         if future is None:
             return [self._encode_next(complete)]
         self.count += len(complete) // self._size
@@ -239,7 +240,7 @@ class BytesEncoder:
         return b"".join(self.pieces(data))
 
     def parts(
-        self, data: bytes | memoryview, offloader: Offloader
+        self, data: bytes | memoryview, offloader: Offloader | None
     ) -> list[TextChunk | OffloadedText]:
         """Encode the next bytes here."""
         return [self.feed(data)]

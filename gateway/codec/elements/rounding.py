@@ -54,13 +54,7 @@ def round_text(values: Values, text: bytes, datatype: Datatype) -> Values | None
         return None  # before ties are examined one by one
     if has_ties(values, datatype):
         values = _resolve_ties(values, text, np.flatnonzero(_find_ties(values, floats)))
-    return round_values(values, datatype)
-
-
-def round_values(values: Values, datatype: Datatype) -> Values | None:
-    """Round doubles of which the text decides none, as ``round_text``."""
-    assert datatype.floats is not None
-    is_beyond = np.abs(values) >= datatype.floats.overflow
+    is_beyond = np.abs(values) >= floats.overflow
     return None if _any_finite(values, is_beyond) else round_to(values, datatype)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE
-from gateway.codec.grpc.header_budget import HeaderBudget
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import ErrorVocabulary
@@ -36,6 +35,38 @@ _PREFIX = struct.Struct("<I")
 
 _MIN_VIEW: Final = 4 * 1024
 """Smaller pieces are copied together: a view costs 200 bytes, an empty element only 2."""
+
+
+_PER_HEADER_BYTE: Final = 32
+"""Memory of parsed parameters and names, for each byte of them in a message."""
+_TENSOR_MEMORY: Final = 700
+"""Memory of a tensor without name and parameters: most of it is that of two dictionaries."""
+
+
+class HeaderBudget:
+    """Counts the bytes beside data: parsed, they take many times the memory, and time for each.
+
+    Unknown fields and empty ones count too, wherever they are.
+    """
+
+    def __init__(self, cap: int, words: ErrorVocabulary) -> None:
+        self.used = 0
+        self._cap: Final = cap
+        self._words: Final = words
+
+    def spend(self, size: int) -> None:
+        """Count bytes, before they are parsed; raises GatewayError (413, 502) above the cap."""
+        self.used += size
+        if self.used > self._cap:
+            raise GatewayError(
+                self._words.too_large,
+                f"{self._words.name} has more than {self._cap} bytes beside the data of tensors "
+                "(limits.max_inference_header_bytes)",
+            )
+
+    def memory(self, tensors: int) -> int:
+        """Estimate the bytes of memory of what was parsed."""
+        return _PER_HEADER_BYTE * self.used + _TENSOR_MEMORY * tensors
 
 
 @dataclass(frozen=True, slots=True)

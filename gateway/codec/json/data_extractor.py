@@ -17,7 +17,7 @@ import orjson
 
 from gateway.codec.json.array_scanner import WINDOW, ArrayScanner, ElementRun, StringPart
 from gateway.codec.json.header_length_check import check_header_end
-from gateway.codec.json.value_count import check_value_count
+from gateway.codec.json.parse_cost import check_value_count
 from gateway.codec.structure_scan import mask_strings
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary

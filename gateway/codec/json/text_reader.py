@@ -9,8 +9,7 @@ from typing import NoReturn, TypeVar
 
 import orjson
 
-from gateway.codec.json.parsed_size import estimate_parsed_size
-from gateway.codec.json.value_count import check_value_count
+from gateway.codec.json.parse_cost import check_value_count, estimate_parsed_size
 from gateway.codec.structure_scan import scan_values
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST

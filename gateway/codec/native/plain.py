@@ -8,10 +8,18 @@ from __future__ import annotations
 import re
 from binascii import Error, a2b_base64, b2a_base64
 from functools import partial
+from typing import Any
 
 import numpy as np
+import orjson
 
-from gateway.codec.structure_scan import ARRAY_STEPS, mask_strings, nesting_steps, outside_strings
+from gateway.codec.structure_scan import (
+    ARRAY_STEPS,
+    count_objects_and_members,
+    mask_strings,
+    nesting_steps,
+    outside_strings,
+)
 
 DATATYPES: tuple[str, ...] = ()
 ThreadPool = None
@@ -21,7 +29,7 @@ def leave(*_arguments: object) -> None:
     """Convert nothing."""
 
 
-decode_numbers = encode_numbers = decode_strings = decode_elements = decode_text = leave
+decode_numbers = encode_numbers = decode_strings = decode_text = leave
 decode_base64_elements = encode_strings = encode_text = leave
 
 encode_base64 = partial(b2a_base64, newline=False)
@@ -38,6 +46,43 @@ def decode_base64(text: bytes, canonical: bool) -> bytes | None:
     except Error:
         return None
     return None if canonical and encode_base64(data) != text else data
+
+
+def decode_elements(
+    text: bytes, open_before: int = 0, open_after: int = 0
+) -> tuple[int, bytes, bytes, bool] | None:
+    """Decode an array, nested or flat, of strings and V1's base64 objects; None if invalid.
+
+    Returns how many they are, their binary form, the brackets and commas of the text, and whether
+    any is base64.
+    """
+    elements: list[bytes] = []
+    objects, members = count_objects_and_members(text)
+    try:
+        if objects != members:  # an object is not base64, or has a duplicate key
+            return None
+        _collect(orjson.loads(b"".join((b"[" * open_before, text, b"]" * open_after))), elements)
+    except (ValueError, KeyError, AttributeError):
+        return None
+    packed = b"".join([len(each).to_bytes(4, "little") + each for each in elements])
+    return len(elements), packed, collect_marks(text), objects > 0
+
+
+def _collect(value: Any, elements: list[bytes]) -> None:
+    """Append the elements of a value; raises an error for anything else in it."""
+    if isinstance(value, list):
+        for each in value:
+            _collect(each, elements)
+        return
+    if isinstance(value, dict):
+        text = value["b64"].encode()
+        padding = b"" if text.endswith(b"=") else b"=" * (-len(text) % 4)
+        data = decode_base64(text + padding, False)
+        if data is None:
+            raise ValueError("invalid base64")
+    else:
+        data = value.encode()
+    elements.append(data)
 
 
 def scan_numbers(buffer: bytes, start: int, end: int) -> tuple[int, int, int, int, int, int, int]:

@@ -83,7 +83,7 @@ def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]
         yield from _read_element(text, tensor)
     elif mark == b"{":
         raise ModelMismatchError(
-            f"{tensor.label}: element {tensor.count} is an object, "
+            f"{tensor.label}: element {tensor.values.count} is an object, "
             f"{tensor.declared.datatype.name} needs {tensor.declared.datatype.family.value}"
         )
     else:
@@ -204,7 +204,7 @@ def _read_base64(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[Non
             tensor.append_to_element(decoder.feed(piece, last=ended))
         except ValueError as error:
             raise bad_request(
-                f"{tensor.label}: element {tensor.count} is not base64 ({error})"
+                f"{tensor.label}: element {tensor.values.count} is not base64 ({error})"
             ) from None
 
 

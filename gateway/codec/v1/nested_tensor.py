@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,11 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec import native
-from gateway.codec.elements.base64_elements import decode_base64
-from gateway.codec.elements.bytes_elements import pack_elements, pack_strings
-from gateway.codec.elements.decode import TensorDecoder, pack_integers
-from gateway.codec.elements.rounding import has_ties, round_values
+from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.array_scanner import ElementRun, StringPart
-from gateway.codec.structure_scan import count_objects_and_members
+from gateway.codec.native import plain
 from gateway.errors import GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.datatypes import Family
-from gateway.protocol.json_errors import parse_json
 from gateway.protocol.tensors import MAX_RANK, TensorSpec, element_count
 from gateway.protocol.v1 import BASE64_KEY
 from gateway.sizes import CHUNK_OVERHEAD
@@ -35,13 +30,8 @@ _TENSOR_OVERHEAD = 2000
 """Bytes of memory of a tensor beside its data."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConvertedRows:
-    """Rows of a tensor in binary form, with the brackets and commas around their elements."""
-
-    chunks: list[bytes]
-    count: int
-    marks: bytes
+Rows = tuple[int, bytes, bytes]
+"""The number of elements of some rows, their binary form, and the brackets and commas around."""
 
 
 class MemoryCounter:
@@ -64,7 +54,8 @@ class NestedTensorBuilder:
         self.is_text = declared.datatype.family is Family.TEXT
         self.has_base64 = False
         """Whether any element came as base64: then it may be no text."""
-        self._values = TensorDecoder(self.label, declared.datatype)
+        self.values = TensorDecoder(self.label, declared.datatype)
+        """The elements; ``end_element`` counts those that arrive in pieces."""
         self._shape = ShapeFinder(self.label)
         self._marks = bytearray()
         self._has_rows = False
@@ -76,31 +67,16 @@ class NestedTensorBuilder:
 
     def _count_memory(self, others: int = 0) -> None:
         """Update the memory count, and add other bytes."""
-        size = self.size + CHUNK_OVERHEAD * len(self.chunks)
+        size = self.values.size + CHUNK_OVERHEAD * len(self.values.chunks)
         self._memory.size += size - self._counted_size + others
         self._counted_size = size
-
-    @property
-    def chunks(self) -> list[bytes]:
-        """Return the binary form of its elements."""
-        return self._values.chunks
-
-    @property
-    def size(self) -> int:
-        """Return its size in bytes."""
-        return self._values.size
-
-    @property
-    def count(self) -> int:
-        """Return the number of its elements."""
-        return self._values.count
 
     def shape(self) -> tuple[int, ...]:
         """Return the shape, once all elements have come."""
         if self._has_rows:
             self.add_marks(b"]")
         self._shape.feed(bytes(self._marks))
-        return self._shape.shape(self.count)
+        return self._shape.shape(self.values.count)
 
     def add_marks(self, marks: bytes) -> None:
         """Take the brackets and commas around elements."""
@@ -116,7 +92,7 @@ class NestedTensorBuilder:
 
     def feed(self, item: ElementRun | StringPart) -> None:
         """Take the next run of an array, or the next piece of a long string."""
-        self._values.feed(item)
+        self.values.feed(item)
         if isinstance(item, ElementRun):
             if not item.first:
                 self.add_marks(b",")
@@ -126,119 +102,65 @@ class NestedTensorBuilder:
 
     def append_to_element(self, data: bytes) -> None:
         """Take the next bytes of a BYTES element that arrives in pieces."""
-        self._values.append_to_element(data)
+        self.values.append_to_element(data)
         self._count_memory()
 
     def end_element(self) -> None:
         """End the element that arrived in pieces."""
-        self._values.end_element()
-        self._values.count += 1
+        self.values.end_element()
+        self.values.count += 1
         self._merge_small_chunks()
 
     def _merge_small_chunks(self) -> None:
         """Merge many small chunks into one; no element may be incomplete."""
-        if len(self.chunks) - self._merged_chunks < _MAX_SMALL_CHUNKS:
+        chunks, start = self.values.chunks, self._merged_chunks
+        if len(chunks) - start < _MAX_SMALL_CHUNKS:
             return
-        if self.size - self._merged_size <= _MERGED_BYTES:
-            self.chunks[self._merged_chunks :] = [b"".join(self.chunks[self._merged_chunks :])]
-        self._merged_chunks, self._merged_size = len(self.chunks), self.size
+        if self.values.size - self._merged_size <= _MERGED_BYTES:
+            chunks[start:] = [b"".join(chunks[start:])]
+        self._merged_chunks, self._merged_size = len(chunks), self.values.size
 
-    def convert_rows(self, rows: list[Any], may_tie: bool) -> ConvertedRows:
+    def convert_rows(self, rows: list[Any], may_tie: bool) -> Rows:
         """Convert parsed rows without appending them; errors need no good wording.
 
         With ``may_tie``, raises ValueError for numbers whose text decides how they are rounded.
         """
-        kinds = set(map(type, rows))
-        if self.is_text:
-            if kinds != {str}:
-                return self._flatten_rows(rows)
-            data: bytes | None = pack_strings(rows)
-        else:
-            data = self._pack_numbers(rows, kinds, may_tie)
-        if data is None:
-            return self._convert_as_text(rows, may_tie)
-        return ConvertedRows([data], len(rows), b"," * (len(rows) - 1))
-
-    def convert_elements(self, text: bytes) -> ConvertedRows | None:
-        """Convert text between the brackets of an array of BYTES; None if anything is invalid."""
-        decoded = native.decode_elements(text, 1, 1)
-        if decoded is not None:
-            count, data, marks, has_base64 = decoded
-            self.has_base64 |= has_base64
-            return ConvertedRows([data], count, marks)
-        objects, members = count_objects_and_members(text)
-        if objects != members:
-            return None  # an object is not base64, or has a duplicate key
-        try:
-            return self.convert_rows(parse_json(b"[%b]" % text), may_tie=False)
-        except (GatewayError, ValueError):
-            return None
-
-    def append_elements(self, rows: ConvertedRows) -> None:
-        """Append converted elements, or arrays of them."""
-        self.add_marks(rows.marks)
-        self._values.chunks += rows.chunks
-        self._values.size += sum(map(len, rows.chunks))
-        self._values.count += rows.count
-        self._merge_small_chunks()
-        self._count_memory()
-
-    def _flatten_rows(self, rows: list[Any]) -> ConvertedRows:
-        elements: list[bytes] = []
-        marks = bytearray()
-        for row in rows:
-            marks += b","
-            self._flatten(row, elements, marks)
-        return ConvertedRows([pack_elements(elements)], len(elements), bytes(marks[1:]))
-
-    def _convert_as_text(self, rows: list[Any], may_tie: bool) -> ConvertedRows:
         text = _dump(rows)
+        if self.is_text:
+            converted = self.convert_elements(text)
+            if converted is None:
+                raise ValueError("an element is invalid")
+            return converted
         values = TensorDecoder(self.label, self.declared.datatype)
         run = ElementRun(text, 1, 1, first=True)
         values.feed(run)
         if may_tie and values.has_ties(run):
             raise ValueError("the text of a number is needed")
-        return ConvertedRows(values.chunks, values.count, native.collect_marks(text))
+        return values.count, values.chunks[0], native.collect_marks(text)
 
-    def _pack_numbers(self, rows: list[Any], kinds: set[type], may_tie: bool) -> bytes | None:
-        """Convert rows of one number each; return None for others, and for unusual numbers."""
-        datatype = self.declared.datatype
-        if datatype.integers is not None:
-            return pack_integers(rows, datatype) if kinds == {int} else None
-        if datatype.floats is None or not kinds <= {int, float}:
+    def convert_elements(self, text: bytes) -> Rows | None:
+        """Convert text between the brackets of an array of BYTES; None if anything is invalid."""
+        # C leaves escaped slashes, as PHP writes them in base64.
+        decoded = native.decode_elements(text, 1, 1) or plain.decode_elements(text, 1, 1)
+        if decoded is None:
             return None
-        try:
-            values = np.array(rows, np.float64)
-        except OverflowError:
-            return None  # the slow path names what does not fit
-        if may_tie and has_ties(values, datatype):
-            return None
-        narrow = round_values(values, datatype)
-        return None if narrow is None else narrow.tobytes()
+        self.has_base64 |= decoded[3]
+        return decoded[:3]
 
-    def _flatten(self, value: Any, elements: list[bytes], marks: bytearray) -> None:
-        if isinstance(value, list):
-            for number, item in enumerate(value):
-                marks += b"," if number else b"["
-                self._flatten(item, elements, marks)
-            marks += b"]" if value else b"[]"
-            return
-        elements.append(self._element_bytes(value))
-
-    def _element_bytes(self, value: Any) -> bytes:
-        if type(value) is str:
-            return value.encode()
-        if isinstance(value, dict) and value.keys() == {BASE64_KEY}:
-            text = value[BASE64_KEY]
-            if isinstance(text, str):
-                self.has_base64 = True
-                return decode_base64(text.encode())
-        raise self.not_bytes_error()
+    def append_elements(self, rows: Rows) -> None:
+        """Append converted elements, or arrays of them."""
+        count, data, marks = rows
+        self.add_marks(marks)
+        self.values.chunks.append(data)
+        self.values.size += len(data)
+        self.values.count += count
+        self._merge_small_chunks()
+        self._count_memory()
 
     def not_bytes_error(self) -> GatewayError:
         """Make the error for an element that is not valid as BYTES."""
         return ModelMismatchError(
-            f"{self.label}: element {self.count} must be a string or "
+            f"{self.label}: element {self.values.count} must be a string or "
             f'{{"{BASE64_KEY}": "..."}}, as BYTES needs'
         )
 

@@ -7,7 +7,7 @@ PredictResponseWriter; for all others both give the same result.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from multidict import CIMultiDictProxy
 
@@ -16,11 +16,13 @@ from gateway.codec.response_form import ResponseForm
 from gateway.codec.v1.nested_writer import MAX_NESTED_RANK
 from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.buffered_response import ConvertedResponse, ResponsePlan, convert_body
-from gateway.codec.v2.response import ResponseConverter
 from gateway.codec.v2.response_reader import read_header_fast
 from gateway.errors import bad_response
 from gateway.protocol.response_header import is_success, response_header_length
 from gateway.protocol.v1 import V1ResponseLayout, error_document
+
+if TYPE_CHECKING:
+    from gateway.codec.v2.response import ResponseConverter
 
 
 class PredictionForm(ResponseForm):

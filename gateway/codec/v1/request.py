@@ -129,7 +129,7 @@ class PredictRequestReader:
                 tensor.declared.name,
                 tensor.declared.datatype,
                 shape,
-                tensor.size,
+                tensor.values.size,
                 tensor.has_base64 or None,
             )
             for tensor, shape in zip(tensors, shapes, strict=True)
@@ -141,7 +141,7 @@ class PredictRequestReader:
             memory=self._fields_size,
         )
         single = any(each.single for each in checked)
-        data = tuple(tensor.chunks for tensor in tensors)
+        data = tuple(tensor.values.chunks for tensor in tensors)
         return InferRequest(head, request_id, data), V1ResponseLayout(self._form, single)
 
     def _read_request(self) -> Steps[None]:

@@ -14,7 +14,7 @@ from typing import Final, Literal
 import orjson
 
 from gateway.codec import native
-from gateway.codec.elements.decode import decode_plainly, decode_strings
+from gateway.codec.elements.decode import decode_numbers, decode_strings
 from gateway.codec.json.array_scanner import max_depth
 from gateway.codec.json.data_extractor import placeholder
 from gateway.codec.json.text_search import contains, split_id
@@ -184,9 +184,7 @@ def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
     if tensor.size is not None:
         if is_nested and max_depth(array) > depth_cap:
             raise ValueError("nested too deep")
-        data = None if tensor.code is None else native.decode_numbers(array, tensor.code)
-        if data is None:
-            data = decode_plainly(array, tensor.datatype)
+        data = decode_numbers(array, tensor.datatype)
         if data is None or len(data) != tensor.size:
             raise ValueError("an element is invalid, or there are not as many as the shape takes")
         return data
@@ -200,16 +198,12 @@ def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """Input number ``index`` of all: it has ``count`` elements, together of so many bytes.
-
-    ``size`` is None for strings; ``code`` is the C module's of the datatype, if compiled.
-    """
+    """Input number ``index``: ``count`` elements of ``size`` bytes together, None for strings."""
 
     index: int
     datatype: Datatype
     count: int
     size: int | None
-    code: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +248,7 @@ def _parse_surroundings(
                 return None
             datatype, count = tensor.datatype, element_count(tensor.shape)
             size = None if datatype.size is None else datatype.size * count
-            code = native.DATATYPE_CODES.get(datatype.name)
-            tensors.append(_Tensor(index, datatype, count, size, code))
+            tensors.append(_Tensor(index, datatype, count, size))
             tensor = tensor.with_size(size)
         elif tensor.binary_size is not None:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import NamedTuple
 
 import orjson
 
@@ -32,33 +32,27 @@ from gateway.protocol.response_header import (
     read_outputs,
 )
 
-_KEY = "json"
-"""The key of what was written of a head."""
+_KEY, _BINARY = "json", "binary"
+"""The keys of what was written of a head."""
 
 _EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
 
 
-class ConvertedResponse:
+class ConvertedResponse(NamedTuple):
     """A converted body, and what its headers must say.
 
     ``header_size`` is the size of the JSON before binary tensors, None without tensors.
     ``content_type`` is None if the server's stays. ``elements`` counts those of all outputs.
     """
 
-    def __init__(
-        self,
-        body: bytes,
-        content_type: str | None = "application/json",
-        header_size: int | None = None,
-        elements: int = 0,
-    ) -> None:
-        self.elements: Final = elements
-        self.body: Final = body
-        self.content_type: Final = content_type
-        self.header_size: Final = header_size
+    body: bytes
+    content_type: str | None = "application/json"
+    header_size: int | None = None
+    elements: int = 0
 
 
+@dataclass(frozen=True, slots=True)
 class ResponsePlan:
     """What becomes of all responses with the same head to requests of one encoding.
 
@@ -69,26 +63,14 @@ class ResponsePlan:
     content coding.
     """
 
-    def __init__(
-        self,
-        action: ResponseAction,
-        header_size: int | None,
-        encoding: OutputEncoding,
-        policies: JsonPolicies,
-        header_cap: int,
-        body_cap: int,
-        check: TensorCheck | None = None,
-        *,
-        is_coded: bool = False,
-    ) -> None:
-        self.is_coded: Final = is_coded
-        self.action: Final = action
-        self.header_size: Final = header_size
-        self.encoding: Final = encoding
-        self.policies: Final = policies
-        self.header_cap: Final = header_cap
-        self.body_cap: Final = body_cap
-        self.check: Final = check
+    action: ResponseAction
+    header_size: int | None
+    encoding: OutputEncoding
+    policies: JsonPolicies
+    header_cap: int
+    body_cap: int
+    check: TensorCheck | None = None
+    is_coded: bool = False
 
     @property
     def policies_and_caps(self) -> tuple[JsonPolicies, int, int]:
@@ -222,6 +204,25 @@ def write_json_fast(body: bytes, header_size: int) -> tuple[bytes, int] | None:
         text += elements, around.split_around_data[number]
         count += tensor.count
     return b"".join(text), count
+
+
+def write_binary_response_header(response: InferResponse) -> bytes:
+    """Write the inference header of a response whose data follow it; none may be JSON text."""
+    text: bytes | None = response.head.written.get(_BINARY)
+    if text is None:
+        text = response.head.written[_BINARY] = _write_binary_head(response.head)
+    if response.id is None:
+        return text
+    between = b"" if text == b"{}" else b","
+    return b"".join((b'{"id":', orjson.dumps(response.id), between, text[1:]))
+
+
+def _write_binary_head(head: InferResponseHead) -> bytes:
+    fields = response_fields(InferResponse(head), DEFAULT_POLICIES)
+    for entry, output in zip(fields.get("outputs", ()), head.outputs, strict=True):
+        if output.binary_size is not None:
+            entry["parameters"] = {**output.parameters, "binary_data_size": output.binary_size}
+    return orjson.dumps(fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,10 +146,7 @@ class JsonMessageWriter(ABC):
         """
         if self._encoder is None:
             self._encoder = self._make_encoder(piece.index)
-        if offloader is None:
-            yield self._encoder.feed(piece.data)
-        else:
-            yield from self._encoder.parts(piece.data, offloader)
+        yield from self._encoder.parts(piece.data, offloader)
         if piece.last:
             check_element_count(self._tensors[piece.index], self._encoder, self._words)
             self._encoder = None

@@ -15,7 +15,7 @@ from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.elements.encode import make_tensor_encoder
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import Event
-from gateway.codec.json.parsed_size import estimate_parsed_size
+from gateway.codec.json.parse_cost import estimate_parsed_size
 from gateway.codec.json.text_search import contains, has_data_key, split_id
 from gateway.codec.policies import DEFAULT_POLICIES, BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_reader import ElementSink, JsonMessageReader
@@ -249,7 +249,7 @@ class _JsonReader(JsonMessageReader):
         ``is_all`` tells that nothing follows the JSON; else binary data behind it replace data in
         it. Raises GatewayError (502) that names the output for anything invalid.
         """
-        header = self._finish_header()
+        self._finish_header()
         texts: dict[int, Sequence[bytes]] = {}
         data: dict[int, Sequence[bytes]] = {}
         outputs = [*self._outputs]
@@ -278,7 +278,7 @@ class _JsonReader(JsonMessageReader):
                     f"output '{output.name}' of the server's response has {output.binary_size} "
                     "bytes, which do not follow its JSON"
                 )
-        return _response(header.fields, tuple(outputs), texts), data
+        return _response(self._fields, tuple(outputs), texts), data
 
     def _make_sink(self, label: str, fields: Fields) -> ElementSink | None:
         if "name" not in fields:

@@ -8,11 +8,11 @@ sampled call, see docs/decisions.md. This module needs the extra ``tensorgate[ot
 from __future__ import annotations
 
 import ssl
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
 from socket import SHUT_RDWR
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -55,49 +55,32 @@ class ExportError(Exception):
         self.is_retryable: Final = is_retryable
 
 
-class Sender(ABC):
-    """Sends batches to one receiver; it blocks."""
-
-    @abstractmethod
-    def send(self, request: ExportTraceServiceRequest, timeout: float) -> int:
-        """Send a batch; return how many of its spans the receiver has rejected.
-
-        Raises ExportError.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the connection; an export in progress in another thread ends with an error."""
-
-
-def make_sender(receiver: Receiver) -> Sender:
-    """Return the sender of a receiver; raises OSError if its CA cannot be loaded."""
-    return GrpcSender(receiver) if receiver.protocol == "grpc" else HttpSender(receiver)
-
-
-class HttpSender(Sender):
-    """Posts batches over one connection, which stays open. It uses no proxy."""
+class HttpSender:
+    """Posts batches over one connection, which stays open; it blocks. It uses no proxy."""
 
     def __init__(self, receiver: Receiver) -> None:
         parts = urlsplit(receiver.endpoint)
-        self._host: Final = parts.hostname or ""
-        self._port: Final = parts.port
         self._path: Final = parts.path if parts.path not in ("", "/") else _TRACES_PATH
         self._headers: Final = {
             **receiver.headers,
             "Content-Type": "application/x-protobuf",
             "User-Agent": "tensorgate",
         }
-        self._tls = (
-            ssl.create_default_context(cafile=receiver.ca) if parts.scheme == "https" else None
-        )
-        self._connection: HTTPConnection | None = None
+        host, port = parts.hostname or "", parts.port
+        self._connection = HTTPConnection(host, port)
+        """It connects with the next request, as often as need be."""
+        if parts.scheme == "https":
+            tls = ssl.create_default_context(cafile=receiver.ca)
+            self._connection = HTTPSConnection(host, port, context=tls)
         self._closed = False
 
     def send(self, request: ExportTraceServiceRequest, timeout: float) -> int:
-        """Post a batch; see Sender."""
+        """Send a batch; return how many of its spans the receiver has rejected.
+
+        Raises ExportError.
+        """
         data = request.SerializeToString()
-        was_open = self._connection is not None
+        was_open = self._connection.sock is not None
         try:
             status, body = self._post(data, timeout)
         except (OSError, HTTPException) as error:
@@ -117,40 +100,32 @@ class HttpSender(Sender):
 
     def _post(self, data: bytes, timeout: float) -> tuple[int, bytes]:
         connection = self._connection
-        if connection is None:
-            connection = self._connection = self._connect(timeout)
-        elif connection.sock is not None:
+        connection.timeout = timeout
+        if connection.sock is not None:
             connection.sock.settimeout(timeout)
         with request_deadline(connection, timeout):
             connection.request("POST", self._path, body=data, headers=self._headers)
             response = connection.getresponse()
             body = response.read(_MAX_RESPONSE)
-        if not response.isclosed() or response.will_close:
-            self._disconnect()
+        if not response.isclosed():
+            self._disconnect()  # the rest of it is dropped
         return response.status, body
 
-    def _connect(self, timeout: float) -> HTTPConnection:
-        if self._tls is None:
-            return HTTPConnection(self._host, self._port, timeout=timeout)
-        return HTTPSConnection(self._host, self._port, timeout=timeout, context=self._tls)
-
     def close(self) -> None:
-        """Close the connection, which ends an export in progress; see Sender."""
+        """Close the connection; an export in progress in another thread ends with an error."""
         self._closed = True
         self._disconnect()
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        if connection.sock is not None:
+        sock = self._connection.sock
+        if sock is not None:
             with suppress(OSError):  # it is not connected any more
-                connection.sock.shutdown(SHUT_RDWR)  # wakes a thread that waits for the response
-        connection.close()
+                sock.shutdown(SHUT_RDWR)  # wakes a thread that waits for the response
+        self._connection.close()
 
 
-class GrpcSender(Sender):
-    """Exports batches over gRPC. It uses no proxy."""
+class GrpcSender:
+    """Exports batches over gRPC, as HttpSender does."""
 
     def __init__(self, receiver: Receiver) -> None:
         # Only here: a gateway that exports over HTTP need not load it.
@@ -162,10 +137,7 @@ class GrpcSender(Sender):
         options = [("grpc.enable_http_proxy", 0), ("grpc.primary_user_agent", "tensorgate")]
         self._channel: Any = None
         if parts.scheme == "https":
-            authority = None
-            if receiver.ca is not None:
-                with open(receiver.ca, "rb") as file:
-                    authority = file.read()
+            authority = None if receiver.ca is None else Path(receiver.ca).read_bytes()
             credentials = grpc.ssl_channel_credentials(authority)
             self._channel = grpc.secure_channel(parts.netloc, credentials, options)
         else:
@@ -174,7 +146,7 @@ class GrpcSender(Sender):
         self._export: Final = TraceServiceStub(self._channel).Export
 
     def send(self, request: ExportTraceServiceRequest, timeout: float) -> int:
-        """Export a batch; see Sender."""
+        """Send a batch."""
         try:
             response = self._export(request, timeout=timeout, metadata=self._metadata)
         except self._error as error:
@@ -186,8 +158,16 @@ class GrpcSender(Sender):
         return int(response.partial_success.rejected_spans)
 
     def close(self) -> None:
-        """Close the channel, which ends an export in progress; see Sender."""
+        """Close the channel, which ends an export in progress."""
         self._channel.close()
+
+
+Sender = HttpSender | GrpcSender
+
+
+def make_sender(receiver: Receiver) -> Sender:
+    """Return the sender of a receiver; raises OSError if its CA cannot be loaded."""
+    return GrpcSender(receiver) if receiver.protocol == "grpc" else HttpSender(receiver)
 
 
 def _connection_error(error: Exception) -> ExportError:

@@ -5,107 +5,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from enum import IntEnum
-from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
 from urllib.parse import quote, unquote
 
 MAX_ENCODED_MESSAGE: Final = 4 * 1024
 """Bytes of ``grpc-message`` that are written; clients limit all trailers to 8 KiB."""
 
 _ELLIPSIS: Final = "..."
+_CUT_ESCAPE: Final = re.compile("%.?$")
 _UNENCODED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 class GrpcStatus(IntEnum):
-    """The codes of ``grpc-status``: grpc's doc/statuscodes.md."""
+    """The codes of ``grpc-status``: grpc's doc/statuscodes.md; ``http`` is the status over HTTP."""
 
-    OK = 0
-    CANCELLED = 1
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    ALREADY_EXISTS = 6
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    OUT_OF_RANGE = 11
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-    DATA_LOSS = 15
-    UNAUTHENTICATED = 16
+    http: int
+
+    def __new__(cls, code: int, http: int) -> Self:
+        """Make a code and the status over HTTP that stands for it."""
+        status = int.__new__(cls, code)
+        status._value_, status.http = code, http
+        return status
+
+    OK = 0, 200
+    CANCELLED = 1, 499
+    UNKNOWN = 2, 500
+    INVALID_ARGUMENT = 3, 400
+    DEADLINE_EXCEEDED = 4, 504
+    NOT_FOUND = 5, 404
+    ALREADY_EXISTS = 6, 409
+    PERMISSION_DENIED = 7, 403
+    RESOURCE_EXHAUSTED = 8, 429
+    FAILED_PRECONDITION = 9, 400
+    ABORTED = 10, 409
+    OUT_OF_RANGE = 11, 400
+    UNIMPLEMENTED = 12, 501
+    INTERNAL = 13, 500
+    UNAVAILABLE = 14, 503
+    DATA_LOSS = 15, 500
+    UNAUTHENTICATED = 16, 401
 
 
-_CODES: Final = frozenset(map(int, GrpcStatus))
+_BY_CODE: Final = {int(status): status for status in GrpcStatus}
+_FROM_HTTP: Final = {
+    400: GrpcStatus.INTERNAL,
+    401: GrpcStatus.UNAUTHENTICATED,
+    403: GrpcStatus.PERMISSION_DENIED,
+    404: GrpcStatus.UNIMPLEMENTED,
+    429: GrpcStatus.UNAVAILABLE,
+    431: GrpcStatus.INTERNAL,
+    502: GrpcStatus.UNAVAILABLE,
+    503: GrpcStatus.UNAVAILABLE,
+    504: GrpcStatus.UNAVAILABLE,
+}
 
-_TO_HTTP: Final[Mapping[int, int]] = MappingProxyType(
-    {
-        GrpcStatus.OK: 200,
-        GrpcStatus.CANCELLED: 499,
-        GrpcStatus.UNKNOWN: 500,
-        GrpcStatus.INVALID_ARGUMENT: 400,
-        GrpcStatus.DEADLINE_EXCEEDED: 504,
-        GrpcStatus.NOT_FOUND: 404,
-        GrpcStatus.ALREADY_EXISTS: 409,
-        GrpcStatus.PERMISSION_DENIED: 403,
-        GrpcStatus.RESOURCE_EXHAUSTED: 429,
-        GrpcStatus.FAILED_PRECONDITION: 400,
-        GrpcStatus.ABORTED: 409,
-        GrpcStatus.OUT_OF_RANGE: 400,
-        GrpcStatus.UNIMPLEMENTED: 501,
-        GrpcStatus.INTERNAL: 500,
-        GrpcStatus.UNAVAILABLE: 503,
-        GrpcStatus.DATA_LOSS: 500,
-        GrpcStatus.UNAUTHENTICATED: 401,
-    }
-)
-_FROM_HTTP: Final[Mapping[int, GrpcStatus]] = MappingProxyType(
-    {
-        400: GrpcStatus.INTERNAL,
-        401: GrpcStatus.UNAUTHENTICATED,
-        403: GrpcStatus.PERMISSION_DENIED,
-        404: GrpcStatus.UNIMPLEMENTED,
-        429: GrpcStatus.UNAVAILABLE,
-        431: GrpcStatus.INTERNAL,
-        502: GrpcStatus.UNAVAILABLE,
-        503: GrpcStatus.UNAVAILABLE,
-        504: GrpcStatus.UNAVAILABLE,
-    }
-)
-
-_OF_ERRORS: Final[Mapping[int, GrpcStatus]] = MappingProxyType(
-    {
-        400: GrpcStatus.INVALID_ARGUMENT,
-        401: GrpcStatus.UNAUTHENTICATED,
-        403: GrpcStatus.PERMISSION_DENIED,
-        404: GrpcStatus.NOT_FOUND,
-        405: GrpcStatus.UNIMPLEMENTED,
-        409: GrpcStatus.ABORTED,
-        413: GrpcStatus.RESOURCE_EXHAUSTED,
-        415: GrpcStatus.UNIMPLEMENTED,
-        429: GrpcStatus.RESOURCE_EXHAUSTED,
-        499: GrpcStatus.CANCELLED,
-        500: GrpcStatus.INTERNAL,
-        501: GrpcStatus.UNIMPLEMENTED,
-        502: GrpcStatus.UNAVAILABLE,
-        503: GrpcStatus.UNAVAILABLE,
-        504: GrpcStatus.DEADLINE_EXCEEDED,
-    }
-)
+_OF_ERRORS: Final = {
+    400: GrpcStatus.INVALID_ARGUMENT,
+    401: GrpcStatus.UNAUTHENTICATED,
+    403: GrpcStatus.PERMISSION_DENIED,
+    404: GrpcStatus.NOT_FOUND,
+    405: GrpcStatus.UNIMPLEMENTED,
+    409: GrpcStatus.ABORTED,
+    413: GrpcStatus.RESOURCE_EXHAUSTED,
+    415: GrpcStatus.UNIMPLEMENTED,
+    429: GrpcStatus.RESOURCE_EXHAUSTED,
+    499: GrpcStatus.CANCELLED,
+    500: GrpcStatus.INTERNAL,
+    501: GrpcStatus.UNIMPLEMENTED,
+    502: GrpcStatus.UNAVAILABLE,
+    503: GrpcStatus.UNAVAILABLE,
+    504: GrpcStatus.DEADLINE_EXCEEDED,
+}
 
 
 def http_status(code: int) -> int:
     """Return the HTTP status for a ``grpc-status``; codes that nobody defined are UNKNOWN."""
-    return _TO_HTTP.get(code, _TO_HTTP[GrpcStatus.UNKNOWN])
+    return _BY_CODE.get(code, GrpcStatus.UNKNOWN).http
 
 
 def status_name(code: int) -> str:
     """Return the name of a ``grpc-status``, or the number of one that nobody defined."""
-    return GrpcStatus(code).name if code in _CODES else str(code)
+    return _BY_CODE[code].name if code in _BY_CODE else str(code)
 
 
 def status_of_http(status: int) -> GrpcStatus:
@@ -133,15 +115,8 @@ def encode_message(text: str) -> str:
     encoded = _encode(text[: MAX_ENCODED_MESSAGE + 1])
     if len(encoded) <= MAX_ENCODED_MESSAGE:
         return encoded
-    remaining = MAX_ENCODED_MESSAGE - len(_ELLIPSIS)
-    kept: list[str] = []
-    for character in text:
-        code = _encode(character)
-        remaining -= len(code)
-        if remaining < 0:
-            break
-        kept.append(code)
-    return "".join(kept) + _ELLIPSIS
+    start = _CUT_ESCAPE.sub("", encoded[: MAX_ENCODED_MESSAGE - len(_ELLIPSIS)])
+    return _encode(unquote(start, errors="ignore")) + _ELLIPSIS
 
 
 def decode_message(value: str) -> str:

@@ -20,14 +20,14 @@ from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.attempts.captured_attempt import send_captured
 from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
-from gateway.upstream.head_limits import check_lengths
-from gateway.upstream.pool.lease import outcome_of
+from gateway.upstream.content_decoding import quoted_response
 from gateway.upstream.pool.member import Outcome
-from gateway.upstream.quoted_response import quoted_response
+from gateway.upstream.pool.pool import outcome_of
 from gateway.upstream.transport import (
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
+    check_lengths,
     closed_on_error,
 )
 

@@ -12,6 +12,7 @@ from functools import partial
 from multidict import CIMultiDictProxy
 
 from gateway.errors import GatewayError, ServerName, strip_tracebacks
+from gateway.http1.head import RequestHead
 from gateway.observe.call_record import NO_LABELS, CallLabels, CallRecord
 from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
 from gateway.protocol.dialects import Dialect
@@ -29,14 +30,13 @@ from gateway.proxy.attempts.retry import RetryState, UpstreamCall
 from gateway.proxy.calls.handler import BufferedHandler, ServerRequest, ServerResponse
 from gateway.proxy.destination import Destination
 from gateway.proxy.errors import INTERNAL_ERROR, error_response, run_with_deadline
-from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
-from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.proxy.server_timing import SERVER_TIMING, server_timing
+from gateway.proxy.interfaces import ClientResponse, FastPathClient, ResponseTemplate
+from gateway.proxy.response_headers import SERVER_TIMING, ResponseHeaderPolicy, server_timing
 from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.pool.lease import Lease
+from gateway.upstream.content_decoding import quoted_response
 from gateway.upstream.pool.member import Outcome
-from gateway.upstream.quoted_response import quoted_response
+from gateway.upstream.pool.pool import Lease
 from gateway.upstream.transport import (
     FIRST_ERROR_STATUS,
     FieldLines,
@@ -66,7 +66,7 @@ class CallPlan:
     """Whether the form of the requests depends on the server's dialect."""
     model: ModelName | None = None
     """The model that the requests name."""
-    mirror: Callable[[ClientHead, bytes, FastPathClient], None] | None = None
+    mirror: Callable[[RequestHead, bytes, FastPathClient], None] | None = None
     """Takes requests and their clients, if they are mirrored."""
     header_policy: ResponseHeaderPolicy | None = None
     """What the route changes in the headers of responses."""
@@ -91,7 +91,7 @@ class CallPlan:
             or (needs_type and dialect.requires_json_type)
         )
 
-    def passed_lines(self, head: ClientHead, trace: CallTrace | None = None) -> bytes:
+    def passed_lines(self, head: RequestHead, trace: CallTrace | None = None) -> bytes:
         """Return the lines of a head that pass to the server as they came.
 
         Each attempt of a traced call has a ``traceparent`` of its own.
@@ -117,7 +117,7 @@ class BufferedCall:
         plan: CallPlan,
         destination: Destination,
         request: ServerRequest,
-        head: ClientHead,
+        head: RequestHead,
         lease: Lease,
         connection: ReservedConnection,
         client: FastPathClient,

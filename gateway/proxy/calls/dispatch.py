@@ -15,12 +15,7 @@ from gateway.errors import (
     bad_request,
     strip_tracebacks,
 )
-from gateway.protocol.grpc.methods import (
-    GrpcMethod,
-    find_method,
-    operation_of,
-)
-from gateway.protocol.grpc.model_scanner import ScannedModel
+from gateway.protocol.grpc.methods import GrpcMethod, find_method
 from gateway.protocol.json_errors import quote_value
 from gateway.protocol.operations import OPERATION_KINDS, model_name_of
 from gateway.proxy.admission.concurrency_limit import check_room
@@ -34,18 +29,19 @@ from gateway.proxy.calls.kinds import (
     kind_of,
     one_server_kind,
 )
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Limits
 from gateway.proxy.errors import run_with_deadline, send_error
 from gateway.proxy.filters.chain import filter_call, filter_response
 from gateway.proxy.filters.mirror import tee
 from gateway.proxy.grpc.idle_streams import IdleStreamCheck
 from gateway.proxy.grpc.passthrough import client_timeout
-from gateway.proxy.grpc.request import GrpcRequest, is_grpc
+from gateway.proxy.grpc.request import GrpcRequest, NamedModel, is_grpc
 from gateway.proxy.grpc.rewrite import ModelRewriter
 from gateway.proxy.headers import to_server
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
 from gateway.proxy.readiness import Readiness
-from gateway.proxy.router import RouteMatch, Router
+from gateway.proxy.router import RouteMatch
 from gateway.proxy.server_dialect import prepare_dialect
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
@@ -53,13 +49,15 @@ _ALWAYS_ADMITTED_KINDS = OPERATION_KINDS["health"]
 """Operations that need no memory budget: a probe would take an overloaded gateway for dead."""
 
 
-async def handle_request(request: ClientRequest, response: ClientResponse, router: Router) -> None:
+async def handle_request(
+    request: ClientRequest, response: ClientResponse, planner: FastPath
+) -> None:
     """Serve one request; an error becomes the response ``{"error": ...}``, or a gRPC status."""
     if is_grpc(request):
-        await _handle_grpc(request, response, router)
+        await _handle_grpc(request, response, planner)
         return
     try:
-        route_match = router.find(request.method, request.target, request.headers)
+        route_match = planner.route_of(request)
     except GatewayError as error:
         await send_error(response, strip_tracebacks(error))
         return
@@ -67,12 +65,13 @@ async def handle_request(request: ClientRequest, response: ClientResponse, route
     response.header_policy = route_match.header_policy
     filtered = filter_response(response, head, route_match.choice.next.scheduler)
     deadline = route_match.choice.next.limits.new_deadline()
-    await _serve(request, filtered, route_match, router.readiness, deadline)
+    await _serve(request, filtered, route_match, planner.router.readiness, deadline)
 
 
-async def _handle_grpc(request: ClientRequest, response: ClientResponse, router: Router) -> None:
+async def _handle_grpc(request: ClientRequest, response: ClientResponse, planner: FastPath) -> None:
     """Serve one gRPC call, whose route depends on the model that its first message names."""
     response.is_grpc = True
+    router = planner.router
     rpc = _rpc_of(request)
     limits = _limits_of(rpc, router.widest_limits)
     caps = (
@@ -85,22 +84,18 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
     route_match: RouteMatch | None = None
     timeout: float | None = None
 
-    def find(model: ScannedModel, names: tuple[str, ...]) -> RouteMatch:
-        rpcs = [operation_of(rpc, name, model.version) for name in names or ("",)]
-        return router.find(request.method, request.target, request.headers, tuple(rpcs))
-
     async def find_route(deadline: Deadline) -> None:
         nonlocal route_match
-        first, first_names = await grpc_request.find_model(deadline, reservation)
-        found = find(first, first_names)
+        first = await grpc_request.find_model(deadline, reservation)
+        found = planner.route_of_rpc(request, rpc, first)
         response.record.labels = found.labels
         response.header_policy = found.header_policy
 
-        def check(model: ScannedModel, names: tuple[str, ...]) -> None:
-            if find(model, names).labels.route != found.labels.route:
+        def check(named: NamedModel) -> None:
+            if planner.route_of_rpc(request, rpc, named).labels.route != found.labels.route:
                 raise bad_request(
-                    f"model {quote_value(model.name)} has another route than the stream, which "
-                    f"began with model {quote_value(first.name)}"
+                    f"model {quote_value(named[0].name)} has another route than the stream, "
+                    f"which began with model {quote_value(first[0].name)}"
                 )
 
         route_limits, rewriter = found.choice.next.limits, None

@@ -9,6 +9,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.request import read_infer_request
 from gateway.errors import GatewayError, ServerName
+from gateway.http1.head import RequestHead
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame, is_one_message
@@ -20,7 +21,7 @@ from gateway.protocol.grpc.headers import (
     read_message,
 )
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod, find_method
-from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
+from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.response_header import is_success, response_header_length
@@ -34,13 +35,14 @@ from gateway.proxy.calls.handler import (
     ServerResponse,
     explain,
 )
-from gateway.proxy.calls.infer import InferHandler, convert_whole
+from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.calls.stream_infer import StreamInferHandler
 from gateway.proxy.calls.templates import make_template, passed_lines
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.errors import record_status
-from gateway.proxy.grpc.http_form import HttpFormResponse, http_headers
-from gateway.proxy.grpc.infer import (
+from gateway.proxy.grpc.http_form import (
+    HttpFormResponse,
+    http_headers,
     infer_converter,
     infer_target,
     received_message,
@@ -48,10 +50,11 @@ from gateway.proxy.grpc.infer import (
 )
 from gateway.proxy.grpc.message import receive_message
 from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages
+from gateway.proxy.grpc.request import NamedModel
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_response import ResponseRelay
-from gateway.proxy.interfaces import Call, ClientHead, ResponseTemplate
+from gateway.proxy.infer.convert_response import ResponseRelay, convert_whole
+from gateway.proxy.interfaces import Call, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
@@ -70,8 +73,8 @@ _GRPC_HEADERS: Final = (("content-type", GRPC_TYPE),)
 _templates: BoundedCache[tuple[object, ...], ResponseTemplate] = BoundedCache(CACHED_HEADS)
 
 
-def scan_message(method: GrpcMethod, body: bytes) -> tuple[ScannedModel, tuple[str, ...]] | None:
-    """Return the model of a body with one message, and all names that servers may take for it.
+def scan_message(method: GrpcMethod, body: bytes) -> NamedModel | None:
+    """Return the model of a body with one message.
 
     None leaves it to the streaming path: an invalid message, a compressed one, one of very many
     fields, or one that may want outputs to be classified, which has to be checked.
@@ -116,7 +119,7 @@ class GrpcHandler(InferHandler):
         return _passes(upstream) or super().sends_grpc(upstream)
 
     def to_server(
-        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
+        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server."""
         upstream = destination.upstream
@@ -146,7 +149,7 @@ class GrpcHandler(InferHandler):
         return template
 
     def _convert_message(
-        self, head: ClientHead, body: bytes, destination: Destination, seconds: float | None
+        self, head: RequestHead, body: bytes, destination: Destination, seconds: float | None
     ) -> ServerRequest | None:
         limits = destination.limits
         if len(body) > limits.max_buffered_body_bytes:
@@ -218,7 +221,7 @@ class GrpcHandler(InferHandler):
             return None
         body, limits = bytes(content), destination.limits
         size = response_header_length(head.headers, limits.max_inference_header_bytes)
-        converted = convert_whole(request, head, body, plan)
+        converted = convert_whole(head, body, plan, request.response_form)
         if converted is not None:
             body, size = converted.body, converted.header_size
             record.response_elements = converted.elements

@@ -11,7 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.tensor_check import NoTensorsError
 from gateway.errors import GatewayError, ServerName, describe_error, name_server
-from gateway.http1.head import parse_lines
+from gateway.http1.head import RequestHead, parse_lines
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import PREFIX_SIZE, is_one_message
 from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, read_status
@@ -22,10 +22,10 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
-from gateway.proxy.interfaces import Call, ClientHead, ClientResponse, ResponseTemplate
+from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CONVERT_CHUNK
-from gateway.upstream.quoted_response import quote_error
+from gateway.upstream.content_decoding import quote_error
 from gateway.upstream.transport import (
     Body,
     FieldLines,
@@ -262,7 +262,7 @@ class BufferedHandler(CallHandler):
 
     @abstractmethod
     def to_server(
-        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
+        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server; None if the call takes the streaming path."""
 

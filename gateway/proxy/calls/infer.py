@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Final
 
+from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
 from gateway.codec.v2.buffered_response import (
-    ConvertedResponse,
     ResponsePlan,
-    convert_body,
     convert_large_body,
 )
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
+from gateway.http1.head import RequestHead
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.protocol.messages import InferRequestHead
 from gateway.protocol.operations import model_name_of
 from gateway.protocol.request_header import header_length
-from gateway.protocol.response_header import ResponseAction
+from gateway.protocol.response_header import ResponseAction, reads_response
 from gateway.proxy.attempts.retry import UpstreamCall
+from gateway.proxy.body_io import prepend
 from gateway.proxy.calls.handler import (
     BufferedHandler,
     ClientMessage,
@@ -38,8 +40,18 @@ from gateway.proxy.infer.convert_buffered_request import (
     is_accepted,
     read_buffered,
 )
-from gateway.proxy.infer.convert_request import check_request, outputs_to_list, receive_request
-from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
+from gateway.proxy.infer.convert_request import (
+    check_metadata,
+    check_request,
+    outputs_to_list,
+    receive_request,
+)
+from gateway.proxy.infer.convert_response import (
+    ResponseRelay,
+    convert_response,
+    convert_whole,
+    plan_response,
+)
 from gateway.proxy.infer.grpc_upstream import (
     binary_body,
     binary_headers,
@@ -48,14 +60,13 @@ from gateway.proxy.infer.grpc_upstream import (
     infer_message,
     with_all_data,
 )
-from gateway.proxy.infer.response_plan import plan_response
-from gateway.proxy.infer.server_form import check_metadata, write_for_server
-from gateway.proxy.interfaces import Call, ClientHead
+from gateway.proxy.infer.json_upstream import json_body
+from gateway.proxy.interfaces import Call
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
 from gateway.system.buffers import MAX_WINDOW
-from gateway.upstream.transport import HeaderLines, RequestTemplate, UpstreamResponseHead
+from gateway.upstream.transport import Body, HeaderLines, RequestTemplate, UpstreamResponseHead
 
 _MAX_CACHED_OUTPUTS = 32
 """Outputs that a request may list if what becomes of its responses is cached."""
@@ -71,7 +82,7 @@ class InferHandler(BufferedHandler):
         self._target = scope.target
         """That of infer requests over HTTP."""
         self._header_size = header_size
-        self._templates: dict[tuple[str, bool], RequestTemplate] = {}
+        self._templates: dict[tuple[bool, bool], RequestTemplate] = {}
         self._grpc_templates: dict[str, RequestTemplate] = {}
         self._counted_head: InferRequestHead | None = None
         self._element_count = 0
@@ -82,7 +93,7 @@ class InferHandler(BufferedHandler):
         return upstream.infers_over_grpc
 
     def to_server(
-        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
+        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server."""
         is_scheduled = self._header_size is None and len(body) > MAX_UNSCHEDULED
@@ -98,7 +109,7 @@ class InferHandler(BufferedHandler):
         return dialect.grpc.takes_raw if self.sends_grpc(upstream) else dialect.binary
 
     def _write(
-        self, head: ClientHead, received: ReceivedRequest, destination: Destination
+        self, head: RequestHead, received: ReceivedRequest, destination: Destination
     ) -> ServerRequest | None:
         """Write what was read in the server's form; None if the call takes the streaming path."""
         if not is_accepted(self._operation, destination, received):
@@ -153,14 +164,28 @@ class InferHandler(BufferedHandler):
     def _write_http(
         self, received: ReceivedRequest, unlisted: tuple[str, ...], destination: Destination
     ) -> ServerRequest:
-        form, content = write_for_server(received, unlisted, destination)
-        lines = b"" if form.size is None else b"Content-Length: %d\r\n" % form.size
-        if form.header_size is not None:
-            lines += _header_length_line(form.header_size)
-        template = self._template_for(form.content_type, form.reads_response)
-        is_converted = form.is_converted(from_json=self._header_size is None)
+        dialect, request, body = destination.upstream.dialect, received.request, received.body
+        content: Body
+        if dialect.binary:
+            header = write_binary_header(request, unlisted)
+            size: int | None = len(header) + request.data_size
+            if isinstance(body, AsyncIterator):
+                content = prepend([header], body)
+            else:
+                content = [header, *body]
+        else:
+            content = json_body(body, request, destination)
+            size = sum(map(len, content)) if isinstance(content, list) else None
+        lines = b"" if size is None else b"Content-Length: %d\r\n" % size
+        if dialect.binary:
+            lines += _header_length_line(len(header))
+        encoding = request.head.output_encoding
+        any_base64 = destination.policies_for(encoding).any_base64
+        template = self._template_for(dialect.binary, reads_response(dialect, encoding, any_base64))
+        is_converted = dialect.binary == (self._header_size is None)
         elements = self._count_elements(received) if is_converted else 0
-        return ServerRequest(template, lines, content, received, form.name, elements)
+        form = "binary" if dialect.binary else "json"
+        return ServerRequest(template, lines, content, received, form, elements)
 
     def _write_grpc(self, received: ReceivedRequest, destination: Destination) -> ServerRequest:
         form = destination.upstream.dialect.grpc
@@ -179,9 +204,10 @@ class InferHandler(BufferedHandler):
             self._counted_head, self._element_count = head, head.element_count
         return self._element_count
 
-    def _template_for(self, content_type: str, reads_response: bool) -> RequestTemplate:
-        key = content_type, reads_response
+    def _template_for(self, is_binary: bool, reads_response: bool) -> RequestTemplate:
+        key = is_binary, reads_response
         if (template := self._templates.get(key)) is None:
+            content_type = "application/octet-stream" if is_binary else "application/json"
             headers = with_body(self._scope.headers, {"Content-Type": content_type})
             if reads_response:
                 headers.popall("Accept-Encoding", None)
@@ -226,7 +252,7 @@ class InferHandler(BufferedHandler):
                 return None
             content = bytes(body)
             if len(content) <= CONVERT_CHUNK:
-                converted = convert_whole(request, head, content, plan)
+                converted = convert_whole(head, content, plan, request.response_form)
             else:
                 is_small = request.response_form is None and len(content) <= MAX_FAST_RESPONSE
                 converted = convert_large_body(content, plan) if is_small else None
@@ -332,7 +358,7 @@ def _binary_head(header_size: int) -> _BinaryHead:
     return _heads.put(header_size, _BinaryHead(header_size)) if head is None else head
 
 
-def _has_grpc_fields(head: ClientHead, is_of_grpc: bool) -> bool:
+def _has_grpc_fields(head: RequestHead, is_of_grpc: bool) -> bool:
     """Tell whether a head has lines that would say something of a gRPC call made for its client.
 
     The noted ones of a gRPC client do not pass.
@@ -344,16 +370,6 @@ def _has_grpc_fields(head: ClientHead, is_of_grpc: bool) -> bool:
             if field.lower == TIMEOUT:
                 return True
     return False
-
-
-def convert_whole(
-    request: ServerRequest, head: UpstreamResponseHead, body: bytes, plan: ResponsePlan
-) -> ConvertedResponse | None:
-    """Convert a complete response as planned; None if it passes untouched."""
-    form = request.response_form
-    if form is None:
-        return convert_body(body, plan)
-    return form.convert(head.status, head.reason, head.headers, body, plan)
 
 
 def _header_length_line(size: int) -> bytes:

@@ -7,6 +7,7 @@ from typing import Final
 from gateway.codec.json.nesting import nests_deeper
 from gateway.codec.v2.tensor_check import tensor_check
 from gateway.errors import GatewayError, ServerName
+from gateway.http1.head import RequestHead
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import QUERIES, OperationKind
 from gateway.proxy.calls.handler import (
@@ -21,7 +22,7 @@ from gateway.proxy.calls.templates import untouched_message
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.infer.generate import generate
-from gateway.proxy.interfaces import Call, ClientHead
+from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough, relay_response, relay_tensors
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
@@ -40,7 +41,7 @@ class PassthroughHandler(BufferedHandler):
         self._is_query: Final = scope.operation.kind in QUERIES
 
     def to_server(
-        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
+        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server."""
         if body and nests_deeper(body, destination.limits.max_json_depth):

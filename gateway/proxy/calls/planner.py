@@ -1,18 +1,20 @@
-"""The fast path: calls whose request and response are fully buffered, served without a task.
+"""Plans all calls, once for all requests with the same head, and starts those of the fast path.
 
-Most calls are such. Every other call takes the streaming path (dispatch.py), from the start or from
-where its response begins. Clients get the same on both.
+On the fast path request and response are fully buffered, and no task serves the call. Most calls
+are such. Every other call takes the streaming path (dispatch.py), from the start or from where its
+response begins. Clients get the same on both.
 """
 
 from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, strip_tracebacks
+from gateway.http1.head import HeadParser, RequestHead
 from gateway.observe.call_record import NO_LABELS
 from gateway.protocol.grpc.headers import (
     ACCEPT_ENCODING,
@@ -22,8 +24,7 @@ from gateway.protocol.grpc.headers import (
     is_grpc_type,
 )
 from gateway.protocol.grpc.methods import GrpcMethod, find_method, operation_of
-from gateway.protocol.grpc.model_scanner import ScannedModel
-from gateway.protocol.operations import OperationKind, model_name_of
+from gateway.protocol.operations import Operation, OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
 from gateway.proxy.calls.buffered import BODY_COPIES, BufferedCall, CallPlan
 from gateway.proxy.calls.grpc import MAX_REQUEST, scan_message
@@ -34,8 +35,9 @@ from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredRequest
+from gateway.proxy.grpc.request import NamedModel
 from gateway.proxy.headers import connection_options, to_server
-from gateway.proxy.interfaces import ClientHead, FastPathClient
+from gateway.proxy.interfaces import ClientRequest, FastPathClient
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
 from gateway.sizes import CACHED_HEADS
@@ -65,66 +67,127 @@ class GrpcPlan:
         self.rpc: Final = rpc
         self.target: Final = target
 
+    @property
+    def buffered(self) -> GrpcPlan | None:
+        """Return the plan itself, None for calls whose requests or responses are streams."""
+        return None if self.rpc.request_streams or self.rpc.response_streams else self
 
-Plan = CallPlan | GrpcPlan
+
+class RoutePlan:
+    """Where requests with the same head go, or why nowhere, and how without a task if they can."""
+
+    def __init__(self, route_match: RouteMatch | GatewayError) -> None:
+        self._route_match: Final = route_match
+        self.buffered: CallPlan | None = None
+        self.is_planned = isinstance(route_match, GatewayError)
+        """Whether it is known how they are served without a task, and if."""
+
+    @property
+    def route_match(self) -> RouteMatch:
+        """Return where they go; raises GatewayError as ``Router.find``."""
+        if isinstance(self._route_match, GatewayError):
+            raise self._route_match
+        return self._route_match
+
+
+BufferedPlan = CallPlan | GrpcPlan
 
 
 class FastPath:
-    """Plans and starts calls of the fast path."""
+    """Plans all calls, and starts those of the fast path."""
 
     def __init__(self, router: Router) -> None:
-        self._router = router
-        self.keyed_headers = _KEYED_HEADERS | router.header_names
-        """Headers, in lower case, that decide how requests are served: the key of their heads."""
+        self.router: Final = router
+        self.head_parser: Final = HeadParser(_KEYED_HEADERS | router.header_names, NOTED_HEADERS)
+        """Its heads have the same key if their requests are served in the same way."""
         timeouts = {_server_timeout(route.limits) for route in router.routes}
         self._timeouts = {timeout: TimeoutQueue(timeout) for timeout in timeouts}
-        self._plans: BoundedCache[tuple[bytes, ...], Plan | Literal[False]] = BoundedCache(
+        self._plans: BoundedCache[tuple[bytes, ...], RoutePlan | GrpcPlan] = BoundedCache(
             CACHED_HEADS
         )
-        self._grpc_plans: BoundedCache[tuple[object, ...], CallPlan | Literal[False]] = (
-            BoundedCache(CACHED_HEADS)
-        )
-        """False stands for the streaming path."""
+        self._grpc_plans: BoundedCache[tuple[object, ...], RoutePlan] = BoundedCache(CACHED_HEADS)
 
-    def plan(self, head: ClientHead, target: str) -> Plan | None:
+    def plan(self, head: RequestHead, target: str) -> BufferedPlan | None:
         """Return the plan for requests with this key; None if they take the streaming path.
 
         ``target`` is the request target in origin form.
         """
+        if head.parser is not self.head_parser:
+            return None  # the settings have changed while the call waited for its body
+        plan = self._plan_of(head, target)
+        return self._buffered(head, plan) if isinstance(plan, RoutePlan) else plan.buffered
+
+    def route_of(self, request: ClientRequest) -> RouteMatch:
+        """Return where a request over HTTP goes; raises GatewayError as ``Router.find``."""
+        head, target = request.head, request.target
+        if head.parser is self.head_parser:
+            plan = self._plan_of(head, target)
+            if isinstance(plan, RoutePlan):
+                return plan.route_match
+        return self.router.find(request.method, target, request.headers)
+
+    def route_of_rpc(
+        self, request: ClientRequest, rpc: GrpcMethod, named: NamedModel
+    ) -> RouteMatch:
+        """Return where a gRPC call goes, or a message of one; raises GatewayError as above."""
+        head, target = request.head, request.target
+        if head.parser is self.head_parser:
+            return self._plan_rpc(rpc, target, head, named).route_match
+        return self.router.find(request.method, target, request.headers, _rpcs_of(rpc, named))
+
+    def _plan_of(self, head: RequestHead, target: str) -> RoutePlan | GrpcPlan:
         plan = self._plans.get(head.key)
         if plan is None:
-            plan = self._plans.put(head.key, self._make_plan(head, target) or False)
-        return plan or None
+            plan = self._plans.put(head.key, self._make_plan(head, target))
+        return plan
 
-    def _make_plan(self, head: ClientHead, target: str) -> Plan | None:
-        method, headers = head.method, head.headers
-        if method == "HEAD" or "Expect" in headers:
-            return None
-        if is_grpc_type(headers.get("Content-Type", "")):
-            rpc = find_method(target)
-            is_unary = not (rpc.request_streams or rpc.response_streams)
-            return GrpcPlan(rpc, target) if is_unary and method == "POST" else None
-        if not connection_options(headers) <= _CONNECTION_OPTIONS:
-            return None  # the streaming path drops the headers that they name
+    def _make_plan(self, head: RequestHead, target: str) -> RoutePlan | GrpcPlan:
+        if head.method == "POST" and is_grpc_type(head.headers.get("Content-Type", "")):
+            return GrpcPlan(find_method(target), target)
+        return self._plan_route(head, target)
+
+    def _plan_route(
+        self, head: RequestHead, target: str, rpcs: tuple[Operation, ...] = ()
+    ) -> RoutePlan:
         try:
-            route_match = self._router.find(method, target, headers)
-        except GatewayError:
-            return None  # the streaming path sends the error
+            return RoutePlan(self.router.find(head.method, target, head.headers, rpcs))
+        except GatewayError as error:
+            return RoutePlan(strip_tracebacks(error))
+
+    def _buffered(
+        self, head: RequestHead, plan: RoutePlan, *, is_grpc: bool = False
+    ) -> CallPlan | None:
+        if not plan.is_planned:
+            plan.buffered = self._plan_buffered(head, plan.route_match, is_grpc)
+            plan.is_planned = True
+        return plan.buffered
+
+    def _plan_buffered(
+        self, head: RequestHead, route_match: RouteMatch, is_grpc: bool
+    ) -> CallPlan | None:
+        """Return the plan for calls with this key and this route; None if they are streamed."""
+        kind = route_match.operation.kind
+        if head.method == "HEAD" or "Expect" in head.headers or kind in OPERATORS:
+            return None
+        if not connection_options(head.headers) <= _CONNECTION_OPTIONS:
+            return None  # the streaming path drops the headers that they name
         keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
-        if any_filter_applies(route_match.filtered_head(method, keyed)):
+        if not is_grpc:
+            if any_filter_applies(route_match.filtered_head(head.method, keyed)):
+                return None
+            return self._plan_match(head, keyed, route_match, kind_of(route_match).http)
+        is_rare = kind is not OperationKind.INFER or route_match.mirror is not None
+        if is_rare or route_match.rewrite is not None:
             return None
-        if route_match.operation.kind in OPERATORS:
-            return None
-        return self._plan_match(head, keyed, route_match, kind_of(route_match).http)
+        return self._plan_match(head, keyed, route_match, kind_of(route_match).grpc)
 
     def _plan_match(
         self,
-        head: ClientHead,
+        head: RequestHead,
         keyed: CIMultiDictProxy[str],
         route_match: RouteMatch,
         make_handler: MakeHandler,
     ) -> CallPlan | None:
-        """Return the plan for calls with this key and this route; None if they are streamed."""
         operation, limits = route_match.operation, route_match.choice.next.limits
         dropped, policy = route_match.dropped_headers, route_match.header_policy
         passed = to_server(keyed, dropped)
@@ -159,35 +222,27 @@ class FastPath:
             adds_server_timing=policy is not None and policy.adds_server_timing,
         )
 
-    def _plan_grpc(self, plan: GrpcPlan, head: ClientHead, body: bytes) -> CallPlan | None:
+    def _plan_grpc(self, plan: GrpcPlan, head: RequestHead, body: bytes) -> CallPlan | None:
         """Return the plan for gRPC calls with this key and the same model."""
-        found = scan_message(plan.rpc, body)
-        if found is None:
+        named = scan_message(plan.rpc, body)
+        if named is None:
             return None
-        key = (head.key, *found)
-        made = self._grpc_plans.get(key)
-        if made is None:
-            made = self._grpc_plans.put(key, self._make_grpc_plan(plan, head, *found) or False)
-        return made if made and len(body) <= made.max_size else None
+        found = self._plan_rpc(plan.rpc, plan.target, head, named)
+        buffered = self._buffered(head, found, is_grpc=True)
+        return None if buffered is None or len(body) > buffered.max_size else buffered
 
-    def _make_grpc_plan(
-        self, plan: GrpcPlan, head: ClientHead, model: ScannedModel, names: tuple[str, ...]
-    ) -> CallPlan | None:
-        rpc, target = plan.rpc, plan.target
-        rpcs = tuple(operation_of(rpc, name, model.version) for name in names or ("",))
-        try:
-            route_match = self._router.find(head.method, target, head.headers, rpcs)
-        except GatewayError:
-            return None  # the streaming path sends the error
-        if route_match.operation.kind is not OperationKind.INFER:
-            return None  # the others are rare
-        if route_match.rewrite is not None or route_match.mirror is not None:
-            return None
-        keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
-        return self._plan_match(head, keyed, route_match, kind_of(route_match).grpc)
+    def _plan_rpc(
+        self, rpc: GrpcMethod, target: str, head: RequestHead, named: NamedModel
+    ) -> RoutePlan:
+        key = head.key, *named
+        plan = self._grpc_plans.get(key)
+        if plan is None:
+            rpcs = _rpcs_of(rpc, named)
+            plan = self._grpc_plans.put(key, self._plan_route(head, target, rpcs))
+        return plan
 
     def prepare(
-        self, plan: Plan, head: ClientHead, body: bytes, client: FastPathClient
+        self, plan: BufferedPlan, head: RequestHead, body: bytes, client: FastPathClient
     ) -> BufferedCall | None:
         """Make a call that is ready to start; None if the request takes the streaming path.
 
@@ -231,10 +286,16 @@ class FastPath:
             timeouts.close()
 
 
+def _rpcs_of(rpc: GrpcMethod, named: NamedModel) -> tuple[Operation, ...]:
+    """Return the operations that servers may take a message for."""
+    model, names = named
+    return tuple(operation_of(rpc, name, model.version) for name in names or ("",))
+
+
 def _make_call(
     plan: CallPlan,
     destination: Destination,
-    head: ClientHead,
+    head: RequestHead,
     body: bytes,
     client: FastPathClient,
 ) -> BufferedCall | None:
@@ -277,7 +338,9 @@ def _try_admit(destination: Destination, size: int) -> bool:
     return size <= free and try_acquire_all(destination.concurrency_limits)
 
 
-def _mirror(route_match: RouteMatch, head: ClientHead, body: bytes, client: FastPathClient) -> None:
+def _mirror(
+    route_match: RouteMatch, head: RequestHead, body: bytes, client: FastPathClient
+) -> None:
     """Mirror a request if it is chosen."""
     mirror = None if route_match.mirror is None else route_match.mirror.sample()
     if mirror is not None:

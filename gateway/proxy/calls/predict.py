@@ -9,6 +9,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.v1.buffered_request import read_prediction
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.errors import ModelMismatchError, bad_request
+from gateway.http1.head import RequestHead
 from gateway.protocol.operations import infer_path
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import error_document
@@ -24,7 +25,7 @@ from gateway.proxy.infer.convert_buffered_request import (
     received_prediction,
 )
 from gateway.proxy.infer.convert_request import feed_body, model_metadata
-from gateway.proxy.interfaces import Call, ClientHead
+from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
 from gateway.sizes import MAX_UNSCHEDULED
 from gateway.upstream.metadata_cache import UpstreamResponseError
@@ -41,7 +42,7 @@ class PredictHandler(InferHandler):
         super().__init__(as_infer, None, MAX_UNSCHEDULED)
 
     def to_server(
-        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
+        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server."""
         if not request_id:  # ids are off, so that the client's own passes

@@ -11,9 +11,8 @@ from multidict import CIMultiDict
 
 from gateway.codec.grpc.documents import read_request, write_model_config, write_response
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.grpc.http_mapping import http_request_of
 from gateway.protocol.grpc.methods import HEALTH_SERVICE, GrpcMethod, find_method
-from gateway.protocol.grpc.rpcs import RPCS
+from gateway.protocol.grpc.rpcs import RPCS, http_request_of
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.calls.handler import CallHandler, HandlerScope, MakeHandler, scope_of
@@ -24,9 +23,9 @@ from gateway.proxy.grpc.http_form import (
     HttpError,
     HttpFormRequest,
     HttpFormResponse,
+    check_target,
     parse_json,
 )
-from gateway.proxy.grpc.infer import check_target
 from gateway.proxy.grpc.message import receive_message
 from gateway.proxy.grpc.passthrough import grpc_passthrough
 from gateway.proxy.grpc.reflection import serve_reflection

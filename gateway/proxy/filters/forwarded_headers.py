@@ -12,9 +12,9 @@ from multidict import CIMultiDictProxy
 
 from gateway.http1.forwarded import Peer as Peer
 from gateway.http1.forwarded import forwarded_element
+from gateway.http1.head import RequestHead
 from gateway.observe.call_trace import TRACE_HEADERS
 from gateway.protocol.grpc.headers import TIMEOUT
-from gateway.proxy.interfaces import ClientHead
 from gateway.upstream.transport import HeaderLines
 
 REQUEST_ID = "X-Request-Id"
@@ -123,7 +123,7 @@ class ForwardedHeaders:
         self._headers: HeaderLines = ()
         self._encoded = b""
 
-    def make(self, head: ClientHead) -> tuple[HeaderLines, bytes, str]:
+    def make(self, head: RequestHead) -> tuple[HeaderLines, bytes, str]:
         """Return the headers for the next request, their lines, and its request id.
 
         The id is empty if ids are off.

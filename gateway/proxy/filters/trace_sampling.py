@@ -7,6 +7,7 @@ from random import random
 from typing import Final
 
 from gateway.http1.forwarded import Peer
+from gateway.http1.head import RequestHead
 from gateway.observe.call_record import CallObserver
 from gateway.observe.call_trace import (
     TRACEPARENT,
@@ -14,7 +15,6 @@ from gateway.observe.call_trace import (
     find_trace_parent,
     find_trace_state,
 )
-from gateway.proxy.interfaces import ClientHead
 
 
 class TraceSampler:
@@ -31,7 +31,7 @@ class TraceSampler:
         self._report: Final = report
         self._random: Final = random
 
-    def sample(self, head: ClientHead, peer: Peer, http_version: str) -> CallTrace | None:
+    def sample(self, head: RequestHead, peer: Peer, http_version: str) -> CallTrace | None:
         """Return the trace of a call that begins; None if it is not sampled."""
         noted = head.noted
         for field in noted:
@@ -54,7 +54,7 @@ class TraceSampler:
         return self._begin(trace, head, peer, http_version)
 
     @staticmethod
-    def _begin(trace: CallTrace, head: ClientHead, peer: Peer, http_version: str) -> CallTrace:
+    def _begin(trace: CallTrace, head: RequestHead, peer: Peer, http_version: str) -> CallTrace:
         trace.scheme = peer.scheme
         trace.host = head.headers.get("Host", "")
         trace.http_version = "1.0" if head.http_1_0 else http_version

@@ -33,11 +33,11 @@ _MIN_PIECE = 1024
 _SCAN_STEP = 4 * 1024
 """Bytes that are scanned at once: at most so many fields as take one or two milliseconds."""
 
-ModelCheck = Callable[[ScannedModel, tuple[str, ...]], None]
-"""Raises GatewayError if a further message of a stream must not go where the first one went.
+NamedModel = tuple[ScannedModel, tuple[str, ...]]
+"""The model that a message names, and all names that servers may take for the model's."""
 
-It gets the model, and all names that servers may take for the model's.
-"""
+ModelCheck = Callable[[NamedModel], None]
+"""Raises GatewayError if a further message of a stream must not go where the first one went."""
 
 MarkedOutputs = tuple[ScannedModel, list[bytes]]
 """A message's model, and its requested outputs that may want classification."""
@@ -97,17 +97,13 @@ class GrpcRequest(ClientRequest):
         self._ready: deque[bytes | memoryview] = deque()
         """What the next reads return."""
         self._max_decompression_ratio = max_decompression_ratio
-        self._checked: tuple[ScannedModel, tuple[str, ...]] | None = None
+        self._checked: NamedModel | None = None
         self._next_slice = next_slice
         self._work = 0
         """What was done since other calls had a time slice; a field counts 1."""
 
-    async def find_model(
-        self, deadline: Deadline, reservation: Reservation
-    ) -> tuple[ScannedModel, tuple[str, ...]]:
+    async def find_model(self, deadline: Deadline, reservation: Reservation) -> NamedModel:
         """Read until it is known which model the first message is for.
-
-        Returns it, and all names that servers may take for its name.
 
         A small body is read to its end, and the first message of a stream. A larger one is read
         until it has named a model: ``read`` raises GatewayError (400) if it names another one
@@ -266,7 +262,7 @@ class GrpcRequest(ClientRequest):
             if self.marks_outputs:
                 self._marked_error = self._marked_error or scanner.marked_error
             if self._messages.messages > 1 and self._check_model and found != self._checked:
-                self._check_model(*found)
+                self._check_model(found)
                 self._checked = found
 
     async def _scan_data(self, data: memoryview) -> None:

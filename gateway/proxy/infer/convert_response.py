@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from multidict import CIMultiDictProxy
+
 from gateway.codec.elements.encode import OffloadedText, TextChunk
 from gateway.codec.json.header_length_check import HeaderLengthCheck
 from gateway.codec.response_form import ResponseForm
@@ -19,12 +21,15 @@ from gateway.codec.v2.buffered_response import (
     has_requested_encoding,
 )
 from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
-from gateway.codec.v2.tensor_check import NoTensorsError
+from gateway.codec.v2.tensor_check import NoTensorsError, tensor_check
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
+from gateway.http1.content_codings import is_encoded
 from gateway.protocol.messages import OutputEncoding
+from gateway.protocol.operations import OperationKind
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.response_header import (
     ResponseAction,
+    choose_response_action,
     is_success,
     response_header_length,
 )
@@ -45,7 +50,6 @@ from gateway.proxy.body_io import (
 )
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.infer.response_plan import plan_response
 from gateway.proxy.interfaces import ClientResponse
 from gateway.proxy.passthrough import (
     check_end,
@@ -56,7 +60,7 @@ from gateway.proxy.passthrough import (
 )
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 from gateway.upstream.content_decoding import decode_response
-from gateway.upstream.transport import UpstreamResponse
+from gateway.upstream.transport import UpstreamResponse, UpstreamResponseHead
 
 _MAX_QUEUED_PARTS = 5
 """Parts of a response that wait for an offloaded part before them: up to 2 MiB of memory."""
@@ -95,6 +99,29 @@ class ResponseRelay:
         headers = with_body(received.headers, changed)
         self.response.record.response_elements = converted.elements
         await self.response.send(received.status, received.reason, headers, converted.body)
+
+
+def plan_response(
+    status: int, headers: CIMultiDictProxy[str], encoding: OutputEncoding, destination: Destination
+) -> ResponsePlan:
+    """Decide what becomes of a response.
+
+    Raises GatewayError (502) as ``choose_response_action`` and ``tensor_check``.
+    """
+    check = tensor_check(status, headers, OperationKind.INFER)
+    policies, limits = destination.policies_for(encoding), destination.limits
+    action, header_size = choose_response_action(
+        status,
+        headers,
+        destination.upstream.dialect,
+        encoding,
+        policies.any_base64,
+        limits.max_inference_header_bytes,
+    )
+    caps = limits.max_inference_header_bytes, limits.max_buffered_body_bytes
+    return ResponsePlan(
+        action, header_size, encoding, policies, *caps, check, is_coded=is_encoded(headers)
+    )
 
 
 async def convert_response(relay: ResponseRelay) -> None:
@@ -143,17 +170,24 @@ async def _plan(relay: ResponseRelay) -> ResponsePlan:
 async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
     response = relay.upstream_response
     body = await read_response(response, relay.server, relay.deadline)
-    converted: ConvertedResponse | None
-    if relay.form is None:
-        converted = convert_body(body, plan)
-    else:
-        head = response.status, response.reason, response.headers
-        converted = relay.form.convert(*head, body, plan)
+    converted = convert_whole(response, body, plan, relay.form)
     if converted is not None:
         await relay.send(converted)
         return
     relay.deadline.expect_client()
     await relay.response.send(response.status, response.reason, end_to_end(response.headers), body)
+
+
+def convert_whole(
+    head: UpstreamResponseHead | UpstreamResponse,
+    body: bytes,
+    plan: ResponsePlan,
+    form: ResponseForm | None,
+) -> ConvertedResponse | None:
+    """Convert a complete response as planned, or into a form; None if it passes untouched."""
+    if form is None:
+        return convert_body(body, plan)
+    return form.convert(head.status, head.reason, head.headers, body, plan)
 
 
 async def _convert_large(relay: ResponseRelay, plan: ResponsePlan) -> None:
@@ -269,8 +303,9 @@ async def _relay_in_form(
     with relay.reserve() as reservation:
         # Above the cap, no more of an error is of interest, and a response is invalid.
         body = b"".join(await read_first(chunks, plan.header_cap + 1, reservation))
-        head = response.status, response.reason, response.headers
-        await relay.send(form.convert(*head, body, plan))
+        await relay.send(
+            form.convert(response.status, response.reason, response.headers, body, plan)
+        )
 
 
 async def _relay_text(

@@ -46,13 +46,12 @@ from gateway.proxy.attempts.retry import UpstreamCall
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_chunks, split, write
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_request import check_request, model_metadata
+from gateway.proxy.infer.convert_request import check_metadata, check_request, model_metadata
 from gateway.proxy.infer.grpc_upstream import one_message_request
-from gateway.proxy.infer.server_form import check_metadata
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK
-from gateway.upstream.grpc.decompress import decompress_message
+from gateway.upstream.content_decoding import decompress_message
 from gateway.upstream.grpc.endpoint import check_grpc_head, error_of_rpc
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 

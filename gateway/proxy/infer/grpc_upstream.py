@@ -10,7 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.grpc.contents import Chunks
 from gateway.codec.grpc.request import write_infer_request
 from gateway.codec.grpc.response import read_infer_response
-from gateway.codec.v2.binary_response import write_binary_response_header
+from gateway.codec.v2.buffered_response import write_binary_response_header
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import frame

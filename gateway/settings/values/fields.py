@@ -54,8 +54,6 @@ class Check:
     at each start.
     """
 
-    __slots__ = ("_written", "func")
-
     def __init__(self, func: Callable[[object], object], *written: type | str) -> None:
         self.func = func
         self._written = written

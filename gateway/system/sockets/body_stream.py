@@ -95,7 +95,7 @@ class BodyStream:
     @property
     def is_full(self) -> bool:
         """Whether nothing more should come until some of the body is read."""
-        return self.buffered_size > self._buffers.window
+        return self.buffered_size > self._buffers.account.window
 
     async def read(self) -> bytes | memoryview:
         """Return the next piece, empty at the end; raises the error given to ``fail_body``."""

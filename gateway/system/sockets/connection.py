@@ -11,7 +11,8 @@ import sys
 import termios
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import cast
 
 from gateway.system.buffers import (
@@ -142,6 +143,26 @@ class UnsentOutput:
         self._connection.drop_unread()
 
 
+def unread_data(transport: asyncio.Transport, exc: Exception | None) -> Iterator[bytes]:
+    """Yield what the peer had sent before a write to it failed with ``exc``, within a bound.
+
+    A peer may respond before it has read a whole request, and close (RFC 9112, section 9.6). The
+    next write then fails, and the event loop reads nothing more: not even the response, which the
+    kernel still has.
+    """
+    sock = transport.get_extra_info("socket")
+    left = MAX_WINDOW if isinstance(exc, OSError) and sock is not None else 0
+    while left > 0:
+        try:
+            data = os.read(sock.fileno(), min(left, MAX_READ_AHEAD))
+        except OSError:
+            return
+        if not data:
+            return
+        left -= len(data)
+        yield data
+
+
 class Connection(asyncio.BufferedProtocol, ABC):
     """A connection with backpressure: reading pauses, and writers wait for the peer.
 
@@ -189,7 +210,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the memory for the next read."""
         space = READ_BUFFER.prepare()
-        most = self.buffers.read_size
+        most = self.buffers.account.read_size
         if most < MAX_WINDOW:
             space = space[:most]
         self._offered_size = len(space)
@@ -221,14 +242,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
         All such connections together read once in an iteration of the event loop.
         """
         self.read_flow.pause(_DROPPING, is_short=True)
-        self.await_time_slice(self._resume_dropping)
+        self.await_time_slice(partial(self.read_flow.resume, _DROPPING))
 
     def await_time_slice(self, step: Callable[[], None]) -> None:
         """Take this step in the next time slice that the connection's client gets."""
         self._time_slices.add(step, self.buffers.client)
-
-    def _resume_dropping(self) -> None:
-        self.read_flow.resume(_DROPPING)
 
     def close_output(self) -> bool:
         """Close the sending side alone once all is sent; False if the connection is gone."""
@@ -255,7 +273,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def _is_read_ahead_full(self) -> bool:
         """Whether reading must pause; if no memory is left, one byte is enough."""
         size = len(self._read_ahead)
-        return size > MAX_READ_AHEAD or (size > 0 and self.buffers.free < 0)
+        return size > MAX_READ_AHEAD or (size > 0 and self.buffers.account.free < 0)
 
     def _set_read_ahead(self, data: bytes | memoryview) -> None:
         self.buffers.change(len(data) - len(self._read_ahead))
@@ -287,24 +305,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def receive_rest(self, exc: Exception | None) -> None:
         """Process what the peer had sent before a write to it failed with ``exc``.
 
-        A peer may respond before it has read a whole request, and close (RFC 9112, section 9.6).
-        The next write then fails, and the event loop reads nothing more: not even the response,
-        which the kernel still has. Over TLS, TlsTransport has done this.
+        Over TLS, TlsTransport has done this.
         """
-        sock = self.transport.get_extra_info("socket")
-        is_tls = self.transport.get_extra_info("ssl_object") is not None
-        if not isinstance(exc, OSError) or sock is None or is_tls:
-            return
-        left = MAX_WINDOW
-        while left > 0:
-            try:
-                data = os.read(sock.fileno(), min(left, MAX_READ_AHEAD))
-            except OSError:
-                return
-            if not data:
-                return
-            left -= len(data)
-            self.data_received(data)
+        if self.transport.get_extra_info("ssl_object") is None:
+            for data in unread_data(self.transport, exc):
+                self.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release waiting writers, and stop counting."""
@@ -379,7 +384,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def write(self, *pieces: bytes | memoryview) -> None:
         """Write the buffered data and these pieces in one system call."""
         if self._write_buffer:
-            pieces = (self._take_write_buffer(), *pieces)
+            pieces = (self._write_buffer, *pieces)
+            self._write_buffer = b""
         if sum(map(len, pieces)) <= MAX_COALESCED_WRITE:
             self.transport.write(b"".join(pieces))
         else:
@@ -391,10 +397,6 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Write the buffered data."""
         if self._write_buffer and not self.transport.is_closing():
             self.write()
-
-    def _take_write_buffer(self) -> bytes:
-        buffered, self._write_buffer = self._write_buffer, b""
-        return buffered
 
     def take_back_write(self, start: bytes) -> bool:
         """Drop the buffered data if they begin with ``start``; return whether they did."""

@@ -1,10 +1,11 @@
-"""An endpoint over gRPC, which takes requests as they are over HTTP, too.
+"""An endpoint over gRPC, which takes requests as they are over HTTP, too; one with both addresses.
 
 So health checks, discovery and every operation beside inference work as with other endpoints.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, Callable
 from contextlib import closing
 
@@ -24,12 +25,10 @@ from gateway.errors import (
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame, is_one_message
 from gateway.protocol.grpc.headers import GRPC_TYPE, STATUS, is_grpc_field, is_grpc_type
-from gateway.protocol.grpc.http_mapping import RpcRequest, rpc_of
-from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS, Rpc
+from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS, Rpc, RpcRequest, rpc_of
 from gateway.protocol.grpc.status import GrpcStatus, http_status
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_NAME
-from gateway.upstream.content_decoding import MAX_RATIO
-from gateway.upstream.grpc.decompress import decompress_message
+from gateway.upstream.content_decoding import MAX_RATIO, decompress_message
 from gateway.upstream.transport import (
     Body,
     CallCounter,
@@ -112,6 +111,73 @@ class GrpcEndpoint(UpstreamEndpoint):
     async def close(self) -> None:
         """Close the connections."""
         await self._transport.close()
+
+
+class DualEndpoint(UpstreamEndpoint):
+    """A server that is reached over HTTP and over gRPC.
+
+    gRPC calls go to its gRPC address, all others to its HTTP address. The
+    latter is its URL. Errors name the address that failed.
+    """
+
+    def __init__(self, http: UpstreamEndpoint, grpc: UpstreamEndpoint) -> None:
+        self.url = http.url
+        self.name = http.name
+        self.own_request_headers = http.own_request_headers
+        self._http = http
+        self._grpc = grpc
+        self._lacks_grpc = False
+
+    @property
+    def addresses(self) -> tuple[UpstreamEndpoint, ...]:
+        """Return the endpoints of its addresses: HTTP, then gRPC."""
+        return self._http, self._grpc
+
+    @property
+    def probe_targets(self) -> tuple[UpstreamEndpoint, ...]:
+        """Return its HTTP address, and the gRPC one if the last call could not connect there.
+
+        A gRPC address that nobody uses need not respond.
+        """
+        return self.addresses if self._lacks_grpc else (self._http,)
+
+    def server_for(self, *, is_grpc: bool) -> ServerName:
+        """Return the name of the address that a request goes to."""
+        return (self._grpc if is_grpc else self._http).name
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        """Send a request; see UpstreamEndpoint."""
+        endpoint = self._grpc if request.is_grpc else self._http
+        if endpoint is self._http:
+            return await endpoint.send(request)
+        try:
+            response = await endpoint.send(request)
+        except GatewayError as error:
+            self._lacks_grpc = error.kind is ErrorKind.UNREACHABLE
+            raise
+        self._lacks_grpc = False
+        return response
+
+    def after_timeout(self) -> None:
+        """Use the connection of a call that has timed out no more; see UpstreamEndpoint."""
+        for endpoint in self.addresses:
+            endpoint.after_timeout()
+
+    def try_reserve(self) -> ReservedConnection | None:
+        """Take a connection over HTTP; see UpstreamEndpoint."""
+        return self._http.try_reserve()
+
+    def try_reserve_stream(self) -> ReservedConnection | None:
+        """Take a stream over gRPC; see UpstreamEndpoint."""
+        return self._grpc.try_reserve_stream()
+
+    def count_drained_in(self, counter: CallCounter) -> None:
+        """Count drained calls; see UpstreamEndpoint."""
+        self._grpc.count_drained_in(counter)
+
+    async def close(self) -> None:
+        """Close the connections to both addresses."""
+        await asyncio.gather(self._http.close(), self._grpc.close())
 
 
 async def _read_json(body: Body) -> object:

@@ -11,12 +11,12 @@ from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response, st
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
 from gateway.http1.connection import HEAD_COPIES, Http1Body, Http1Connection
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
-from gateway.http1.head_reader import ResponseHeadReader
+from gateway.http1.head_reader import HeadReader
 from gateway.sizes import MAX_FAST_RESPONSE
 from gateway.system.buffers import MAX_WINDOW, BufferAccount
 from gateway.upstream.address import ClosedTransport
 from gateway.upstream.connect_errors import describe_certificate_refusal
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.exchange import WRITE_CHUNK, Exchange
 from gateway.upstream.transport import KEYED_RESPONSE_HEADERS
 
 _MAX_COMPLETE = MAX_FAST_RESPONSE
@@ -61,30 +61,23 @@ class StaleConnectionError(GatewayError):
         super().__init__(ErrorKind.NO_RESPONSE, message, server=server)
 
 
-class OpenConnections:
-    """Counts the open connections to an endpoint."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 class ServerConnection(Http1Connection):
     """Reads the responses of a ``server``; their exchanges write the requests.
 
-    ``open_connections`` counts it from connect to close.
+    ``open_connections`` has it from the start of its connect to its close.
     """
 
     def __init__(
         self,
         server: ServerName,
         buffers: BufferAccount | None = None,
-        open_connections: OpenConnections | None = None,
+        open_connections: set[ServerConnection] | None = None,
     ) -> None:
         super().__init__(buffers)
-        self._open_connections = open_connections or OpenConnections()
-        self._is_counted = False
+        self._open_connections = set() if open_connections is None else open_connections
+        self._open_connections.add(self)
         self._server = server
-        self._reader = ResponseHeadReader()
+        self._reader = HeadReader(is_request=False)
         self._method = ""
         self._exchange: Exchange | None = None
         self._keep = False
@@ -100,6 +93,9 @@ class ServerConnection(Http1Connection):
         self._decoder: BodyDecoder | None = None
         self.body: Http1Body | None = None
         """The response's body, once the head is there."""
+        self.chunked = False
+        """Whether the body of the request is sent in chunks, as it has no Content-Length."""
+        self._sent = 0
 
     @property
     def reusable(self) -> bool:
@@ -145,6 +141,20 @@ class ServerConnection(Http1Connection):
         if self.closed:
             self.fail(self._closed_too_early())
 
+    async def send(self, data: bytes | memoryview, *, is_counted: bool = False) -> None:
+        """Send a piece of the body; see BodySink."""
+        self.write_body(data, self.chunked)
+        await self.drain()
+        self._sent += len(data)
+        if self._sent >= WRITE_CHUNK:
+            self._sent = 0
+            # With a fast server, a buffered body would go out in one time slice of the event loop.
+            await asyncio.sleep(0)
+
+    async def end_sending(self) -> None:
+        """End the body; see BodySink."""
+        self.end_body(self.chunked)
+
     def buffer_body(self, body: bytes | memoryview) -> None:
         """Keep a complete body for its reader."""
         self.body = Http1Body(self.read_flow, self.buffers)
@@ -169,12 +179,7 @@ class ServerConnection(Http1Connection):
         uvloop does not end it then, and the reference cycle with the connection would stay.
         """
         super().connection_made(ClosedTransport())
-        self._stop_counting()
-
-    def _stop_counting(self) -> None:
-        if self._is_counted:
-            self._is_counted = False
-            self._open_connections.count -= 1
+        self._open_connections.discard(self)
 
     def drop(self) -> None:
         """Close at once, without a call to the exchange or an error for the body's reader."""
@@ -229,15 +234,9 @@ class ServerConnection(Http1Connection):
         if self.body is not None and until_close:
             self._end_body(self.body)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start with this transport."""
-        self._is_counted = True
-        self._open_connections.count += 1
-        super().connection_made(transport)
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the pending response, if any."""
-        self._stop_counting()
+        self._open_connections.discard(self)
         self.receive_rest(exc)
         super().connection_lost(exc)
         while self._read_ahead:
@@ -270,7 +269,7 @@ class ServerConnection(Http1Connection):
                 self._finish_head(head, exchange, data, is_small)
                 return
             self._check_interim(head.status)
-        self._count_head(self._reader.size)
+        self._count_head(len(self._reader.received))
 
     def _check_interim(self, status: int) -> None:
         """Count an interim response; raises GatewayError (502) for 101 or too many."""

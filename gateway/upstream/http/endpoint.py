@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterable, Iterable, Sequence
+from typing import Final, Literal
 
 from gateway.http1.head import encode_head_lines
 from gateway.sizes import CACHED_HEADS
@@ -19,14 +19,8 @@ from gateway.upstream.exchange import (
     is_repeatable,
     send_body,
 )
-from gateway.upstream.http.connection import (
-    OpenConnections,
-    ServerConnection,
-    StaleConnectionError,
-)
-from gateway.upstream.http.connection_queue import HttpConnectionQueue
-from gateway.upstream.http.idle_connections import IdleConnections
-from gateway.upstream.http.stale_retry import StaleRetry, may_send_again
+from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
+from gateway.upstream.http.connections import HttpConnections
 from gateway.upstream.transport import (
     HeaderLines,
     RequestTemplate,
@@ -44,6 +38,15 @@ below this: a server that does not respond must not take those of health checks 
 
 # RFC 9110, section 8.6: without a body, these requests have no Content-Length.
 _BODYLESS_METHODS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
+
+
+StaleRetry = Literal["safe", "infer", "all"]
+"""Which requests are sent again after a close of a reused connection: those of safe methods,
+idempotent infer requests as well, or every request."""
+
+# RFC 9110, section 9.2.1. TRACE is not forwarded. PUT and DELETE are idempotent by the RFC, but an
+# unknown server need not keep to it.
+_SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 class HttpEndpoint(ServerEndpoint):
@@ -64,24 +67,18 @@ class HttpEndpoint(ServerEndpoint):
         retry_stale: StaleRetry = "infer",
     ) -> None:
         super().__init__(address, connect_timeout, buffers, own_request_headers, public_name)
-        self._retry_stale: StaleRetry = retry_stale
-        self.idle = IdleConnections(idle_timeout)
-        self._open_connections = OpenConnections()
-        self._connecting = 0
-        self.connections = HttpConnectionQueue(self.idle, self.connect)
+        self.retry_stale: Final[StaleRetry] = retry_stale
+        self.connections = HttpConnections(self.connect, idle_timeout)
+        self._open: set[ServerConnection] = set()
         self._encoded: BoundedCache[RequestTemplate, bytes] = BoundedCache(CACHED_HEADS)
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
         return await HttpExchange(self, None).run(request)
 
-    def may_resend(self, method: str, is_idempotent: bool) -> bool:
-        """Tell whether a request may be sent again after a StaleConnectionError."""
-        return may_send_again(self._retry_stale, method, is_idempotent=is_idempotent)
-
     def try_reserve(self) -> ReservedConnection:
         """Take a connection, an idle one if there is one; see UpstreamEndpoint."""
-        return HttpExchange(self, self.idle.take())
+        return HttpExchange(self, self.connections.take())
 
     def encode(
         self, template: RequestTemplate, lines: bytes, body: Sequence[bytes | memoryview]
@@ -95,7 +92,6 @@ class HttpEndpoint(ServerEndpoint):
 
     async def close(self) -> None:
         """Close the idle connections; calls in flight close theirs."""
-        self.idle.close()
         await self.connections.close()
         await self._wait_for_tasks()
         if not self.deferrals.size:  # else calls in flight still wait for their bodies
@@ -103,18 +99,14 @@ class HttpEndpoint(ServerEndpoint):
 
     async def connect(self, is_control: bool = False) -> ServerConnection:
         """Make a connection; ``is_control`` is that of UpstreamRequest. Raises GatewayError."""
-        connection = ServerConnection(self.name, self._buffers, self._open_connections)
-        taken = self._open_connections.count + self._connecting
-        is_large = not is_control and exceeds_share(taken, _SMALL_SHARE)
+        is_large = not is_control and exceeds_share(len(self._open), _SMALL_SHARE)
         share = _LARGE_DESCRIPTOR_SHARE if is_large else MAX_DESCRIPTOR_SHARE
-        self._connecting += 1
+        connection = ServerConnection(self.name, self._buffers, self._open)
         try:
             await self._establish(connection, share)
         except BaseException:
             connection.detach_transport()
             raise
-        finally:
-            self._connecting -= 1
         return connection
 
     def encode_head(self, request: UpstreamRequest, size: int | None) -> bytes:
@@ -133,30 +125,6 @@ class HttpEndpoint(ServerEndpoint):
         if "host" not in [name.lower() for name, _ in lines]:
             lines.insert(0, ("Host", self._address.authority))
         return encode_head_lines(f"{method} {target} HTTP/1.1", lines)
-
-
-class _Upload:
-    """The BodySink of a connection; a body without Content-Length is ``chunked``."""
-
-    def __init__(self, connection: ServerConnection, chunked: bool) -> None:
-        self._connection = connection
-        self._chunked = chunked
-        self._written = 0
-
-    async def send(self, data: bytes | memoryview, *, is_counted: bool = False) -> None:
-        self._connection.write_body(data, self._chunked)
-        await self._connection.drain()
-        self._written += len(data)
-        if self._written >= WRITE_CHUNK:
-            self._written = 0
-            # With a fast server, a buffered body would go out in one time slice of the event loop.
-            await asyncio.sleep(0)
-
-    async def end_sending(self) -> None:
-        self._connection.end_body(self._chunked)
-
-    def fail(self, error: Exception) -> None:
-        self._connection.fail(error)
 
 
 class HttpExchange(Exchange):
@@ -189,8 +157,7 @@ class HttpExchange(Exchange):
         self._method = template.method
         self._parts = self._endpoint.encode(template, lines, body)
         # Only now: the conversion of the request may have taken a while.
-        connection = self._endpoint.idle.take_open(self._connection)
-        self._connection = connection
+        connection = self._connection = self._endpoint.connections.take_open(self._connection)
         if connection is None:
             self._endpoint.connections.wait(self)
         else:
@@ -209,8 +176,9 @@ class HttpExchange(Exchange):
             self._chunked = size is None and "Content-Length" not in request.headers
         else:
             self._parts = (head, *body)
-        self._connection = endpoint.idle.take_open() or await endpoint.connect(self._is_control)
-        self._write(self._connection)
+        connection = endpoint.connections.take_open() or await endpoint.connect(self._is_control)
+        self._connection = connection
+        self._write(connection)
 
     def close(self) -> None:
         """Release the connection, or drop it if the call is not complete; end the wait for one."""
@@ -232,7 +200,6 @@ class HttpExchange(Exchange):
 
     def send_over(self, connection: ServerConnection) -> None:
         """Write the request; see WaitingRequest."""
-        self._connection = connection
         self._sender = None
         try:
             self._write(connection)
@@ -240,22 +207,26 @@ class HttpExchange(Exchange):
             self._fail(error)
 
     def _write(self, connection: ServerConnection) -> None:
+        self._connection = connection
         connection.begin_request(self._method, self)
         if connection.closed:
             return  # the receiver has got the error
         connection.write(*self._parts)
         if self._rest is not None:
-            upload = _Upload(connection, self._chunked)
-            self._sender = self._endpoint.start_task(send_body(upload, self._rest))
+            connection.chunked = self._chunked
+            self._sender = self._endpoint.start_task(send_body(connection, self._rest))
 
     def _may_resend(self, error: Exception) -> bool:
-        receiver = self.receiver
-        return (
-            isinstance(error, StaleConnectionError)
-            and receiver is not None
-            and is_repeatable(self._rest)
-            and self._endpoint.may_resend(self._method, receiver.is_idempotent())
-        )
+        """Tell whether a request may be sent again although the server may have executed it.
+
+        RFC 9110, section 9.2.2, forbids more than the policy ``infer``.
+        """
+        receiver, policy = self.receiver, self._endpoint.retry_stale
+        if not isinstance(error, StaleConnectionError) or receiver is None:
+            return False
+        is_allowed = policy == "all" or self._method in _SAFE_METHODS
+        is_allowed = is_allowed or (policy == "infer" and receiver.is_idempotent())
+        return is_allowed and is_repeatable(self._rest)
 
     def _resend(self) -> None:
         self._stop_sender()

@@ -20,19 +20,9 @@ from gateway.errors import (
 )
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
-from gateway.http2.events import (
-    DataReceived,
-    GoAwayReceived,
-    HeadersReceived,
-    StreamReset,
-)
+from gateway.http2.events import DataReceived, GoAwayReceived, HeadersReceived, StreamReset
 from gateway.http2.hpack import MAX_HEADER_LIST, HeaderList
-from gateway.http2.session import (
-    MAX_RECEIVED_FRAME,
-    STREAM_WINDOW,
-    Http2Session,
-    StreamHandler,
-)
+from gateway.http2.session import MAX_RECEIVED_FRAME, STREAM_WINDOW, Http2Session, StreamHandler
 from gateway.http2.stream import Stream
 from gateway.sizes import QUOTED_TEXT
 from gateway.system.buffers import MAX_WINDOW, BufferAccount

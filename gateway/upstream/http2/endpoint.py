@@ -9,8 +9,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
-from gateway.http2.header_table import Header
-from gateway.http2.hpack import HeaderList
+from gateway.http2.hpack import Header, HeaderList
 from gateway.sizes import CACHED_HEADS, CACHED_LINES
 from gateway.system.bounded_cache import BoundedCache, cached
 from gateway.system.buffers import BufferAccount

@@ -11,6 +11,7 @@ from gateway.errors import (
     ErrorKind,
     GatewayError,
     bad_response,
+    copy_error,
     strip_tracebacks,
     upstream_name,
 )
@@ -18,8 +19,8 @@ from gateway.protocol.dialect_detection import DetectedDialect, parse_server_met
 from gateway.protocol.dialects import Dialect, common_dialect
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.control_client import send_control_request
-from gateway.upstream.inference_protocol import InferenceProtocol
-from gateway.upstream.pool.member import Member, MemberTask
+from gateway.upstream.grpc.choices import InferenceProtocol
+from gateway.upstream.pool.member import Member
 from gateway.upstream.transport import UpstreamEndpoint
 
 _SERVER_METADATA = "/v2"
@@ -53,7 +54,7 @@ def fixed_dialect_state(dialect: Dialect) -> DialectState:
     return DialectState(dialect, "configured")
 
 
-class DialectDetector(DialectState, MemberTask):
+class DialectDetector(DialectState):
     """Detects the dialect of an upstream by asking each endpoint: ``GET /v2``.
 
     It asks at the start, after ``recheck``, and every ``interval`` seconds while a server has not
@@ -152,13 +153,7 @@ class DialectDetector(DialectState, MemberTask):
                 recheck.set()
         while self.dialect is None:
             if not self._asking:
-                error = self._error
-                raise GatewayError(
-                    error.kind,
-                    error.message,
-                    error.retry_after,
-                    public_message=error.public_message,
-                )
+                raise copy_error(self._error)
             await self._progress.wait()
 
     def recheck(self, member: Member) -> None:

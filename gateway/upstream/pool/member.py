@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 
 from gateway.protocol.dialect_detection import DetectedDialect
+from gateway.protocol.operations import ModelName
 from gateway.routing.endpoint_health import NOT_EJECTED, NOT_PROBED, EjectionState, ProbeState
 from gateway.routing.endpoint_state import (
     NO_CALLS,
@@ -21,7 +21,6 @@ from gateway.routing.endpoint_state import (
     find_state,
 )
 from gateway.routing.latency_outliers import Outlier
-from gateway.upstream.pool.ready_models import ReadyModels
 from gateway.upstream.transport import UpstreamEndpoint
 
 _QUOTED_ERROR = 300
@@ -84,6 +83,35 @@ class CallStats:
     def record_success(self) -> None:
         """End the row of failures."""
         self.failures = self.connect_failures = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModels:
+    """The versions of each ready model; empty for a model whose versions are unknown.
+
+    ``versions`` is None if the endpoint does not say: it may have any model.
+    """
+
+    versions: Mapping[str, frozenset[str]] | None
+    names: tuple[str, ...] | None = field(init=False)
+    """The sorted names of all models; None if unknown."""
+
+    def __post_init__(self) -> None:
+        # Once, as each publication of the status takes them.
+        names = None if self.versions is None else tuple(sorted(self.versions))
+        object.__setattr__(self, "names", names)
+
+    def includes(self, model: ModelName) -> bool:
+        """Tell whether a model is ready; without a version, whether any version is."""
+        if self.versions is None:
+            return True
+        versions = self.versions.get(model.name)
+        if versions is None:
+            return False
+        return model.version is None or not versions or model.version in versions
+
+
+ANY_MODEL = ReadyModels(None)
 
 
 @dataclass(slots=True, eq=False)
@@ -240,11 +268,3 @@ class MemberState:
     """When it came into that state: ISO 8601, UTC."""
     latency_outlier: str | None = None
     """How its latency is an outlier; None if it is not."""
-
-
-class MemberTask(ABC):
-    """Background work for each member of a pool."""
-
-    @abstractmethod
-    async def run(self, member: Member, changed: Callable[[], None]) -> None:
-        """Work for one member until cancelled; ``changed`` reports that its health changed."""

@@ -1,18 +1,32 @@
-"""Passive health: ejects endpoints whose calls fail, and shares that with other workers."""
+"""Passive health: ejects endpoints whose calls fail, and finds upstreams to which none connects.
+
+What one worker finds is shared with the others.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 
-from gateway.errors import escape_for_log
+from gateway.errors import ErrorKind, GatewayError, escape_for_log, strip_tracebacks
 from gateway.routing import endpoint_health, latency_outliers
 from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierPolicy
+from gateway.sizes import MAX_PROBE_RESPONSE
+from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.member import Member, Outcome
-from gateway.upstream.pool.reachability import Reachability, log_level
+from gateway.upstream.transport import FIRST_ERROR_STATUS
 
-FIRST_ERROR_STATUS = 400
-"""The first status that the policy may count as a failure."""
+_THRESHOLD = 3
+"""Connect failures in a row that make the upstream unreachable."""
+_UNREACHABLE_REPORT_TTL = 10.0
+"""Seconds for which other workers believe that the endpoints are unreachable."""
+
+_PROBE_INTERVAL = 1.0
+_PROBE_TIMEOUT = 2.0
+_PROBE_PATH = "/v2/health/ready"
+"""Any response to it will do."""
 
 _log = logging.getLogger("tensorgate.upstream")
 
@@ -31,31 +45,42 @@ def ignore(endpoint: str, event: object) -> None:
     """Listen to nothing."""
 
 
+def log_level(is_known: bool | None) -> int:
+    """Choose the level of an event, which has one line in the log over all workers.
+
+    ``is_known`` tells that another worker has found it before; see EjectionListener.
+    """
+    return logging.DEBUG if is_known else logging.WARNING
+
+
+@dataclass(eq=False)
 class OutlierDetector:
     """Counts failed calls of a pool's members and ejects those that fail.
 
+    It marks the upstream unreachable after connect failures at all its endpoints, until a call or a
+    probe connects, or the gateway has nothing left to probe it with: that is no fault of the
+    upstream's.
+
     ``clock`` gives seconds. ``recheck`` gets members that may be another server by now. ``notify``
     is called with ejections and recoveries that calls here cause, ``on_failure`` with each failed
-    call. ``reachability`` is called with the endpoints that calls could or could not connect to.
+    call. ``start_probes`` is called with probes that have to begin.
     """
 
-    def __init__(
-        self,
-        policy: OutlierPolicy,
-        clock: Callable[[], float],
-        recheck: Callable[[Member], None],
-        reachability: Reachability,
-        notify: EjectionListener,
-        on_failure: FailureListener,
-    ) -> None:
-        self._policy = policy
-        self._reachability = reachability
-        self._clock = clock
-        self._recheck = recheck
-        self._notify = notify
-        self._on_failure = on_failure
-        self._members: tuple[Member, ...] = ()
-        self._has_single_member = False
+    upstream: str
+    policy: OutlierPolicy
+    clock: Callable[[], float]
+    recheck: Callable[[Member], None]
+    notify: EjectionListener
+    on_failure: FailureListener
+    start_probes: Callable[[Callable[[], Coroutine[None, None, None]]], None]
+    connect_failures: int = 0
+    """Connect failures in a row, at any endpoint."""
+    unreachable: str | None = None
+    """The last error, while the upstream is unreachable."""
+    _last_report: float = 0.0
+    _is_probing: bool = False
+    _members: tuple[Member, ...] = ()
+    _has_single_member: bool = False
 
     def set_members(self, members: tuple[Member, ...]) -> None:
         """Watch these members from now on; a single one is never ejected."""
@@ -67,7 +92,7 @@ class OutlierDetector:
 
     def start_trial(self, member: Member) -> None:
         """Record that a call goes to an endpoint that was ejected before."""
-        member.ejection = endpoint_health.record_request(member.ejection, self._clock())
+        member.ejection = endpoint_health.record_request(member.ejection, self.clock())
 
     def record(
         self,
@@ -87,7 +112,7 @@ class OutlierDetector:
             return
         # A success after successes must cost nothing: it has nothing to reset.
         is_success = outcome is Outcome.SUCCEEDED and not server_error
-        if not is_success or member.calls.failures or self._reachability.failures:
+        if not is_success or member.calls.failures or self.connect_failures:
             self._count(member, outcome, why, server_error)
         if not self._has_single_member:
             # A slow endpoint is ejected while slow calls run there: that they succeed is no news.
@@ -96,21 +121,21 @@ class OutlierDetector:
                 self._update_ejection(member, outcome, why)
 
     def _count(self, member: Member, outcome: Outcome, why: str, server_error: int) -> None:
-        calls, reachability = member.calls, self._reachability
+        calls = member.calls
         connect_failed = outcome is Outcome.UNREACHABLE
         if outcome.is_failure:
-            self._recheck(member)
+            self.recheck(member)
             calls.record_failure(why, connect_failed)
         elif server_error:
             calls.record_failure(why, False)
         if outcome.is_failure or server_error:
-            self._on_failure(member.endpoint.url, "5xx" if server_error else outcome.value)
+            self.on_failure(member.endpoint.url, "5xx" if server_error else outcome.value)
         elif outcome is Outcome.SUCCEEDED and calls.failures:
             calls.record_success()
         if connect_failed:
-            reachability.record_connect_failure(self._members, why)
-        elif reachability.failures and (outcome is not Outcome.UNKNOWN or server_error):
-            reachability.record_connect(member.endpoint.url)
+            self._record_connect_failure(why)
+        elif self.connect_failures and (outcome is not Outcome.UNKNOWN or server_error):
+            self._mark_reachable(f"{member.endpoint.url} responds")
 
     def _update_ejection(self, member: Member, outcome: Outcome, why: str) -> None:
         before = member.ejection
@@ -120,14 +145,14 @@ class OutlierDetector:
         elif outcome is Outcome.UNKNOWN:
             after = endpoint_health.record_inconclusive(before)
         else:
-            now = self._clock()
-            after = endpoint_health.record_failure(before, self._others(member), now, self._policy)
+            now = self.clock()
+            after = endpoint_health.record_failure(before, self._others(member), now, self.policy)
             if after.ejections > before.ejections:
                 member.ejection_reason = ""
                 # Other workers may know of more failures before the trial than this one.
                 failed = "again" if before.ejections else _times_in_a_row(after.failures)
                 _log.log(
-                    log_level(self._notify(url, after)),
+                    log_level(self.notify(url, after)),
                     "%s failed %s: ejected for %g s; last error: %s",
                     url,
                     failed,
@@ -136,19 +161,19 @@ class OutlierDetector:
                 )
         if before.ejections and not after.ejections:
             # After a failure it is used only because too many are ejected: no recovery to share.
-            is_known = outcome is Outcome.SUCCEEDED and self._notify(url, after)
+            is_known = outcome is Outcome.SUCCEEDED and self.notify(url, after)
             _log.log(log_level(is_known), "%s: ejection ended", url)
         member.ejection = after
 
     def eject_slow(self, member: Member) -> None:
         """Eject an endpoint whose latency is an outlier, if the policy says so."""
-        outlier, before, now = member.outlier, member.ejection, self._clock()
-        factor = self._policy.latency_factor
+        outlier, before, now = member.outlier, member.ejection, self.clock()
+        factor = self.policy.latency_factor
         if outlier is None or not outlier.has_siblings or not 0 < factor <= outlier.factor:
             return
         if before.ejections or self._has_single_member or now < member.slow_until:
             return
-        after = endpoint_health.eject(before, self._others(member), now, self._policy)
+        after = endpoint_health.eject(before, self._others(member), now, self.policy)
         if not after.ejections:
             return
         member.ejection, member.ejection_reason = after, str(outlier)
@@ -156,7 +181,7 @@ class OutlierDetector:
         member.slow_until = after.until + latency_outliers.MEMORY
         url, seconds = member.endpoint.url, after.until - now
         _log.warning("%s is slow: ejected for %g s; %s", url, seconds, outlier)
-        self._notify(url, after)
+        self.notify(url, after)
 
     def record_remote(self, member: Member, remote: EjectionState) -> None:
         """Record another worker's ejection or recovery of an endpoint, without ``notify``."""
@@ -164,10 +189,8 @@ class OutlierDetector:
             return
         before = member.ejection
         if remote.ejections:
-            others, now = self._others(member), self._clock()
-            after = endpoint_health.record_remote_ejection(
-                before, remote, others, now, self._policy
-            )
+            others, now = self._others(member), self.clock()
+            after = endpoint_health.record_remote_ejection(before, remote, others, now, self.policy)
         else:
             after = endpoint_health.record_remote_recovery(before)
         if after.ejections and not before.ejections:
@@ -175,12 +198,79 @@ class OutlierDetector:
             _log.debug("%s: ejected, as another worker reports", member.endpoint.url)
         elif before.ejections and not after.ejections:
             _log.debug("%s: ejection ended, as another worker reports", member.endpoint.url)
-            self._recheck(member)
+            self.recheck(member)
         member.ejection = after
+
+    def _record_connect_failure(self, why: str) -> None:
+        self.connect_failures += 1
+        if self.unreachable is not None:
+            self.unreachable = why
+        elif self.connect_failures >= _THRESHOLD and all(
+            each.calls.connect_failures for each in self._members
+        ):
+            message = (
+                "upstream %s is not ready: %d calls in a row could not connect; last error: %s"
+            )
+            self._mark_unreachable(why)
+            level = self._notify_unreachable(True)
+            _log.log(level, message, self.upstream, self.connect_failures, why)
+
+    def record_remote_unreachable(self, until: float) -> None:
+        """Mark the upstream unreachable as another worker reports, and probe it from here.
+
+        ``until`` is the time until which that is valid; it tells one such report from the next.
+        """
+        if until <= self.clock():
+            return
+        if until != self._last_report and self.unreachable is None:
+            _log.debug("upstream %s is not ready, as another worker reports", self.upstream)
+            self._mark_unreachable(f"another worker cannot connect to upstream {self.upstream}")
+        self._last_report = until
+
+    def _mark_reachable(self, why: str) -> None:
+        self.connect_failures = 0
+        if self.unreachable is not None:
+            self.unreachable = None
+            level = self._notify_unreachable(False)
+            _log.log(level, "upstream %s is ready again: %s", self.upstream, why)
+
+    def _mark_unreachable(self, why: str) -> None:
+        self.unreachable = why
+        if not self._is_probing:
+            self.start_probes(self._probe_until_reachable)
+
+    def _notify_unreachable(self, is_unreachable: bool) -> int:
+        until = self.clock() + _UNREACHABLE_REPORT_TTL
+        return log_level(self.notify("", EjectionState(ejections=int(is_unreachable), until=until)))
+
+    async def _probe_until_reachable(self) -> None:
+        """Connect to the endpoints every second until one of them responds.
+
+        A gateway that is not ready gets no calls, so without probes it would stay so.
+        """
+        self._is_probing = True
+        try:
+            while self.unreachable is not None:
+                await asyncio.sleep(_PROBE_INTERVAL)
+                results = await asyncio.gather(*map(_probe, self._members), return_exceptions=True)
+                for result in results:
+                    self._record_probe(result)
+        finally:
+            self._is_probing = False
+
+    def _record_probe(self, result: Member | BaseException | None) -> None:
+        if isinstance(result, GatewayError):
+            self._mark_reachable(f"it cannot be asked: {result.message}")
+        elif isinstance(result, BaseException):
+            # A bug of the gateway must be seen, and must not end the probes.
+            _log.error("an endpoint could not be probed", exc_info=result)
+        elif result is not None:
+            result.calls.record_connect()
+            self._mark_reachable(f"{result.endpoint.url} responds")
 
     def classify_status(self, status: int) -> tuple[Outcome, str]:
         """Return what a response's status says about the endpoint, and the error if it failed."""
-        if status < FIRST_ERROR_STATUS or status not in self._policy.failure_statuses:
+        if status < FIRST_ERROR_STATUS or status not in self.policy.failure_statuses:
             return Outcome.SUCCEEDED, ""
         return Outcome.FAILED, f"it returned {status}"
 
@@ -190,3 +280,23 @@ class OutlierDetector:
 
 def _times_in_a_row(failures: int) -> str:
     return f"{failures} times in a row" if failures != 1 else "once"
+
+
+async def _probe(member: Member) -> Member | GatewayError | None:
+    """Return the member if its endpoint responds, whatever the response says; else None.
+
+    If the gateway itself is out of descriptors or ports, return that error.
+    """
+    for endpoint in member.endpoint.probe_targets:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT):
+                await send_control_request(endpoint, "GET", _PROBE_PATH, MAX_PROBE_RESPONSE)
+        except TimeoutError:
+            return None
+        except GatewayError as error:
+            strip_tracebacks(error)
+            if error.kind is ErrorKind.EXHAUSTED:
+                return error
+            if error.kind is ErrorKind.UNREACHABLE:
+                return None
+    return member

@@ -363,4 +363,4 @@ async def test_stopping_gateway_ends_a_call_that_hangs(tmp_path: Path) -> None:
         # From now on, no call is made.
         response = await trial.post(wanted("binary", "m"))
         assert response.status == 502
-        assert not trial.gateway.gateway._captured._served
+        assert not trial.gateway.gateway._captured.served

@@ -21,7 +21,7 @@ async def test_upstream_with_grpc_endpoints_speaks_grpc(tmp_path: Path, with_tls
     async with no_leaks(), server:
         url = server.url.replace("http", "grpc")
         async with running_gateway(url, upstream=upstream) as running, running.client() as client:
-            (endpoint,) = running.gateway.upstreams["servers"].pool.endpoints
+            (endpoint,) = running.pool.endpoints
             assert isinstance(endpoint, GrpcEndpoint)
             response = await client.ask(request("GET", "/v2/models/m"))
             assert response.status == 502
@@ -33,6 +33,6 @@ async def test_grpc_upstream_follows_its_host_name() -> None:
         upstream = {"dialect": "triton", "dns_refresh": "10s"}
         url = server.url.replace("127.0.0.1", "localhost")
         async with running_gateway(url, upstream=upstream) as running, running.client() as client:
-            urls = [each.url for each in running.gateway.upstreams["servers"].pool.endpoints]
+            urls = [each.url for each in running.pool.endpoints]
             assert f"{url} (127.0.0.1)" in urls
             assert (await client.ask(request("GET", "/v2/models/m"))).status == 200

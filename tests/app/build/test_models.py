@@ -1,4 +1,4 @@
-from gateway.app.build.models import declared_models
+from gateway.app.build.routes import declared_models
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.tensors import ModelMetadata, TensorSpec

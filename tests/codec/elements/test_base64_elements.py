@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 import base64
-import random
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.codec.elements import bytes_elements
 from gateway.codec.elements.base64_elements import (
     Base64Decoder,
     Base64ElementDecoder,
     decode_base64,
 )
+from gateway.codec.elements.bytes_elements import PartialElement, pack_strings
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
@@ -40,18 +41,6 @@ def refusal(pieces: list[bytes]) -> str:
     return caught.value.message
 
 
-def ways(data: bytes) -> list[list[bytes]]:
-    return [[data], strategies.bytewise(data), *(strategies.cut(data, seed) for seed in range(9))]
-
-
-@pytest.mark.parametrize("size", [*range(9), 255, 256, 257])
-def test_elements_of_every_size_are_decoded(size: int) -> None:
-    elements = [b"", random.Random(size).randbytes(size), b"\xff\xd8", b""]
-    texts = pack_bytes([base64.b64encode(element) for element in elements])
-    for pieces in ways(texts):
-        assert decoded(pieces) == pack_bytes(elements)
-
-
 Fault = Callable[[int], str]
 
 
@@ -74,27 +63,14 @@ def surplus(_: int) -> str:
 # Texts, and their description with so many characters before them.
 FAULTS: list[tuple[str, Fault]] = [
     ("YW-j", misplaced("-", 2)),
-    ("YW_j", misplaced("_", 2)),
-    ("YWJj ", misplaced(" ", 4)),
-    ("YWJj\n", misplaced("\n", 4)),
-    ("\tYWJj", misplaced("\t", 0)),
     ("YWé=", misplaced("é", 2)),
-    ("😀", misplaced("😀", 0)),
     ("\0", misplaced("\0", 0)),
-    ("data:image/jpeg;base64,/9j/", misplaced(":", 4)),
     ("Y", uneven(1)),
-    ("YQ", uneven(2)),
-    ("YQ=", uneven(3)),
     ("YWJjZ", uneven(5)),
-    ("YWJj=", uneven(5)),
     ("YQ==YQ==", padded(2, 8)),
-    ("YQ=a", padded(2, 4)),
-    ("Y===", padded(1, 4)),
     ("====", padded(0, 4)),
-    ("=YWJ", padded(0, 4)),
     ("YWJj====", padded(4, 8)),
     ("YR==", surplus),
-    ("YWK=", surplus),
 ]
 
 
@@ -172,7 +148,29 @@ def test_invalid_base64_in_a_json_string_is_refused(text: bytes) -> None:
         decode_string(strategies.bytewise(text))
 
 
-@pytest.mark.parametrize("text", [rb"\/8=", rb"\/\/", rb"YWJj\/w=="])
-def test_backslash_in_a_parsed_string_is_no_escape(text: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        decode_base64(text)
+@strategies.LAW
+@given(pieces=st.lists(st.binary(max_size=9)))
+def test_element_in_pieces_equals_what_struct_packs(pieces: list[bytes]) -> None:
+    chunks = [b"before"]
+    element = PartialElement(chunks)
+    for piece in pieces:
+        element.append(piece)
+    element.end()
+    assert b"".join(chunks) == b"before" + pack_bytes([b"".join(pieces)])
+
+
+def test_element_larger_than_its_length_can_express_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bytes_elements, "MAX_ELEMENT_SIZE", 3)
+    element = PartialElement([])
+    element.append(b"abc")
+    element.end()
+    element.append(b"d")
+    with pytest.raises(ValueError, match="4"):
+        element.end()
+
+
+def test_packed_strings_equal_what_struct_packs() -> None:
+    strings = ["", 'a"\\\0é漢😀', "x" * 300, "é" * 70_000] * 3
+    assert pack_strings(strings) == pack_bytes([each.encode() for each in strings])

@@ -63,21 +63,14 @@ def test_request_without_inputs_is_read() -> None:
 SHAPES: list[tuple[list[int], int, list[int] | None]] = [
     ([1], 1, [1]),
     ([1], 2, None),
-    ([1], 0, None),
-    ([3], 3, [3]),
     ([], 1, []),
-    ([], 2, None),
     ([-1], 5, [5]),
     ([-1], 0, [0]),
     ([-1, 4], 8, [2, 4]),
     ([-1, 4], 6, None),
-    ([-1, 4], 0, [0, 4]),
     ([-1, -1], 3, [1, 3]),
-    ([-1, 2, -1, 2], 12, [1, 2, 3, 2]),
     ([2, -1], 6, [2, 3]),
-    ([0], 0, [0]),
     ([0], 1, None),
-    ([-1, 0], 0, [1, 0]),
     ([-1, 0], 1, None),
 ]
 
@@ -93,11 +86,6 @@ def test_shape_is_filled_as_by_triton(
             read(body, of)
     else:
         assert inputs(read(body, of))[0]["shape"] == shape
-
-
-def test_only_the_outer_array_counts() -> None:
-    (tensor,) = inputs(read({"x": [[1], [2]]}, model(x=("INT32", [-1]))))
-    assert tensor["shape"] == [2]
 
 
 def test_numbers_keep_their_values() -> None:
@@ -125,31 +113,19 @@ def test_parameter_has_the_type_of_triton(text: str, value: Any) -> None:
 
 INVALID = [
     (b"", "no JSON"),
-    (b"{", "no JSON"),
     (b"\xff", "no JSON"),
-    (b'{"text": "\n"}', "no JSON"),
     (b"[]", "must be a JSON object, got an array"),
-    (b"5", "must be a JSON object"),
     (b'{"id": 5}', "id must be a string, got 5"),
-    (b'{"id": null, "text": "x"}', "'id' is no input"),
     (b'{"p": null}', "'p' is no input of the model"),
-    (b'{"p": [1]}', "got an array"),
-    (b'{"p": {}}', "got an object"),
     (b'{"p": 1' + b"0" * 400 + b"}", "'p'"),
     (b'{"p": 1' + b"0" * 5000 + b"}", "no JSON"),
     (b'{"parameters": 5}', "parameters must be an object, got 5"),
-    (b'{"parameters": {"parameters": {}}}', "'parameters' is no input"),
     (b'{"text": "a", "parameters": {"text": "b"}}', "input 'text' is given twice"),
     (b'{"p": 1, "p": 1}', '"p" twice'),
-    (b'{"parameters": {"p": 1, "p": 1}}', '"p" twice'),
     (b'{"p": "\\ud83d"}', "surrogate"),
     (b'{"\\ud83d": 1}', "surrogate"),
-    (b'{"id": "\\ud83d"}', "surrogate"),
     (b'{"text": "a"} x', "no JSON"),
-    (b'{"text": "a",}', "no JSON"),
-    (b'{"text" "a"}', "no JSON"),
     (b'{"text": "a" "p": 1}', "no JSON"),
-    (b'{5: "a"}', "no JSON"),
     (b"[" * 100 + b"]" * 100, "nested deeper than 64"),
 ]
 
@@ -214,11 +190,6 @@ def test_any_request_is_read_or_refused(members: dict[str, Any], is_ascii: bool)
     assert repr(found) == repr({name: expected[name] for name in found})
     assert set(found) == set(expected)
     assert set(request.parameters) == set(every) - names
-
-
-@given(st.binary(max_size=30))
-def test_any_bytes_are_read_or_refused(body: bytes) -> None:
-    _read_or_refuse(body)
 
 
 def _read_or_refuse(body: bytes) -> GenerateRequest | None:

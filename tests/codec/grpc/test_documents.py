@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,14 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.codec.grpc.documents import (
+    MAX_REQUEST_VALUES,
+    MAX_RESPONSE_VALUES,
     read_request,
     read_response,
+    write_model_config,
     write_request,
     write_response,
 )
 from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS, Rpc
+from gateway.protocol.grpc.wire import MAX_GROUP_DEPTH
 from tests.codec.grpc.infer_messages import rewritten
+from tests.support.checks.refused import refused
 from tests.support.grpc import wire_bytes
 from tests.support.grpc.proto_file import message_class
 from tests.support.grpc.random_messages import fill
@@ -147,14 +153,6 @@ def test_null_clears_a_trace_setting_and_an_empty_array_changes_nothing() -> Non
     assert settings == {"trace_rate": None, "trace_count": "5", "log_frequency": "1"}
 
 
-def test_trace_level_is_always_an_array_in_json() -> None:
-    for level, expected_level in ((["OFF"], ["OFF"]), ("OFF", ["OFF"]), (["A", "B"], ["A", "B"])):
-        message = response("TraceSetting", {"trace_level": level, "trace_mode": level})
-        found = read_response(RPCS["TraceSetting"], message.SerializeToString())
-        assert found["trace_level"] == expected_level
-        assert found["trace_mode"] == (level if len(expected_level) > 1 else "OFF")
-
-
 def test_log_settings_have_the_field_of_their_type_and_null_changes_nothing() -> None:
     body = {"log_info": False, "log_verbose_level": 0, "log_format": "", "log_file": None}
     found = request("LogSettings", {}, body).settings
@@ -175,14 +173,6 @@ def test_files_of_a_load_are_base64_in_json() -> None:
     assert found.parameters["number"].int64_param == -1
     path, read_body = read_request(RPCS["RepositoryModelLoad"], found.SerializeToString())
     assert (path, read_body) == ({"repository_name": "", "model_name": "m"}, body)
-
-
-def test_name_of_a_metadata_parameter_may_look_like_that_of_a_file() -> None:
-    document = {"parameters": {"file:x": "text"}}
-    found = response("ModelMetadata", document)
-    assert found.parameters["file:x"].string_param == "text"
-    again = read_response(RPCS["ModelMetadata"], found.SerializeToString())
-    assert again["parameters"] == document["parameters"]
 
 
 def test_load_of_a_kserve_client_names_its_model_first() -> None:
@@ -206,14 +196,6 @@ def test_responses_to_loads_are_those_of_kserve_or_empty() -> None:
         # KServe 0.21 sends these bytes.
         assert write_response(RPCS[rpc], document) == b"\x0a\x01m\x10\x01"
         assert read_response(RPCS[rpc], b"\x0a\x01m\x10\x01") == document
-
-
-def test_handle_of_a_cuda_region_is_base64_in_an_object() -> None:
-    body = {"raw_handle": {"b64": "AP8="}, "device_id": 1, "byte_size": 64}
-    found = request("CudaSharedMemoryRegister", {"name": "r"}, body)
-    assert (found.name, found.raw_handle, found.device_id) == ("r", b"\x00\xff", 1)
-    again = read_request(RPCS["CudaSharedMemoryRegister"], found.SerializeToString())
-    assert again == ({"name": "r"}, body)
 
 
 def test_regions_are_an_array_sorted_by_name() -> None:
@@ -257,3 +239,243 @@ def test_numbers_that_are_not_finite_are_strings() -> None:
     assert metric_found["histogram_options"] == {"buckets": ["NaN", "Infinity", 0.1]}
     again = response("ModelConfig", found)
     assert str(again.config) == str(config)
+
+
+@pytest.mark.parametrize(
+    ("rpc", "data", "text"),
+    [
+        (
+            *("ModelMetadata", field(4, b"") + field(4, field(3, 1) + field(2, b"\xff"))),
+            ".inputs.datatype: a string that is not UTF-8 at byte 8",
+        ),
+        (
+            *("ModelConfig", field(1, field(14, field(1, b"key") + field(2, field(1, b"\xff"))))),
+            ".config.parameters.value.string_value: a string that is not UTF-8 at byte 13",
+        ),
+        ("ModelConfig", field(1, field(5, field(4, b"\x80"))), ""),
+        (
+            *("ServerMetadata", field(1, b"x") + b"\xfa\x01\x05"),
+            ": a value of 5 bytes is cut short: 0 are left at byte 5",
+        ),
+    ],
+)
+def test_error_of_invalid_protobuf_names_message_and_mostly_field_and_byte(
+    rpc: str, data: bytes, text: str
+) -> None:
+    text = f"the server's response is not valid protobuf: {rpc}Response{text}"
+    with refused(ErrorKind.BAD_RESPONSE, text):
+        read_response(RPCS[rpc], data)
+
+
+@pytest.mark.parametrize(
+    ("key", "number", "name"),
+    [("file:1/model.py", 3, "string_param"), ("config", 4, "bytes_param")],
+)
+def test_only_files_of_a_load_are_bytes(key: str, number: int, name: str) -> None:
+    entry = field(1, key.encode()) + field(2, field(number, b"YWJj"))
+    text = "only parameters whose names begin with 'file:' must have bytes"
+    place = f"RepositoryModelLoadRequest.parameters.{key} of the request"
+    with refused(ErrorKind.BAD_REQUEST, f"{place} has a {name}; {text}"):
+        read_request(RPCS["RepositoryModelLoad"], field(3, entry))
+
+
+def config(**members: Any) -> dict[str, Any]:
+    return {"name": "m", **members}
+
+
+def direct(value: Any) -> dict[str, Any]:
+    return config(sequence_batching={"direct": {"minimum_slot_utilization": value}})
+
+
+INT32 = "must be an integer from -2147483648 to 2147483647"
+INT64 = "must be an integer from -9223372036854775808 to 9223372036854775807"
+UINT64 = "must be an integer from 0 to 18446744073709551615"
+PRIORITY = "must be one of PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN"
+FLOAT = "must be a number of the type float"
+LOG = "must be a value for one of bool_param, uint32_param, string_param"
+TRACE = "must be a string, an array of strings or null"
+SLOTS = ".config.sequence_batching.direct.minimum_slot_utilization"
+
+
+@pytest.mark.parametrize(
+    ("rpc", "document", "place", "what"),
+    [
+        ("ServerMetadata", {"name": 5}, ".name", "must be a string, got 5"),
+        ("ServerLive", {"live": 1}, ".live", "must be true or false, got 1"),
+        ("ModelConfig", config(input={}), ".config.input", "must be an array, got an object"),
+        (
+            *("ModelConfig", config(input=[{}, {"dims": [1, 1.5]}])),
+            *(".config.input[1].dims[1]", f"{INT64}, got 1.5"),
+        ),
+        (
+            "ModelConfig",
+            config(max_batch_size=True),
+            ".config.max_batch_size",
+            f"{INT32}, got true",
+        ),
+        (
+            *("ModelConfig", config(optimization={"priority": "HIGH"})),
+            *(".config.optimization.priority", f'{PRIORITY}, got "HIGH"'),
+        ),
+        (
+            *("ModelConfig", config(version_policy={"latest": {}, "all": {}})),
+            *(".config.version_policy", "has both latest and all"),
+        ),
+        ("ModelConfig", direct(1e39), SLOTS, f"{FLOAT}, got 1e+39"),
+        (
+            *("SystemSharedMemoryStatus", [{"name": "a"}, {"key": "b"}]),
+            *(".regions[1]", "must have a name"),
+        ),
+        ("LogSettings", {"log_info": []}, ".settings.log_info", f"{LOG}, got an array"),
+        (
+            *("TraceSetting", {"trace_level": ["OFF", 1]}),
+            *(".settings.trace_level[1]", "must be a string, got 1"),
+        ),
+    ],
+)
+def test_error_of_json_names_message_and_field(
+    rpc: str, document: Any, place: str, what: str
+) -> None:
+    with refused(ErrorKind.BAD_RESPONSE, f"{rpc}Response{place} of the server's response {what}"):
+        write_response(RPCS[rpc], document)
+
+
+@pytest.mark.parametrize(
+    ("rpc", "body", "place", "what"),
+    [
+        (
+            *("RepositoryModelLoad", {"parameters": {"file:a": "YW!Jj"}}),
+            *(".parameters.file:a", 'must be base64, got "YW!Jj"'),
+        ),
+        (
+            *("CudaSharedMemoryRegister", {"raw_handle": "YQ=="}),
+            *(".raw_handle", 'must be an object, got "YQ=="'),
+        ),
+        ("SystemSharedMemoryRegister", {"byte_size": -1}, ".byte_size", f"{UINT64}, got -1"),
+    ],
+)
+def test_invalid_json_of_a_request_is_the_clients_fault(
+    rpc: str, body: Any, place: str, what: str
+) -> None:
+    with refused(ErrorKind.BAD_REQUEST, f"{rpc}Request{place} of the request {what}"):
+        write_request(RPCS[rpc], {}, body)
+
+
+# ------------------------------------------------------------------------------------ limits
+
+
+def test_number_of_bytes_is_limited() -> None:
+    data = field(1, b"x" * 98)
+    assert len(read_response(RPCS["ServerMetadata"], data, 100)["name"]) == 98
+    text = "the server's response (ServerMetadataResponse) has more than 99 bytes"
+    with refused(ErrorKind.BAD_RESPONSE, text):
+        read_response(RPCS["ServerMetadata"], data, 99)
+    with refused(ErrorKind.TOO_LARGE, "the request (ModelReadyRequest) has more than 99 bytes"):
+        read_request(RPCS["ModelReady"], data, 99)
+
+
+@pytest.mark.parametrize(
+    ("rpc", "part", "around"),
+    [
+        ("ServerMetadata", field(3, b""), bytes),
+        ("ServerMetadata", b"\xa3\x06" + b"\x08\x01" * 1000 + b"\xa4\x06", bytes),
+        ("ModelMetadata", field(6, b""), bytes),
+        ("ModelMetadata", field(3, 1), lambda data: field(4, data)),
+        ("TraceSetting", field(2, field(1, b"")), lambda data: field(1, data)),
+    ],
+)
+def test_number_of_values_is_limited_before_the_message_is_parsed(
+    rpc: str, part: bytes, around: Callable[[bytes], bytes]
+) -> None:
+    data = around(part * (MAX_RESPONSE_VALUES * 4 // len(part))) + b"no protobuf"
+    text = f"has more than {MAX_RESPONSE_VALUES} fields and values"
+    with refused(ErrorKind.BAD_RESPONSE, f"the server's response ({rpc}Response) {text}"):
+        read_response(RPCS[rpc], data)
+
+
+@pytest.mark.parametrize(
+    ("rpc", "part"),
+    [
+        ("TraceSetting", field(1, field(1, b"k"))),
+        ("ModelReady", field(9, 1)),
+    ],
+)
+def test_number_of_values_of_a_request_is_smaller(rpc: str, part: bytes) -> None:
+    text = f"has more than {MAX_REQUEST_VALUES} fields and values"
+    with refused(ErrorKind.TOO_LARGE, f"the request ({rpc}Request) {text}"):
+        read_request(RPCS[rpc], part * MAX_REQUEST_VALUES)
+
+
+def test_statistics_of_a_thousand_models_are_within_the_limits() -> None:
+    duration = field(1, 10**6) + field(2, 10**12)
+    batch = field(1, 8) + b"".join(field(number, duration) for number in (2, 3, 4))
+    model = field(1, b"a_model_with_a_name") + field(2, b"1") + field(3, 10**12)
+    model += field(6, b"".join(field(number, duration) for number in range(1, 9)))
+    model += field(7, batch) * 2
+    found = read_response(RPCS["ModelStatistics"], field(1, model) * 1000)
+    assert len(found["model_stats"]) == 1000
+
+
+def test_depth_of_unknown_groups_is_limited() -> None:
+    data = b"\xa3\x06" * (MAX_GROUP_DEPTH + 1) + b"\xa4\x06" * (MAX_GROUP_DEPTH + 1)
+    with pytest.raises(GatewayError, match="nested deeper"):
+        read_response(RPCS["ServerMetadata"], data)
+
+
+DATA_TYPES = {name: f"TYPE_{name}" for name in DATATYPES if name != "BYTES"}
+
+
+def config_of(metadata: Any) -> Any:
+    return read_response(RPCS["ModelConfig"], write_model_config(metadata))
+
+
+def tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(shape)}
+
+
+def test_config_has_whole_shapes_and_no_batching() -> None:
+    metadata = {
+        "name": "resnet",
+        "versions": None,
+        "platform": "onnx",
+        "inputs": [tensor("image", "FP32", -1, 224), tensor("label", "BYTES", -1)],
+        "outputs": [tensor("scores", "FP16")],
+    }
+    config = config_of(metadata)
+    assert (config["name"], config["platform"], config["max_batch_size"]) == ("resnet", "onnx", 0)
+    found = [
+        (each["name"], each["data_type"], each["dims"])
+        for each in (*config["input"], *config["output"])
+    ]
+    assert found == [
+        ("image", "TYPE_FP32", [-1, 224]),
+        ("label", "TYPE_STRING", [-1]),
+        ("scores", "TYPE_FP16", []),
+    ]
+    assert [each["format"] for each in config["input"]] == ["FORMAT_NONE"] * 2
+
+
+@pytest.mark.parametrize(
+    ("datatype", "expected"),
+    [*DATA_TYPES.items(), ("BYTES", "TYPE_STRING"), ("FP4", "TYPE_INVALID")],
+)
+def test_datatype_that_a_client_cannot_know_is_invalid(datatype: str, expected: str) -> None:
+    config = config_of({"outputs": [tensor("x", datatype, 1)]})
+    assert config["output"][0]["data_type"] == expected
+
+
+def test_ensemble_promises_no_steps() -> None:
+    assert config_of({"platform": "ensemble"})["platform"] == ""
+
+
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [
+        ([], " of the server's response must be an object, got an array"),
+        ({"name": 5}, ".name of the server's response must be a string, got 5"),
+        ({"outputs": {}}, ".outputs of the server's response must be an array, got an object"),
+    ],
+)
+def test_error_names_the_member_of_the_metadata(metadata: Any, text: str) -> None:
+    with refused(ErrorKind.BAD_RESPONSE, f"ModelMetadataResponse{text}"):
+        write_model_config(metadata)

@@ -20,12 +20,11 @@ from gateway.codec.elements.base64_elements import Base64Decoder, Base64ElementD
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.elements.encode import make_tensor_encoder
 from gateway.codec.json.array_scanner import ElementRun, find_string_cut
+from gateway.codec.native import plain
 from gateway.codec.policies import BytesEncoding, JsonPolicies
-from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
 from gateway.codec.v1.nested_writer import NestedBytesEncoder
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.tensors import TensorSpec
 from tests.codec.reference import pack_bytes
 from tests.codec.without_c import without_c
 
@@ -284,7 +283,7 @@ def test_c_stops_before_an_incomplete_element(
     assert encode_strings(data + last[:3], form) == complete
 
 
-@pytest.mark.parametrize("element", [b"\x1f" * 999, b'"' * 999, b"", b"x"])
+@pytest.mark.parametrize("element", [b"\x1f" * 999, b"\x1f" * 99 + b"x" * 999, b"", b"x"])
 def test_c_finds_the_room_that_a_text_needs(element: bytes) -> None:
     data = pack_bytes([element] * 99)
     expected = orjson.dumps([element.decode()] * 99)[1:-1]
@@ -403,11 +402,5 @@ def test_base64_objects_are_decoded_as_in_python(items: list[bytes], comma: byte
     text = comma.join(items)
     text = b"[%b]" % text if comma == b"],[" else text
 
-    def decode() -> tuple[bytes, int, bytes, bool] | None:
-        tensor = NestedTensorBuilder(TensorSpec("x", BYTES, (-1,)), MemoryCounter())
-        rows = tensor.convert_elements(text)
-        if rows is None:
-            return None
-        return b"".join(rows.chunks), rows.count, rows.marks, tensor.has_base64
-
-    assert_same(decode)
+    found = native.decode_elements(text, 1, 1)
+    assert found == plain.decode_elements(text, 1, 1) or (found is None and b"\\" in text)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import struct
 from itertools import product
 from typing import Any
 
@@ -12,11 +11,12 @@ import pytest
 from hypothesis import given
 
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.codec.v1.prediction_form import write_prediction_fast
 from gateway.codec.v1.response import predict_converter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec import strategies
-from tests.codec.reference import pack_bytes
+from tests.codec.reference import DTYPES, pack_bytes
 from tests.codec.reference_v1 import predictions
 from tests.codec.strategies import Output, output, response_body
 from tests.codec.v1.predict_responses import convert, floats, some_output, texts
@@ -78,14 +78,6 @@ def test_large_rows_of_several_outputs_are_written_in_pieces(predicted: V1Respon
     expected = predictions(body, size, predicted.form.value, single=False)
     pieces = [body[i : i + 32768] for i in range(0, len(body), 32768)]
     assert json.loads(convert(pieces, size, predicted)) == expected
-
-
-def test_many_rows_of_several_outputs_are_joined() -> None:
-    outputs = [floats("a", 9000, 3), floats("b", 9000), texts("c", *[b"x"] * 9000, shape=[9000, 1])]
-    body, size = response_body(outputs)
-    assert json.loads(convert([body], size, ROWS)) == predictions(
-        body, size, "instances", single=False
-    )
 
 
 def test_single_output_is_written_as_it_arrives() -> None:
@@ -205,13 +197,51 @@ def test_broken_responses_and_those_that_v1_cannot_express_are_refused(
         assert message in refused.message
 
 
-def test_elements_of_rows_without_any_are_refused() -> None:
-    element = struct.pack("<I", 1) + b"a"
-    outputs = [
-        {"name": name, "datatype": "BYTES", "shape": shape, "parameters": {"binary_data_size": 5}}
-        for name, shape in (("a", [2, 0]), ("b", [2]))
-    ]
-    header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
-    converter = predict_converter(len(header), ROWS, JsonPolicies(), 1 << 20, 1 << 26)
-    with pytest.raises(GatewayError, match=r"output 'a' .*shape \[2, 0\] takes 0"):
-        converter.text(header + element)
+LAYOUTS = [V1ResponseLayout(form, single) for form in V1Format for single in (False, True)]
+
+
+def agrees(layout: V1ResponseLayout, *outputs: Output) -> bool:
+    """Check that both ways agree; tell whether the fast path wrote the response."""
+    body, size = response_body(list(outputs))
+    found = write_prediction_fast(body, size, layout)
+    if found is not None:
+        count = sum(math.prod(each.shown["shape"]) for each in outputs)
+        assert found == (convert([body], size, layout), count)
+    return found is not None
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_output_of_numbers_is_written(datatype: str) -> None:
+    for layout, shape in product(LAYOUTS, ([1], [3], [2, 2], [1, 2, 3])):
+        values = (np.arange(math.prod(shape)) / 3 + 1e-7).astype(DTYPES[datatype])
+        assert agrees(layout, output("o", datatype, shape, values.tobytes()))
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [],
+        [floats("a", 2), floats("b", 2)],
+        [floats("a", 0)],
+        [floats("a", *[1] * 33)],
+        [texts("a", b"x")],
+        [output("a", "FP32", [2], np.array([1, math.nan], "<f4").tobytes())],
+        [output("a", "BOOL", [1], b"\2")],
+    ],
+)
+def test_other_responses_are_left_to_the_streaming_path(outputs: list[Output]) -> None:
+    assert not any(agrees(layout, *outputs) for layout in LAYOUTS)
+
+
+@given(strategies.SEEDS)
+@strategies.LAW
+def test_every_response_is_written_alike_or_left(seed: int) -> None:
+    rng = random.Random(seed)
+    shape = [rng.randint(1, 3) for _ in range(rng.randint(0, 3))]
+    body, size = response_body([some_output(rng, "o", shape)])
+    layout = rng.choice(LAYOUTS)
+    found = write_prediction_fast(body, size, layout)
+    try:
+        assert found in (None, (convert([body], size, layout), math.prod(shape)))
+    except GatewayError:
+        assert found is None

@@ -74,16 +74,16 @@ FLOATS = ("FP16", "BF16", "FP32", "FP64")
     "body",
     [
         request(entry("FP32", [[1, 2], [3, 4]], [2, 2]), id="a"),
-        request(entry("FP32", [[[1]], [[2]]], [2, 1, 1])),
         request(entry("INT32", [1, 2]), entry("FP64", [0.5]) | {"name": "y"}),
         request(entry("BOOL", [[True], [False]], [2, 1])),
-        request(entry("FP32", [1.0]), outputs=[{"name": "y", "parameters": {"binary_data": True}}]),
         request(entry("FP32", [1.0]), parameters={"binary_data_output": True}),
-        request(
-            entry("FP32", [1.0]), outputs=[{"name": "y", "parameters": {"content_type": "base64"}}]
-        ),
-        request(entry("FP32", [1.0]) | {"parameters": {"content_type": "np"}}),
         json.dumps({"inputs": [entry("FP32", [1.5, 2])]}, indent=2).encode(),
+        *(request(entry(datatype, [*limits, 0, 1])) for datatype, limits in RANGES.items()),
+        *(request(entry(datatype, [-1.5, 0.1, float("nan")])) for datatype in FLOATS),
+        request(entry("FP32", [[], 1, [2]], [2])),
+        request(entry("BYTES", ['a\n"\\é😀', "", "x" * 999]), id="7"),
+        request(entry("BYTES", [["[", "]"], ['"data":["x"]', "\\"]], [2, 2])),
+        request(entry("INT32", [5]), entry("BYTES", ["a", "b"]) | {"name": "y"}),
         b'{"inputs":[{"data":[1,2],"shape":[2],"datatype":"INT8","name":"x"}],"more":{"a":[1]}}',
     ],
 )
@@ -95,27 +95,16 @@ def test_fast_path_converts_plain_requests(body: bytes) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"{}",
-        b"[1]",
         request(entry("BYTES", ["YQ=="]) | {"parameters": {"content_type": "base64"}}),
-        request(entry("FP32", [1]) | {"parameters": {"content_type": "base64"}}),
         request(entry("BOOL", [1])),
-        request(entry("BF16", [3.4e38])),
         request(entry("FP32", [1e39])),
-        request(entry("FP32", [True])),
         request(entry("FP32", [None])),
-        request(entry("FP32", ["1"])),
         request(entry("FP32", [1], [2])),
         request(entry("UINT8", [256])),
-        request(entry("INT8", [1.0])),
-        request(entry("UINT64", [2**64])),
         request(entry("NO32", [1])),
         request(entry("FP32", [1]), id=1),
         request(entry("FP32", [1]), outputs=[{"name": "y", "parameters": {"classification": 1}}]),
-        request(entry("FP32", [1]), parameters={"timeout": -1}),
         request(entry("FP32", [1], [10**9])),
-        request({"name": "x", "datatype": "FP32", "shape": [1], "parameters": {}}),
         request(
             {"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}}
         ),
@@ -123,12 +112,13 @@ def test_fast_path_converts_plain_requests(body: bytes) -> None:
         b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1],"d\\u0061ta":[2]}]}',
         b'{"inputs":[{"name":"x","datatype":"INT8","datatype":"FP32","shape":[1],"data":[1]}]}',
         b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}],"data":[1]}',
-        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[2],"data":[1][2]}]}',
-        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]]}]}',
         b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[01]}]}',
-        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1,]}]}',
         b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}]',
-        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}]}}',
+        request(entry("BYTES", ["a"], [2])),
+        request(entry("BYTES", ["a", 1])),
+        request(entry("BYTES", [[[[[[[[[[[[["a"]]]]]]]]]]]]], [1])),
+        *(request(entry("BYTES", ["@"])).replace(b"@", bad) for bad in (b"\xff", b"\\ud800")),
+        request(entry("BYTES", ["@"])).replace(b'"@"', b'"a" "b"'),
         request(entry("FP32", [1]), deep=[[[[[[[[[[[[[[1]]]]]]]]]]]]]]),
     ],
 )
@@ -136,35 +126,11 @@ def test_fast_path_leaves_unusual_requests(body: bytes) -> None:
     assert fast_result(body) is None
 
 
-@pytest.mark.parametrize("data", [[float("nan")], [[1, [2]], 3], [], [[], 0.1], [2**70, -0.0]])
-def test_unusual_array_agrees_with_the_streaming_path(data: Any) -> None:
-    count = len(json.dumps(data).split(",")) - ([] in data)
-    for datatype in (*RANGES, *FLOATS):
-        assert fast_path_agrees(request(entry(datatype, data, [count if data else 0]))), datatype
-
-
-@pytest.mark.parametrize(
-    ("datatype", "data"), [("FP16", [1, float("nan")]), ("INT32", [[1], 3]), ("FP32", [[], 1, [2]])]
-)
-def test_fast_path_converts_unusual_arrays(datatype: str, data: list[Any]) -> None:
-    assert fast_result(request(entry(datatype, data, [2]))) is not None
-
-
 @pytest.mark.parametrize("depth", [1, DEPTH_CAP, DEPTH_CAP + 1, 100, 2000])
 def test_fast_path_respects_the_depth_cap(depth: int) -> None:
     nested = b"[" * depth + b"1" + b"]" * depth
     body = request(entry("FP32", [1])).replace(b'"data": [1]', b'"data": ' + nested)
     assert fast_result(body) == streaming_result(body)
-
-
-@pytest.mark.parametrize("datatype", [*RANGES, *FLOATS])
-def test_fast_path_converts_numbers(datatype: str) -> None:
-    numbers = [*RANGES.get(datatype, (-1.5, 1e-3, 0.1, -0.0, 65504, 2.0)), 0, 1]
-    body = request(entry(datatype, numbers))
-    assert fast_result(body) == streaming_result(body) is not None
-    for fault in ("1e400", "true", '"1"', "null", "[1]", "", "99999999999999999999999"):
-        broken = body.replace(b" 0,", fault.encode() + b",", 1)
-        assert fast_path_agrees(broken), fault
 
 
 @given(st.data())
@@ -266,85 +232,11 @@ def test_request_without_a_plan_displaces_no_other(member: bytes) -> None:
     assert head() is before
 
 
-@pytest.mark.parametrize(
-    "place",
-    [{"name": "n{}"}, {"parameters": {"seed": "s{}"}}, {"parameters": {"data": "{}"}}],
-    ids=["names", "parameters", "parameters named data"],
-)
-def test_plan_is_still_found_after_a_flood_of_other_requests(place: dict[str, Any]) -> None:
-    def head() -> object:
-        read = read_json_fast(request(entry("FP32", [1, 2, 3])), DEPTH_CAP)
-        assert read is not None
-        return read.head
-
-    before = [head() for _ in range(2)][1]  # a full cache takes it at its second use
-    text = request(entry("INT8", [1]) | place)
-    for number in range(5000):
-        other = text.replace(b"{}", b"%d" % number)
-        assert read_json_fast(other, DEPTH_CAP) is not None
-    assert head() is before
-
-
-def test_plan_cache_does_not_leak_numbers_into_the_next_request() -> None:
-    found = [fast_result(request(entry("FP32", [float(number)]))) for number in range(100)]
-    assert len({data for _, data, _ in filter(None, found)}) == 100
-
-
 @pytest.mark.parametrize(("count", "is_taken"), [(200, True), (300, False)])
 def test_fast_path_leaves_very_many_inputs(count: int, is_taken: bool) -> None:
     entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
     body = b'{"inputs":[' + b",".join(entry % number for number in range(count)) + b"]}"
     assert (read_json_fast(body, DEPTH_CAP) is not None) is is_taken
-
-
-STRING_REQUESTS = [
-    request(entry("BYTES", ["a"])),
-    request(entry("BYTES", ['a\n"\\é😀', "", "x" * 999]), id="7"),
-    request(entry("BYTES", [["[", "]"], ["{", "\\"]], [2, 2])),
-    request(entry("BYTES", ['"data":["x"]', ',"data":[1]'])),
-    request(entry("BYTES", ["text"]), entry("INT32", [5]) | {"name": "max_tokens"}),
-    request(entry("INT32", [5]), entry("BYTES", ["a", "b"]) | {"name": "y"}),
-    request(entry("BYTES", ["a"]), outputs=[{"name": "y", "parameters": {"binary_data": True}}]),
-    json.dumps({"inputs": [entry("BYTES", ["a", "b"])]}, indent=2).encode(),
-]
-UNUSUAL_STRINGS = [
-    request(entry("BYTES", ["a"], [2])),
-    request(entry("BYTES", ["a", 1])),
-    request(entry("BYTES", ["a", None])),
-    request(entry("BYTES", ["a", {"b64": "QQ=="}])),
-    request(entry("BYTES", ["YQ=="]) | {"parameters": {"content_type": "base64"}}),
-    request(entry("FP32", ["1"])),
-    request(entry("BYTES", [[[[[[[[[[[[["a"]]]]]]]]]]]]], [1])),
-    request(entry("BYTES", ["a"])).replace(b'"a"]', b'"a"],"data":["b"]'),
-    *(request(entry("BYTES", ["@"])).replace(b"@", bad) for bad in (b"\xff", b"\\ud800", b"\n")),
-    *(
-        request(entry("BYTES", ["@"])).replace(b'"@"', bad)
-        for bad in (b'"a",', b',"a"', b'"a" "b"')
-    ),
-    *(request(entry("BYTES", ["@"])).replace(b"]", bad) for bad in (b"]]", b'],["b"]', b"")),
-]
-
-
-@pytest.mark.parametrize("body", STRING_REQUESTS)
-def test_fast_path_converts_strings(body: bytes) -> None:
-    assert fast_result(body) == streaming_result(body) is not None
-
-
-@pytest.mark.parametrize("body", UNUSUAL_STRINGS)
-def test_unusual_strings_are_left_to_the_streaming_path(body: bytes) -> None:
-    assert fast_result(body) is None
-
-
-@given(st.lists(st.text(max_size=9), min_size=1, max_size=5), st.data())
-def test_fast_path_agrees_on_strings_with_the_streaming_path(
-    strings: list[str], data: st.DataObject
-) -> None:
-    body = request(entry("BYTES", strings), entry("FP32", [1.5]) | {"name": "y"}, id="é")
-    if data.draw(st.booleans()):
-        body = body.replace(b"\\u", b"\\")
-    at = data.draw(st.integers(0, len(body)))
-    body = body[:at] + data.draw(st.sampled_from([b"", b'"', b"\\", b"]", b"[", b","])) + body[at:]
-    assert fast_path_agrees(body)
 
 
 def test_each_request_of_strings_tells_their_size() -> None:

@@ -134,49 +134,6 @@ def _normal(value: Any) -> Any:
 # ---------------------------------------------------------------------------------- the header
 
 
-def test_binary_parameters_are_removed_and_others_stay() -> None:
-    data = b"\1\2"
-    body, header_size = message(
-        (entry("INT8", [2], data, parameters={"a": 1}, note=[None]), data),
-        (
-            {
-                "name": "y",
-                "parameters": {"shared_memory_region": "r"},
-                "datatype": "FP32",
-                "shape": [1],
-            },
-            b"",
-        ),
-        outputs=[
-            {"name": "a", "parameters": {"binary_data": True}},
-            {"name": "b", "parameters": {"classification": 3, "binary_data": False}},
-        ],
-        parameters={"binary_data_output": True, "priority": 2},
-        more={"binary_data_output": True},
-    )
-    assert fields_of(written([body], header_size)) == {
-        "inputs": [
-            {
-                "name": "x",
-                "datatype": "INT8",
-                "shape": [2],
-                "parameters": {"a": 1},
-                "note": [None],
-                "data": [1, 2],
-            },
-            {
-                "name": "y",
-                "parameters": {"shared_memory_region": "r"},
-                "datatype": "FP32",
-                "shape": [1],
-            },
-        ],
-        "outputs": [{"name": "a"}, {"name": "b", "parameters": {"classification": 3}}],
-        "parameters": {"priority": 2},
-        "more": {"binary_data_output": True},
-    }
-
-
 # ---------------------------------------------------------------------------------- BYTES
 
 NOT_UTF8 = pack_bytes([b"a", b"\xff"])
@@ -200,11 +157,9 @@ def test_error_for_bytes_that_are_not_utf8_names_alternatives() -> None:
         # The policy decides for inputs that came in binary form, and keeps other parameters.
         ("BYTES", NOT_UTF8, {"a": 1}, BASE64, None, (["YQ==", "/w=="], {"a": 1} | IN_BASE64)),
         # The client's own encoding in JSON goes before it.
-        ("BYTES", TEXTS, {}, BASE64, False, (["a", "b"], None)),
         ("BYTES", NOT_UTF8, {}, None, True, (["YQ==", "/w=="], IN_BASE64)),
         # Another content type is for the server to read.
         ("BYTES", TEXTS, IN_BASE64, BASE64, None, (["a", "b"], IN_BASE64)),
-        ("INT8", b"\1\2", {}, BASE64, None, ([1, 2], None)),
     ],
 )
 def test_bytes_have_the_encoding_of_the_client_or_of_the_policy(
@@ -220,27 +175,6 @@ def test_bytes_have_the_encoding_of_the_client_or_of_the_policy(
     for pieces in ([body], strategies.bytewise(body)):
         (found,) = fields_of(written(pieces, header_size, policies, how))["inputs"]
         assert (found["data"], found.get("parameters")) == shown
-
-
-def test_base64_of_a_json_client_reaches_the_server_unchanged() -> None:
-    body = (
-        b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[2],"parameters":{"content_type":'
-        b'"base64","a":1},"data":["YQ==","/w=="]}]}'
-    )
-    codec = InferRequestReader(1 << 20, 64)
-    codec.feed(body, last=True)
-    request = codec.finish()
-    assert fields_of(written_from(request, request.chunks)) == json.loads(body)
-
-
-def test_outputs_requested_as_base64_are_requested_so_from_the_server() -> None:
-    outputs = [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b"}]
-    body, header_size = message((entry("INT8", [0], b""), b""), outputs=outputs)
-    text = written([body], header_size, as_base64=frozenset({"a"}))
-    assert fields_of(text)["outputs"] == [
-        {"name": "a", "parameters": {"content_type": "base64"}},
-        {"name": "b"},
-    ]
 
 
 # ---------------------------------------------------------------------------------- policies

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import base64
 import json
 import math
 import random
@@ -13,23 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.codec.json.array_scanner import WINDOW
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
-from gateway.codec.v2.buffered_response import write_json_fast
-from gateway.codec.v2.response import json_converter
+from gateway.codec.v2.response import encoded_converter, json_converter
 from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import ErrorKind
 from gateway.protocol.messages import OutputEncoding
-from tests.codec import strategies
-from tests.codec.reference import RefusedError, convert_response, pack_bytes
-from tests.codec.strategies import output, response_body
+from tests.codec import reference, strategies
+from tests.codec.reference import DATATYPES, RefusedError, pack_bytes
+from tests.codec.strategies import Output, output, response_body
 from tests.codec.v2.infer_requests import Failed
 from tests.codec.v2.infer_responses import (
+    ALL,
     BODY_CAP,
     HEADER_CAP,
     NAMES,
     POLICIES,
+    Converted,
     as_json,
     as_mixed,
+    convert_response,
     rewritten,
 )
 
@@ -40,7 +42,7 @@ def plainly(
     """Return the JSON and the binary part, or the status of the error."""
     nonfinite, bytes_encoding = policies.nonfinite.value, policies.bytes_encoding.value
     try:
-        fields, tail = convert_response(
+        fields, tail = reference.convert_response(
             body, header_size, nonfinite, bytes_encoding, binary, policies.as_base64
         )
     except RefusedError as error:
@@ -50,9 +52,6 @@ def plainly(
 
 def status(failed: Any) -> Any:
     return failed.kind.value.status if isinstance(failed, Failed) else failed
-
-
-IN_BASE64 = {"parameters": {"content_type": "base64"}}
 
 
 # ----------------------------------------------------------------------- independence of splits
@@ -138,61 +137,6 @@ def test_binary_tensor_replaces_json_data_of_the_same_output() -> None:
     assert json.loads(text)["outputs"][0]["data"] == [7]
 
 
-OTHERS = {"content_type": "x", "a": 1}
-
-
-@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
-def test_output_requested_as_base64_is_encoded(bytes_encoding: BytesEncoding) -> None:
-    jpeg = b"\xff\xd8\xff\xe0" + bytes(range(256)) * 30
-    outputs = [
-        output("y", "BYTES", [2], pack_bytes([jpeg, b""]), parameters=OTHERS),
-        output("e", "BYTES", [0], b""),
-        output("n", "INT8", [1], b"\7"),
-        output("z", "BYTES", [1], pack_bytes([b"z"])),
-    ]
-    body, size = response_body(outputs)
-    policies = JsonPolicies(bytes_encoding=bytes_encoding, as_base64=frozenset("yen"))
-    for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
-        text = as_json(pieces, size, policies)
-        assert isinstance(text, bytes)
-        y, e, n, z = json.loads(text)["outputs"]
-        assert y["parameters"] == {"content_type": "base64", "a": 1}
-        assert list(map(base64.b64decode, y["data"])) == [jpeg, b""]
-        assert e["parameters"] == {"content_type": "base64"}
-        assert e["data"] == []
-        # The datatype is checked against the model elsewhere.
-        assert n == {"name": "n", "datatype": "INT8", "shape": [1], "data": [7]}
-        assert z["data"] == ["eg==" if bytes_encoding is BytesEncoding.BASE64 else "z"]
-        assert "parameters" not in z
-        assert as_mixed(pieces, size, OutputEncoding(False, {}), policies) == (text, b"")
-
-
-@pytest.mark.parametrize(
-    "policies",
-    [JsonPolicies(as_base64=frozenset("yzn")), JsonPolicies(bytes_encoding=BytesEncoding.BASE64)],
-)
-def test_json_strings_of_the_server_become_base64(policies: JsonPolicies) -> None:
-    text = {"name": "y", "datatype": "BYTES", "shape": [2, 1], "data": [["abcd"], ["\xe9"]]}
-    told = {"name": "z", "datatype": "BYTES", "shape": [1], "data": ["YQ=="]} | IN_BASE64
-    sent = [strategies.Output(str(each["name"]), each, b"") for each in (text, told)]
-    body, size = response_body([*sent, output("n", "INT8", [1], b"\7")])
-    written = as_json([body], size, policies)
-    assert isinstance(written, bytes)
-    y, z, n = json.loads(written)["outputs"]
-    assert y == {**text, "data": ["YWJjZA==", "w6k="]} | IN_BASE64
-    assert z == told
-    assert "parameters" not in n
-    # The fast path leaves such a response to the streaming path.
-    assert write_json_fast(body, size) is None
-
-
-def test_response_without_binary_outputs_passes() -> None:
-    header = b'{"model_name":"m","outputs":[{"name":"y","datatype":"INT8","shape":[1],"data":[1]}]}'
-    assert as_json([header], len(header)) == header
-    empty = b'{"model_name":"m","outputs":[]}'
-    assert as_json(strategies.bytewise(empty), len(empty)) == empty
-
-
 def test_text_is_written_while_bytes_arrive() -> None:
     count = 100_000
     body, size = response_body(
@@ -244,12 +188,6 @@ def test_truncated_response_is_refused() -> None:
             assert as_json(pieces, size) == as_mixed(pieces, size, form) == short
 
 
-@pytest.mark.parametrize("body", [b"", b'{"outputs":', b'{"outputs":[]'])
-def test_response_shorter_than_its_header_is_refused(body: bytes) -> None:
-    assert as_json([body], 14) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
-    assert as_json([], 14) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
-
-
 @pytest.mark.parametrize("surplus", [b"x", b"x" * 100])
 @pytest.mark.parametrize("outputs", [FULL, FULL[:2], []])
 def test_surplus_bytes_are_refused(outputs: list[strategies.Output], surplus: bytes) -> None:
@@ -261,14 +199,6 @@ def test_surplus_bytes_are_refused(outputs: list[strategies.Output], surplus: by
         )
 
 
-def test_size_that_does_not_match_the_shape_is_refused() -> None:
-    body, size = response_body([output("y", "FP32", [2], b"12 bytes    ")])
-    assert as_json([body], size) == Failed(
-        ErrorKind.BAD_RESPONSE,
-        "output 'y' of the server's response has 12 bytes, which do not make shape [2] of FP32",
-    )
-
-
 @pytest.mark.parametrize("shape", [[1], [3], [], [0]])
 def test_count_of_bytes_elements_that_does_not_match_the_shape_is_refused(shape: list[int]) -> None:
     body, size = response_body([output("y", "BYTES", shape, pack_bytes([b"a", b""]))])
@@ -278,15 +208,6 @@ def test_count_of_bytes_elements_that_does_not_match_the_shape_is_refused(shape:
             f"output 'y' of the server's response holds 2 elements, its shape {shape} takes "
             f"{math.prod(shape)}",
         )
-
-
-@pytest.mark.parametrize("data", [b"\5\0\0\0a", b"\0\0", b"\xff\xff\xff\xff" + b"a" * 9])
-def test_truncated_bytes_element_is_refused(data: bytes) -> None:
-    more = output("z", "INT8", [1], b"\1")
-    body, size = response_body([output("y", "BYTES", [1], data), more])
-    for pieces in ([body], strategies.bytewise(body)):
-        message = "output 'y' ends inside an element"
-        assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, message)
 
 
 # ---------------------------------------------------------------------------------- mixed responses
@@ -343,9 +264,110 @@ def test_reader_yields_pieces_of_each_output() -> None:
     reader.finish()
 
 
-def test_elements_are_known_once_the_header_is_read() -> None:
-    body, header_size = response_body([output("x", "FP32", [2], bytes(8))])
-    codec = json_converter(header_size, JsonPolicies(), HEADER_CAP, BODY_CAP)
-    assert codec.element_count == 0
-    codec.text(body)
-    assert codec.element_count == 2
+NONE = OutputEncoding(False, {})
+BOTH = pytest.mark.parametrize("form", [ALL, NONE], ids=["all binary", "all JSON"])
+BINARY = output("z", "INT64", [1], (2**53 + 1).to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize("form", [ALL, NONE, OutputEncoding(True, {"e": False})])
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_output_without_elements_needs_no_data(datatype: str, form: OutputEncoding) -> None:
+    silent = Output("e", {"name": "e", "datatype": datatype, "shape": [0]}, b"")
+
+    def check(header: bytes) -> None:
+        entry = json.loads(header)["outputs"][0]
+        size = entry.get("parameters", {}).get("binary_data_size")
+        assert (entry.get("data"), size) == ((None, 0) if form.wants_binary("e") else ([], None))
+
+    body, size = response_body([silent, BINARY])
+    found = as_mixed([body], size, form)
+    assert isinstance(found, tuple)
+    check(found[0])
+    body, size = response_body([silent])
+    alone = convert_response([body], form)
+    assert isinstance(alone, Converted)
+    check(alone.header)
+    if form is NONE:
+        codec = json_converter(size, JsonPolicies(as_base64=frozenset("e")), 1 << 24, 1 << 24)
+        check(codec.text(body))
+
+
+@BOTH
+@pytest.mark.parametrize("more", [{"shape": [5]}, {"parameters": {"shared_memory_region": "r"}}])
+def test_output_in_shared_memory_is_passed_through(
+    more: dict[str, object], form: OutputEncoding
+) -> None:
+    entry = {"name": "s", "datatype": "FP32", "shape": [0], **more}
+    header = json.dumps({"outputs": [entry]}).encode()
+    alone = convert_response([header], form)
+    assert isinstance(alone, Converted)
+    assert alone.outputs == [entry]
+    found = as_mixed([header], len(header), form)
+    assert isinstance(found, tuple)
+    assert json.loads(found[0])["outputs"] == [entry]
+
+
+def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
+    head = f'"name":"y","shape":[{shape}],"datatype":"{datatype}"'
+    return f'{{"outputs":[{{{head},"data":{data}}},{json.dumps(BINARY.shown)}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (broken("[, 1.0]"), "output 'y': data is not a valid JSON array, near element 0"),
+        (broken("[1]"), "output 'y': shape [2] takes 2 elements, data has 1"),
+        (
+            broken("[1, 2]", 2, "FP7"),
+            "output 'y' of the server's response: unknown datatype",
+        ),
+        (broken("[1, 2]")[:-3], "the server's response is not valid JSON"),
+        (b"", "the server's response is not valid JSON"),
+    ],
+)
+def test_invalid_json_outputs_are_refused(header: bytes, message: str) -> None:
+    body = header + BINARY.data
+    for pieces in ([body], strategies.bytewise(body)):
+        found = as_mixed(pieces, len(header), ALL)
+        assert isinstance(found, Failed)
+        assert found.kind is ErrorKind.BAD_RESPONSE
+        assert found.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *("[, 1.0]", "[1.0, ]", "[1.0, , 2]", "[1 2]", "[1,NaNs]"),
+        *("[" + "1," * count + "]" for count in range(9, 24)),  # at the end of a window
+    ],
+)
+def test_json_outputs_must_be_valid_json(data: str) -> None:
+    header, form = broken(data), OutputEncoding(False, {"z": True})
+    with strategies.windows_of(24):
+        assert as_mixed([header + BINARY.data], len(header), form) == Failed(
+            ErrorKind.BAD_RESPONSE,
+            "output 'y' of the server's response has data that are no JSON array",
+        )
+
+
+@BOTH
+def test_missing_binary_tensors_are_refused(form: OutputEncoding) -> None:
+    header, _ = response_body([Output("z", BINARY.shown, b"")])
+    found = convert_response([header], form)
+    assert isinstance(found, Failed)
+    assert found.kind is ErrorKind.BAD_RESPONSE
+    assert "has 8 bytes, which do not follow its JSON" in found.message
+
+
+def test_large_json_output_is_converted_in_steps() -> None:
+    """Even if the datatype follows the data, so that all of it is queued."""
+    numbers = list(range(100_000))
+    entry = {"data": numbers, "name": "y", "shape": [len(numbers)], "datatype": "INT32"}
+    body, size = response_body([Output("y", entry, b""), BINARY])
+    codec = encoded_converter(size, ALL, JsonPolicies(), 1 << 20, 1 << 20)
+    codec.feed(body)
+    steps = 0
+    while codec.step():
+        steps += 1
+    assert steps > size / WINDOW - 1
+    assert b"".join(codec.finish()[1]) == np.array(numbers, "<i4").tobytes() + BINARY.data

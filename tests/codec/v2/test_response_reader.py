@@ -102,26 +102,6 @@ def check_response(body: bytes, binary: set[str], seed: int, window: int) -> Non
 
 
 @strategies.LAW
-@given(responses(faulty=True), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
-def test_invalid_elements_are_refused_however_split(
-    body: bytes, binary: set[str], seed: int
-) -> None:
-    for window in WINDOWS:
-        check_invalid_elements(body, binary, seed, window)
-
-
-def check_invalid_elements(body: bytes, binary: set[str], seed: int, window: int) -> None:
-    check_splits(body, OutputEncoding(False, dict.fromkeys(binary, True)), seed, window)
-    found = check_splits(body, ALL, seed, window)
-    try:
-        _, tail = response_in_binary(body, frozenset(NAMES))
-    except RefusedError:
-        assert isinstance(found, Failed)
-    else:
-        assert isinstance(found, Failed) or found.tensors == tail
-
-
-@strategies.LAW
 @given(responses(), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
 def test_broken_text_is_refused_however_split(body: bytes, binary: set[str], seed: int) -> None:
     body = strategies.mutated(body, seed)
@@ -225,14 +205,6 @@ def test_base64_beyond_the_spool_cap_is_refused() -> None:
         codec.feed(response(output("BYTES", ["abcd"] * 999)), last=True)
 
 
-@pytest.mark.parametrize("text", ["a", "YQ=", "Y!==", "YQ==YQ==", "Y" * 90_001])
-def test_invalid_base64_is_refused(text: str) -> None:
-    body = response(output("BYTES", ["YQ==", text], parameters=IN_BASE64))
-    assert error_message(body).startswith(
-        "output 'y': element 1 is not base64, as its content_type says"
-    )
-
-
 # ---------------------------------------------------------------------------- errors
 
 
@@ -240,11 +212,8 @@ def test_invalid_base64_is_refused(text: str) -> None:
     ("body", "message"),
     [
         (response(output("INT8", [1, None])), "element 1 (null) is not an integer, as INT8 needs"),
-        (response(output("FP32", [None, "x"])), 'element 1 ("x") is not a number, as FP32 needs'),
         (b"", "the server's response is not valid JSON"),
-        (b"<html>", "the server's response is not valid JSON"),
         (b"{}", "the server's response has no outputs"),
-        (b'{"outputs":[{"name":"y"', "the server's response is not valid JSON"),
         (
             response({**output("FP32", []), "data": "x"}),
             "output 'y': data must be an array, got a string",
@@ -267,11 +236,6 @@ def test_invalid_base64_is_refused(text: str) -> None:
 )
 def test_invalid_responses_are_refused(body: bytes, message: str) -> None:
     assert message in error_message(body)
-
-
-def test_too_deep_data_is_refused() -> None:
-    body = response(output("INT8", [1])).replace(b"[1]}", b"[" * 201 + b"1" + b"]" * 201 + b"}")
-    assert error_message(body) == "output 'y': data is nested deeper than 200"
 
 
 def test_response_beyond_the_spool_cap_is_refused() -> None:

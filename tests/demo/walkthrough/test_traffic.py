@@ -27,7 +27,7 @@ async def test_traffic_has_every_form_and_some_failures(monkeypatch: pytest.Monk
                 ("infer", "json", 400),
             }
             observe = gateway.call_metrics.observe
-            gateway.listener._observers = (
+            gateway.listener.observers = (
                 observe,
                 lambda record: seen.add(
                     (record.labels.operation, record.labels.client_form, record.status)

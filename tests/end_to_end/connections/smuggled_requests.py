@@ -164,29 +164,11 @@ ACCEPTED = {
     "a body of GET": Accepted(
         _sized(first=b"GET /v2/x HTTP/1.1"), "GET /v2/x HTTP/1.1", headers=SIZED
     ),
-    "a body of DELETE": Accepted(
-        _sized(first=b"DELETE /v2/x HTTP/1.1"), "DELETE /v2/x HTTP/1.1", headers=SIZED
-    ),
-    "a length with zeros": Accepted(
-        _post(b"Content-Length: 00%d" % SIZE, body=INNER), headers=SIZED[1:]
-    ),
-    "white space around a length": Accepted(
-        _post(b"Content-Length: \t %d \t" % SIZE, body=INNER), headers=SIZED
-    ),
     "a header that looks like a coding": Accepted(
         _sized(b"Transfer_Encoding: chunked", b"X-Transfer-Encoding: chunked"), headers=SIZED
     ),
-    "a header that looks like a length": Accepted(
-        _sized(b"Content_Length: 0", b"Content-Lengths: 0", b"X-Content-Length: 0"), headers=SIZED
-    ),
-    "a body of HTTP/1.0": Accepted(
-        _sized(b"Connection: keep-alive", first=b"POST /v2/x HTTP/1.0"), headers=SIZED
-    ),
     "a length that Connection names": Accepted(
         _sized(b"Connection: close-not, content-length"), headers=SIZED
-    ),
-    "a host that Connection names": Accepted(
-        _sized(b"Connection: Host"), headers=(*SIZED, ("host", "x"))
     ),
     "a header length that Connection names": Accepted(
         _sized(b"Connection: " + HEADER_LENGTH.encode(), HEADER_LENGTH.encode() + b": 7"),
@@ -205,24 +187,13 @@ ACCEPTED = {
         _sized(b"Expect: 100-continue"), headers=(*SIZED, ("expect", None))
     ),
     "empty lines before it": Accepted(b"\r\n\r\n" + _sized(), headers=SIZED),
-    "two spaces between the words": Accepted(_sized(first=b"POST  /v2/x HTTP/1.1"), headers=SIZED),
-    "128 headers": Accepted(_sized(*[b"X: y"] * 126), headers=SIZED),
     "chunks": Accepted(_coded(chunked(INNER)), headers=CHUNKED),
-    "chunks of one byte": Accepted(
-        _coded(chunked(*(INNER[i : i + 1] for i in range(SIZE)))), headers=CHUNKED
-    ),
     "chunked in capitals": Accepted(
         _coded(chunked(INNER), b"TRANSFER-ENCODING: CHUNKED"), headers=CHUNKED
-    ),
-    "tabs around chunked": Accepted(
-        _coded(chunked(INNER), b"Transfer-Encoding:\tchunked\t"), headers=CHUNKED
     ),
     "a coding that Connection names": Accepted(
         _coded(chunked(INNER), b"Connection: transfer-encoding", b"Transfer-Encoding: chunked"),
         headers=CHUNKED,
-    ),
-    "sizes with zeros": Accepted(
-        _coded(b"0000" + chunk(INNER) + b"000000\r\n\r\n"), headers=CHUNKED
     ),
     "extensions": Accepted(
         _coded(b'%x;a;b=c;d="e"\r\n' % SIZE + INNER + b"\r\n0;a\r\n\r\n"),

@@ -7,9 +7,10 @@ import pytest
 from gateway.observe.call_record import CallRecord
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import gateway_client
-from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.http_messages import chunk, http_response, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_json
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
+from tests.support.servers.served import served
 
 HOST = "Host: x\r\n"
 
@@ -24,14 +25,11 @@ def _post(headers: str, body: bytes = b"") -> bytes:
 
 MALFORMED = {
     "noise": bytes(range(256)) + b"\r\n\r\n",
-    "TLS": bytes.fromhex("16030102000100 01fc0303".replace(" ", "")) + bytes(200),
+    "TLS": bytes.fromhex("1603010200010001fc0303") + bytes(200),
     "an answer": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
-    "no version": _get("GET /v2"),
-    "unknown method": _get("FETCH /v2 HTTP/1.1"),
     "target of 100 KB": _get(f"GET /{'x' * 100_000} HTTP/1.1"),
     "1000 headers": _get(headers=HOST + "X: x\r\n" * 1000),
-    "space in a name": _get(headers=f"{HOST}X Y: x\r\n"),
-    "length a word": _post("Content-Length: five\r\n", b"hello"),
+    "CONNECT": _get("CONNECT server:80 HTTP/1.1"),
     "chunk size a word": _post("Transfer-Encoding: chunked\r\n", b"five\r\nhello\r\n0\r\n\r\n"),
     "chunk too long": _post("Transfer-Encoding: chunked\r\n", b"3\r\nhello\r\n0\r\n\r\n"),
 }
@@ -43,56 +41,29 @@ async def test_malformed_http_is_a_4xx_in_json(data: bytes) -> None:
         client.send_nowait(data)
         reply = await client.read_response()
         assert 400 <= reply.status < 500
-        assert "HTTP" in reply.error or "body" in reply.error
+        assert any(part in reply.error for part in ("HTTP", "body", "server:80"))
         assert server.requests == []
 
 
+@pytest.mark.parametrize("target", [INFER, "/v2/models/m/generate"])
 @pytest.mark.parametrize("case", ["chunk size a word", "chunk too long"])
-async def test_broken_chunk_after_some_time_is_a_400(case: str) -> None:
+async def test_broken_chunk_after_some_time_is_a_400(case: str, target: str) -> None:
     head, end, body = MALFORMED[case].partition(b"\r\n\r\n")
+    head = head.replace(b"/v2/models/m/generate", target.encode())
     async with ScriptedServer() as server, gateway_client(server.url) as client:
-        await client.send(head + end + chunk(b"good"))
+        await client.send(head + end + chunk(b'{"inputs":['))
         await asyncio.sleep(0.02)
         client.send_nowait(body)
         reply = await client.read_response()
         assert reply.status == 400
         assert "body is malformed" in reply.error
-        await (await server.connection()).left.wait()
         assert server.requests == []
 
 
-@pytest.mark.parametrize("target", [INFER, "/v2/models/m/generate"])
-async def test_broken_chunk_after_some_time_ends_any_call(target: str) -> None:
-    head = message(f"POST {target} HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
-        await client.send(head + chunk(b'{"inputs":['))
-        await asyncio.sleep(0.02)
-        await client.send(b"what?\r\n")
-        assert (await client.read_response()).status == 400
-        assert server.requests == []
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "*",
-        "v2/models/m",
-        "/v2/m#x",
-        "ftp://x/v2",
-        "host:80",
-        "?x",
-        "//",
-        "/v2/mod\xc3\xa8le",
-        "/\xff",
-    ],
-)
+@pytest.mark.parametrize("target", ["*", "v2/models/m", "/v2/m#x", "ftp://x/v2", "?x", "/\xff"])
 async def test_unusual_target_gets_a_response(target: str) -> None:
-    async with (
-        ScriptedServer(
-            always_respond(http_response(b'{"error":"none"}', status="404 Not Found"))
-        ) as server,
-        gateway_client(server.url) as client,
-    ):
+    none = always_respond(http_response(b'{"error":"none"}', status="404 Not Found"))
+    async with ScriptedServer(none) as server, gateway_client(server.url) as client:
         client.send_nowait(_get(f"OPTIONS {target} HTTP/1.1"))
         reply = await client.read_response()
         assert 400 <= reply.status < 500
@@ -112,29 +83,13 @@ async def test_other_protocols_get_no_response(line: str, call_records: list[Cal
     assert (record.status, record.error) == (0, "malformed HTTP request: this is not HTTP")
 
 
-async def test_connect_is_refused() -> None:
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
-        client.send_nowait(_get("CONNECT server:80 HTTP/1.1"))
-        reply = await client.read_response()
-        assert reply.status == 400
-        assert "server:80" in reply.error
-        assert server.requests == []
-
-
 @pytest.mark.parametrize(
     ("target", "sent"),
     [
         ("/v2/models/a%2Fb/ready?x=%20&y=+", "/v2/models/a%2Fb/ready?x=%20&y=+"),
-        ("/v2/models/../m/./ready", "/v2/models/../m/./ready"),
-        ("//v2//models", "//v2//models"),
-        ("/v2/models/m:8?q", "/v2/models/m:8?q"),
-        ("/v2/models/@{}[]|^`\\'\"<>~!$&()*,;=", "/v2/models/@{}[]|^`\\'\"<>~!$&()*,;="),
-        ("/v2/models/%zz%", "/v2/models/%zz%"),
-        ("/", "/"),
-        ("http://elsewhere/v2/models/m?x=1", "/v2/models/m?x=1"),
-        ("http://elsewhere:80/v2//m", "/v2//m"),
-        ("HTTP://elsewhere/v2", "/v2"),
-        ("http://elsewhere", "/"),
+        ("//v2/models/../m/./ready", "//v2/models/../m/./ready"),
+        ("/v2/models/@{}[]|^`\\'\"<>~!$&()*,;=%zz%", "/v2/models/@{}[]|^`\\'\"<>~!$&()*,;=%zz%"),
+        ("HTTP://elsewhere:80/v2//m?x=1", "/v2//m?x=1"),
         ("http://elsewhere?x=/y", "/?x=/y"),
     ],
 )
@@ -145,26 +100,14 @@ async def test_target_reaches_the_server_byte_for_byte(target: str, sent: str) -
         assert [received.head.target for received in server.requests] == [sent]
 
 
-async def test_http_1_0_request_is_served() -> None:
-    async with (
-        ScriptedServer(always_respond(http_response(b'"old"'))) as server,
-        gateway_client(server.url) as client,
-    ):
-        client.send_nowait(b"GET /v2/models/m HTTP/1.0\r\n\r\n")
-        data = await client.rest()
-        assert data.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert data.endswith(b'\r\n\r\n"old"')
+async def test_http_1_0_request_is_served_and_keep_alive_honored() -> None:
+    async with served(always_respond(http_response(b'"old"'))) as (server, _, client):
+        first = b"GET /v2/models/m HTTP/1.0\r\n"
+        await client.send(first + b"Connection: keep-alive\r\n\r\n")
+        assert (await client.read_response()).json == "old"
+        await client.send(first + b"\r\n")
+        assert (await client.rest()).endswith(b'\r\n\r\n"old"')
         assert server.requests[0].head.first == "GET /v2/models/m HTTP/1.1"
-
-
-async def test_http_1_0_keep_alive_is_honored() -> None:
-    async with (
-        ScriptedServer(always_respond(http_response(b'"old"'))) as server,
-        gateway_client(server.url) as client,
-    ):
-        for _ in range(2):
-            client.send_nowait(b"GET /v2/models/m HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-            assert (await client.read_response()).json == "old"
 
 
 async def test_chunked_response_to_http_1_0_ends_with_the_connection() -> None:
@@ -185,27 +128,15 @@ async def test_pipelined_bodies_are_not_mixed_up() -> None:
         assert [received.body for received in server.requests] == bodies
 
 
-async def test_upgrade_is_not_passed_on() -> None:
-    headers = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
-        for _ in range(2):
-            client.send_nowait(_get(headers=HOST + headers))
-            assert (await client.read_response()).status == 200
-        for received in server.requests:
-            assert received.head.get("Upgrade") is None
-            assert received.head.get("Connection") is None
-
-
 @pytest.mark.parametrize("data", [infer_json(), request("POST", "/v2/x", b"hello")])
 async def test_client_that_expects_100_continue_gets_it(data: bytes) -> None:
     head, _, body = data.partition(b"\r\n\r\n")
-    async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
-        async with gateway_client(server.url) as client:
-            for _ in range(2):
-                await client.send(head + b"\r\nExpect: 100-continue\r\n\r\n")
-                assert (await client.head()).first == "HTTP/1.1 100 Continue"
-                await client.send(body)
-                assert (await client.read_response()).status == 200
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        for _ in range(2):
+            await client.send(head + b"\r\nExpect: 100-continue\r\n\r\n")
+            assert (await client.head()).first == "HTTP/1.1 100 Continue"
+            await client.send(body)
+            assert (await client.read_response()).status == 200
         for received in server.requests:
             assert received.head.get("Expect") is None
 
@@ -224,10 +155,3 @@ async def test_client_that_expects_100_continue_gets_the_error(
         # The client may send the body or not: closing the connection is the only clear end.
         assert reply.head.get("Connection") == "close"
         assert server.requests == []
-
-
-async def test_gateway_does_not_wait_for_a_missing_body() -> None:
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
-        await client.send(request("POST", "/v2/x", b"", {"Expect": "100-continue"}))
-        assert (await client.read_response()).status == 200
-        assert server.requests[0].body == b""

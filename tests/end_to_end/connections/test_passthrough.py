@@ -13,10 +13,8 @@ from tests.support.inference_messages import (
     binary_response,
     infer_binary,
     infer_json,
-    json_request,
-    metadata,
 )
-from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 HOP_BY_HOP = (
     b"Connection: keep-alive, X-Hop\r\n"
@@ -83,12 +81,9 @@ async def test_end_to_end_response_headers_pass() -> None:
 @pytest.mark.parametrize(
     ("method", "body"),
     [
-        ("GET", None),
         ("GET", b"hello"),
         ("POST", b""),
-        ("PUT", b"hello"),
         ("PATCH", b"hello"),
-        ("DELETE", None),
         ("OPTIONS", None),
     ],
 )
@@ -138,18 +133,6 @@ async def test_binary_call_passes_byte_for_byte() -> None:
         assert received.head.get("Accept-Encoding") == "gzip"
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "gzip, br"])
-async def test_encoded_body_of_an_unknown_operation_passes_untouched(encoding: str) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
-        body = b"\x1f\x8b what is inside is the server's to know"
-        headers = {"Content-Encoding": encoding, HEADER_LENGTH: "17"}
-        assert (await client.call("POST", "/v2/x", body, headers)).status == 200
-        received = server.requests[0]
-        assert received.body == body
-        assert received.head.get("Content-Encoding") == encoding
-        assert received.head.get(HEADER_LENGTH) == "17"
-
-
 EMPTY_OUTPUT = {
     "name": "OUT0",
     "datatype": "FP32",
@@ -179,26 +162,8 @@ async def test_empty_binary_outputs_of_triton_become_json() -> None:
         assert reply.head.get(HEADER_LENGTH) is None
 
 
-async def test_empty_binary_outputs_stay_binary_when_requested() -> None:
-    second = {**EMPTY_OUTPUT, "name": "OUT1"}
-    body = json.dumps({"model_name": "m", "outputs": [EMPTY_OUTPUT, second]}).encode()
-    mixed = json_request()[:-1] + (
-        b',"outputs":[{"name":"OUT0"},{"name":"OUT1","parameters":{"binary_data":true}}]}'
-    )
-    binary = infer_binary(binary_header(4, binary_output=True), bytes(4))
-    async with (
-        ScriptedServer(always_respond(http_response(body))) as server,
-        gateway_client(server.url) as client,
-    ):
-        first, other = (await client.ask(infer_json(mixed))).json["outputs"]
-        assert first == {"name": "OUT0", "datatype": "FP32", "shape": [0], "data": []}
-        assert other == second
-        assert (await client.ask(binary)).body == body
-
-
 JSON_ANSWERS = {
-    "data": b'{"outputs": [{"name":"O","shape":[1],"datatype":"FP32","data":[ 1.50 ]}]}',
-    "bare NaN": b'{"outputs":[{"name":"O","shape":[1],"datatype":"FP32","data":[NaN]}]}',
+    "bare NaN": b'{"outputs": [{"name":"O","shape":[1],"datatype":"FP32","data":[NaN]}]}',
     "big integers": b'{"outputs":[],"x":123456789012345678901234567890}',
     "lies": b'{"outputs":[{"name":"O","parameters":{"binary_data_size":4}}]}',
 }
@@ -206,8 +171,8 @@ JSON_ANSWERS = {
 
 @pytest.mark.parametrize(
     ("body", "form"),
-    [*((body, "sized") for body in JSON_ANSWERS.values()), (JSON_ANSWERS["data"], "chunked")],
-    ids=[*JSON_ANSWERS, "chunked data"],
+    [*((body, "sized") for body in JSON_ANSWERS.values()), (JSON_ANSWERS["bare NaN"], "chunked")],
+    ids=[*JSON_ANSWERS, "chunked NaN"],
 )
 async def test_json_response_of_the_server_passes_untouched(body: bytes, form: str) -> None:
     data = http_response(body)
@@ -220,38 +185,23 @@ async def test_json_response_of_the_server_passes_untouched(body: bytes, form: s
             assert reply.body.strip() == body
 
 
-@pytest.mark.parametrize("form", ["sized", "chunked"])
-async def test_binary_extension_is_added_to_server_metadata(form: str) -> None:
+async def test_binary_extension_is_added_to_server_metadata() -> None:
     fields = {"name": "triton", "version": "2", "extensions": ["statistics"]}
-    document = json.dumps(fields).encode()
-    data = http_response(document, {"X-Kept": "1"})
-    if form == "chunked":
-        head = {"Transfer-Encoding": "chunked", "X-Kept": "1"}
-        data = message("HTTP/1.1 200 OK", head, chunked(document))
+    head = {"Transfer-Encoding": "chunked", "X-Kept": "1"}
+    data = message("HTTP/1.1 200 OK", head, chunked(json.dumps(fields).encode()))
     async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
-        reply = await client.call("GET", "/v2", headers={"Accept-Encoding": "gzip"})
-        assert reply.head.get("X-Kept") == "1"
-        assert reply.json == {**fields, "extensions": ["statistics", "binary_tensor_data"]}
+        for target in ("/v2", "/v2/", "/v2?x"):
+            reply = await client.call("GET", target, headers={"Accept-Encoding": "gzip"})
+            assert reply.head.get("X-Kept") == "1"
+            assert reply.json == {**fields, "extensions": ["statistics", "binary_tensor_data"]}
         assert server.requests[0].head.get("Accept-Encoding") is None
-
-
-@pytest.mark.parametrize("target", ["/v2", "/v2/", "/v2?x"])
-async def test_binary_extension_is_added_if_the_server_names_none(target: str) -> None:
-    async with (
-        ScriptedServer(always_respond(http_response(b'{"name":"ovms"}'))) as server,
-        gateway_client(server.url) as client,
-    ):
-        reply = await client.call("GET", target)
-        assert reply.json == {"name": "ovms", "extensions": ["binary_tensor_data"]}
 
 
 @pytest.mark.parametrize(
     ("asked", "sent"),
     [
         ("/v2", "/v2"),
-        ("/v2/models/m", "/v2/models/m"),
-        ("/v2/models/m/versions/3", "/v2/models/m"),
-        ("/v2/models/a%2Fb", "/v2/models/a%2Fb"),
+        ("/v2/models/a%2Fb/versions/3", "/v2/models/a%2Fb"),
     ],
 )
 async def test_both_spellings_of_trace_paths_work(asked: str, sent: str) -> None:
@@ -266,29 +216,3 @@ async def test_both_spellings_of_trace_paths_work(asked: str, sent: str) -> None
         path = f"{sent}/trace/setting"
         assert targets == [path, path, f"{path}?x=%20", f"{path}?x=%20"]
         assert server.requests[1].body == b'{"a":[]}'
-
-
-async def _models(connection: Connection) -> None:
-    while True:
-        received = await connection.request()
-        if received.head.target.endswith("/infer"):
-            await connection.send(binary_response(bytes(8)))
-        else:
-            await connection.send(http_response(metadata(-1)))
-
-
-async def test_raw_binary_request_reaches_the_server_with_a_header() -> None:
-    async with ScriptedServer(_models) as server, gateway_client(server.url) as client:
-        reply = await client.call(
-            "POST", "/v2/models/m/versions/2/infer?x=1", bytes(8), {HEADER_LENGTH: "0", "X-Id": "7"}
-        )
-        assert reply.status == 200
-        targets = [received.head.target for received in server.requests]
-        model = "/v2/models/m/versions/2"
-        assert targets == [model, f"{model}/config", f"{model}/infer?x=1"]
-        received = server.requests[-1]
-        size = int(received.head.get(HEADER_LENGTH) or 0)
-        assert json.loads(received.body[:size])["inputs"][0]["shape"] == [2]
-        assert received.body[size:] == bytes(8)
-        assert received.head.get("X-Id") == "7"
-        assert received.head.get("Content-Length") == str(size + 8)

@@ -10,7 +10,6 @@ import pytest
 from tests.support.gateway import gateway_client, running_gateway
 from tests.support.http_messages import chunk, http_response, message, read_head, request
 from tests.support.inference_messages import (
-    FLOATS,
     HEADER_LENGTH,
     INFER,
     binary_header,
@@ -18,7 +17,6 @@ from tests.support.inference_messages import (
     binary_response_header,
     infer_binary,
     infer_json,
-    json_request,
     metadata,
 )
 from tests.support.raw_client import RawClient
@@ -111,17 +109,6 @@ async def test_body_reaches_the_server_before_it_is_complete(form: str) -> None:
         assert (await client.read_response()).status == 200
 
 
-async def test_json_request_reaches_the_server_when_complete() -> None:
-    data = infer_json()
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
-        await client.send(data[:-1])
-        await asyncio.sleep(0.02)
-        assert not server.connections
-        await client.send(data[-1:])
-        assert (await client.read_response()).status == 200
-        assert server.requests[0].head.get("Content-Length") == str(len(server.requests[0].body))
-
-
 class _Flow:
     """Counts what one end sends until the other stops reading."""
 
@@ -198,39 +185,6 @@ async def test_client_is_paused_while_the_server_does_not_read(form: str) -> Non
         assert (await client.read_response()).status == 200
 
 
-async def test_client_that_pauses_misses_nothing() -> None:
-    body = np.random.default_rng(7).bytes(12 * MIB)
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response(body))
-
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
-        await client.send(request("GET", "/v2/x"))
-        await client.head()
-        received = b""
-        while len(received) < len(body):
-            received += await client.reader.readexactly(MIB)
-            await asyncio.sleep(0.01)
-        assert zlib.crc32(received) == zlib.crc32(body)
-
-
-async def test_server_that_pauses_misses_nothing() -> None:
-    body = np.random.default_rng(7).bytes(12 * MIB)
-
-    async def script(connection: Connection) -> None:
-        await connection.head()
-        checksum = 0
-        for _ in range(12):
-            await asyncio.sleep(0.01)
-            checksum = zlib.crc32(await connection.reader.readexactly(MIB), checksum)
-        await connection.send(http_response(b"%d" % checksum))
-
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
-        reply = await client.call("POST", "/v2/x", body)
-        assert reply.json == zlib.crc32(body)
-
-
 async def test_both_directions_stream_at_once() -> None:
     """The server responds while it reads, as a streaming model may."""
     size = 12 * MIB
@@ -268,36 +222,3 @@ async def test_body_that_breaks_during_the_response_aborts_it() -> None:
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await client.chunk()
         await (await server.connection()).left.wait()
-
-
-async def test_large_json_request_becomes_binary() -> None:
-    values = np.random.default_rng(7).random(200_000, dtype="<f4")
-
-    async def script(connection: Connection) -> None:
-        received = await connection.request()
-        size = int(received.head.get(HEADER_LENGTH) or 0)
-        assert received.body[size:] == values.tobytes()
-        await connection.send(binary_response(values.tobytes()))
-
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
-        reply = await client.ask(infer_json(json_request(*values.tolist())))
-        assert np.array_equal(np.array(reply.json["outputs"][0]["data"], "<f4"), values)
-
-
-async def test_mixed_response_is_assembled() -> None:
-    body = json_request()[:-1] + (
-        b',"outputs":[{"name":"OUT0"},{"name":"OUT1","parameters":{"binary_data":true}}]}'
-    )
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        data = binary_response(FLOATS.tobytes(), FLOATS[::-1].tobytes())
-        await connection.send(*(data[i : i + 7] for i in range(0, len(data), 7)))
-
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
-        reply = await client.ask(infer_json(body))
-        size = int(reply.head.get(HEADER_LENGTH) or 0)
-        outputs = json.loads(reply.body[:size])["outputs"]
-        assert outputs[0]["data"] == [1.5, -2, 3e30]
-        assert outputs[1]["parameters"] == {"binary_data_size": 12}
-        assert reply.body[size:] == FLOATS[::-1].tobytes()

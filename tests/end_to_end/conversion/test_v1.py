@@ -20,7 +20,6 @@ from tests.support.servers.served import served
 
 PREDICT = "/v1/models/m:predict"
 BODY = json.dumps({"instances": FLOATS.tolist()}).encode()
-TOLD = b'{"predictions":[1.5,-2.0,3e+30]}'
 
 
 @pytest.fixture
@@ -45,39 +44,9 @@ async def test_every_v1_format_is_converted(demo: RawClient) -> None:
     assert await predict(demo, "add", {"inputs": columns}) == {"outputs": [6, 9]}
     assert await predict(demo, "half", {"instances": [1, 3]}) == {"predictions": [0.5, 1.5]}
     assert await predict(demo, "add/versions/1", {"instances": rows}) == {"predictions": [6, 9]}
-
-
-async def test_large_request_and_large_response(demo: RawClient) -> None:
     values = (np.arange(50_000, dtype="<f4") / 8).tolist()
     told = await predict(demo, "identity_fp32", {"instances": values})
     assert told == {"predictions": values}
-
-
-BAD_BODIES = {
-    "syntax": b"{",
-    "datatype": b'{"instances":["x"]}',
-    "shape": b'{"instances":[[1],[2]]}',
-    "name": b'{"inputs":{"OTHER":[1]}}',
-    "too large": b'{"instances":[%b1]}' % (b"1," * 40_000),
-}
-
-
-async def test_bad_bodies_do_not_have_metadata_fetched_again() -> None:
-    async with served(infer_floats, max_request_bytes=64 * 1024) as (server, gateway, innocent):
-        assert (await innocent.call("POST", PREDICT, BODY)).body == TOLD
-        for body in BAD_BODIES.values():
-            for _ in range(10):
-                async with gateway.client() as client:
-                    reply = await client.call("POST", PREDICT, body)
-                    assert reply.status in (400, 413)
-            assert (await innocent.call("POST", PREDICT, BODY)).body == TOLD
-        for _ in range(10):  # a body that ends early
-            async with gateway.client() as client:
-                await client.send(request("POST", PREDICT, None, {"Content-Length": "99"}) + b"{")
-        await gateway.until_idle()
-        assert (await innocent.call("POST", PREDICT, BODY)).body == TOLD
-    targets = [each.head.target for each in server.requests]
-    assert targets.count("/v2/models/m") <= 3  # those of wrong shapes may ask once in 5 s
 
 
 async def test_model_list_and_readiness(demo: RawClient) -> None:
@@ -99,20 +68,18 @@ async def test_rules_match_models_and_versions_of_v1() -> None:
     assert server.requests[0].head.target == "/v2/models/m/versions/7"
 
 
-@pytest.mark.parametrize(
-    ("word", "method", "target"),
-    [
-        ("infer", "POST", "/v1/models/m%3Apredict"),  # servers may decode it
-        ("repository", "GET", "/v1/models"),
-        ("other", "POST", "/v1/models/m:explain"),
-    ],
-)
-async def test_denied_operation_is_a_403(word: str, method: str, target: str) -> None:
-    async with served(infer_floats, route={"deny_operations": [word]}) as (server, _, client):
-        reply = await client.call(method, target, BODY if method == "POST" else None)
+async def test_denied_operation_is_a_403() -> None:
+    denied = {
+        "infer": ("POST", "/v1/models/m%3Apredict"),  # servers may decode it
+        "repository": ("GET", "/v1/models"),
+        "other": ("POST", "/v1/models/m:explain"),
+    }
+    for word, (method, target) in denied.items():
+        async with served(route={"deny_operations": [word]}) as (server, _, client):
+            reply = await client.call(method, target, BODY if method == "POST" else None)
         assert reply.status == 403
         assert f"'{word}'" in reply.error
-    assert not server.requests
+        assert not server.requests
 
 
 async def test_response_without_a_body_has_no_length() -> None:

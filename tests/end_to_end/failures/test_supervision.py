@@ -78,29 +78,6 @@ async def test_unhealthy_endpoint_gets_no_requests_until_it_recovers() -> None:
         assert set(await _names(gateway)) == {"a"}
 
 
-@pytest.mark.parametrize(
-    ("ejection", "refused"),
-    [
-        ({}, 5),
-        ({"consecutive_failures": 2}, 2),
-        ({"max_ejection_percent": "49%"}, 10),
-    ],
-)
-@pytest.mark.parametrize("data", [GET, POST], ids=["GET", "POST"])
-async def test_endpoint_with_a_failure_status_is_ejected(
-    ejection: dict[str, Any], refused: int, data: bytes
-) -> None:
-    async with (
-        ScriptedServer(always_respond(ILL)) as bad,
-        ScriptedServer(_named("good")) as good,
-        running_gateway(bad.url, good.url, upstream={"outlier_detection": ejection}) as gateway,
-        gateway.client() as client,
-    ):
-        replies = [await client.ask(data) for _ in range(20)]
-    assert [reply.status for reply in replies].count(503) == refused
-    assert len(bad.requests) == refused
-
-
 RESOLVE: dict[str, Any] = {"dns_refresh": "10ms"}
 
 

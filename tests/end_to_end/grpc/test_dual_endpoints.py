@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from gateway.settings.schema import Settings
@@ -19,16 +17,11 @@ from tests.support.checks.fast_path import fast_path_requests as fast_path_reque
 from tests.support.gateway import RunningGateway, gateway_client, running_gateway, until
 from tests.support.grpc.client import GrpcClient, grpc_client
 from tests.support.grpc.infer_messages import infer_request
-from tests.support.grpc.proto_file import message_class
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import (
     FLOATS,
-    HEADER_LENGTH,
-    binary_header,
     binary_response,
-    infer_binary,
     infer_json,
-    infer_raw,
     metadata,
 )
 from tests.support.raw_client import RawClient
@@ -81,37 +74,31 @@ def _methods(server: GrpcServer) -> list[str]:
     return [path.rpartition("/")[2] for path in server.paths]
 
 
-async def _inferred_over(server: GrpcServer, **settings: Any) -> str:
-    """Return the protocol over which a JSON client's inference comes to the server."""
-    async with _running(server, **settings) as (http, gateway, client, _):
-        response = await client.ask(infer_json())
-        (upstream,) = gateway.gateway.status()["upstreams"].values()
-    assert response.status == 200, response.body
-    (output,) = json.loads(response.body)["outputs"]
-    assert np.array(output["data"], "<f4").tobytes() == FLOATS.tobytes()
-    over_http = [target for target in _targets(http) if target.endswith("/infer")]
-    assert len([*over_http, *server.paths]) == 1
-    used = "http" if over_http else "grpc"
-    assert upstream["inference_protocol"]["name"] == used
-    return used
-
-
 @pytest.mark.parametrize(
-    ("dialect", "setting", "expected"),
-    [
-        ("triton", "auto", "http"),
-        ("openvino", "auto", "http"),
-        ("kserve", "auto", "grpc"),
-        ("json", "auto", "grpc"),
-        ("triton", "grpc", "grpc"),
-        ("kserve", "http", "http"),
-    ],
+    ("dialect", "setting", "over_grpc"),
+    [("triton", "auto", False), ("kserve", "auto", True), ("triton", "grpc", True)],
 )
 async def test_inference_takes_the_faster_protocol_of_the_dialect_unless_it_is_set(
-    server: GrpcServer, dialect: str, setting: str, expected: str
+    server: GrpcServer,
+    dialect: str,
+    setting: str,
+    over_grpc: bool,
+    fast_path_requests: list[str],
 ) -> None:
-    used = await _inferred_over(server, dialect=dialect, inference_protocol=setting)
-    assert used == expected
+    get = request("GET", "/v2/models/m")
+    async with _running(server, dialect, inference_protocol=setting) as (http, gateway, client, _):
+        for _ in range(2):
+            response = await client.ask(infer_json())
+            assert response.json["outputs"][0]["data"] == pytest.approx(FLOATS.tolist())
+            assert (await client.ask(get)).status == 200
+        (upstream,) = gateway.gateway.status()["upstreams"].values()
+    assert upstream["inference_protocol"]["name"] == ("grpc" if over_grpc else "http")
+    assert _methods(server) == ["ModelInfer"] * 2 * over_grpc
+    infer = "/v2/models/m/infer"
+    assert _targets(http).count(infer) == 2 * (not over_grpc)
+    # The fast path declines only inference over gRPC.
+    assert fast_path_requests.count(infer) == 2 * (not over_grpc)
+    assert "/v2/models/m" in fast_path_requests
 
 
 async def test_dialect_is_detected_over_http_and_the_choice_is_told(
@@ -131,61 +118,27 @@ async def test_dialect_is_detected_over_http_and_the_choice_is_told(
     assert line.endswith(f"; inference over gRPC: {why}")
 
 
-async def test_choice_for_a_configured_dialect_is_logged_at_the_start(
-    server: GrpcServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "tensorgate.upstream")
-    async with _running(server, "triton"):
-        (line,) = (message for message in caplog.messages if "inference" in message)
-    assert line == (
-        "upstream servers: inference over HTTP: dialect triton takes binary tensors over HTTP"
-    )
-
-
-@pytest.mark.parametrize("protocol", ["auto", "http"])
-async def test_calls_of_grpc_clients_pass_through_whatever_the_setting(
-    server: GrpcServer, protocol: str
-) -> None:
-    async with _running(server, "triton", inference_protocol=protocol) as (http, _, _, client):
+async def test_calls_of_grpc_clients_pass_through_whatever_the_setting(server: GrpcServer) -> None:
+    async with _running(server, "triton", inference_protocol="http") as (http, _, _, client):
         sent = infer_request(typed=True)
-        unary = message_class("ModelInferResponse").FromString(
-            (await client.call("ModelInfer", sent)).message
-        )
+        unary = await client.call("ModelInfer", sent)
         stream = await client.call("ModelStreamInfer", sent, sent)
-        described = await client.call("ModelMetadata", b"\x0a\x01m")
-    assert list(unary.outputs[0].contents.fp32_contents) == FLOATS.tolist()
-    assert len(stream.messages) == 2
-    assert described.code is grpc.StatusCode.OK
-    assert _methods(server) == ["ModelInfer", "ModelStreamInfer", "ModelMetadata"]
-    assert not http.requests
+        ready = await client.call("ServerReady", b"")
+    assert (unary.code, len(stream.messages)) == (grpc.StatusCode.OK, 2)
+    assert _methods(server) == ["ModelInfer", "ModelStreamInfer"]
+    # An operation of all servers goes over HTTP.
+    assert ready.code is grpc.StatusCode.OK
+    assert _targets(http) == ["/v2/health/ready"]
 
 
-@pytest.mark.parametrize(
-    ("method", "target"),
-    [
-        ("GET", "/v2/models/m"),
-        ("POST", "/v2/models/m/generate"),
-        ("POST", "/v2/repository/index"),
-    ],
-)
 async def test_all_else_goes_over_http_even_where_only_grpc_would_know_it(
-    server: GrpcServer, method: str, target: str
-) -> None:
-    body = b"{}" if method == "POST" else None
-    async with _running(server, "triton", inference_protocol="grpc") as (http, _, client, _):
-        await client.ask(request(method, target, body))
-    assert http.requests
-    assert not server.paths
-
-
-async def test_operation_of_all_servers_that_a_grpc_client_asks_for_goes_over_http(
     server: GrpcServer,
 ) -> None:
-    async with _running(server) as (http, _, _, client):
-        response = await client.call("ServerReady", b"")
-    assert response.code is grpc.StatusCode.OK
+    async with _running(server, "triton", inference_protocol="grpc") as (http, _, client, _):
+        for target in ("/v2/models/m/generate", "/v2/repository/index"):
+            await client.call("POST", target, b"{}")
+    assert len(http.requests) == 2
     assert not server.paths
-    assert _targets(http) == ["/v2/health/ready"]
 
 
 async def test_health_checks_and_discovery_go_over_http(server: GrpcServer) -> None:
@@ -194,63 +147,6 @@ async def test_health_checks_and_discovery_go_over_http(server: GrpcServer) -> N
         await until(lambda: gateway.pool.any_healthy)
         await until(lambda: "/v2/repository/index" in _targets(http))
     assert not server.paths
-
-
-async def test_fast_path_declines_only_inference_over_grpc(
-    server: GrpcServer, fast_path_requests: list[str]
-) -> None:
-    async with _running(server) as (_, _, client, _):
-        for _ in range(3):
-            assert (await client.ask(infer_json())).status == 200
-            assert (await client.ask(request("GET", "/v2/models/m"))).status == 200
-            predicted = await client.ask(
-                request("POST", "/v1/models/m:predict", b'{"instances": [1.5, -2.0]}')
-            )
-            assert json.loads(predicted.body)["predictions"] == [1.5, -2.0]
-    assert set(fast_path_requests) == {"/v2/models/m"}
-    assert _methods(server) == ["ModelInfer"] * 6
-
-
-async def test_fast_path_serves_inference_over_http(
-    server: GrpcServer, fast_path_requests: list[str]
-) -> None:
-    async with _running(server, "triton") as (http, _, client, _):
-        for _ in range(3):
-            assert (await client.ask(infer_json())).status == 200
-    assert fast_path_requests == ["/v2/models/m/infer"] * 3
-    assert len(http.connections) == 1
-    assert not server.paths
-
-
-@pytest.mark.parametrize("dialect", ["json", "triton"])
-async def test_every_form_of_clients_is_served_over_grpc_whatever_the_dialect(
-    server: GrpcServer, dialect: str
-) -> None:
-    data = FLOATS.tobytes()
-    async with _running(server, dialect, inference_protocol="grpc") as (http, _, client, _):
-        binary = await client.ask(infer_binary(binary_header(12, binary_output=True), data))
-        mixed = await client.ask(infer_binary(binary_header(12), data))
-        raw = await client.ask(infer_raw(data))
-    size = int(binary.head.get(HEADER_LENGTH) or 0)
-    assert binary.body[size:] == data
-    assert np.array(json.loads(mixed.body)["outputs"][0]["data"], "<f4").tobytes() == data
-    assert raw.body.endswith(data)
-    assert _methods(server) == ["ModelInfer"] * 3
-    assert not any("/infer" in target for target in _targets(http))
-
-
-async def test_error_names_the_address_that_failed(gone: str) -> None:
-    async with ScriptedServer(_http_side) as http:
-        upstream = {"endpoints": both(http.url, gone), "dialect": "kserve"}
-        async with running_gateway(upstream=upstream) as gateway, gateway.client() as client:
-            response = await client.ask(infer_json())
-            other = await client.ask(request("GET", "/v2/models/m"))
-            (state,) = gateway.pool.snapshot()
-    assert (response.status, other.status) == (503, 200)
-    assert json.loads(response.body)["error"].startswith("cannot connect to upstream 'servers'")
-    assert state.url == http.url
-    assert state.last_error is not None
-    assert state.last_error.startswith(f"cannot connect to {gone}")
 
 
 async def test_late_server_is_named_by_its_grpc_address(server: GrpcServer) -> None:

@@ -9,71 +9,47 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from gateway.codec.grpc.request import read_infer_request
 from tests.support.compiled import needs_source
 from tests.support.gateway import running_gateway
-from tests.support.grpc.client import GrpcResponse, grpc_client, grpc_client_of
+from tests.support.grpc.client import GrpcClient, GrpcResponse, grpc_client, grpc_client_of
 from tests.support.grpc.infer_messages import infer_request
-from tests.support.grpc.proto_file import message_class
+from tests.support.grpc.proto_file import ModelInferRequest, ModelInferResponse, message_class
 from tests.support.http_messages import http_response
-from tests.support.inference_messages import FLOATS, binary_response, metadata
-from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
+from tests.support.inference_messages import FLOATS, INFER, binary_response, metadata
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
-Request = message_class("ModelInferRequest")
-Response = message_class("ModelInferResponse")
-
-
-class _Recorder:
-    """A server's script that records requests."""
-
-    def __init__(self, response: bytes) -> None:
-        self.requests: list[tuple[str, str, bytes]] = []
-        self._response = response
-
-    async def __call__(self, connection: Connection) -> None:
-        while True:
-            request = await connection.request()
-            method = request.head.first.partition(" ")[0]
-            self.requests.append((method, request.head.target, request.body))
-            await connection.send(self._response)
+TENSORS = always_respond(binary_response(FLOATS.tobytes()))
 
 
-async def _infer(script: Script, data: bytes, dialect: str = "triton") -> GrpcResponse:
-    async with (
-        ScriptedServer(script) as server,
-        grpc_client_of(server.url, upstream={"dialect": dialect}) as client,
-    ):
-        return await client.call("ModelInfer", data)
-
-
-@pytest.mark.parametrize("raw", [True, False], ids=["raw", "typed"])
+@pytest.mark.parametrize("typed", [False, True], ids=["raw", "typed"])
 async def test_infer_is_binary_over_http_and_the_response_has_the_form_of_the_request(
-    raw: bool,
+    typed: bool,
 ) -> None:
-    script = _Recorder(binary_response(FLOATS.tobytes()))
-    response = Response.FromString((await _infer(script, infer_request(typed=not raw))).message)
-    (method, target, body) = script.requests[0]
-    assert (method, target) == ("POST", "/v2/models/m/infer")
-    assert body.endswith(FLOATS.tobytes())
-    assert json.loads(body.removesuffix(FLOATS.tobytes()))["id"] == "7"
+    """Triton refuses the parameter of streams, which perf_analyzer sends in every request."""
+    message = ModelInferRequest.FromString(infer_request(typed=typed))
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    message.parameters["other"].int64_param = 7
+    async with ScriptedServer(TENSORS) as server, grpc_client_of(server.url) as client:
+        codings = [("accept-encoding", "gzip"), ("content-encoding", "gzip")]
+        answer = await client.call("ModelInfer", message.SerializeToString(), metadata=codings)
+    (sent,) = server.requests
+    assert sent.head.first == f"POST {INFER} HTTP/1.1"
+    assert sent.body.endswith(FLOATS.tobytes())
+    fields = json.loads(sent.body.removesuffix(FLOATS.tobytes()))
+    assert (fields["id"], fields["parameters"]) == ("7", {"binary_data_output": True, "other": 7})
+    # What says how one side sends says nothing of what the other side gets.
+    assert sent.head.get("user-agent")
+    assert not sent.head.all("accept-encoding") + sent.head.all("content-encoding")
+    response = ModelInferResponse.FromString(answer.message)
     (output,) = response.outputs
     assert (output.name, output.datatype, list(output.shape)) == ("OUT0", "FP32", [3])
-    if raw:
-        assert response.raw_output_contents == [FLOATS.tobytes()]
+    if typed:
+        assert list(output.contents.fp32_contents) == FLOATS.tolist()
     else:
-        assert np.array(output.contents.fp32_contents, "<f4").tobytes() == FLOATS.tobytes()
-
-
-async def test_infer_is_json_for_a_server_of_json_alone() -> None:
-    output = {"name": "OUT", "datatype": "FP32", "shape": [3], "data": FLOATS.tolist()}
-    script = _Recorder(http_response(json.dumps({"model_name": "m", "outputs": [output]}).encode()))
-    response = Response.FromString((await _infer(script, infer_request(), "json")).message)
-    (sent,) = json.loads(script.requests[0][2])["inputs"]
-    assert sent == {"name": "IN", "datatype": "FP32", "shape": [3], "data": [1.5, -2.0, 3e30]}
-    assert response.raw_output_contents == [FLOATS.tobytes()]
+        assert response.raw_output_contents == [FLOATS.tobytes()]
 
 
 @pytest.mark.parametrize(
@@ -86,106 +62,85 @@ async def test_infer_is_json_for_a_server_of_json_alone() -> None:
 async def test_error_over_http_becomes_a_status_with_its_text(
     status: str, code: grpc.StatusCode
 ) -> None:
-    error = json.dumps({"error": "größer als 5 %"}).encode()
-    response = await _infer(always_respond(http_response(error, status=status)), infer_request())
+    error = http_response(json.dumps({"error": "größer als 5 %"}).encode(), status=status)
+    async with (
+        ScriptedServer(always_respond(error)) as server,
+        grpc_client_of(server.url) as client,
+    ):
+        response = await client.call("ModelInfer", infer_request())
     assert (response.code, response.text) == (code, "größer als 5 %")
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"\xff\xff", "the request is not valid protobuf"),
-        (Request(model_name="m", inputs=[{"name": "IN", "datatype": "FP99"}]), "FP99"),
-        (Request(model_name="m", inputs=[{"name": "IN", "datatype": "FP32", "shape": [2]}]), "IN"),
-        (Request(model_name="a/../b"), "path"),
-    ],
-)
-async def test_invalid_request_is_refused_before_a_server_sees_it(data: Any, text: str) -> None:
-    script = _Recorder(binary_response(FLOATS.tobytes()))
-    encoded = data if isinstance(data, bytes) else data.SerializeToString()
-    response = await _infer(script, encoded)
-    assert response.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert text in response.text
-    assert not script.requests
+async def test_invalid_request_is_refused_before_a_server_sees_it() -> None:
+    unknown = ModelInferRequest(model_name="m", inputs=[{"name": "IN", "datatype": "FP99"}])
+    path = ModelInferRequest(model_name="a/../b")
+    async with ScriptedServer() as server, grpc_client_of(server.url) as client:
+        for data, text in (
+            (b"\xff\xff", "the request is not valid protobuf"),
+            (unknown.SerializeToString(), "FP99"),
+            (path.SerializeToString(), "path"),
+        ):
+            response = await client.call("ModelInfer", data)
+            assert response.code is grpc.StatusCode.INVALID_ARGUMENT
+            assert text in response.text
+    assert not server.requests
 
 
-async def test_server_that_breaks_off_is_unavailable() -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc")
-
-    response = await _infer(script, infer_request())
-    assert response.code is grpc.StatusCode.UNAVAILABLE
-    assert "upstream 'servers'" in response.text
+DOCUMENTS = {
+    "/v2/models/m": metadata(-1),
+    "/v2/models/m/ready": b"",
+    "/v2/repository/index": b'[{"name":"m","version":"1","state":"READY"}]',
+    "/v2/health/ready": b"",
+}
 
 
-async def _model(connection: Connection) -> None:
+async def _model(connection: Any) -> None:
     while True:
-        head = (await connection.request()).head
-        bodies = {
-            "/v2/models/m": metadata(-1),
-            "/v2/models/m/ready": b"",
-            "/v2": b'{"name":"triton","version":"1","extensions":["trace"]}',
-            "/v2/repository/index": b'[{"name":"m","version":"1","state":"READY"}]',
-            "/v2/models/m/trace/setting": b'{"trace_rate":"1","trace_level":["TIMESTAMPS"]}',
-            "/v2/logging": b'{"log_info":true,"log_verbose_level":0}',
-            "/v2/health/ready": b"",
-        }
-        body = bodies.get(head.target)
-        if body is None:
-            await connection.send(http_response(b'{"error":"unknown"}', status="404 Not Found"))
-        else:
-            await connection.send(http_response(body))
+        body = DOCUMENTS.get((await connection.request()).head.target)
+        status = "200 OK" if body is not None else "404 Not Found"
+        await connection.send(http_response(body or b'{"error":"unknown"}', status=status))
 
 
-async def _ask(method: str, **fields: Any) -> tuple[GrpcResponse, Any]:
-    request = message_class(f"{method}Request")(**fields).SerializeToString()
-    async with ScriptedServer(_model) as server, grpc_client_of(server.url) as client:
-        response = await client.call(method, request)
-    message = response.messages[0] if response.messages else b""
-    return response, message_class(f"{method}Response").FromString(message)
+async def _ask(client: GrpcClient, rpc: str, **fields: Any) -> tuple[GrpcResponse, Any]:
+    message = message_class(f"{rpc}Request")(**fields).SerializeToString()
+    response = await client.call(rpc, message)
+    data = response.messages[0] if response.messages else b""
+    return response, message_class(f"{rpc}Response").FromString(data)
 
 
-TOLD = [
+TOLD: list[tuple[str, dict[str, str], Callable[[Any], bool]]] = [
     ("ServerLive", {}, lambda told: told.live),
     ("ServerReady", {}, lambda told: told.ready),
     ("ModelReady", {"name": "m"}, lambda told: told.ready),
     ("ModelMetadata", {"name": "m"}, lambda told: told.inputs[0].datatype == "FP32"),
-    (
-        "TraceSetting",
-        {"model_name": "m"},
-        lambda told: list(told.settings["trace_level"].value) == ["TIMESTAMPS"],
-    ),
     ("RepositoryIndex", {}, lambda told: told.models[0].state == "READY"),
-    ("LogSettings", {}, lambda told: told.settings["log_info"].bool_param),
 ]
 
 
-@pytest.mark.parametrize(("method", "fields", "is_right"), TOLD, ids=[row[0] for row in TOLD])
-async def test_operations_beside_inference_are_served_over_http(
-    method: str, fields: dict[str, str], is_right: Callable[[Any], bool]
-) -> None:
-    response, message = await _ask(method, **fields)
-    assert response.code is grpc.StatusCode.OK, response.text
-    assert is_right(message)
+async def test_operations_beside_inference_are_served_over_http() -> None:
+    async with ScriptedServer(_model) as server, grpc_client_of(server.url) as client:
+        for rpc, fields, is_right in TOLD:
+            response, message = await _ask(client, rpc, **fields)
+            assert response.code is grpc.StatusCode.OK, response.text
+            assert is_right(message), rpc
+        response, _ = await _ask(client, "ModelMetadata", name="other")
+        assert (response.code, response.text) == (grpc.StatusCode.NOT_FOUND, "unknown")
+        check = await client.call("/grpc.health.v1.Health/Check", b"")
+        unknown = await client.call("/grpc.health.v1.Health/Check", b"\x0a\x01x")
+        watch = await client.call("/grpc.health.v1.Health/Watch", b"", timeout=0.5)
+    assert check.message == b"\x08\x01"
+    assert unknown.code is grpc.StatusCode.NOT_FOUND
+    assert (watch.code, watch.messages) == (grpc.StatusCode.DEADLINE_EXCEEDED, [b"\x08\x01"])
 
 
 async def test_unready_gateway_says_so_without_an_error() -> None:
-    async with (
-        ScriptedServer(always_respond(http_response(b"", status="503 Busy"))) as server,
-        grpc_client_of(server.url) as client,
-    ):
-        response = await client.call("ServerReady", b"")
+    busy = always_respond(http_response(b"", status="503 Busy"))
+    async with ScriptedServer(busy) as server, grpc_client_of(server.url) as client:
+        _, ready = await _ask(client, "ServerReady")
+        _, live = await _ask(client, "ServerLive")
         health = await client.call("/grpc.health.v1.Health/Check", b"")
-        live = await client.call("ServerLive", b"")
-    assert not message_class("ServerReadyResponse").FromString(response.message).ready
+    assert (ready.ready, live.live) == (False, True)
     assert health.message == b"\x08\x02"  # NOT_SERVING
-    assert message_class("ServerLiveResponse").FromString(live.message).live
-
-
-async def test_unknown_model_is_not_found() -> None:
-    response, _ = await _ask("ModelMetadata", name="other")
-    assert (response.code, response.text) == (grpc.StatusCode.NOT_FOUND, "unknown")
 
 
 async def test_config_is_made_from_metadata_for_a_server_that_has_none() -> None:
@@ -193,21 +148,9 @@ async def test_config_is_made_from_metadata_for_a_server_that_has_none() -> None
         ScriptedServer(_model) as server,
         grpc_client_of(server.url, upstream={"dialect": "json"}) as client,
     ):
-        request = message_class("ModelConfigRequest")(name="m").SerializeToString()
-        response = await client.call("ModelConfig", request)
-    config = message_class("ModelConfigResponse").FromString(response.message).config
-    assert config.name == "m"
-    assert [each.name for each in config.input] == ["IN"]
-
-
-async def test_health_is_checked_and_watched() -> None:
-    async with ScriptedServer(_model) as server, grpc_client_of(server.url) as client:
-        check = await client.call("/grpc.health.v1.Health/Check", b"")
-        unknown = await client.call("/grpc.health.v1.Health/Check", b"\x0a\x01x")
-        watch = await client.call("/grpc.health.v1.Health/Watch", b"", timeout=0.5)
-    assert check.message == b"\x08\x01"
-    assert unknown.code is grpc.StatusCode.NOT_FOUND
-    assert (watch.code, watch.messages) == (grpc.StatusCode.DEADLINE_EXCEEDED, [b"\x08\x01"])
+        _, told = await _ask(client, "ModelConfig", name="m")
+    assert told.config.name == "m"
+    assert [each.name for each in told.config.input] == ["IN"]
 
 
 @pytest.mark.parametrize("cause", ["drain", "reload"])
@@ -229,35 +172,33 @@ async def test_watch_of_health_ends_with_the_gateway_or_its_settings(cause: str)
         assert watch.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_parameter_of_streams_does_not_reach_a_server_over_http() -> None:
-    """Triton refuses it, and perf_analyzer sends it in every request."""
-    request = Request.FromString(infer_request())
-    request.parameters["triton_enable_empty_final_response"].bool_param = True
-    request.parameters["other"].int64_param = 7
-    script = _Recorder(binary_response(FLOATS.tobytes()))
-    response = await _infer(script, request.SerializeToString())
-    assert response.code is grpc.StatusCode.OK, response.text
-    header = script.requests[0][2].removesuffix(FLOATS.tobytes())
-    assert json.loads(header)["parameters"] == {"binary_data_output": True, "other": 7}
-
-
 @needs_source
-async def test_other_calls_have_their_turn_while_a_large_message_is_read() -> None:
+async def test_other_calls_have_their_turn_while_a_large_message_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Time slices would not do: elements of BYTES cost an iteration each."""
-    count = 100_000
-    request = Request(model_name="m")
-    tensor = request.inputs.add(name="IN", datatype="BYTES", shape=[count])
-    tensor.contents.bytes_contents.extend([b"a"] * count)
-    message = bytes(request.SerializeToString())
+    message = ModelInferRequest(model_name="m")
+    tensor = message.inputs.add(name="IN", datatype="BYTES", shape=[100_000])
+    tensor.contents.bytes_contents.extend([b"a"] * 100_000)
     threads: list[int] = []
 
     def read(*args: Any) -> Any:
         threads.append(threading.get_ident())
         return read_infer_request(*args)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.proxy.calls.grpc.read_infer_request", read)
-        response = await _infer(_Recorder(binary_response(FLOATS.tobytes())), message)
+    monkeypatch.setattr("gateway.proxy.calls.grpc.read_infer_request", read)
+    async with ScriptedServer(TENSORS) as server, grpc_client_of(server.url) as client:
+        response = await client.call("ModelInfer", message.SerializeToString())
     assert response.code is grpc.StatusCode.OK
-    assert threads
     assert threads[0] != threading.get_ident()
+
+
+async def test_response_over_the_memory_budget_is_refused() -> None:
+    document = json.dumps({"name": "m", "platform": "x" * 3_000_000}).encode()
+    async with (
+        ScriptedServer(always_respond(http_response(document))) as server,
+        grpc_client_of(server.url, max_buffered_bytes="1MiB") as client,
+    ):
+        response, _ = await _ask(client, "ModelMetadata", name="m")
+    assert response.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "max_buffered_bytes" in response.text

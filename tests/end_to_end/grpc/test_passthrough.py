@@ -18,24 +18,20 @@ from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import running_gateway, until
 from tests.support.grpc.client import SERVICE, grpc_client, grpc_client_of, take_turns
 from tests.support.grpc.infer_messages import infer_request
-from tests.support.grpc.proto_file import message_class
 from tests.support.http2_client import connect_http2
-from tests.support.inference_messages import FLOATS
 from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
+from tests.support.servers.http2_server import answering
 from tests.support.servers.scripted_server import ScriptedServer, never_respond
 
-
-async def test_unary_call_passes_untouched(server: GrpcServer) -> None:
-    async with grpc_client_of(server.url) as client:
-        response = await client.call("ModelInfer", infer_request())
-    assert server.requests == [infer_request()]
-    read = message_class("ModelInferResponse").FromString(response.message)
-    assert (read.id, read.raw_output_contents[0]) == ("7", FLOATS.tobytes())
+GRPC = [("content-type", "application/grpc"), ("te", "trailers")]
 
 
-async def test_metadata_passes_both_ways() -> None:
+async def test_message_metadata_and_deadline_pass() -> None:
+    left: list[float] = []
+
     def echo(data: bytes, context: grpc.ServicerContext) -> bytes:
         sent = dict(context.invocation_metadata())
+        left.append(context.time_remaining())
         context.send_initial_metadata((("x-head", "1"), ("x-head-bin", b"\x00\xff")))
         context.set_trailing_metadata(
             (("x-tail", sent["x-own"]), ("x-tail-bin", sent["x-own-bin"]))
@@ -48,7 +44,10 @@ async def test_metadata_passes_both_ways() -> None:
                 "ModelInfer",
                 infer_request(),
                 metadata=[("x-own", "a b"), ("x-own-bin", b"\x01\xfe")],
+                timeout=7,
             )
+    assert (server.requests, response.messages) == ([infer_request()], [b""])
+    assert 0 < left[0] <= 7
     (seen,) = map(dict, server.metadata)
     assert response.headers["x-head"] == "1"
     assert response.headers["x-head-bin"] == b"\x00\xff"
@@ -85,8 +84,7 @@ async def test_stream_is_not_reset_while_its_messages_go_on(
         running_gateway(server.url, route=route, general=general) as gateway,
         connect_http2(gateway.url) as client,
     ):
-        headers = [("content-type", "application/grpc"), ("te", "trailers")]
-        stream = client.send_headers("POST", f"/{SERVICE}/ModelStreamInfer", headers)
+        stream = client.send_headers("POST", f"/{SERVICE}/ModelStreamInfer", GRPC)
         message = infer_request()
         first = b"\0" + len(message).to_bytes(4, "big") + message
         await client.send_data(stream, first, end_stream=False)
@@ -96,73 +94,6 @@ async def test_stream_is_not_reset_while_its_messages_go_on(
         await client.send_data(stream, bytes(3_000_000))
         assert (await client.call("GET", "/v2/health/live")).status == 401
         assert reply.reset is None
-
-
-@pytest.mark.parametrize("code", [grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAUTHENTICATED])
-@pytest.mark.parametrize("text", ["größer als 5 %\n", "ends with a space, as Triton's do. "])
-async def test_status_of_the_server_passes_with_its_text(code: grpc.StatusCode, text: str) -> None:
-    """RFC 9113 forbids white space around values."""
-    with grpc_server(unary={"ModelInfer": fail(code, text)}) as server:
-        async with grpc_client_of(server.url) as client:
-            response = await client.call("ModelInfer", infer_request())
-    assert (response.code, response.text) == (code, text)
-
-
-async def test_deadline_is_passed_on_shortened() -> None:
-    left: list[float] = []
-
-    def note(data: bytes, context: grpc.ServicerContext) -> bytes:
-        left.append(context.time_remaining())
-        return b""
-
-    with grpc_server(unary={"ModelInfer": note}) as server:
-        async with grpc_client_of(server.url) as client:
-            assert (await client.call("ModelInfer", infer_request(), timeout=7)).messages == [b""]
-    assert 0 < left[0] <= 7
-
-
-@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-async def test_compressed_message_is_routed_by_its_model(
-    server: GrpcServer, compression: grpc.Compression
-) -> None:
-    values = np.zeros(5000, "<f4").tobytes()  # below some size grpcio does not compress
-    route = {"match": {"model": "zeros"}}
-    async with grpc_client_of(server.url, route=route) as client:
-        served = await client.call(
-            "ModelInfer", infer_request("zeros", values), compression=compression
-        )
-        refused = await client.call(
-            "ModelInfer", infer_request("others", values), compression=compression
-        )
-    assert served.code is grpc.StatusCode.OK
-    assert server.requests == [infer_request("zeros", values)]
-    assert refused.code is grpc.StatusCode.NOT_FOUND
-    assert "model others" in refused.text
-
-
-async def test_route_is_found_by_a_model_at_the_end_of_a_message(server: GrpcServer) -> None:
-    first = infer_request("")
-    last = message_class("ModelInferRequest")(model_name="m").SerializeToString()
-    route = {"match": {"model": "m"}}
-    async with grpc_client_of(server.url, route=route) as client:
-        response = await client.call("ModelInfer", first + bytes(last))
-    assert response.code is grpc.StatusCode.OK, response.text
-    assert server.requests == [first + last]
-
-
-async def test_large_message_that_renames_its_model_at_the_end_is_refused(
-    server: GrpcServer,
-) -> None:
-    large = infer_request("allowed", np.zeros(200_000, "<f4").tobytes())
-    last = message_class("ModelInferRequest")(model_name="denied").SerializeToString()
-    route = {"match": {"model": "allowed"}}
-    async with grpc_client_of(server.url, route=route) as client:
-        refused = await client.call("ModelInfer", large + bytes(last))
-        served = await client.call("ModelInfer", large)
-    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "'denied'" in refused.text
-    assert served.code is grpc.StatusCode.OK, served.text
-    assert server.requests == [large]
 
 
 async def test_operation_may_be_denied(server: GrpcServer) -> None:
@@ -175,35 +106,22 @@ async def test_operation_may_be_denied(server: GrpcServer) -> None:
     assert server.paths == [f"/{SERVICE}/ModelReady"]
 
 
-async def test_unknown_method_passes(server: GrpcServer) -> None:
+async def test_unknown_method_passes_and_is_the_fault_of_its_client(
+    server: GrpcServer, call_records: list[CallRecord]
+) -> None:
     server.unary["/my.Service/Do"] = lambda data, _: data + data
+    unknown = {"ModelInferr": 404, "/my.Service/Else": 404, "ModelStatistics": 501}
     async with grpc_client_of(server.url) as client:
         assert (await client.call("/my.Service/Do", b"abc")).message == b"abcabc"
-
-
-@pytest.mark.parametrize(
-    ("method", "status"),
-    [("ModelInferr", 404), ("/my.Service/Else", 404), ("ModelStatistics", 501)],
-)
-async def test_unknown_method_is_the_fault_of_its_client(
-    server: GrpcServer, method: str, status: int, call_records: list[CallRecord]
-) -> None:
-    async with grpc_client_of(server.url) as client:
-        assert (await client.call(method, b"")).code is grpc.StatusCode.UNIMPLEMENTED
-    (record,) = call_records
-    assert (record.grpc_status, record.status) == (12, status)
-
-
-async def test_unknown_method_for_a_server_over_http_is_the_fault_of_its_client(
-    call_records: list[CallRecord],
-) -> None:
-    async with ScriptedServer(never_respond) as server, grpc_client_of(server.url) as client:
-        unknown = await client.call("ModelInferr", b"")
-    assert unknown.code is grpc.StatusCode.UNIMPLEMENTED
-    assert not server.requests
-    (record,) = call_records
-    assert (record.grpc_status, record.status) == (12, 404)
-    assert record.error == "ModelInferr has no counterpart over HTTP"
+        for method in unknown:
+            assert (await client.call(method, b"")).code is grpc.StatusCode.UNIMPLEMENTED
+    async with ScriptedServer(never_respond) as http, grpc_client_of(http.url) as client:
+        response = await client.call("ModelInferr", b"")
+        assert response.code is grpc.StatusCode.UNIMPLEMENTED
+        assert not http.requests
+    assert call_records[-1].error == "ModelInferr has no counterpart over HTTP"
+    recorded = [(record.grpc_status, record.status) for record in call_records[1:]]
+    assert recorded == [(12, status) for status in (*unknown.values(), 404)]
 
 
 async def test_stream_passes_message_by_message(server: GrpcServer) -> None:
@@ -226,16 +144,6 @@ TWO_ROUTES = {
 }
 
 
-async def test_stream_may_not_change_to_a_model_of_another_route(server: GrpcServer) -> None:
-    others = {"others": {"endpoints": [server.url], "dialect": "triton"}}
-    async with grpc_client_of(server.url, others=others, general=TWO_ROUTES) as client:
-        response = await client.call(
-            "ModelStreamInfer", infer_request("one"), infer_request("one"), infer_request("two")
-        )
-    assert response.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert '"two"' in response.text
-
-
 async def test_first_message_of_a_stream_tells_its_route_also_if_others_come_with_it() -> None:
     """Else it would be served where the last one may go."""
     messages = [infer_request("one"), infer_request("two")]
@@ -245,9 +153,8 @@ async def test_first_message_of_a_stream_tells_its_route_also_if_others_come_wit
             running_gateway(server.url, others=others, general=TWO_ROUTES) as gateway,
             connect_http2(gateway.url) as client,
         ):
-            fields = [("content-type", "application/grpc"), ("te", "trailers")]
             path = f"/{SERVICE}/ModelStreamInfer"
-            stream = client.send_headers("POST", path, fields, flush=False)
+            stream = client.send_headers("POST", path, GRPC, flush=False)
             await client.send_data(stream, b"".join(frame(len(each)) + each for each in messages))
             reply = await client.response(stream)
         ending = dict(reply.headers + reply.trailers)
@@ -255,13 +162,6 @@ async def test_first_message_of_a_stream_tells_its_route_also_if_others_come_wit
         assert "has another route than the stream" in unquote(ending["grpc-message"])
         assert ending["vary"] == "Accept-Encoding", "the route of the first message changes headers"
         assert not other.paths
-
-
-async def test_call_is_retried_where_an_endpoint_is_gone(server: GrpcServer, gone: str) -> None:
-    async with grpc_client_of(gone, server.url) as client:
-        for _ in range(4):
-            assert (await client.call("ModelInfer", infer_request())).code is grpc.StatusCode.OK
-    assert len(server.requests) == 4
 
 
 async def test_status_is_retried_as_over_http(server: GrpcServer) -> None:
@@ -285,14 +185,6 @@ async def test_failing_endpoint_is_ejected(server: GrpcServer) -> None:
                 await client.call("ModelInfer", infer_request())
     assert len(other.paths) == 2
     assert len(server.requests) == 6
-
-
-async def test_server_that_is_gone_is_named_by_its_upstream(gone: str) -> None:
-    async with grpc_client_of(gone) as client:
-        response = await client.call("ModelInfer", infer_request())
-    assert response.code is grpc.StatusCode.UNAVAILABLE
-    assert "upstream 'servers'" in response.text
-    assert "127.0.0.1" not in response.text
 
 
 async def test_copy_that_fails_counts_as_failed(
@@ -327,3 +219,26 @@ async def test_deadline_of_a_client_ends_the_call_at_the_server_and_is_no_failur
             await gateway.until_idle()
             (state,) = gateway.pool.snapshot()
     assert (state.consecutive_failures, state.last_error) == (0, None)
+
+
+# -------------------------------------------------------------------- requests that look like calls
+
+UNLOAD = f"/{SERVICE}/RepositoryModelUnload"
+DENIED = {"deny_operations": ["repository"]}
+
+
+async def test_request_that_looks_like_a_call_reaches_no_server() -> None:
+    """A server that takes every request for a call, as grpc-go does without ``te``."""
+    async with (
+        ScriptedServer(answering(frame(0), [("grpc-status", "0")])) as server,
+        running_gateway(server.url.replace("http://", "grpc://"), route=DENIED) as gateway,
+        gateway.client() as client,
+        connect_http2(gateway.url) as http2_client,
+    ):
+        for content_type in ("application/grpc", "application/grpc+proto"):
+            over_http1 = {"Content-Type": content_type}
+            assert (await client.call("POST", UNLOAD, b"\0", over_http1)).status == 501
+        for method in ("PUT", "GET"):
+            response = await http2_client.call(method, UNLOAD, frame(0), GRPC)
+            assert response.status == 501
+    assert server.connections == []

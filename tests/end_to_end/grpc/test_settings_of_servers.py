@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
-import pytest
 
-from tests.support.gateway import gateway_client, running_gateway
-from tests.support.grpc.client import grpc_client, grpc_client_of
+from tests.support.gateway import running_gateway
+from tests.support.grpc.client import grpc_client
 from tests.support.grpc.proto_file import message_class
-from tests.support.http_messages import request
 from tests.support.servers.grpc_server import GrpcServer, grpc_server, respond
 
 TRITON = respond(
@@ -59,34 +56,35 @@ def settings_server() -> Iterator[tuple[GrpcServer, Settings]]:
         yield server, settings
 
 
-@pytest.mark.parametrize("path", ["/v2/trace", "/v2/models/m/trace"])
-async def test_change_over_http_reaches_all_servers(path: str) -> None:
-    with settings_server() as (one, first), settings_server() as (two, second):
-        async with gateway_client(one.url, two.url, upstream={"dialect": "auto"}) as client:
-            changed = await client.ask(request("POST", path, b'{"trace_rate": "7"}'))
-            read = await client.ask(request("GET", path))
-            log = await client.ask(request("POST", "/v2/logging", b'{"log_verbose_level": 1}'))
-    expected = {"trace_rate": "7", "trace_level": ["TIMESTAMPS"]}
-    assert (json.loads(changed.body), json.loads(read.body)) == (expected, expected)
-    assert first.trace == second.trace == {"trace_rate": ["7"], "trace_level": ["TIMESTAMPS"]}
-    assert json.loads(log.body) == {"log_verbose_level": 1}
-    assert first.log_verbose_level == second.log_verbose_level == 1
-
-
-async def test_change_over_grpc_reaches_all_servers() -> None:
+async def test_change_reaches_all_servers() -> None:
+    """From a client over HTTP, and then from one over gRPC."""
     asked = message_class("TraceSettingRequest")(model_name="m")
     asked.settings["trace_rate"].value.append("8")
     log = message_class("LogSettingsRequest")()
     log.settings["log_verbose_level"].uint32_param = 2
+    levels = {"trace_level": ["TIMESTAMPS"]}
     with settings_server() as (one, first), settings_server() as (two, second):
-        async with grpc_client_of(one.url, two.url, upstream={"dialect": "auto"}) as client:
+        async with (
+            running_gateway(one.url, two.url, upstream={"dialect": "auto"}) as gateway,
+            gateway.client() as http_client,
+            grpc_client(gateway.url) as client,
+        ):
+            for path in ("/v2/trace", "/v2/models/m/trace"):
+                changed = await http_client.call("POST", path, b'{"trace_rate": "7"}')
+                assert changed.json == {"trace_rate": "7", **levels}
+                assert (await http_client.call("GET", path)).json == changed.json
+            level = b'{"log_verbose_level":1}'
+            assert (await http_client.call("POST", "/v2/logging", level)).body == level
+            assert first.trace == second.trace == {"trace_rate": ["7"], **levels}
+            assert first.log_verbose_level == second.log_verbose_level == 1
+
             response = await client.call("TraceSetting", asked.SerializeToString())
-            log_response = await client.call("LogSettings", log.SerializeToString())
-    told = message_class("TraceSettingResponse").FromString(response.message)
-    assert list(told.settings["trace_rate"].value) == ["8"]
-    assert first.trace == second.trace == {"trace_rate": ["8"], "trace_level": ["TIMESTAMPS"]}
-    told = message_class("LogSettingsResponse").FromString(log_response.message)
-    assert told.settings["log_verbose_level"].uint32_param == 2
+            told = message_class("TraceSettingResponse").FromString(response.message)
+            assert list(told.settings["trace_rate"].value) == ["8"]
+            response = await client.call("LogSettings", log.SerializeToString())
+            told = message_class("LogSettingsResponse").FromString(response.message)
+            assert told.settings["log_verbose_level"].uint32_param == 2
+    assert first.trace == second.trace == {"trace_rate": ["8"], **levels}
     assert first.log_verbose_level == second.log_verbose_level == 2
 
 
@@ -98,14 +96,13 @@ async def test_server_without_the_extension_is_named_by_its_upstream() -> None:
             grpc_client(gateway.url) as client,
             gateway.client() as http_client,
         ):
-            trace = await client.call("TraceSetting", b"")
-            log = await client.call("LogSettings", b"")
-            over_http = await http_client.ask(request("GET", "/v2/trace"))
-            log_over_http = await http_client.ask(request("GET", "/v2/logging"))
-    lacking = "upstream 'servers' (kserve) lacks the trace extension"
-    assert (trace.code, trace.text) == (grpc.StatusCode.UNIMPLEMENTED, lacking)
-    assert (over_http.status, json.loads(over_http.body)["error"]) == (501, lacking)
-    assert log.code is grpc.StatusCode.UNIMPLEMENTED
-    assert "LogSettings" in log.text
-    assert (log_over_http.status, json.loads(log_over_http.body)["error"]) == (501, log.text)
-    assert "upstream 'servers'" in log.text
+            lacking = "upstream 'servers' (kserve) lacks the trace extension"
+            for rpc, path, text in (
+                ("TraceSetting", "/v2/trace", lacking),
+                ("LogSettings", "/v2/logging", "upstream 'servers' does not serve LogSettings"),
+            ):
+                called = await client.call(rpc, b"")
+                over_http = await http_client.call("GET", path)
+                assert called.code is grpc.StatusCode.UNIMPLEMENTED
+                assert (over_http.status, over_http.error) == (501, called.text)
+                assert text in called.text

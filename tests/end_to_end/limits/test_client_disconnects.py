@@ -46,6 +46,14 @@ async def half_closes(client: RawClient) -> None:
     client.shutdown_write()
 
 
+async def _let_go(*connections: Connection) -> None:
+    """Wait until the gateway has left what its calls were waiting for."""
+    async with asyncio.timeout(5):
+        for connection in connections:
+            if not connection.requests:
+                await connection.left.wait()
+
+
 WAYS: dict[str, Leave] = {"closes": closes, "resets": resets, "half-closes": half_closes}
 
 
@@ -56,7 +64,7 @@ async def test_client_disconnects_before_the_response(data: bytes, leave: Leave)
         await client.send(data)
         await until(lambda: gateway.outstanding == 1 and server.connections)
         await leave(client)
-        await _everyone_is_let_go(server)
+        await _let_go(*server.connections)
         await gateway.until_idle()
 
 
@@ -68,16 +76,9 @@ async def test_client_disconnects_while_it_sends(data: bytes, leave: Leave) -> N
             await until(lambda: gateway.gateway.listener._active_calls)
             await asyncio.sleep(0.02)
             await leave(client)
-            await _everyone_is_let_go(server)
+            await _let_go(*server.connections)
             await gateway.until_idle()
         assert server.requests == []
-
-
-async def _everyone_is_let_go(server: ScriptedServer) -> None:
-    async with asyncio.timeout(5):
-        for connection in server.connections:
-            if not connection.requests:
-                await connection.left.wait()
 
 
 ENDLESS_BINARY = message(
@@ -89,7 +90,7 @@ ENDLESS_BINARY = message(
 
 async def endless(connection: Connection) -> None:
     """Respond with an endless body."""
-    await connection.request()
+    await connection.head()
     await connection.send(ENDLESS_BINARY)
     while True:
         await connection.send(bytes(10_000))
@@ -102,13 +103,8 @@ async def test_client_disconnects_while_the_response_streams(data: bytes, leave:
         assert (await client.head()).status == 200
         await client.reader.readexactly(100_000)
         await leave(client)
-        await _until_disconnect(await server.connection())
+        await _let_go(await server.connection())
         await gateway.until_idle()
-
-
-async def _until_disconnect(connection: Connection) -> None:
-    async with asyncio.timeout(5):
-        await connection.left.wait()
 
 
 async def test_client_disconnects_while_the_gateway_connects(unused_backlog: str) -> None:

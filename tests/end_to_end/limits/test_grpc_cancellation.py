@@ -18,8 +18,7 @@ from h2.errors import ErrorCodes
 
 from gateway.protocol.grpc.framing import frame
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
-from gateway.settings.schema import Settings
-from tests.support.gateway import RunningGateway, gateway_of, no_leaks, running_gateway, until
+from tests.support.gateway import RunningGateway, no_leaks, running_gateway, until
 from tests.support.grpc.client import SERVICE
 from tests.support.grpc.wire_bytes import field as message_field
 from tests.support.http2_client import Http2Client, connect_http2
@@ -208,20 +207,15 @@ async def test_server_that_survives_is_told(path: str) -> None:
 async def test_gateway_that_stops_waits_for_no_drained_call() -> None:
     served = Server()
     async with no_leaks(), ScriptedServer(http2_script(served.play)) as server:
-        endpoint = server.url.replace("http://", "grpc://")
-        upstream = {"endpoints": [endpoint], "dialect": "triton", "grpc_cancellation": "drain"}
-        settings = Settings.model_validate(
-            {
-                "listen": "127.0.0.1:0",
-                "upstreams": {"servers": upstream},
-                "routes": [{"upstream": "servers"}],
-            }
-        )
-        async with gateway_of(settings, unchecked="its stop ends the call") as gateway:
-            async with connect_http2(gateway.addresses[0]) as client:
+        async with running_gateway(
+            server.url.replace("http://", "grpc://"),
+            upstream={"grpc_cancellation": "drain"},
+            unchecked="its stop ends the call",
+        ) as gateway:
+            async with connect_http2(gateway.url) as client:
                 stream = await client.start("POST", INFER, MESSAGE, HEADERS)
                 await until(lambda: served.calls)
                 client.reset_stream(stream)
-            await until(lambda: not gateway.listener._active_calls)
+            await until(lambda: not gateway.gateway.listener._active_calls)
             assert not served.call.reset
         await until(lambda: served.call.reset is not None)

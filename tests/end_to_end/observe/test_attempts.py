@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from gateway.observe.call_metrics import (
-    ELEMENTS,
-    ERRORS,
     FIRST_BYTE,
     RECEIVED_BYTES,
     RETRIES,
@@ -21,14 +19,6 @@ from gateway.observe.call_metrics import (
 from gateway.observe.metric_store import CounterFamily
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.http_messages import http_response, message, request
-from tests.support.inference_messages import (
-    FLOATS,
-    binary_header,
-    binary_response,
-    infer_binary,
-    infer_json,
-    metadata,
-)
 from tests.support.raw_client import ReceivedResponse
 from tests.support.servers.scripted_server import (
     Connection,
@@ -73,41 +63,26 @@ class _Seen:
         """Return the bytes that were sent and received."""
         return self._words(SENT_BYTES, url)[0], self._words(RECEIVED_BYTES, url)[0]
 
-    def errors(self) -> dict[str, float]:
-        return {kind: count for (kind, _), (count,) in self._store.sums(ERRORS).items()}
-
     def retries(self) -> float:
         return sum(count for (count,) in self._store.sums(RETRIES).values())
-
-    def elements(self) -> tuple[float, float]:
-        """Return the elements of requests and of responses that were converted."""
-        sums = self._store.sums(ELEMENTS)
-        return sums["request",][0], sums["response",][0]
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._log.read_text().splitlines()]
 
     def _words(self, family: Any, url: str) -> list[float]:
         empty = [0.0] if isinstance(family, CounterFamily) else [0.0] * family.words
-        return self._store.sums(family).get(("u", url), empty)
+        return self._store.sums(family).get(("servers", url), empty)
 
 
 @asynccontextmanager
-async def _gateway(
-    log: Path, *urls: str, dialect: str = "triton", **limits: Any
-) -> AsyncIterator[_Seen]:
-    general = {
-        "upstreams": {
-            "u": {
-                "endpoints": list(urls),
-                "dialect": dialect,
-                "load_balancing": {"policy": "round_robin"},
-            }
-        },
-        "routes": [{"upstream": "u", "retry_on": [502, 503, "no_response"]}],
-        "log": {"access": {"path": str(log), "format": "json"}},
+async def _gateway(log: Path, *urls: str, **limits: Any) -> AsyncIterator[_Seen]:
+    settings = {
+        "upstream": {"load_balancing": {"policy": "round_robin"}},
+        "route": {"retry_on": [502, 503, "no_response"]},
+        "general": {"log": {"access": {"path": str(log), "format": "json"}}},
+        **limits,
     }
-    async with running_gateway(general=general, **limits) as running:
+    async with running_gateway(*urls, **settings) as running:
         yield _Seen(running, log)
 
 
@@ -200,18 +175,6 @@ async def test_first_byte_is_that_of_the_head(
     assert 0 < line["first_byte_ms"] < line["server_ms"] - AT_LEAST * 900 * delay
 
 
-async def test_second_question_to_a_server_is_no_retry(tmp_path: Path) -> None:
-    """The gateway asks for a model's readiness, and if it is not ready whether there is one."""
-    unready = http_response(b"", status="400 Bad Request")
-    async with (
-        ScriptedServer(always_respond(unready)) as server,
-        _gateway(tmp_path / "log", server.url) as seen,
-    ):
-        await seen.ask(request("GET", "/v1/models/m"))
-        assert len(server.requests) == 2
-        assert seen.retries() == 0
-
-
 @pytest.mark.parametrize("count", [1, 2])
 async def test_operation_of_all_endpoints_is_counted_at_each(count: int, tmp_path: Path) -> None:
     load = request("POST", "/v2/repository/models/m/load", b"{}")
@@ -229,80 +192,3 @@ async def test_operation_of_all_endpoints_is_counted_at_each(count: int, tmp_pat
         assert (line["sent_bytes"], line["received_bytes"]) == (2 * count, 2 * count)
         assert line["attempts"] == count
         assert line["server_ms"] >= AT_LEAST * 20
-
-
-TENSORS = binary_response(FLOATS.tobytes())
-BINARY = infer_binary(binary_header(FLOATS.nbytes, binary_output=True), FLOATS.tobytes())
-JSON_LINE = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,3],"data":[1,2,3,4,5,6]}]}'
-JSON_ONLY = http_response(
-    b'{"outputs":[{"name":"y","datatype":"FP32","shape":[2],"data":[1.5,2]}]}',
-    {"Content-Type": "application/json"},
-)
-
-
-@pytest.mark.parametrize(
-    ("data", "dialect", "response", "expected"),
-    [
-        (infer_json(JSON_LINE), "triton", TENSORS, (6, FLOATS.size)),
-        (
-            request("POST", "/v1/models/m:predict", b'{"instances": [1.5, -2]}'),
-            "triton",
-            TENSORS,
-            (2, FLOATS.size),
-        ),
-        (BINARY, "triton", TENSORS, (0, 0)),
-        (BINARY, "json", JSON_ONLY, (FLOATS.size, 2)),
-        (infer_json(JSON_LINE), "triton", http_response(status="500 No"), (6, 0)),
-    ],
-    ids=["JSON", "V1", "binary", "binary to JSON", "error"],
-)
-async def test_converted_elements_are_counted(
-    data: bytes,
-    dialect: str,
-    response: bytes,
-    expected: tuple[int, int],
-    path: Callable[[bytes], bytes],
-    tmp_path: Path,
-) -> None:
-    async def script(connection: Connection) -> None:
-        while True:
-            target = (await connection.request()).head.target
-            is_infer = target.endswith("/infer")
-            await connection.send(response if is_infer else http_response(metadata(-1)))
-
-    async with (
-        ScriptedServer(script) as server,
-        _gateway(tmp_path / "log", server.url, dialect=dialect) as seen,
-    ):
-        await seen.ask(path(data))
-        assert seen.elements() == expected
-
-
-async def test_refused_head_has_its_kind_time_and_size(tmp_path: Path) -> None:
-    async with _gateway(
-        tmp_path / "log", "http://127.0.0.1:1", request_header_timeout="100ms"
-    ) as seen:
-        async with seen.running.client() as client:
-            await client.send(b"GET / HTTP/1.1\r\nHost")
-            late = await client.read_response()
-        async with seen.running.client() as client:
-            await client.send(b"GET / / HTTP/1.1\r\n\r\n")
-            malformed = await client.read_response()
-        await seen.running.until_idle()
-        assert seen.errors() == {"client_timeout": 1, "bad_request": 1}
-    first, second = seen.lines()
-    assert (first["status"], first["response_bytes"]) == (408, len(late.body))
-    assert (second["status"], second["response_bytes"]) == (400, len(malformed.body))
-    assert first["duration_ms"] >= 90
-
-
-async def test_client_that_leaves_within_its_body_has_labels(
-    path: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
-    async with _gateway(tmp_path / "log", "http://127.0.0.1:1") as seen:
-        async with seen.running.client() as client:
-            await client.send(path(UPLOAD)[:-500])
-            await asyncio.sleep(0.05)
-        await seen.running.until_idle()
-    (line,) = seen.lines()
-    assert (line["model"], line["operation"], line["route"]) == ("m", "generate", "1")

@@ -193,7 +193,7 @@ class SentCalls:
                 goes_on = body is not None and await _goes_on(client)
             await gateway.until_idle()
             await _until_mirrored(gateway)
-            await until(lambda: gateway.gateway.buffered_bytes == 0)
+            await until(lambda: gateway.gateway.active_config.limits.memory_budget.total == 0)
         return self._outcome(head, body, goes_on)
 
     @property

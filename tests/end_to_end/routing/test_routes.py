@@ -80,36 +80,14 @@ async def test_model_has_its_own_server(
         assert ("/v2/models/bert-7/versions/2/infer" in fast_path_requests) is fast_path
 
 
-async def test_request_without_a_route_is_a_404(
-    path: Callable[[bytes], bytes], fast_path_requests: list[str]
-) -> None:
-    async with ScriptedServer(infer_floats) as server:
-        routes = [
-            {"match": {"model": model}, "upstream": "one"} for model in ("resnet*", "re:bert-[0-9]")
-        ]
-        async with _gateway(routes, one=server) as gateway, gateway.client() as client:
-            for target in ("/v2/models/vgg/infer?x", "/v2/models/bert/infer?x"):
-                for _ in range(2):
-                    reply = await client.ask(path(_post(target)))
-                    assert reply.status == 404
-                    asked = target.partition("?")[0]
-                    served = "models that are served: resnet*, re:bert-[0-9]"
-                    assert reply.error == f"no route for POST {asked}; {served}"
-        assert _received(server) == []
-        assert fast_path_requests == []
-
-
 async def test_denied_operation_is_a_403(path: Callable[[bytes], bytes]) -> None:
     denied = {
-        "/v2/repository/models/m/load": "repository",
         "/v2/repository/index": "repository",
         "/v2/models/m/config": "config",
-        "/v2/systemsharedmemory/region/r/register": "shared_memory",
         "/v2/models/m/%69nfer": "other",
-        "/": "other",
     }
     async with ScriptedServer(infer_floats) as server:
-        deny = ["repository", "config", "shared_memory", "other"]
+        deny = ["repository", "config", "other"]
         routes = [{"upstream": "one", "deny_operations": deny}]
         async with _gateway(routes, one=server) as gateway, gateway.client() as client:
             for target, word in denied.items():
@@ -151,14 +129,9 @@ async def test_rewrite_gives_a_model_an_alias(
     path: Callable[[bytes], bytes], fast_path_requests: list[str]
 ) -> None:
     async with ScriptedServer(infer_floats) as server:
-        routes = [
-            {
-                "match": {"model": "classifier"},
-                "upstream": "one",
-                "rewrite": {"model": "m", "version": "3"},
-            }
-        ]
-        async with _gateway(routes, one=server) as gateway, gateway.client() as client:
+        rewrite = {"model": "m", "version": "3"}
+        route = {"match": {"model": "classifier"}, "upstream": "one", "rewrite": rewrite}
+        async with _gateway([route], one=server) as gateway, gateway.client() as client:
             reply = await client.ask(path(_post("/v2/models/classifier/infer?a=classifier")))
             assert _values(reply) == [1.5, -2, 3e30]
             assert reply.json["model_name"] == "m"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
 from tests.end_to_end.traces.conftest import PARENT, SAMPLED, TRACE, Traced, parent_of
 from tests.support.addresses import free_address
 from tests.support.gateway import RunningGateway, until
-from tests.support.http_messages import http_response, message, request
+from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import FLOATS, binary_response, infer_json
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
 from tests.support.servers.trace_receiver import INTERNAL, ReceivedSpan, TraceReceiver
@@ -109,22 +109,6 @@ async def test_mirrored_copy_is_below_its_call(
     assert parent_of(own.head) == (TRACE, sent.span_id, "01")
 
 
-async def test_each_server_of_a_scattered_call_has_a_span(
-    traced: Traced, receiver: TraceReceiver
-) -> None:
-    loaded = always_respond(http_response(b"{}"))
-    async with ScriptedServer(loaded) as one, ScriptedServer(loaded) as two:
-        async with traced(one.url, two.url) as gateway, gateway.client() as client:
-            data = request("POST", "/v2/repository/models/m/load", b"{}", SAMPLED)
-            assert (await client.ask(data)).status == 200
-        parents = {parent_of(each.requests[0].head)[1] for each in (one, two)}
-    attempts = receiver.attempts()
-    assert {each.span_id for each in attempts} == parents
-    assert len(attempts) == 2
-    assert all(receiver.call().holds(each) for each in attempts)
-    assert not any("http.request.resend_count" in each.attributes for each in attempts)
-
-
 async def test_call_that_waits_for_a_slot_has_a_span_of_its_queue(
     traced: Traced, receiver: TraceReceiver
 ) -> None:
@@ -177,23 +161,3 @@ async def test_client_that_cuts_a_call_off_leaves_its_spans(
         assert each.attributes["error.type"] == "aborted"
         assert "http.response.status_code" not in each.attributes
     assert call.message == "the client closed the connection"
-
-
-async def test_response_that_breaks_off_is_an_error(
-    traced: Traced, receiver: TraceReceiver
-) -> None:
-    async def broken(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(message("HTTP/1.1 200 OK", {"Content-Length": "300000"}, b"x" * 99))
-        await asyncio.sleep(0.2)
-
-    async with ScriptedServer(broken) as server, traced(server.url) as gateway:
-        async with gateway.client() as client:
-            await client.send(GET)
-            with suppress(ConnectionResetError):
-                await client.rest()
-        await gateway.until_idle()
-    call, (attempt,) = receiver.call(), receiver.attempts()
-    for each in (call, attempt):
-        assert each.attributes["http.response.status_code"] == 200
-        assert each.attributes["error.type"] == "bad_response"

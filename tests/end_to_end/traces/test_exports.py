@@ -46,29 +46,6 @@ async def test_caller_without_a_trace_is_sampled_by_the_ratio(
         assert exemplars == [attempt.trace_id]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        "traceparent: 00-nonsense\r\ntracestate: a=1\r\n",
-        f"traceparent: {SAMPLED['traceparent']}\r\n" * 2 + "tracestate: a=1\r\n",
-        f"TRACEPARENT: {SAMPLED['traceparent'].upper()}\r\ntracestate: a=1\r\n",
-        "tracestate: a=1\r\n",
-    ],
-)
-async def test_invalid_trace_of_a_caller_is_replaced_where_the_call_is_sampled(
-    headers: str, path: Callable[[bytes], bytes], traced: Traced, receiver: TraceReceiver
-) -> None:
-    data = GET.replace(b"\r\n", b"\r\n" + headers.encode(), 1)
-    async with ScriptedServer(GOOD) as server:
-        async with traced(server.url) as gateway, gateway.client() as client:
-            assert (await client.ask(path(data))).status == 200
-        head = server.requests[0].head
-        (attempt,) = receiver.attempts()
-        assert head.all("traceparent") == [f"00-{attempt.trace_id}-{attempt.span_id}-01"]
-        assert head.all("tracestate") == []
-    assert attempt.trace_id != TRACE
-
-
 async def test_without_tracing_nothing_is_loaded_or_started() -> None:
     """A fresh interpreter, since the tests load it all."""
     program = (
@@ -80,20 +57,6 @@ async def test_without_tracing_nothing_is_loaded_or_started() -> None:
     )
     out, _ = await process.communicate()
     assert out.decode().strip() == "[]"
-
-
-@pytest.mark.parametrize(("status", "delay"), [(500, 0.0), (200, 0.05)])
-async def test_receiver_that_fails_or_is_slow_touches_no_call(
-    status: int, delay: float, traced: Traced, receiver: TraceReceiver
-) -> None:
-    receiver.status, receiver.delay = status, delay
-    async with ScriptedServer(GOOD) as server, traced(server.url) as gateway:
-        async with gateway.client() as client:
-            for _ in range(20):
-                assert (await client.ask(GET)).status == 200
-        await gateway.until_idle()
-    exported, dropped = _sums(gateway.gateway)
-    assert (exported, dropped) == ((40, {}) if status == 200 else (0, {"export_failed": 40}))
 
 
 async def test_reload_changes_where_spans_go(traced: Traced, receiver: TraceReceiver) -> None:

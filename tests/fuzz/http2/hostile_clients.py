@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.http2.frame_writer import encode_data_header, encode_rst_stream, encode_settings
 from gateway.http2.frames import (
     CONTINUATION,
     DATA,
@@ -20,6 +19,9 @@ from gateway.http2.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    encode_data_header,
+    encode_rst_stream,
+    encode_settings,
 )
 from tests.fuzz.http2.streams import any_broken, client_bytes
 from tests.http2.frame_bytes import frame

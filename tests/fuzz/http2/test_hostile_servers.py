@@ -9,8 +9,15 @@ from contextlib import suppress
 import pytest
 from h2.exceptions import ProtocolError
 
-from gateway.http2.frame_writer import encode_goaway, encode_ping, encode_settings
-from gateway.http2.frames import END_HEADERS, END_STREAM, HEADERS, PREFACE
+from gateway.http2.frames import (
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    encode_goaway,
+    encode_ping,
+    encode_settings,
+)
 from gateway.protocol.grpc.framing import frame as grpc_frame
 from tests.fuzz.broken_bytes import pieces, rounds
 from tests.fuzz.http2.hostile_clients import NEWEST, ODD_NAMES, literal

@@ -53,14 +53,14 @@ class End:
                 while (event := self.connection.next_event()) is not None:
                     assert self.error is None
                     self._handle(event)
-                if not self.connection.unread_bytes:
+                if not self.connection.reader.unread:
                     break
         except Http2Error as error:
             assert self.error is None
             self.error = error
         self._take()
         assert len(self.connection.streams) <= MAX_STREAMS
-        assert self.connection.buffered_bytes <= MAX_BUFFERED
+        assert self.connection.reader.size <= MAX_BUFFERED
 
     def _handle(self, event: Any) -> None:
         if isinstance(event, DataReceived):
@@ -219,7 +219,7 @@ def test_header_blocks_are_decoded_by_another_decoder() -> None:
         for _ in range(chance.randint(1, 8)):
             if not chance.randrange(4):
                 size = chance.choice([0, 50, 100, 4096])
-                encoder.set_max_table_size(size)
+                encoder.limit_table(size)
                 oracle.max_allowed_table_size = size
             fields = any_fields(chance)
             assert as_tuple(oracle.decode(encoder.encode(fields), raw=True)) == fields

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import runpy
@@ -111,33 +110,9 @@ def run(program: Path, *arguments: str, timeout: float) -> subprocess.CompletedP
     return _run([sys.executable, str(program), *arguments], environment, timeout)
 
 
-def fuzz(
-    program: Path, module: Path, budget: float, seed: str = ""
-) -> tuple[subprocess.CompletedProcess[str], str]:
-    """Fuzz a module for ``budget`` seconds; return the outcome, and what to tell of a failure."""
-    last, seed = module.with_name("last"), seed or os.urandom(8).hex()
-    done = run(program, str(module), str(budget), seed, str(last), timeout=budget + 120)
-    data = last.read_bytes() if last.exists() else None
-    return done, f"seed {seed}, last input: {data!r}\n{done.stderr}"
-
-
-def check_generated(program: Path, module: Path, budget: float, least_share: float) -> None:
-    """Check that nothing is found in ``budget`` seconds, and that each count has its share."""
-    done, failure = fuzz(program, module, budget)
-    assert done.returncode == 0, failure
-    counts = json.loads(done.stdout)
-    assert min(counts.values()) > least_share * sum(counts.values()) > 0, counts
-
-
-def check_defect_is_found(
-    program: Path, folder: Path, objects: Path, right: str, wrong: str, expected: str
-) -> None:
-    """Check that the program ends as expected where a part of the sources was changed."""
-    module = build(folder, objects, right, wrong)
-    # It is found within 20 s, but not where ten such tests share two cores.
-    done, output = fuzz(program, module, 300, "planted")
-    assert done.returncode != 0
-    assert expected in output
+def run_tests(module: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    """Run tests of the C module with the one that was built."""
+    return run(Path(__file__).with_name("run_tests.py"), str(module), tests, timeout=500)
 
 
 def check_machine(folder: Path) -> None:

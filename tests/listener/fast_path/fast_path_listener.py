@@ -87,10 +87,12 @@ async def listening(
         router = Router([Route(Match(), (destination,), codings=codings)])
 
         async def on_request(client: ClientRequest, http_response: ClientResponse) -> None:
-            await handle_request(client, http_response, router)
+            await handle_request(client, http_response, fast_path)
 
+        listener = HttpListener(on_request, observers)
         fast_path = FastPath(router)
-        listener = HttpListener(on_request, observers, None, fast_path, trace_sampler=trace_sampler)
+        listener.set_fast_path(fast_path)
+        listener.trace_sampler = trace_sampler
         (sock,) = open_tcp_sockets("127.0.0.1", 0)
         here = FastPathListener(
             server, listener, destination, "http://{}:{}".format(*sock.getsockname())

@@ -209,7 +209,7 @@ async def test_connection_is_not_reused_before_the_server_has_read_the_request()
 
     done = asyncio.Event()
     async with serving(refuse_unread) as (here, client):
-        ((_, connection),) = _endpoint(here).idle._waiting
+        ((_, connection),) = _endpoint(here).connections.idle
         sock = connection.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         client.send_nowait(_binary(_tensor(600_000)))

@@ -189,14 +189,16 @@ class _World:
             self._handle,
             (faults.observe,),
             self._note_closed,
-            self.fast_path,
-            forwarding=ForwardedPolicy(True, (), via=True, request_id=True, identity="x"),
-            buffers=self.buffers,
-            trace_sampler=TraceSampler(0.5, faults.observe, faults.random),
+            self.buffers,
         )
+        self.listener.set_fast_path(self.fast_path)
+        self.listener.forwarding = ForwardedPolicy(
+            True, (), via=True, request_id=True, identity="x"
+        )
+        self.listener.trace_sampler = TraceSampler(0.5, faults.observe, faults.random)
 
     async def _handle(self, request: ClientRequest, response: ClientResponse) -> None:
-        await handle_request(request, response, self.router)
+        await handle_request(request, response, self.fast_path)
 
     def _note_closed(self) -> None:
         self.closed += 1

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
+from gateway.http1.head import RequestHead
 from gateway.http2.errors import ErrorCode
-from gateway.http2.frame_writer import encode_goaway, encode_ping
 from gateway.http2.frames import (
     CONTINUATION,
     END_HEADERS,
@@ -16,6 +16,8 @@ from gateway.http2.frames import (
     HEADERS,
     PREFACE,
     SETTINGS,
+    encode_goaway,
+    encode_ping,
 )
 from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.http2_connection import Http2Call
@@ -24,7 +26,7 @@ from gateway.observe.call_trace import CallTrace
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.filters.forwarded_headers import Peer
 from gateway.proxy.filters.trace_sampling import TraceSampler
-from gateway.proxy.interfaces import ClientHead, ClientRequest, ClientResponse
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.system.buffers import MIN_STREAM_BYTES
 from tests.fuzz.http2.hostile_clients import NEWEST, literal
 from tests.http2.frame_bytes import frame
@@ -154,7 +156,7 @@ async def test_request_that_cannot_be_started_ends_no_other_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Sampler(TraceSampler):
-        def sample(self, head: ClientHead, peer: Peer, version: str) -> CallTrace | None:
+        def sample(self, head: RequestHead, peer: Peer, version: str) -> CallTrace | None:
             if "X-Bad" in head.headers:
                 raise ValueError("a fault of the sampler")
             return None

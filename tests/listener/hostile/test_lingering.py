@@ -10,8 +10,7 @@ import pytest
 from gateway.errors import bad_request
 from gateway.http2.errors import ErrorCode
 from gateway.http2.flood_limits import MAX_CONTROL_FRAMES, MAX_RESETS
-from gateway.http2.frame_writer import encode_data_header
-from gateway.http2.frames import DATA, PADDED
+from gateway.http2.frames import DATA, PADDED, encode_data_header
 from gateway.http2.session import CONNECTION_WINDOW, STREAM_WINDOW
 from gateway.listener.connection_host import IdleTimeouts
 from gateway.listener.http2_connection import MAX_STREAMS, Http2ClientConnection

@@ -124,7 +124,8 @@ async def test_rest_of_what_refused_clients_send_is_read_in_turns(
 
 async def test_rest_of_what_refused_clients_send_over_tls_is_read_in_turns(tmp_path: Any) -> None:
     files = TlsFiles(*certificate_files(tmp_path, server_certificate()))
-    listener = HttpListener(_wait, (), tls=ReloadingTlsContext(files))
+    listener = HttpListener(_wait, ())
+    listener.tls = ReloadingTlsContext(files)
     sockets = [_Socket() for _ in range(4)]
     transports = []
     for socket in sockets:

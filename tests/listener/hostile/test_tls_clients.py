@@ -52,7 +52,9 @@ class _Peer:
         self.connection = _Recorder(self.account)
         self.handshakes = Handshakes()
         context = ReloadingTlsContext(files).context
-        self.transport = ClientTlsTransport(context, self.connection, self.handshakes, 60, None)
+        self.transport = ClientTlsTransport(
+            context, self.connection, self.handshakes, 60, lambda: None
+        )
         self.socket = FakeTransport()
         self.transport.connection_made(self.socket)
         self._to_client, self._to_server = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -64,60 +64,47 @@ def test_spans_of_a_conversion() -> None:
     trace.set_queued(5.125, 5.25)
     _attempt(record)
     call, convert, queue, attempt, back = _spans(record)
-    assert [each.kind for each in (call, convert, queue, attempt, back)] == [
-        SERVER,
-        INTERNAL,
-        INTERNAL,
-        CLIENT,
-        INTERNAL,
+    shown = [
+        (each.name, each.kind, (each.start - BEGAN) // 10**6, (each.end - BEGAN) // 10**6)
+        for each in (call, convert, queue, attempt, back)
     ]
-    times = [(each.name, each.start - BEGAN, each.end - BEGAN) for each in _spans(record)]
-    millisecond = 1_000_000
-    assert [(name, start // millisecond, end // millisecond) for name, start, end in times] == [
-        ("POST /v2/models/{model}/infer", 0, 1000),
-        ("convert request", 0, 125),
-        ("queue", 125, 250),
-        ("POST /v2/models/{model}/infer", 250, 750),
-        ("convert response", 750, 1000),
+    assert shown == [
+        ("POST /v2/models/{model}/infer", SERVER, 0, 1000),
+        ("convert request", INTERNAL, 0, 125),
+        ("queue", INTERNAL, 125, 250),
+        ("POST /v2/models/{model}/infer", CLIENT, 250, 750),
+        ("convert response", INTERNAL, 750, 1000),
     ]
     assert (call.trace_id, call.parent_id) == (TRACE, SPAN)
     assert all(call.holds(each) for each in (convert, queue, attempt, back))
     assert convert.attributes == {"tensorgate.elements": 3}
     assert back.attributes == {"tensorgate.elements": 4}
-    assert call.attributes == {
-        "http.request.method": "POST",
-        "http.route": "/v2/models/{model}/infer",
-        "http.response.status_code": 200,
-        "url.path": "/v2/models/m/infer",
-        "url.scheme": "https",
-        "server.address": "gw.example",
-        "server.port": 8443,
-        "client.address": "10.0.0.1",
-        "network.protocol.version": "1.1",
-        "tensorgate.operation": "infer",
-        "tensorgate.route": "main",
-        "tensorgate.model": "m",
-        "tensorgate.version": "2",
-        "tensorgate.upstream": "triton",
-        "tensorgate.client_form": "json",
-        "tensorgate.server_form": "binary",
-        "tensorgate.request_id": "id-1",
-        "tensorgate.attempts": 1,
-        "tensorgate.request_bytes": 0,
-        "tensorgate.response_bytes": 0,
-    }
-    assert attempt.attributes == {
-        "http.request.method": "POST",
-        "http.response.status_code": 200,
-        "url.full": "http://127.0.0.1:8000/v2/models/m/infer",
-        "server.address": "127.0.0.1",
-        "server.port": 8000,
-        "tensorgate.upstream": "triton",
-        "tensorgate.model": "m",
-        "tensorgate.sent_bytes": 10,
-        "tensorgate.received_bytes": 20,
-        "tensorgate.first_byte_ms": 125.0,
-    }
+    assert _shown(call) == _listed(
+        """
+        http.request.method=POST http.route=/v2/models/{model}/infer http.response.status_code=200
+        url.path=/v2/models/m/infer url.scheme=https server.address=gw.example server.port=8443
+        client.address=10.0.0.1 network.protocol.version=1.1 tensorgate.operation=infer
+        tensorgate.route=main tensorgate.model=m tensorgate.version=2 tensorgate.upstream=triton
+        tensorgate.client_form=json tensorgate.server_form=binary tensorgate.request_id=id-1
+        tensorgate.attempts=1 tensorgate.request_bytes=0 tensorgate.response_bytes=0
+        """
+    )
+    assert _shown(attempt) == _listed(
+        """
+        http.request.method=POST http.response.status_code=200 server.address=127.0.0.1
+        url.full=http://127.0.0.1:8000/v2/models/m/infer server.port=8000 tensorgate.model=m
+        tensorgate.upstream=triton tensorgate.sent_bytes=10 tensorgate.received_bytes=20
+        tensorgate.first_byte_ms=125.0
+        """
+    )
+
+
+def _shown(span: ReceivedSpan) -> set[str]:
+    return {f"{name}={value}" for name, value in span.attributes.items()}
+
+
+def _listed(attributes: str) -> set[str]:
+    return set(attributes.split())
 
 
 def test_response_that_streams_is_converted_from_its_first_byte() -> None:
@@ -156,13 +143,8 @@ def test_spans_of_a_grpc_call() -> None:
     ("code", "name", "is_error"),
     [
         (0, "OK", False),
-        (1, "CANCELLED", False),
         (2, "UNKNOWN", True),
-        (3, "INVALID_ARGUMENT", False),
         (4, "DEADLINE_EXCEEDED", True),
-        (8, "RESOURCE_EXHAUSTED", False),
-        (12, "UNIMPLEMENTED", True),
-        (13, "INTERNAL", True),
         (15, "DATA_LOSS", True),
         (99, "99", False),
     ],
@@ -180,7 +162,6 @@ def test_grpc_status_is_an_error_if_it_is_the_servers(code: int, name: str, is_e
     [
         (200, "", None, None),
         (404, "no route", ErrorKind.NOT_FOUND, None),
-        (429, "", None, None),
         (500, "", None, "500"),
         (503, "full", ErrorKind.OVERLOADED, "overloaded"),
         (200, "cut short", ErrorKind.BAD_RESPONSE, "bad_response"),
@@ -201,21 +182,13 @@ def test_result_of_a_call(
         assert call.message == error
 
 
-@pytest.mark.parametrize("status", [400, 404, 503])
-def test_status_of_an_attempt_is_an_error_of_its_client_span(status: int) -> None:
+@pytest.mark.parametrize(("status", "error"), [(400, "400"), (503, "503"), (0, "aborted")])
+def test_attempt_fails_by_its_status_or_without_a_response(status: int, error: str) -> None:
     record, _ = _call()
     _attempt(record, status)
     attempt = _spans(record)[1]
     assert attempt.error
-    assert attempt.attributes["error.type"] == str(status)
-
-
-def test_attempt_without_a_response_was_aborted() -> None:
-    record, _ = _call()
-    _attempt(record, status=0)
-    attempt = _spans(record)[1]
-    assert attempt.error
-    assert attempt.attributes["error.type"] == "aborted"
+    assert attempt.attributes["error.type"] == error
 
 
 def test_retry_says_how_often_the_request_was_sent_before() -> None:
@@ -243,7 +216,7 @@ def test_span_of_a_mirrored_copy_is_below_its_call() -> None:
     assert (call.flags, mirror.flags) == (0x301, 0x101)
 
 
-def test_queries_and_long_texts_are_not_shown() -> None:
+def test_queries_long_texts_and_other_than_utf_8_are_not_shown() -> None:
     secret = "/v2/models/m/infer?token=secret"
     record, _ = _call(target=secret)
     record.status, record.error = 500, "e" * 10_000
@@ -251,16 +224,11 @@ def test_queries_and_long_texts_are_not_shown() -> None:
     call, attempt = _spans(record)
     assert "secret" not in repr((call, attempt))
     assert len(call.message) < 600
-    record, _ = _call("GET", "/" + "x" * 60_000, CallLabels("", "other"))
+    record, _ = _call("GET", "/\udcff" + "x" * 60_000, CallLabels("", "other", "\udcff"))
     (call,) = _spans(record)
+    assert call.attributes["url.path"][:3] == "/?x"
     assert len(call.attributes["url.path"]) < 1100
     assert call.name == "GET"
-
-
-def test_text_that_is_not_utf_8_is_replaced() -> None:
-    record, _ = _call("GET", "/\udcff", CallLabels("", "other", "\udcff"))
-    (call,) = _spans(record)
-    assert call.attributes["url.path"] == "/?"
 
 
 def test_unknown_methods_have_no_names_of_their_own() -> None:
@@ -281,22 +249,15 @@ def test_unknown_methods_have_no_names_of_their_own() -> None:
         ("/v2/models/m/infer", "infer", "/v2/models/{model}/infer"),
         ("/v2/models/m/versions/3/infer", "infer", "/v2/models/{model}/versions/{version}/infer"),
         ("/v2/models/versions/versions/1", "metadata", "/v2/models/{model}/versions/{version}"),
-        ("/v2/models/models", "metadata", "/v2/models/{model}"),
         ("/v1/models/m:predict", "infer", "/v1/models/{model}:predict"),
-        ("/v1/models/a:b:predict", "infer", "/v1/models/{model}:predict"),
         ("/v1/models", "repository", "/v1/models"),
-        ("/v2/models/m/generate_stream", "generate", "/v2/models/{model}/generate_stream"),
         ("/v2/models/stats", "statistics", "/v2/models/stats"),
-        ("/v2", "metadata", "/v2"),
-        ("/v2/health/ready", "health", "/v2/health/ready"),
         ("/v2/repository/models/m/load", "repository", "/v2/repository/models/{model}/load"),
         ("/v2/repository/own/models/m/load", "repository", ""),
         ("/v2/systemsharedmemory/region/r/status", "shared_memory", ""),
         ("/v2/models/m/infer", "other", ""),
-        ("/anything", "other", ""),
         ("/v2/" + "models/" * 500, "metadata", ""),
         ("", "", ""),
-        ("*", "other", ""),
     ],
 )
 def test_route_is_the_template_of_a_path(path: str, operation: str, route: str) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.grpc.model_scanner import (
-    ModelScanner,
-)
+from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.wire import WireError, WireReader
 from tests.support.grpc.proto_file import message_class
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.methods import (
     INFERENCE_SERVICE,
-    METHODS,
     TORCHSERVE_SERVICE,
     GrpcMethod,
     find_method,
@@ -66,17 +65,6 @@ OTHERS = [
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
-def test_table_has_the_inference_service_of_both_packages_health_and_reflection() -> None:
-    expected = [
-        f"/{service}/{name}"
-        for service in ("inference.GRPCInferenceService", TORCHSERVE_SERVICE)
-        for name, *_ in INFERENCE
-    ]
-    expected += [f"/{service}/{name}" for service, name, *_ in OTHERS]
-    assert list(METHODS) == expected
-    assert TORCHSERVE_SERVICE == "org.pytorch.serve.grpc.openinference.GRPCInferenceService"
-
-
 @pytest.mark.parametrize(("name", "http_method", "http_path", "numbers"), INFERENCE)
 def test_inference_method_is_the_operation_that_it_is_over_http(
     name: str, http_method: str, http_path: str, numbers: tuple[tuple[int, ...], int | None]
@@ -112,9 +100,6 @@ def test_fields_of_an_infer_request_are_those_of_the_proto_file() -> None:
             "ModelInfer",
         ),
         ("/inference.GRPCInferenceService/ModelInfer/", "*", ""),
-        ("/a/b/C", "a/b", "C"),
-        ("/", "", ""),
-        ("*", "", "*"),
         ("", "", ""),
     ],
 )
@@ -123,17 +108,6 @@ def test_unknown_method_is_other_and_may_stream_both_ways(
 ) -> None:
     service = service.replace("*", "inference.GRPCInferenceService/ModelInfer")
     assert find_method(path) == GrpcMethod(service, name, OperationKind.OTHER, True, True)
-
-
-def test_statistics_without_a_model_are_those_of_all_models() -> None:
-    method = find_method("/inference.GRPCInferenceService/ModelStatistics")
-    assert operation_of(method, "", "") == parse_operation("GET", "/v2/models/stats")
-
-
-def test_version_is_part_of_the_operation() -> None:
-    method = find_method("/inference.GRPCInferenceService/ModelInfer")
-    expected = parse_operation("POST", "/v2/models/m/versions/3/infer")
-    assert operation_of(method, "m", "3") == expected
 
 
 @pytest.mark.parametrize(

@@ -83,10 +83,8 @@ def test_name_and_version_are_those_of_the_runtime_wherever_they_stand(
 @pytest.mark.parametrize(
     ("message", "names", "name_field"),
     [
-        (field(1, b"model"), ("model",), 1),
         (field(2, b"model"), ("model",), 2),
         (field(1, b"repository") + field(2, b"model"), ("model", "repository"), 2),
-        (field(2, b"model") + field(1, b"repository"), ("model", "repository"), 2),
         (field(2, b"") + field(1, b"model"), ("model",), 1),
         (b"", (), 0),
     ],
@@ -98,16 +96,6 @@ def test_name_of_a_load_request_is_field_2_if_present(
     assert scan(scanner, [message]) == ""
     assert (scanner.model.name, scanner.names) == ((*names, "")[0], names)
     assert scanner.name_field == name_field
-
-
-def test_fields_of_groups_and_of_other_methods_are_no_names() -> None:
-    group = encode(20 << 3 | 3) + field(1, b"other") + encode(20 << 3 | 4)
-    scanner = ModelScanner((), None)
-    assert scan(scanner, [field(1, b"a")]) == ""
-    assert scanner.model == ("", "")
-    scanner = ModelScanner((1,), 2)
-    assert scan(scanner, [field(1, b"a") + group + field(3, b"c")]) == ""
-    assert scanner.model == ("a", "")
 
 
 def test_name_is_known_before_the_message_has_ended() -> None:
@@ -143,35 +131,6 @@ def test_model_that_was_taken_stays_or_the_message_is_refused(
     assert bool(error) == is_changed
     if not error:
         assert scanner.model == model
-
-
-@pytest.mark.parametrize(
-    ("later", "error"),
-    [
-        (field(1, b"a"), ""),
-        (field(2, b""), ""),
-        (
-            field(1, b"b"),
-            "the model's name is 'b', but was 'a' when the call was routed; send it once, before "
-            "the tensors",
-        ),
-        (
-            field(1, b""),
-            "the model's name is '', but was 'a' when the call was routed; send it once, before "
-            "the tensors",
-        ),
-        (
-            field(2, b"1"),
-            "the model's version is '1', but was '' when the call was routed; send it once, before "
-            "the tensors",
-        ),
-    ],
-)
-def test_field_after_the_routing_must_not_change_the_model(later: bytes, error: str) -> None:
-    scanner = ModelScanner((1,), 2)
-    scanner.feed(field(1, b"a"))
-    assert scanner.take() == ("a", "")
-    assert scan(scanner, [later]) == error
 
 
 def test_candidate_for_the_name_after_the_routing_is_refused() -> None:
@@ -215,23 +174,6 @@ def test_error_does_not_depend_on_cuts_and_is_that_of_the_reader(
         assert error == expected
 
 
-@pytest.mark.parametrize(
-    ("message", "error"),
-    [
-        (b"\x08", "a field that is cut short at byte 1"),
-        (b"\x1a\x05abc", "a field that is cut short at byte 5"),
-        (b"\x0a\x05abc", "a field that is cut short at byte 5"),
-        (b"\x1d\0\0", "a field that is cut short at byte 3"),
-        (b"\x1b\x08\x01", "group 3 never ends at byte 3"),
-        (b"\x08\x01\x00", "field number 0 at byte 2"),
-    ],
-)
-def test_invalid_protobuf_is_refused(message: bytes, error: str) -> None:
-    assert scan_error(message).startswith(f"the request is not valid protobuf: {error}")
-    with pytest.raises(DecodeError):
-        Named.FromString(message)
-
-
 def test_groups_are_skipped_up_to_the_limits_of_the_reader() -> None:
     deepest = b"\x1b" * MAX_GROUP_DEPTH + b"\x1c" * MAX_GROUP_DEPTH
     assert scan_error(deepest) == reader_error(deepest) == ""
@@ -251,21 +193,6 @@ def test_name_above_the_limit_is_refused_before_it_arrives(number: int, what: st
     assert scanner.model[number - 1] == "a" * MAX_NAME
     expected = f"the model's {what} has 1025 bytes; at most 1024 are allowed"
     assert scan_error(field(number, b"a" * (MAX_NAME + 1))[:3]) == expected
-
-
-@pytest.mark.parametrize(("number", "what"), [(1, "name"), (2, "version")])
-def test_name_that_is_not_utf8_is_refused(number: int, what: str) -> None:
-    for text in (b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80"):
-        assert scan_error(field(number, text)) == f"the model's {what} is not UTF-8"
-        with pytest.raises(DecodeError):
-            Named.FromString(field(number, text))
-
-
-def test_long_names_are_quoted_in_part() -> None:
-    scanner = ModelScanner((1,), 2)
-    scanner.feed(field(1, b"a" * MAX_NAME))
-    scanner.take()
-    assert len(scan(scanner, [field(1, b"b" * MAX_NAME)])) < 300
 
 
 def test_scanner_buffers_no_other_fields() -> None:

@@ -49,50 +49,19 @@ async def test_queued_calls_are_admitted_in_order() -> None:
     assert (limit.active, limit.queued) == (0, 0)
 
 
-async def test_call_is_refused_if_the_queue_has_no_room() -> None:
-    limit = _limit(max_queue=0)
-    await _acquire(limit)
-    with pytest.raises(GatewayError) as caught:
-        await _acquire(limit)
-    assert caught.value.kind is ErrorKind.OVERLOADED
-    assert caught.value.retry_after == 1
-    expected = "the server is busy: 1 call in progress, and 0 more wait"
-    assert caught.value.message == expected
-
-
-async def test_queued_call_is_refused_after_the_queue_timeout() -> None:
+async def test_calls_that_waited_for_different_times_have_one_cause() -> None:
     limit = _limit(queue_timeout=0.01)
     await _acquire(limit)
-    with pytest.raises(GatewayError, match=r"and none ended within 0.01 s") as caught:
-        await _acquire(limit)
-    assert caught.value.kind is ErrorKind.OVERLOADED
-    assert (limit.active, limit.queued) == (1, 0)
-
-
-async def test_calls_that_waited_for_different_times_have_one_cause() -> None:
-    limit = _limit()
-    await _acquire(limit)
     errors = []
-    for seconds in (0.01, 0.02):
+    for seconds in (1, 0.005):
         with Deadline(LONG, seconds) as deadline, pytest.raises(GatewayError) as caught:
             await limit.acquire(deadline)
         errors.append(caught.value)
     one, other = errors
+    assert one.message.endswith("and none ended within 0.01 s")
     assert one.message != other.message
     assert one.cause == other.cause
     assert one.cause != one.message
-
-
-async def test_cancelled_call_in_the_queue_takes_no_slot() -> None:
-    limit = _limit()
-    await _acquire(limit)
-    waiting = asyncio.create_task(_acquire(limit))
-    await until(lambda: limit.queued == 1)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    limit.release()
-    assert (limit.active, limit.queued) == (0, 0)
 
 
 async def test_call_cancelled_when_admitted_passes_its_slot_on() -> None:
@@ -154,8 +123,10 @@ async def test_higher_limit_admits_queued_calls() -> None:
     limit.reconfigure(3, 0, LONG)
     await asyncio.gather(*waiting[:2])
     assert (limit.active, limit.queued) == (3, 1)
-    with pytest.raises(GatewayError, match="3 calls in progress, and 0 more wait"):
+    with pytest.raises(GatewayError) as caught:
         await _acquire(limit)
+    assert (caught.value.kind, caught.value.retry_after) == (ErrorKind.OVERLOADED, 1)
+    assert caught.value.message == "the server is busy: 3 calls in progress, and 0 more wait"
     limit.release()
     await waiting[2]
     assert (limit.active, limit.queued) == (3, 0)

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, ServerName
-from gateway.proxy.admission import deadline as deadline_module
 from gateway.proxy.admission.deadline import Deadline, request_timeout_text
 from tests.support.doubles.clock import Clock
 
@@ -100,6 +99,19 @@ async def test_cancellation_is_not_a_timeout(parts: bool) -> None:
         await task
 
 
+async def test_client_that_leaves_with_the_timeout_has_left(clock: Clock) -> None:
+    async def run() -> None:
+        with Deadline(LONG, LONG):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    clock.advance(LONG)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 @pytest.mark.parametrize("spent", [LONG - SHORT, LONG, LONG + 1])
 async def test_spent_time_counts_towards_the_request_timeout(spent: float) -> None:
     error = await _waiting(_expect_server, LONG, LONG, spent)
@@ -111,12 +123,10 @@ async def test_spent_time_counts_towards_the_request_timeout(spent: float) -> No
     ("grace", "pieces", "slow"),
     [
         (10.0, [(11.0, 100)], False),
-        (10.0, [(11.0, 99)], True),
         (10.0, [(0.0, 5000), (60.0, 1)], False),  # earlier bytes count
         (10.0, [(0.0, 5000), (61.0, 1)], True),
         (10.0, [(5.0, 10), (5.0, 10), (1.0, 10)], True),
         (0.0, [(1.0, 99)], True),
-        (60.0, [(61.0, 99)], True),
     ],
 )
 def test_body_below_the_minimum_rate_is_refused(
@@ -139,13 +149,6 @@ def test_body_below_the_minimum_rate_is_refused(
     ) as caught:
         receive()
     assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
-
-
-def test_body_without_a_minimum_rate_may_be_slow(clock: Clock) -> None:
-    deadline = Deadline(LONG, LONG)
-    deadline.expect_client()
-    clock.advance(100_000)
-    deadline.count_received(0)
 
 
 # -------------------------------------------------------------------------------------------- parts
@@ -175,22 +178,6 @@ async def test_part_that_times_out_does_not_end_the_others(
         assert limit in ends[0]
 
 
-async def test_time_of_the_parts_counts_towards_the_request_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def run(idle_timeout: float, request_timeout: float) -> None:
-        with Deadline(idle_timeout, request_timeout) as deadline:
-            deadline.expect_server(SERVER)
-            with deadline.suspended_for_parts():
-                await asyncio.sleep(2 * SHORT)
-            await asyncio.sleep(LONG)
-
-    monkeypatch.setattr(deadline_module, "_TIME_FOR_RESPONSE", SHORT)
-    for times, limit in [((LONG, SHORT), "request_timeout"), ((SHORT, LONG), "idle_timeout")]:
-        with pytest.raises(GatewayError, match=f"waiting for the client: .*{limit}"):
-            await run(*times)
-
-
 @pytest.mark.parametrize(
     ("taken", "left"),
     [(0, LONG), (LONG / 2, LONG / 2), (LONG - 1, FOR_THE_ANSWER), (2 * LONG, FOR_THE_ANSWER)],
@@ -200,6 +187,7 @@ async def test_client_has_time_for_the_response_after_slow_parts(
 ) -> None:
     async def run() -> None:
         with Deadline(2 * LONG, LONG) as deadline:
+            deadline.expect_server(SERVER)
             with deadline.suspended_for_parts():
                 clock.advance(taken)
             clock.advance(left - 0.1)
@@ -233,14 +221,6 @@ async def test_part_has_the_remaining_time() -> None:
     with Deadline(LONG, LONG, LONG - SHORT) as deadline, deadline.suspended_for_parts():
         end = await _part(deadline.part(), URL, LONG)
     assert end == SPENT
-
-
-async def test_part_may_have_a_share_of_the_remaining_time() -> None:
-    with Deadline(LONG, LONG) as deadline, deadline.suspended_for_parts():
-        end = await _part(deadline.part(SHORT / LONG), URL, LONG)
-        after = await _part(deadline.part(), URL, 0)
-    assert end == SPENT
-    assert after == "done"
 
 
 async def test_call_can_be_ended_with_an_error_of_its_own() -> None:

@@ -139,17 +139,6 @@ async def test_error_is_captured_and_passed_on(error: BaseException, words: str)
     assert _body(attempt["response"]) == b"be"
 
 
-async def test_error_of_the_body_is_passed_on() -> None:
-    async def broken() -> AsyncIterator[bytes]:
-        yield b"be"
-        raise ConnectionResetError
-
-    capture = CallCapture()
-    with pytest.raises(ConnectionResetError):
-        await send_captured(ScriptedEndpoint(EventLog(), OK), _request(broken()), capture, "u")
-    assert _body(_described(capture)["request"]) == b"be"
-
-
 class _GrpcResponse(ScriptedUpstreamResponse):
     @property
     def received_bytes(self) -> int:

@@ -15,8 +15,7 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.attempts.retry import UpstreamCall, use_reachable_endpoint
 from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
-from gateway.upstream.pool.model_discovery import ModelDiscovery
-from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
 from gateway.upstream.transport import Body, UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from tests.support.addresses import free_address
 from tests.support.certificates import authority, server_context
@@ -80,16 +79,6 @@ async def test_call_goes_to_the_next_endpoint_if_one_is_unreachable(up: int) -> 
     assert endpoints[up].bodies == [b"body"]
     assert upstream.pool.outstanding == [0] * 3
     assert log[-1] == "server is let go"
-
-
-async def test_call_fails_with_the_last_error_if_no_endpoint_is_reachable() -> None:
-    log = EventLog()
-    upstream, endpoints = _servers(log, *[_fault(ErrorKind.UNREACHABLE, f"{i}") for i in range(3)])
-    with pytest.raises(GatewayError) as caught:
-        await _ask(upstream)
-    assert not endpoints[int(caught.value.message)]._turns
-    assert [len(each.requests) for each in endpoints] == [1] * 3
-    assert upstream.pool.outstanding == [0] * 3
 
 
 @pytest.mark.parametrize(
@@ -244,16 +233,6 @@ async def test_single_endpoint_is_tried_once() -> None:
         await _ask(upstream)
     assert len(endpoints[0].requests) == 1
     assert [upstream.retry_budget.try_spend(0, 0) for _ in range(20)] == [True] * 20
-
-
-async def test_error_within_a_response_is_recorded_for_its_endpoint() -> None:
-    upstream, endpoints = _servers(EventLog(), OK, OK)
-    for _ in range(5):
-        endpoints[0]._turns.append(OK)
-        with pytest.raises(GatewayError), Deadline(5, 5) as deadline:
-            async with UpstreamCall(_to(upstream), REQUEST, deadline, RECORD, (endpoints[1],)):
-                raise _fault(ErrorKind.BAD_RESPONSE)
-    assert upstream.pool.members[0].ejection.ejections == 1
 
 
 @pytest.mark.parametrize(("status", "ejections"), [(500, 0), (503, 1)])

@@ -24,9 +24,14 @@ from tests.support.doubles.fast_path import (
     ReadyEndpoint,
     ScriptedClient,
     SentRequest,
-    client_head,
 )
-from tests.support.doubles.streaming import LIMITS, EventLog, make_destination, single_destination
+from tests.support.doubles.streaming import (
+    LIMITS,
+    EventLog,
+    client_head,
+    make_destination,
+    single_destination,
+)
 from tests.support.inference_messages import (
     HEADER_LENGTH,
     INFER,
@@ -47,7 +52,7 @@ def plan_of(
     headers: Mapping[str, str] | list[tuple[str, str]],
 ) -> CallPlan | None:
     """Return the plan for a head that is not one of gRPC."""
-    plan = fast_path.plan(client_head(method, target, headers, fast_path.keyed_headers), target)
+    plan = fast_path.plan(client_head(method, target, headers, fast_path.head_parser), target)
     assert plan is None or isinstance(plan, CallPlan)
     return plan
 
@@ -70,7 +75,7 @@ def template_of(plan: CallPlan) -> RequestTemplate:
     """Return the template of the plan's requests, for a server that takes binary tensors."""
     handler = plan.handler
     if isinstance(handler, InferHandler):
-        return handler._template_for("application/octet-stream", reads_response=True)
+        return handler._template_for(True, reads_response=True)
     assert isinstance(handler, PassthroughHandler)
     return handler._template
 
@@ -87,7 +92,7 @@ def start(
     lines = CIMultiDict(headers)
     if body:
         lines.setdefault("Content-Length", str(len(body)))
-    head = client_head(method, target, lines, fast_path.keyed_headers)
+    head = client_head(method, target, lines, fast_path.head_parser)
     plan = fast_path.plan(head, target)
     assert plan is not None
     call = fast_path.prepare(plan, head, body, client)

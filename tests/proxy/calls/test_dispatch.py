@@ -1,18 +1,17 @@
 import asyncio
 import gzip
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.errors import ErrorKind, GatewayError
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.calls.dispatch import handle_request
-from gateway.upstream.pool.model_discovery import ModelDiscovery
-from gateway.upstream.pool.supervisor import PoolSupervisor
-from tests.support.doubles.cluster import A, one_upstream, send_request
+from gateway.proxy.calls.planner import FastPath
+from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
+from tests.support.doubles.cluster import one_upstream, send_request
 from tests.support.doubles.streaming import (
     LIMITS,
     EventLog,
@@ -38,24 +37,6 @@ OK = ScriptedUpstreamResponse(200, {}, [b'{"outputs":[]}'])
 RAW = {HEADER_LENGTH: "0"}
 
 
-@pytest.mark.parametrize(
-    ("method", "target", "sent"),
-    [
-        ("GET", "/v2/models/m/ready", "GET /v2/models/m/ready"),
-        ("POST", "/v2/health/live", "POST /v2/health/live"),
-        ("GET", "/v2/trace", "GET /v2/trace/setting"),
-        ("GET", INFER, f"GET {INFER}"),
-        ("POST", "/v2/repository/models/m/load", "POST /v2/repository/models/m/load"),
-        ("GET", "/v2/models/stats?x", "GET /v2/models/stats?x"),
-        ("PUT", "/v2/logging", "PUT /v2/logging"),
-    ],
-)
-async def test_each_operation_has_its_handler(method: str, target: str, sent: str) -> None:
-    cluster = one_upstream(a=OK)
-    assert (await cluster.ask(method, target)).status == 200
-    assert cluster.received == [[sent]]
-
-
 @pytest.mark.parametrize("kind", list(ErrorKind))
 async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
     cluster = one_upstream(a=GatewayError(kind, "what “went” wrong"))
@@ -71,38 +52,12 @@ async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
     assert cluster.log[-1] == "client has got all"
 
 
-async def test_error_within_a_response_aborts_it(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{A} fell\nover")])
-    cluster = one_upstream(a=broken)
-    assert (await cluster.ask("GET", "/v2/x")).body == b"begun"
-    assert cluster.log[-1] == "client is cut off"
-    assert "client has got all" not in cluster.log
-    assert caplog.messages == [rf"request -: response aborted: {A} fell\nover"]
-
-
-async def test_upstream_error_response_passes_to_the_client() -> None:
-    refusal = ScriptedUpstreamResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
-    response = await one_upstream(a=refusal).ask("POST", INFER, bytes(4), headers=RAW)
-    assert (response.status, response.body) == (404, b"no such model")
-    assert dict(response.headers) == {"Content-Type": "text/x", "Content-Length": "13"}
-
-
-async def test_client_disconnect_is_no_error_response() -> None:
-    cluster = one_upstream(a=OK)
-    response = ScriptedClientResponse(cluster.log, fault=ConnectionResetError())
-    request = ScriptedRequest(cluster.log, "GET", "/v2/x")
-    with pytest.raises(ConnectionResetError):
-        await handle_request(request, response, cluster.router)
-    assert "client is cut off" not in cluster.log
-
-
 async def test_client_that_does_not_read_an_error_is_aborted() -> None:
     limits = replace(LIMITS, idle_timeout=0.02)
     cluster = one_upstream(limits=limits, a=ScriptedUpstreamResponse(404, {}, [bytes(1000)]))
     response = ScriptedClientResponse(cluster.log, ready=asyncio.Event())
     request = ScriptedRequest(cluster.log, "POST", INFER, RAW, [bytes(4)])
-    await handle_request(request, response, cluster.router)
+    await handle_request(request, response, FastPath(cluster.router))
     assert cluster.log[-2:] == ["client gets 404", "client is cut off"]
 
 

@@ -22,8 +22,13 @@ from gateway.proxy.calls.handler import HandlerScope, ServerRequest
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.calls.predict import PredictHandler
 from gateway.upstream.metadata_cache import MetadataCache
-from tests.support.doubles.fast_path import client_head
-from tests.support.doubles.streaming import LIMITS, EventLog, ScriptedEndpoint, make_destination
+from tests.support.doubles.streaming import (
+    LIMITS,
+    EventLog,
+    ScriptedEndpoint,
+    client_head,
+    make_destination,
+)
 from tests.support.inference_messages import HEADER_LENGTH, INFER, binary_header, json_request
 
 PREDICT = "/v1/models/m:predict"

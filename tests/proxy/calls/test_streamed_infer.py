@@ -1,14 +1,11 @@
-import json
 from collections.abc import Callable
 from typing import cast
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.dialects import KSERVE, OPENVINO, Dialect
-from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.upstream.metadata_cache import RECHECK_INTERVAL, MetadataCache
 from tests.support.checks.refused import refused_with
 from tests.support.checks.time_slices import cancelled_after, others
@@ -36,46 +33,6 @@ NO_CONFIG = ScriptedUpstreamResponse(404)
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
-async def test_json_request_is_sent_when_complete() -> None:
-    text = json_request()
-    scene = ScriptedCall(ANSWER, body=[text[:9], text[9:]])
-    response = await scene.run()
-    assert scene.log == [
-        "client sends 9",
-        f"client sends {len(text) - 9}",
-        "client has sent all",
-        f"server is asked POST {INFER}",
-        "server answers 200",
-        f"server sends {len(HEADER) + 12}",
-        "client gets 200",
-        f"client gets {len(response.body)}",
-        "client has got all",
-        "server is let go",
-    ]
-    fields, tensors = scene.sent
-    assert tensors == FLOATS.tobytes()
-    assert fields["parameters"] == {"binary_data_output": True}
-    assert json.loads(response.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
-
-
-async def test_binary_request_streams() -> None:
-    header = binary_header(80_000, binary_output=True)
-    tensor = [b"a" * 40_000, b"b" * 40_000]
-    scene = ScriptedCall(ANSWER, body=[header, *tensor], headers={HEADER_LENGTH: str(len(header))})
-    await scene.run()
-    assert scene.log[:8] == [
-        f"client sends {len(header)}",
-        f"server is asked POST {INFER}",
-        f"server gets {len(header)}",
-        "client sends 40000",
-        "server gets 40000",
-        "client sends 40000",
-        "client has sent all",  # the last piece waits until it is known to be the last
-        "server gets 40000",
-    ]
-    assert scene.endpoint.bodies == [header + b"".join(tensor)]
-
-
 async def test_small_binary_request_is_sent_fully_buffered() -> None:
     header = binary_header(8, binary_output=True)
     scene = ScriptedCall(
@@ -85,27 +42,6 @@ async def test_small_binary_request_is_sent_fully_buffered() -> None:
     assert scene.log.index("client has sent all") < scene.log.index(f"server is asked POST {INFER}")
     body = cast("list[bytes]", scene.endpoint.requests[0].body)
     assert b"".join(body) == header + b"12345678"
-
-
-async def test_raw_binary_request_gets_its_header() -> None:
-    scene = ScriptedCall(
-        METADATA, NO_CONFIG, ANSWER, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0", "X": "1"}
-    )
-    response = await scene.run()
-    assert scene.log[:5] == [
-        "server is asked GET /v2/models/m",
-        "server answers 200",
-        f"server sends {len(metadata(-1))}",
-        "server is let go",
-        "server is asked GET /v2/models/m/config",
-    ]
-    fields, tensors = scene.sent
-    assert fields["inputs"] == [
-        {"name": "IN", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
-    ]
-    assert tensors == b"12345678"
-    assert response.body == HEADER + FLOATS.tobytes()  # all outputs binary
-    assert response.headers[HEADER_LENGTH] == str(len(HEADER))
 
 
 @pytest.mark.parametrize("dialect", [KSERVE, OPENVINO], ids=lambda each: each.name)
@@ -132,20 +68,6 @@ async def test_raw_binary_request_streams_unless_small(size: int) -> None:
     sent = scene.log.index(f"server is asked POST {INFER}")
     assert (sent < scene.log.index(f"client sends {size}")) is (size > 4)
     assert scene.sent[1] == b"".join(body)
-
-
-async def test_raw_binary_request_without_length_is_buffered() -> None:
-    scene = ScriptedCall(
-        METADATA,
-        NO_CONFIG,
-        ANSWER,
-        body=[b"1234", b"5678"],
-        headers={HEADER_LENGTH: "0", **CHUNKED},
-    )
-    await scene.run()
-    sent = scene.log.index(f"server is asked POST {INFER}")
-    assert scene.log.index("client has sent all") < sent
-    assert scene.sent[1] == b"12345678"
 
 
 async def test_raw_binary_request_that_does_not_fit_is_read_by_new_metadata() -> None:
@@ -199,7 +121,8 @@ async def test_large_body_yields_to_other_calls() -> None:
     text = json_request(*np.zeros(100_000).tolist())
     # While it arrives if the datatype is known; afterwards if the datatype follows the data.
     behind = text.replace(b'"datatype": "FP32", ', b"")[:-3] + b', "datatype": "FP32"}]}'
-    for body in (text, behind):
+    entry = b'{"name":"a","datatype":"BYTES","shape":[100000],"data":[' + b'"",' * 99_999 + b'""]}'
+    for body in (text, behind, b'{"inputs":[' + entry + b"]}"):
         scene = ScriptedCall(ANSWER, body=[body])
         with others() as waiting:
             await scene.run()
@@ -229,21 +152,3 @@ async def test_client_may_disconnect_at_any_time(make: Callable[..., ScriptedCal
         await scene.destination.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
     assert moment >= 8
-
-
-@pytest.mark.parametrize(
-    ("data", "least", "most"),
-    [("[" + ",".join(['""'] * 4_000) + "]", 0, 0), ("[" + ",".join(['""'] * 100_000) + "]", 9, 30)],
-)
-async def test_conversion_of_strings_yields_between_windows(
-    data: str, least: int, most: int
-) -> None:
-    count = data.count('""')
-    entry = f'{{"name":"a","datatype":"BYTES","shape":[{count}],"data":{data}}}'
-    scene = ScriptedCall(ANSWER, body=[b'{"inputs":[' + entry.encode() + b"]}"])
-    with mock.patch.object(
-        ConversionScheduler, "next_slice", autospec=True, side_effect=ConversionScheduler.next_slice
-    ) as turn:
-        await scene.run()
-    assert least <= turn.call_count <= most
-    assert scene.sent[1] == bytes(4 * count)

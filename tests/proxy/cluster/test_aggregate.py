@@ -134,21 +134,12 @@ async def test_index_has_the_models_of_all_endpoints_under_model_discovery() -> 
     assert found == [("e", "both"), ("servers", "both"), ("servers", "one"), ("servers", "two")]
 
 
-async def test_index_fails_if_one_endpoint_under_model_discovery_fails() -> None:
-    cluster = one_upstream(discovers_models=True, a=_models("one"), b=connect_error(B))
-    response = await cluster.ask("POST", INDEX)
-    assert response.status == 502
-    assert "cannot connect to upstream 'b': " in response.body.decode()
-
-
 @pytest.mark.parametrize(
     ("step", "why"),
     [
         (connect_error(B), "cannot connect to upstream 'b': Connection refused"),
         (scripted_response(b'{"error":"no repository"}', 400), "no repository"),
-        (scripted_response(b"["), "sent no list of models"),
         (scripted_response(b'["x"]'), "sent no list of models"),
-        (scripted_response(b'[{"x":%b}]' % (b"[" * 500 + b"]" * 500)), "sent no list of models"),
     ],
 )
 async def test_index_without_one_upstream_is_an_error(step: ServerStep, why: str) -> None:
@@ -157,18 +148,6 @@ async def test_index_without_one_upstream_is_an_error(step: ServerStep, why: str
     error = _json(response)["error"]
     assert "upstream 'b'" in error
     assert why in error
-
-
-async def test_error_names_an_upstream_that_hangs() -> None:
-    limits = replace(LIMITS, idle_timeout=0.2)
-    response = await upstreams_of(limits=limits, a=_models("x"), b=asyncio.Event()).ask(
-        "POST", INDEX
-    )
-    assert (response.status, _json(response)["error"]) == (
-        502,
-        f"POST {INDEX} succeeded at upstream 'a'; failed: "
-        "waiting for upstream 'b': nothing moved for 0.2 s (limits.idle_timeout)",
-    )
 
 
 @pytest.mark.parametrize(
@@ -217,7 +196,6 @@ BAD_URL = scripted_response(b'{"error":"Invalid request URL"}', 400)
     [
         ("POST", JSON, NOT_FOUND),
         ("POST", JSON, scripted_response(b"", 405)),
-        ("POST", JSON, scripted_response(b"", 501)),
         ("GET", KSERVE, NOT_FOUND),
         ("GET", OPENVINO, BAD_URL),
         ("POST", OPENVINO, NOT_FOUND),
@@ -246,9 +224,7 @@ async def test_endpoint_without_a_model_list_is_omitted_and_named() -> None:
     [
         ("POST", JSON, scripted_response(b"closed", 401), "returned 401: closed"),
         ("GET", JSON, scripted_response(b"by POST", 405), "returned 405: by POST"),
-        ("GET", JSON, scripted_response(b"by POST", 404), "returned 404: by POST"),
         ("POST", OPENVINO, scripted_response(b"later", 503), "returned 503: later"),
-        ("POST", OPENVINO, connect_error(B), "cannot connect to upstream 'b'"),
         ("POST", KSERVE, scripted_response(b'{"models":["x",5]}'), "sent no list of models"),
     ],
 )
@@ -318,12 +294,6 @@ async def test_server_of_unknown_dialect_is_named_with_its_error(
     assert cluster.received[1] == [f"POST {INDEX}"]
 
 
-async def test_other_methods_go_to_one_server() -> None:
-    cluster = upstreams_of(a=scripted_response(b""), b=scripted_response(b""))
-    assert (await cluster.ask("PUT", INDEX)).status == 200
-    assert cluster.received == [[f"PUT {INDEX}"], []]
-
-
 # --------------------------------------------------------------------------------------- statistics
 
 
@@ -353,19 +323,10 @@ async def test_statistics_are_those_of_all_endpoints() -> None:
     assert dict(endpoints[0].requests[0].headers) == {}
 
 
-async def test_statistics_of_one_server_pass_untouched() -> None:
-    text = b'{ "model_stats": [] }'
-    cluster = one_upstream(a=scripted_response(text, 200, {"X-A": "1"}))
-    response = await cluster.ask("GET", STATISTICS)
-    assert (response.body, dict(response.headers)) == (text, {"X-A": "1"})
-
-
 @pytest.mark.parametrize(
     ("limits", "failing"),
     [
         (LIMITS, connect_error(A)),
-        (LIMITS, scripted_response(b"", 500)),
-        (replace(LIMITS, idle_timeout=0.2), asyncio.Event()),
         (replace(LIMITS, request_timeout=0.2), asyncio.Event()),
     ],
 )
@@ -384,7 +345,6 @@ async def test_statistics_name_failed_endpoints(limits: Limits, failing: ServerS
         ({"a": connect_error(A), "b": connect_error(B)}, 503, f"cannot connect to {A}"),
         ({"a": scripted_response(b"[]"), "b": _stats()}, 502, f"{A} sent no list of models"),
         ({"a": _stats(), "b": scripted_response(b'{"model_stats":{}}')}, 502, f"{B} sent no list"),
-        ({"a": _stats(), "b": scripted_response(b"{")}, 502, f"{B} sent no list"),
     ],
 )
 async def test_invalid_statistics_are_a_502(steps: dict[str, Any], status: int, told: str) -> None:

@@ -4,14 +4,13 @@ import json
 
 import pytest
 
-from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, Dialect
+from gateway.protocol.dialects import KSERVE
 from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy.cluster.scatter_gather import FAILED_ENDPOINTS
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from tests.support.doubles.cluster import (
     A,
-    B,
     ServerStep,
     UndetectedDialectState,
     connect_error,
@@ -157,41 +156,6 @@ async def test_invalid_list_is_a_502(body: bytes) -> None:
     assert "sent no list of models" in _error(response)
 
 
-LACKING: dict[str, tuple[Dialect, ServerStep, str]] = {
-    "no index": (JSON, scripted_response(b"none", 404), INDEX),
-    "no path of the kind": (OPENVINO, scripted_response(b"none", 400), INDEX),
-    "no list of V1": (KSERVE, scripted_response(b"none", 404), "GET " + MODELS),
-}
-
-
-@pytest.mark.parametrize(("dialect", "step", "question"), LACKING.values(), ids=LACKING)
-async def test_server_without_a_model_list_is_omitted_and_named(
-    dialect: Dialect, step: ServerStep, question: str
-) -> None:
-    cluster = upstreams_of(a=scripted_response(b'[{"name":"x"}]'), b=step, dialects={"b": dialect})
-    response = await cluster.ask("GET", MODELS)
-    assert (response.status, response.body) == (200, b'{"models":["x"]}')
-    assert response.headers[FAILED_ENDPOINTS] == "upstream 'b'"
-    assert cluster.received == [[INDEX], [question]]
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 500])
-async def test_server_that_may_have_a_model_list_is_not_omitted(status: int) -> None:
-    cluster = upstreams_of(a=scripted_response(b"[]"), b=scripted_response(b"no", status))
-    response = await cluster.ask("GET", MODELS)
-    assert response.status == 502
-    assert f"upstream 'b' returned {status}: no" in _error(response)
-
-
-@pytest.mark.parametrize("target", [MODEL, MODELS])
-async def test_list_waits_until_all_dialects_are_known(target: str) -> None:
-    cluster = one_upstream(
-        dialect=UndetectedDialectState(KSERVE, None), a=scripted_response(b'{"models":["m"]}')
-    )
-    assert (await cluster.ask("GET", target)).status == 200
-    assert cluster.received == [["GET " + target]]
-
-
 @pytest.mark.parametrize(("target", "question"), [(MODEL, []), (MODELS, [INDEX])])
 async def test_server_of_unknown_dialect_that_is_down_is_a_503(
     target: str, question: list[str]
@@ -202,17 +166,3 @@ async def test_server_of_unknown_dialect_that_is_down_is_a_503(
     assert response.status == 503
     assert "cannot connect to upstream 'a'" in _error(response)
     assert cluster.received == [question]
-
-
-async def test_error_names_the_upstream_that_is_down() -> None:
-    cluster = upstreams_of(
-        a=scripted_response(b'[{"name":"x"}]'),
-        b=connect_error(B),
-        dialects={"b": UndetectedDialectState(KSERVE, connect_error(B))},
-    )
-    response = await cluster.ask("GET", MODELS)
-    assert (response.status, _error(response)) == (
-        502,
-        f"GET {MODELS} succeeded at upstream 'a'; failed: "
-        "cannot connect to upstream 'b': Connection refused",
-    )

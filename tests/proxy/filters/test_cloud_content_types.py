@@ -17,7 +17,6 @@ from tests.support.inference_messages import (
     binary_header,
     binary_response_header,
     json_request,
-    metadata,
 )
 
 SAGEMAKER = "application/vnd.sagemaker-triton.binary+json"
@@ -80,25 +79,6 @@ async def test_mixed_response_has_its_header_length_in_the_content_type() -> Non
         assert HEADER_LENGTH not in response.headers
 
 
-async def test_size_of_0_means_raw_binary() -> None:
-    steps = ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), ANSWER
-    response, endpoint = await ask(*steps, body=TENSOR, headers=of_type(SAGEMAKER, 0))
-    assert endpoint.bodies[-1].endswith(TENSOR)
-    expected = f"{SAGEMAKER};json-header-size={len(ANSWER_HEADER)}"
-    assert response.headers["Content-Type"] == expected
-
-
-@pytest.mark.parametrize(
-    "stated", [of_type(SAGEMAKER, len(ALL_BINARY)), {"Content-Type": SAGEMAKER}]
-)
-async def test_equal_header_lengths_in_header_and_content_type_are_accepted(
-    stated: dict[str, str],
-) -> None:
-    """A type without a size states no length."""
-    response, _ = await ask(ANSWER, headers={**stated, HEADER_LENGTH: str(len(ALL_BINARY))})
-    assert response.body == ANSWER_HEADER + TENSOR
-
-
 @pytest.mark.parametrize(
     ("headers", "message"),
     [
@@ -122,10 +102,3 @@ async def test_invalid_header_length_is_refused(headers: dict[str, str], message
     assert response.status == 400
     assert message in json.loads(response.body)["error"]
     assert endpoint.requests == []
-
-
-async def test_response_without_binary_outputs_is_json() -> None:
-    text = b'{"model_name":"m","outputs":[]}'
-    answer = ScriptedUpstreamResponse(200, {"Content-Type": "application/json"}, [text])
-    response, _ = await ask(answer, headers=of_type(SAGEMAKER, len(ALL_BINARY)))
-    assert (response.headers["Content-Type"], response.body) == ("application/json", text)

@@ -40,12 +40,6 @@ def test_sampled_caller_is_continued() -> None:
     assert (trace.scheme, trace.host, trace.http_version) == ("https", "gw:8080", "2")
 
 
-def test_name_of_the_header_may_have_any_case() -> None:
-    trace = _sample(SAMPLED.replace("traceparent", "TraceParent"))
-    assert trace is not None
-    assert trace.trace_id == TRACE
-
-
 def test_caller_that_is_not_sampled_is_not_traced() -> None:
     assert _sample(UNSAMPLED, STATE, ratio=1.0) is None
 
@@ -56,9 +50,7 @@ def test_caller_that_is_not_sampled_is_not_traced() -> None:
         (),
         (STATE,),
         ("traceparent: 00-nonsense", STATE),
-        ("traceparent:", STATE),
         (SAMPLED, SAMPLED, STATE),
-        (UNSAMPLED, UNSAMPLED, STATE),
         (SAMPLED.upper().replace("TRACEPARENT", "traceparent"), STATE),
     ],
 )

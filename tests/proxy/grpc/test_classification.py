@@ -59,12 +59,6 @@ async def test_classification_of_strings_is_refused(
         assert (await client.call(method, PLAIN)).code is grpc.StatusCode.OK
 
 
-async def test_each_message_of_a_stream_is_checked() -> None:
-    async with _client(model_metadata("BYTES")) as (_, client):
-        response = await client.call("ModelStreamInfer", PLAIN, PLAIN, _request())
-    assert (response.code, response.text) == (grpc.StatusCode.INVALID_ARGUMENT, REFUSED)
-
-
 @pytest.mark.parametrize("size", [4, LARGE])
 async def test_classification_of_numbers_passes(size: int) -> None:
     async with _client(model_metadata("FP32")) as (server, client):

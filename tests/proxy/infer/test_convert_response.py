@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
-from gateway.codec.policies import JsonPolicies, Nonfinite
+from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.prediction_form import PredictionForm
-from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from gateway.proxy.admission.deadline import Deadline
@@ -18,7 +18,6 @@ from gateway.upstream.transport import UpstreamResponse
 from tests.support.checks.time_slices import others
 from tests.support.doubles.streaming import (
     SERVER,
-    URL,
     BodyStep,
     EventLog,
     ScriptedClientResponse,
@@ -30,7 +29,6 @@ from tests.support.inference_messages import FLOATS, HEADER_LENGTH, binary_respo
 
 ALL_JSON = OutputEncoding(False, {})
 ALL_BINARY = OutputEncoding(True, {})
-MIXED = OutputEncoding(False, {"OUT0": False, "OUT1": True})
 
 
 def _response(
@@ -111,24 +109,6 @@ async def test_little_of_a_response_waits_for_busy_threads() -> None:
     assert relay.destination.memory_budget.total == 0
 
 
-@pytest.mark.parametrize("sized", [True, False])
-async def test_large_binary_response_becomes_json_as_it_arrives(sized: bool) -> None:
-    values = np.arange(50_000, dtype="<f4")
-    data = values.tobytes()
-    relay = _Relay()
-    response = _response(
-        binary_response_header(len(data)), data[:9], data[9:100_000], data[100_000:]
-    )
-    if not sized:
-        response = _response(binary_response_header(len(data)), data, sized=False)
-    client_response = await relay.run(response, ALL_JSON)
-    assert json.loads(client_response.body)["outputs"][0]["data"] == values.tolist()
-    assert "Content-Length" not in client_response.headers
-    if sized:
-        began = relay.log.index("client gets 200")
-        assert began < relay.log.index("server sends 100000")
-
-
 async def test_small_chunked_response_is_complete_before_the_client_gets_anything() -> None:
     relay = _Relay()
     parts = binary_response_header(12), FLOATS.tobytes()[:5], FLOATS.tobytes()[5:]
@@ -138,51 +118,6 @@ async def test_small_chunked_response_is_complete_before_the_client_gets_anythin
     assert relay.log.count_of("client gets") == 2
     with pytest.raises(GatewayError, match="ends before"):
         await _Relay().run(_response(*parts[:2], sized=False), ALL_JSON)
-
-
-@pytest.mark.parametrize("form", [ALL_JSON, MIXED])
-@pytest.mark.parametrize(
-    ("response", "fault"),
-    [
-        (_response(binary_response_header(8), bytes(7)), "ends before"),
-        (_response(binary_response_header(8), bytes(9)), "more bytes"),
-        (ScriptedUpstreamResponse(200, {HEADER_LENGTH: "x"}, [b"{}"]), HEADER_LENGTH),
-        (
-            ScriptedUpstreamResponse(200, {HEADER_LENGTH: "10001"}, [b"{}"]),
-            "limits.max_inference_header_bytes",
-        ),
-    ],
-)
-async def test_inconsistent_response_is_a_502_that_names_the_server(
-    form: OutputEncoding, response: ScriptedUpstreamResponse, fault: str
-) -> None:
-    relay = _Relay()
-    with pytest.raises(GatewayError, match=fault) as caught:
-        await relay.run(response, form)
-    assert caught.value.kind is ErrorKind.BAD_RESPONSE
-    assert caught.value.message.startswith(URL)
-    assert not relay.client_response.started
-
-
-@pytest.mark.parametrize("form", [ALL_JSON, MIXED])
-async def test_truncated_response_is_never_finished(form: OutputEncoding) -> None:
-    values = np.arange(50_000 if form is ALL_JSON else 100, dtype="<f4").tobytes()
-    header = binary_response_header(len(values), 4)
-    fault = bad_response(f"{URL} closed")
-    relay = _Relay()
-    with pytest.raises(GatewayError, match=rf"^{URL} closed$"):
-        await relay.run(_response(header, values, fault, sized=False), form)
-    assert "client has got all" not in relay.log
-    assert relay.client_response.started == (form is ALL_JSON)
-
-
-async def test_value_against_the_policy_is_a_502() -> None:
-    relay = _Relay(JsonPolicies(nonfinite=Nonfinite.ERROR))
-    nan = np.array([np.nan], "<f4").tobytes()
-    with pytest.raises(GatewayError, match="OUT0") as caught:
-        await relay.run(_response(binary_response_header(4), nan), ALL_JSON)
-    assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
-    assert URL not in caught.value.message
 
 
 async def test_conversion_yields_to_other_calls() -> None:

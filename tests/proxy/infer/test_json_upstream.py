@@ -1,7 +1,7 @@
 """Calls to a server that accepts only JSON."""
 
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,28 +11,13 @@ import pytest
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON
-from gateway.protocol.operations import parse_operation
-from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.interfaces import Call
-from gateway.routing.retry import SAFE_RETRIES_ONLY
 from tests.support.checks.refused import refused_with
 from tests.support.checks.time_slices import cancelled_after, others
-from tests.support.doubles.scripted_call import ScriptedCall, ServerStep, serve
-from tests.support.doubles.streaming import (
-    LIMITS,
-    URL,
-    BodyStep,
-    EventLog,
-    ScriptedClientResponse,
-    ScriptedEndpoint,
-    ScriptedRequest,
-    ScriptedUpstreamResponse,
-    make_destination,
-)
+from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
+from tests.support.doubles.streaming import LIMITS, URL, BodyStep, ScriptedUpstreamResponse
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
-    INFER,
     binary_header,
     json_request,
     metadata,
@@ -74,87 +59,6 @@ def _binary(header: bytes, *tensors: BodyStep, **headers: str) -> dict[str, Any]
 
 
 # ----------------------------------------------------------------------------------------- requests
-
-
-async def test_json_request_is_checked_and_rewritten() -> None:
-    text = json_request(1.5, -2, 0.1)
-    scene = _Scene(_response(), body=[text[:9], text[9:]], headers={"Accept-Encoding": "gzip"})
-    response = await scene.run()
-    assert scene.document == json.loads(text)
-    assert isinstance(scene.endpoint.requests[0].body, list)  # with a Content-Length
-    # The client gets the server's JSON piece by piece.
-    assert scene.endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
-    assert response.body == BODY
-    assert dict(response.headers) == {"Content-Type": "application/json", "X": "1"}
-    assert scene.log[-7:] == [
-        "server sends 9",
-        "client gets 200",
-        "client gets 9",
-        f"server sends {len(BODY) - 9}",
-        f"client gets {len(BODY) - 9}",
-        "client has got all",
-        "server is let go",
-    ]
-
-
-@pytest.mark.parametrize("by_route", [False, True], ids=["as asked", "as the route says"])
-async def test_text_output_becomes_base64_when_requested(by_route: bool) -> None:
-    """MLServer ignores the requested content type, unless the model's code reads it."""
-    is_base64 = {"content_type": "base64"}
-    text = {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["abcd"]}
-    told = {**text, "name": "U", "parameters": is_base64, "data": ["YWJjZA=="]}
-    fields = json.loads(json_request(1))
-    if not by_route:
-        fields["outputs"] = [{"name": name, "parameters": is_base64} for name in "TU"]
-    policies = JsonPolicies(bytes_encoding=BytesEncoding.BASE64) if by_route else None
-    scene = _Scene(
-        _response(json.dumps({"outputs": [text, told, OUTPUT]}).encode()),
-        body=[json.dumps(fields).encode()],
-        headers={"Accept-Encoding": "gzip"},
-        policies=policies,
-    )
-    response = await scene.run()
-    t, u, numbers = json.loads(response.body)["outputs"]
-    assert t["data"] == u["data"] == ["YWJjZA=="]
-    assert t["parameters"] == u["parameters"] == is_base64
-    assert numbers == OUTPUT
-    assert "Accept-Encoding" not in scene.endpoint.requests[0].headers  # the gateway reads it
-
-
-async def test_binary_request_becomes_json_as_it_arrives() -> None:
-    values = np.arange(60_000, dtype="<f4")
-    data = values.tobytes()
-    header = binary_header(len(data), binary_output=True)
-    scene = _Scene(_response(), **_binary(header, data[:100_001], data[100_001:]))
-    await scene.run()
-    assert isinstance(scene.endpoint.requests[0].body, AsyncIterator)
-    asked = scene.log.index(f"server is asked POST {INFER}")
-    assert asked < scene.log.index("client sends 100001")
-    assert "Content-Length" not in scene.endpoint.requests[0].headers
-    (entry,) = scene.document["inputs"]
-    assert entry == {"name": "IN0", "shape": [60_000], "datatype": "FP32", "data": values.tolist()}
-    assert "parameters" not in scene.document
-
-
-async def test_large_buffered_request_can_be_retried() -> None:
-    text = json_request(*range(50_000))
-    log = EventLog()
-    gone = ScriptedEndpoint(log, GatewayError(ErrorKind.UNREACHABLE, "gone"))
-    endpoints = [gone, ScriptedEndpoint(log, _response())]
-    limits = replace(LIMITS, max_buffered_body_bytes=1_000_000)
-    destination = replace(
-        make_destination(*endpoints, dialect=JSON, limits=limits), retry_policy=SAFE_RETRIES_ONLY
-    )
-    request = ScriptedRequest(log, "POST", INFER, None, [text])
-    with Deadline(9, 9) as deadline:
-        operation = parse_operation("POST", INFER)
-        await serve(Call(request, ScriptedClientResponse(log), operation, destination, deadline))
-    first, again = (each.bodies for each in endpoints)
-    assert first == again
-    assert json.loads(again[0]) == json.loads(text)
-    body = endpoints[1].requests[0].body
-    assert isinstance(body, AsyncIterable)
-    assert not isinstance(body, AsyncIterator)
 
 
 BYTES_INPUT = {
@@ -220,23 +124,6 @@ async def test_large_body_of_a_wrong_size_never_reaches_the_server_whole(surplus
 # ---------------------------------------------------------------------------------------- responses
 
 ASKING_BINARY = _binary(binary_header(12, binary_output=True), FLOATS.tobytes())
-
-
-async def test_response_becomes_binary() -> None:
-    scene = _Scene(_response(), **ASKING_BINARY)
-    response = await scene.run()
-    size = int(response.headers[HEADER_LENGTH])
-    assert json.loads(response.body[:size])["outputs"] == [
-        {"name": "OUT", "shape": [3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
-    ]
-    assert response.body[size:] == FLOATS.tobytes()
-    assert dict(response.headers) == {
-        "Content-Type": "application/octet-stream",
-        "Content-Length": str(len(response.body)),
-        HEADER_LENGTH: str(size),
-        "X": "1",
-    }
-    assert "Accept-Encoding" not in scene.endpoint.requests[0].headers
 
 
 @pytest.mark.parametrize(

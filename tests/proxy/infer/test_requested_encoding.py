@@ -156,27 +156,6 @@ async def test_server_gets_no_accept_encoding_when_its_response_is_inspected(
     assert ("Accept-Encoding" in scene.endpoint.requests[0].headers) is asked
 
 
-# ------------------------------------------------------------------------------------ empty outputs
-
-EMPTY = {"name": "L", "shape": [0, 2], "datatype": "FP32"}
-
-
-@DOUBTED
-@pytest.mark.parametrize(("body", "binary"), WANTED.values(), ids=WANTED)
-@pytest.mark.parametrize("came", ["", "R"])
-async def test_empty_outputs_without_a_size_get_the_requested_encoding(
-    dialect: Dialect, body: bytes, binary: str, came: str
-) -> None:
-    outputs = [EMPTY, _entry("R", binary=came == "R")]
-    header = json.dumps({"outputs": outputs}).encode()
-    told = _response(header, RIGHT.tobytes() if came else b"")
-    response = await _Scene(told, body=[body], dialect=dialect).run()
-    assert _forms(response) == {
-        "L": b"" if "L" in binary else [],
-        "R": RIGHT.tobytes() if "R" in binary else RIGHT.tolist(),
-    }
-
-
 # ------------------------------------------------------------------------------------------- base64
 
 TEXT = {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["abcd"]}
@@ -269,13 +248,6 @@ async def test_buffered_response_has_a_cap(body: bytes) -> None:
         "(limits.max_buffered_body_bytes)"
         in await _Scene(told, body=[body], max_buffered_body_bytes=50_000).fault()
     )
-
-
-async def test_json_around_the_data_has_a_cap() -> None:
-    outputs = [_entry("L", binary=False), _entry("R", binary=True)]
-    header = json.dumps({"x": "y" * 20_000, "outputs": outputs}).encode()
-    scene = _Scene(_response(header, RIGHT.tobytes()), body=[_request(default=True)])
-    assert "(limits.max_inference_header_bytes)" in await scene.fault()
 
 
 # ----------------------------------------------------------------------------------------------- V1

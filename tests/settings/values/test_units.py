@@ -19,38 +19,27 @@ VALID: dict[Parse, dict[object, float]] = {
     parse_size: {
         0: 0,
         4096: 4096,
-        "100": 100,
         "7B": 7,
-        "512KiB": 512 * 1024,
         "64 MiB": 64 * 1024**2,
         "4GiB": 4 * 1024**3,
-        "2TiB": 2 * 1024**4,
         "5kB": 5_000,
-        "5KB": 5_000,
         "10MB": 10_000_000,
-        "3GB": 3_000_000_000,
-        "1TB": 10**12,
     },
     parse_duration: {
         5: 5.0,
         0.25: 0.25,
-        "30": 30.0,
         "1.5": 1.5,
         "500ms": 0.5,
         "5 s": 5.0,
         "2m": 120.0,
-        "1h": 3600.0,
         "1.5h": 5400.0,
     },
     parse_percent: {
         "0%": 0.0,
         "7 %": 7.0,
-        "33.3%": 33.3,
         "100%": 100.0,
-        "150%": 150.0,
         0: 0.0,
         1: 1.0,
-        50: 50.0,
         12.5: 12.5,
         "50": 50.0,
         "0.5%": 0.5,
@@ -103,62 +92,9 @@ def test_an_invalid_value_is_an_error_with_an_example(parse: Parse) -> None:
             parse(written)
 
 
-def test_both_bounds_are_inclusive() -> None:
-    within = Bounded(parse_size, "1KiB", "1MiB")
-    assert within("1KiB") == 1024
-    assert within(2**20) == 2**20
-
-
-@pytest.mark.parametrize("written", [0, 1023, -5, "2MiB"])
-def test_a_value_beyond_a_bound_is_an_error_that_names_both(written: object) -> None:
-    with pytest.raises(ValueError, match=r"^expected 1KiB to 1MiB, got "):
-        Bounded(parse_size, "1KiB", "1MiB")(written)
-
-
-def test_a_nonfinite_number_is_beyond_all_bounds() -> None:
-    for number in (math.nan, math.inf, -math.inf):
+def test_bounds_are_inclusive_and_named_in_the_error() -> None:
+    within = Bounded(parse_duration, "1ms", "1h")
+    assert [within("1ms"), within(3600)] == [0.001, 3600.0]
+    for written in (0, -5, "2h", math.nan, math.inf):
         with pytest.raises(ValueError, match=r"^expected 1ms to 1h, got "):
-            Bounded(parse_duration, "1ms", "1h")(number)
-
-
-@pytest.mark.parametrize(
-    ("parse", "written", "meant"),
-    [
-        (parse_duration, "30sec", "30s"),
-        (parse_duration, "1.5 hours", "1.5h"),
-        (parse_duration, "10 Msec", "10ms"),
-        (parse_duration, "2 minutes", "2m"),
-        (parse_size, "64mb", "64MB"),
-        (parse_size, "64 M", "64MiB"),
-        (parse_size, "64Mi", "64MiB"),
-        (parse_size, "1024 bytes", "1024B"),
-        (parse_percent, 0.125, "12.5%"),
-        (parse_percent, "7 percent", "7%"),
-    ],
-)
-def test_an_error_proposes_the_unit_or_the_percentage_that_was_meant(
-    parse: Parse, written: object, meant: str
-) -> None:
-    with pytest.raises(ValueError, match=rf"; did you mean {meant}\?$"):
-        parse(written)
-    parse(meant)
-
-
-@pytest.mark.parametrize(
-    ("parse", "written"),
-    [
-        (parse_duration, "5 fortnights"),
-        (parse_duration, "1h30m"),
-        (parse_size, "1.5GiB"),
-        (parse_count, "1,000"),
-        (parse_count, math.inf),
-        (parse_percent, "150 percent"),
-        (parse_percent, True),
-    ],
-)
-def test_an_error_proposes_nothing_where_the_meaning_is_unclear(
-    parse: Parse, written: object
-) -> None:
-    with pytest.raises(ValueError) as error:
-        parse(written)
-    assert "did you mean" not in str(error.value)
+            within(written)

@@ -17,18 +17,12 @@ KNOWN = (
     ("name", "meant"),
     [
         ("Triton", "triton"),
-        ("TRITON", "triton"),
-        (" triton ", "triton"),
         ("Triton Inference Server", "triton"),
         ("tritn", "triton"),
-        ("idle-timeout", "idle_timeout"),
         ("idleTimeout", "idle_timeout"),
-        ("Idle Timeout", "idle_timeout"),
         ("idel_timeout", "idle_timeout"),
-        ("round-robin", "round_robin"),
         ("LEAST_CONN", "least_request"),
         ("float32", "FP32"),
-        ("string", "BYTES"),
         ("warn", "warning"),
     ],
 )

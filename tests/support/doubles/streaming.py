@@ -13,17 +13,19 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies
 from gateway.errors import ServerName
+from gateway.http1.head import HeadParser, RequestHead, encode_head
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import TRITON, Dialect
 from gateway.proxy.destination import Destination, Limits, Upstream
+from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.metadata_cache import MetadataCache
+from gateway.upstream.pool.checks import PoolSupervisor
 from gateway.upstream.pool.dialect import fixed_dialect_state
+from gateway.upstream.pool.member import ReadyModels
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.ready_models import ReadyModels
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 
 BodyStep = bytes | BaseException | asyncio.Event
@@ -69,6 +71,19 @@ async def _play(steps: Sequence[BodyStep]) -> AsyncIterator[bytes]:
             yield step
 
 
+def client_head(
+    method: str,
+    target: str,
+    headers: Mapping[str, str] | list[tuple[str, str]],
+    parser: HeadParser | None = None,
+) -> RequestHead:
+    """Make the head of a client's request, as a parser of its own reads it unless one is given."""
+    lines = CIMultiDict(headers)
+    lines.setdefault("Host", "h")
+    head = encode_head(f"{method} {target} HTTP/1.1", lines.items())
+    return (parser or HeadParser((), NOTED_HEADERS)).parse_request(head)
+
+
 class ScriptedRequest(ClientRequest):
     """A client's request; its body comes as the steps say."""
 
@@ -87,6 +102,7 @@ class ScriptedRequest(ClientRequest):
             sizes = [len(step) for step in body if isinstance(step, bytes)]
             made["Content-Length"] = str(sum(sizes))
         self.headers = CIMultiDictProxy(made)
+        self.head = client_head(method, target, made)
         length = made.get("Content-Length")
         self.content_length = int(length) if length is not None else None if body else 0
         self._log = log

@@ -212,6 +212,7 @@ def answering(
     body: bytes = b"",
     trailers: Headers | None = None,
     settings: Mapping[SettingCodes, int] | None = None,
+    headers: Headers = (),
 ) -> Script:
     """Make the script that answers each request as soon as it is complete."""
 
@@ -222,7 +223,7 @@ def answering(
                 if not stream.ended:
                     break
                 answered += 1
-                await peer.respond(stream, body, trailers=trailers)
+                await peer.respond(stream, body, headers, trailers)
             else:
                 await peer.receive()
                 continue

@@ -6,8 +6,8 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.upstream.grpc.dual_endpoint import DualEndpoint
-from gateway.upstream.pool import reachability
+from gateway.upstream.grpc.endpoint import DualEndpoint
+from gateway.upstream.pool import outlier_detection
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.transport import UpstreamRequest
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
@@ -67,7 +67,7 @@ async def test_both_addresses_are_closed() -> None:
 async def test_upstream_is_reachable_again_when_the_address_that_failed_responds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     error = GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {GRPC}")
     endpoint = _endpoint(error, error, error, ScriptedUpstreamResponse(200), http=3)
     with pytest.raises(GatewayError):
@@ -84,7 +84,7 @@ async def test_upstream_is_reachable_again_when_the_address_that_failed_responds
 async def test_grpc_address_that_is_not_used_need_not_respond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     endpoint = _endpoint()
     pool = Pool([endpoint], upstream="u")
     await pool.start()

@@ -8,21 +8,21 @@ from unittest import mock
 
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request, bad_response
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import (
     MAX_INTERIM_RESPONSES,
-    OpenConnections,
     ServerConnection,
     StaleConnectionError,
 )
 from gateway.upstream.http.endpoint import HttpEndpoint, HttpExchange
-from gateway.upstream.transport import FieldLines, UpstreamResponse, UpstreamResponseHead
+from gateway.upstream.transport import UpstreamResponse, UpstreamResponseHead
 from tests.http1.fake_transport import FakeTransport
 from tests.http1.splits import all_splits, bytewise
 from tests.support.doubles.clock import Clock
 from tests.support.http_messages import chunk, chunked, http_response, message
+from tests.upstream.receivers import RecordingReceiver
 
 URL = "http://server:8000"
 
@@ -35,56 +35,12 @@ INTERIM = [
 ]
 
 
-class _Receiver:
-    """Records its calls, and runs ``then``."""
-
-    waits_for_chunks = False
-    untouched = False
-
-    def __init__(self, *, handles: bool = True) -> None:
-        self.handles = handles
-        self.calls: list[str] = []
-        self.heads: list[UpstreamResponseHead] = []
-        self.body = b""
-        self.response: asyncio.Future[UpstreamResponse]
-        self.response = asyncio.get_running_loop().create_future()
-        self.errors: list[Exception] = []
-        self.then: Callable[[], object] = lambda: None
-
-    def is_idempotent(self) -> bool:
-        return False
-
-    def passes_untouched(self, head: UpstreamResponseHead) -> bool:
-        return self.untouched
-
-    def on_complete(
-        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
-    ) -> bool:
-        if self.handles:
-            self.calls.append(f"whole {head.status}")
-            self.heads.append(head)
-            self.body = bytes(body)
-            self.then()
-        return self.handles
-
-    def on_headers(self, response: UpstreamResponse) -> None:
-        self.calls.append(f"begun {response.status}")
-        if not self.response.done():
-            self.response.set_result(response)
-        self.then()
-
-    def on_error(self, error: Exception) -> None:
-        self.calls.append("failed")
-        self.errors.append(error)
-        self.then()
-        if not self.handles:
-            self.response.set_exception(error)
-
-
 ENDPOINT_ADDRESS = parse_server_url(URL)
 
 
-def _ask(connection: ServerConnection, receiver: _Receiver, method: str = "POST") -> HttpExchange:
+def _ask(
+    connection: ServerConnection, receiver: RecordingReceiver, method: str = "POST"
+) -> HttpExchange:
     """Let a connection expect the response to a request."""
     exchange = HttpExchange(HttpEndpoint(ENDPOINT_ADDRESS, 5), connection)
     exchange.receiver = receiver
@@ -96,8 +52,7 @@ def _expect(
     connection: ServerConnection, method: str = "POST", waits_for_chunks: bool = False
 ) -> asyncio.Future[UpstreamResponse]:
     """Let a connection expect a response that is read as it arrives."""
-    receiver = _Receiver(handles=False)
-    receiver.waits_for_chunks = waits_for_chunks
+    receiver = RecordingReceiver(waits_for_chunks=waits_for_chunks, handles=False)
     _ask(connection, receiver, method)
     return receiver.response
 
@@ -241,16 +196,10 @@ async def test_interim_responses_up_to_the_limit_are_ignored() -> None:
     assert transport.calls == []
 
 
-@pytest.mark.parametrize("form", ["at once", "one by one"])
-async def test_interim_response_beyond_the_limit_fails_the_request(form: str) -> None:
+async def test_interim_response_beyond_the_limit_fails_the_request() -> None:
     pieces = [interim for interim in INTERIM for _ in range(MAX_INTERIM_RESPONSES)]
     connection, transport, head = _expecting()
-    if form == "at once":
-        connection.data_received(b"".join(pieces))
-    else:
-        for number, piece in enumerate(pieces[: MAX_INTERIM_RESPONSES + 1]):
-            assert not head.done(), number
-            connection.data_received(piece)
+    connection.data_received(b"".join(pieces))
     assert transport.calls == ["abort"]
     text = f"{URL} sent more than 100 interim (1xx) responses to one request"
     assert await _message(head) == text
@@ -269,23 +218,7 @@ async def test_unread_body_pauses_reading() -> None:
     assert connection.reusable
 
 
-async def test_complete_body_does_not_pause_reading() -> None:
-    connection, transport, _ = _expecting()
-    connection.data_received(http_response(bytes(MAX_WINDOW + 1)))
-    assert transport.calls == []
-    assert len(await _read(connection)) == MAX_WINDOW + 1
-    assert connection.reusable
-
-
 # ---------------------------------------------------------------------- unexpected bytes
-
-
-@pytest.mark.parametrize("unasked", [http_response(b"unasked"), b"\x00", b"H", b"\r\n"])
-async def test_bytes_before_a_request_drop_the_connection(unasked: bytes) -> None:
-    connection, transport = _connected()
-    connection.data_received(unasked)
-    assert transport.calls == ["abort"]
-    assert not connection.reusable
 
 
 @pytest.mark.parametrize(
@@ -336,7 +269,7 @@ async def test_late_close_means_that_the_server_has_seen_the_request(
     clock = Clock()
     with mock.patch("asyncio.get_running_loop", return_value=clock):
         connection, _ = _connected()
-    receiver = _Receiver()
+    receiver = RecordingReceiver()
     _ask(connection, receiver)
     connection.data_received(http_response())
     _ask(connection, receiver)
@@ -351,29 +284,6 @@ async def test_close_before_the_request_is_an_error() -> None:
     head = _expect(connection)
     text = f"{URL} closed the connection before it responded"
     assert await _message(head, ErrorKind.NO_RESPONSE) == text
-
-
-@pytest.mark.parametrize(
-    ("data", "eof"),
-    [
-        (CHUNKED + chunk(b"abc"), True),
-        (CHUNKED + chunked(b"abc")[:-1], False),
-        (CHUNKED + b"4\r\nabc", True),
-        (UNTIL_CLOSE + b"abc", False),
-    ],
-)
-async def test_close_within_the_response_is_an_error(data: bytes, eof: bool) -> None:
-    connection, _, head = _expecting()
-    connection.data_received(data)
-    if eof:
-        connection.eof_received()
-    connection.connection_lost(None if eof else ConnectionResetError())
-    await head
-    assert connection.body is not None
-    assert await connection.body.read() == b"abc"
-    text = await _message(connection)
-    assert text == f"{URL} closed the connection before the end of its response"
-    assert not connection.reusable
 
 
 @pytest.mark.parametrize("body", [b"", b"abc", b"0\r\n\r\n"])
@@ -494,13 +404,6 @@ async def test_tiny_chunks_yield_to_the_event_loop() -> None:
     assert transport.calls == ["pause", "resume"]
 
 
-async def test_tiny_chunks_are_read_after_the_server_closes() -> None:
-    connection, _, _ = _expecting()
-    connection.data_received(CHUNKED + TINY + chunked())
-    connection.connection_lost(None)
-    assert await _read(connection) == b"x" * 100_000
-
-
 async def test_invalid_tiny_chunk_before_a_close_is_an_error() -> None:
     connection, transport, _ = _expecting()
     connection.data_received(CHUNKED + TINY + b"what?\r\n")
@@ -522,19 +425,10 @@ async def test_dropped_connection_discards_tiny_chunks() -> None:
 # ---------------------------------------------------------------------- errors
 
 
-async def test_close_within_a_small_body_fails_the_response() -> None:
-    """Its head waits a moment for the body, so that nothing of it was passed on."""
-    connection, _, head = _expecting()
-    connection.data_received(http_response(b"abcd")[:-1])
-    connection.connection_lost(None)
-    text = f"{URL} closed the connection before the end of its response"
-    assert await _message(head, ErrorKind.BAD_RESPONSE) == text
-
-
 @pytest.mark.parametrize("body", [b"", b"a", b"abc"])
 async def test_small_body_is_waited_for_a_moment(body: bytes) -> None:
     connection, _ = _connected()
-    receiver = _Receiver(handles=False)
+    receiver = RecordingReceiver(handles=False)
     exchange, head = _ask(connection, receiver), receiver.response
     connection.data_received(http_response(b"abcd")[: len(body) - 4])
     await asyncio.sleep(0)
@@ -563,27 +457,12 @@ async def test_chunked_body_is_waited_for_if_that_is_wanted() -> None:
         assert connection.reusable
 
 
-async def test_error_after_the_head_reaches_the_reader_of_the_body() -> None:
-    connection, transport, head = _expecting()
-    connection.data_received(CHUNKED + chunk(b"ab"))
-    fault = bad_request("the client's")
-    connection.fail(fault)
-    connection.connection_lost(None)
-    await head
-    assert connection.body is not None
-    assert await connection.body.read() == b"ab"
-    with pytest.raises(GatewayError) as caught:
-        await connection.body.read()
-    assert caught.value is fault
-    assert transport.calls[0] == "abort"
-
-
 # ---------------------------------------------------------------------- receivers
 
 
-def _asked(method: str = "POST") -> tuple[ServerConnection, FakeTransport, _Receiver]:
+def _asked(method: str = "POST") -> tuple[ServerConnection, FakeTransport, RecordingReceiver]:
     connection, transport = _connected()
-    receiver = _Receiver()
+    receiver = RecordingReceiver()
     _ask(connection, receiver, method)
     return connection, transport, receiver
 
@@ -598,63 +477,13 @@ async def test_small_response_that_arrives_in_pieces_is_given_with_its_headers()
         assert connection.reusable
 
 
-async def test_heads_that_differ_in_length_and_passed_headers_have_the_same_key() -> None:
-    connection, _, receiver = _asked()
-    for body in (b"one", b"three"):
-        _ask(connection, receiver)
-        connection.data_received(http_response(body, {"X": body.decode(), "Vary": "*"}))
-    _ask(connection, receiver)
-    connection.data_received(http_response(b"one", {"Vary": "Origin"}))
-    first, second, third = receiver.heads
-    assert first.key == second.key != third.key
-    assert (first.passed, second.passed, third.passed) == (b"X: one\r\n", b"X: three\r\n", b"")
-
-
-async def test_next_request_may_begin_in_on_complete() -> None:
-    connection, transport, receiver = _asked()
-    second = _Receiver()
-    receiver.then = lambda: _ask(connection, second)
-    connection.data_received(http_response(b"first"))
-    assert (receiver.calls, second.calls) == (["whole 200"], [])
-    assert not connection.reusable
-    connection.data_received(http_response(b"second", status="201 Made"))
-    assert (receiver.calls, second.calls) == (["whole 200"], ["whole 201"])
-    assert (receiver.body, second.body) == (b"first", b"second")
-    assert connection.reusable
-    assert transport.calls == []
-
-
 async def test_next_request_begun_in_on_complete_fails_after_a_close() -> None:
     connection, _, receiver = _asked()
-    second = _Receiver()
+    second = RecordingReceiver()
     receiver.then = lambda: _ask(connection, second)
     connection.data_received(http_response(b"first"))
     connection.connection_lost(None)
     assert (receiver.calls, second.calls) == (["whole 200"], ["failed"])
-
-
-async def test_requests_follow_each_other() -> None:
-    connection, transport, receiver = _asked()
-    connection.data_received(http_response(b"1"))
-    for data in (
-        CHUNKED + chunked(b"2"),
-        http_response(b"3"),
-        http_response(bytes(WHOLE + 1)),
-        http_response(b"4"),
-    ):
-        assert connection.reusable
-        _ask(connection, receiver)
-        assert not connection.reusable
-        assert connection.body is None
-        connection.data_received(data)
-    head = _expect(connection)
-    connection.data_received(http_response(b"5"))
-    assert (await head).status == 200
-    assert await _read(connection) == b"5"
-    assert receiver.calls == [
-        f"{call} 200" for call in ("whole", "begun", "whole", "begun", "whole")
-    ]
-    assert transport.calls == []
 
 
 @pytest.mark.parametrize("more", [b"x", b"\r\n", http_response(b"unasked")])
@@ -742,7 +571,7 @@ async def test_receiver_is_not_called_after_drop(before: bytes) -> None:
 # ---------------------------------------------------------------------- over TCP
 
 
-class _FailingReceiver(_Receiver):
+class _FailingReceiver(RecordingReceiver):
     """Fails when it is asked whether a body passes, or told of an error."""
 
     def passes_untouched(self, head: UpstreamResponseHead) -> bool:
@@ -777,12 +606,3 @@ async def test_error_of_the_gateway_while_reading_reaches_the_receiver(
     assert isinstance(error, ZeroDivisionError)
     assert "it is asked" in caplog.text
     assert "abort" in transport.calls
-
-
-async def test_connection_that_was_never_established_counts_no_more() -> None:
-    opened = OpenConnections()
-    connection = ServerConnection(ServerName(URL, "upstream 'servers'"), open_connections=opened)
-    connection.detach_transport()
-    assert opened.count == 0
-    connection.connection_lost(None)
-    assert opened.count == 0

@@ -1,6 +1,9 @@
-"""A server closes an idle connection just as it is used again."""
+"""A server closes an idle connection just as it is used again, or before."""
+
+from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -19,8 +22,9 @@ from tests.support.servers.scripted_server import (
     always_respond,
     respond_in_turn,
 )
+from tests.upstream.calls import ask, make_request
 from tests.upstream.calls import ask as call_whole
-from tests.upstream.endpoints import EndpointAt
+from tests.upstream.endpoints import EndpointAt, Serve
 from tests.upstream.receivers import RecordingReceiver, try_send
 
 Ask = Callable[[HttpEndpoint], Awaitable[bytes]]
@@ -94,26 +98,6 @@ async def test_connection_of_a_resent_request_is_idle_afterwards(
         first, again = server.connections
         assert first.requests[1:] == again.requests[:1]
         assert [each.body for each in again.requests] == [b"body", b"body"]
-
-
-async def test_resent_request_may_get_a_response_in_parts(endpoint_at: EndpointAt) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response(b"abc")[:-1])
-        await begun.wait()
-        await connection.send(b"c")
-
-    begun = asyncio.Event()
-    async with ScriptedServer(closing, script) as server:
-        endpoint, receiver = endpoint_at(server.url), RecordingReceiver(idempotent=True)
-        await _ask(endpoint)
-        sent = _at_once(endpoint, receiver)
-        await receiver.wait()
-        (response,) = receiver.responses
-        assert await response.read() == b"ab"
-        begun.set()
-        assert await response.read() == b"c"
-        sent.close()
 
 
 async def test_partly_read_body_is_not_sent_again(endpoint_at: EndpointAt) -> None:
@@ -212,3 +196,87 @@ async def test_close_while_a_request_is_sent_again(
         assert not receiver.complete
         assert not receiver.responses
         assert not receiver.errors
+
+
+YES = always_respond(http_response(b"yes"))
+WRITE = RequestTemplate("DELETE", "/x", ())
+"""A request that must not be sent again once a byte of it was written."""
+DELETE = make_request(method="DELETE")
+
+
+async def test_close_that_the_event_loop_has_not_seen_is_noticed_by_send(
+    serve: Serve, endpoint_at: EndpointAt
+) -> None:
+    async with serve(YES, YES) as server:
+        endpoint = endpoint_at(server.url)
+        assert await ask(endpoint, DELETE) == b"yes"
+        server.connections[0].shutdown_write_below_tls()
+        assert await ask(endpoint, DELETE) == b"yes"
+        assert [len(each.requests) for each in server.connections] == [1, 1]
+
+
+async def _streamed() -> AsyncIterator[bytes]:
+    yield b"body"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["large", "streamed"])
+async def test_head_is_written_in_the_iteration_in_which_the_connection_was_checked(
+    endpoint_at: EndpointAt, is_streamed: bool
+) -> None:
+    async def received_by_next_iteration() -> bytes:
+        await asyncio.sleep(0)
+        return sock.recv(4096)
+
+    loop = asyncio.get_running_loop()
+    body = _streamed() if is_streamed else (bytes(1_000_000),)
+    with socket.create_server((HOST, 0)) as listening:
+        listening.setblocking(False)
+        endpoint = endpoint_at("http://{}:{}".format(*listening.getsockname()))
+        calling = asyncio.create_task(ask(endpoint, DELETE))
+        async with asyncio.timeout(5):
+            sock, _ = await loop.sock_accept(listening)
+        assert await loop.sock_recv(sock, 4096)
+        await loop.sock_sendall(sock, http_response(b"yes"))
+        assert await calling == b"yes"
+        # It runs in the iteration after the first step of the call, before all else.
+        receiving = asyncio.create_task(received_by_next_iteration())
+        calling = asyncio.create_task(ask(endpoint, make_request(body)))
+        assert (await receiving).startswith(b"POST /x HTTP/1.1\r\n")
+        calling.cancel()
+        sock.close()
+
+
+async def test_all_stale_connections_are_passed_over(endpoint_at: EndpointAt) -> None:
+    async def responds_to_all_at_once(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await together.wait()
+            await connection.send(http_response(b"yes"))
+
+    together = asyncio.Barrier(3)
+    async with ScriptedServer(*[responds_to_all_at_once] * 3, YES) as server:
+        endpoint = endpoint_at(server.url)
+        await asyncio.gather(*(ask(endpoint, DELETE) for _ in range(3)))
+        for connection in server.connections:
+            connection.shutdown_write_below_tls()
+        assert await ask(endpoint, DELETE) == b"yes"
+        assert [len(each.requests) for each in server.connections] == [1, 1, 1, 1]
+
+
+async def test_connection_that_is_freed_after_its_close_goes_to_no_waiting_request(
+    endpoint_at: EndpointAt,
+) -> None:
+    async with ScriptedServer(YES, YES) as server:
+        endpoint = endpoint_at(server.url)
+        first, second = RecordingReceiver(), RecordingReceiver()
+        sent = try_send(endpoint, WRITE, (), b"", first)
+        assert sent is not None
+        await first.wait()
+        waiting = try_send(endpoint, WRITE, (), b"", second)
+        assert waiting is not None
+        server.connections[0].shutdown_write_below_tls()
+        sent.close()
+        await second.wait()
+        assert (second.body, second.errors) == (b"yes", [])
+        assert [len(each.requests) for each in server.connections] == [1, 1]
+        waiting.close()

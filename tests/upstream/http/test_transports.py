@@ -12,13 +12,8 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import Body, UpstreamRequest
-from tests.support.gateway import until
 from tests.support.http_messages import chunk, chunked, http_response, message
-from tests.support.servers.scripted_server import (
-    Connection,
-    never_respond,
-    respond_in_turn,
-)
+from tests.support.servers.scripted_server import Connection, never_respond, respond_in_turn
 from tests.upstream.calls import ask, make_request, read_whole
 from tests.upstream.endpoints import EndpointAt, Serve
 
@@ -48,24 +43,6 @@ async def test_host_header_is_that_of_the_address(serve: Serve, endpoint_at: End
         hosts = [received.head.get("Host") for received in server.requests]
         _, tcp, authority = server.url.partition("://")
         assert hosts == [authority if tcp else "localhost", "the client's"]
-        assert len(server.connections) == 1
-
-
-async def test_many_requests_over_one_connection(serve: Serve, endpoint_at: EndpointAt) -> None:
-    async def script(connection: Connection) -> None:
-        while True:
-            received = await connection.request()
-            if len(received.body) % 2:
-                await connection.send(http_response(received.body))
-            else:
-                head = {"Transfer-Encoding": "chunked"}
-                await connection.send(message("HTTP/1.1 200 OK", head, chunked(received.body)))
-
-    async with serve(script) as server:
-        endpoint = endpoint_at(server.url)
-        for size in (1, 2, 1001, 16384, 70_001, 300_000, 1_000_001):
-            body = (PIECE * 4)[:size]
-            assert await ask(endpoint, make_request([body], {"Content-Length": str(size)})) == body
         assert len(server.connections) == 1
 
 
@@ -156,31 +133,6 @@ async def test_slow_reader_gets_the_body_after_the_server_closed(
         assert len(body) > 4 * MAX_WINDOW
 
 
-@pytest.mark.parametrize("closes", [False, True])
-async def test_early_response_is_read_while_the_body_is_sent(
-    serve: Serve, endpoint_at: EndpointAt, closes: bool
-) -> None:
-    never = asyncio.Event()
-
-    async def body() -> AsyncIterator[bytes]:
-        yield PIECE
-        await never.wait()
-
-    async def script(connection: Connection) -> None:
-        await connection.head()
-        await connection.send(http_response(b"no", {}, "413 Too Large"))
-        if not closes:
-            await never_respond(connection)
-
-    async with serve(script) as server:
-        response = await endpoint_at(server.url).send(make_request(body()))
-        assert response.status == 413
-        assert await read_whole(response) == b"no"
-        if not closes:
-            async with asyncio.timeout(5):
-                await (await server.connection()).left.wait()
-
-
 @pytest.mark.parametrize(
     ("data", "end", "begun"),
     [
@@ -211,12 +163,6 @@ async def test_response_that_is_cut_short_is_an_error(
         assert error.message == f"{server.url} closed the connection {when}"
 
 
-@pytest.mark.parametrize("data", [b"", b"all of it"])
-async def test_body_until_close_is_read(serve: Serve, endpoint_at: EndpointAt, data: bytes) -> None:
-    async with serve(respond_in_turn(UNTIL_CLOSE + data)) as server:
-        assert await ask(endpoint_at(server.url)) == data
-
-
 @pytest.mark.parametrize("data", [b"", PIECE[:60_000]])
 async def test_body_until_close_over_tls_needs_close_notify(
     serve: Serve, endpoint_at: EndpointAt, data: bytes
@@ -235,51 +181,6 @@ async def test_body_until_close_over_tls_needs_close_notify(
             assert error.message.endswith("closed the connection before the end of its response")
         else:
             assert await ask(endpoint) == data
-
-
-@pytest.mark.parametrize("end", ["close", "cut", "reset"])
-async def test_closed_idle_connection_is_not_reused(
-    serve: Serve, endpoint_at: EndpointAt, end: str
-) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response(b"first"))
-        if end == "cut":
-            connection.shutdown_write_below_tls()
-            await never_respond(connection)
-        elif end == "reset":
-            await asyncio.sleep(0.05)
-            connection.reset()
-        connection.left.set()
-
-    async with serve(script, respond_in_turn(http_response(b"second"))) as server:
-        endpoint = endpoint_at(server.url)
-        assert await ask(endpoint) == b"first"
-        async with asyncio.timeout(5):
-            await (await server.connection()).left.wait()
-        waiting = endpoint.idle._waiting
-        await until(lambda: not any(connection.reusable for _, connection in waiting))
-        assert await ask(endpoint) == b"second"
-
-
-async def test_concurrent_requests(serve: Serve, endpoint_at: EndpointAt) -> None:
-    async def script(connection: Connection) -> None:
-        while True:
-            received = await connection.request()
-            await until(lambda: len(server.connections) == 60)
-            await connection.send(http_response(received.body))
-
-    async with serve(script) as server:
-        endpoint = endpoint_at(server.url)
-
-        async def one(number: int) -> None:
-            body = b"%d" % number * 1000
-            headers = {"Content-Length": str(len(body))}
-            assert await ask(endpoint, make_request([body], headers)) == body
-
-        await asyncio.gather(*map(one, range(60)))
-        await asyncio.gather(*map(one, range(60)))
-        assert len(server.connections) == 60
 
 
 async def test_cancellation_drops_the_connection(serve: Serve, endpoint_at: EndpointAt) -> None:

@@ -288,10 +288,7 @@ async def _running() -> AsyncIterator[tuple[RunningGateway, Callable[[], bool]]]
     async with ScriptedServer(http2_script(played.serve)) as server:
         url = server.url.replace("http:", "grpc:")
         async with running_gateway(
-            url,
-            request_timeout=_CALL_TIMEOUT,
-            connect_timeout=_CALL_TIMEOUT,
-            max_requests=10,
+            url, request_timeout=_CALL_TIMEOUT, connect_timeout=_CALL_TIMEOUT, max_requests=10
         ) as running:
             yield running, has_known_connections
 

@@ -176,17 +176,6 @@ async def test_large_message_passes_with_bounded_memory(http2_at: Http2EndpointA
     assert most < 4 * MIB
 
 
-async def test_server_with_one_stream_per_connection_gets_one_at_a_time(
-    http2_at: Http2EndpointAt,
-) -> None:
-    service = GrpcService()
-    with grpc_server(service, options={"max_concurrent_streams": 1}) as url:
-        endpoint = http2_at(url)
-        await asyncio.gather(*(echo(endpoint) for _ in range(50)))
-        assert len(endpoint.connections.sessions) > 1
-    assert service.calls == 50
-
-
 async def test_restarted_server_loses_no_call_that_can_be_retried(
     http2_at: Http2EndpointAt,
 ) -> None:

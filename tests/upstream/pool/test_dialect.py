@@ -11,12 +11,10 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, MLSERVER, TRITON
 from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.upstream.pool import dialect as of_dialect
-from gateway.upstream.pool.dialect import DialectDetector, fixed_dialect_state
-from gateway.upstream.pool.health_check import HealthChecker
+from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
+from gateway.upstream.pool.dialect import DialectDetector
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
-from tests.support.checks.descriptors import no_descriptors
 from tests.support.gateway import until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
@@ -27,7 +25,7 @@ from tests.support.servers.scripted_server import (
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
-from tests.upstream.pools import used
+from tests.upstream.pools import running, used
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "schedule_policy", "sequence", "trace"]
 OF_TRITON = {"name": "triton", "version": "2.51.0", "extensions": EXTENSIONS}
@@ -66,23 +64,11 @@ def asking(endpoint_at: EndpointAt) -> Asking:
         health_checker: HealthChecker | None = None,
     ) -> AsyncIterator[tuple[Pool, DialectDetector]]:
         dialect_detector = DialectDetector("u", interval, retry_delay, logs_startup)
-        endpoints = [endpoint_at(url) for url in urls]
-        pool = Pool(
-            endpoints, supervisor=PoolSupervisor(health_checker, dialect_detector=dialect_detector)
-        )
-        await pool.start()
-        try:
+        supervisor = PoolSupervisor(health_checker, dialect_detector=dialect_detector)
+        async with running(Pool([endpoint_at(url) for url in urls], supervisor=supervisor)) as pool:
             yield pool, dialect_detector
-        finally:
-            await pool.close()
 
     return asking
-
-
-async def test_fixed_dialect_is_known() -> None:
-    dialect_state = fixed_dialect_state(KSERVE)
-    await dialect_state.wait_until_known()
-    assert (dialect_state.dialect, dialect_state.reason) == (KSERVE, "configured")
 
 
 async def test_server_that_shows_its_dialect_is_asked_once(
@@ -155,15 +141,6 @@ async def test_waiting_call_asks_an_unreachable_server_at_once(
         assert dialect_detector.dialect == KSERVE
 
 
-async def test_unreachable_server_is_asked_again_without_calls(asking: Asking) -> None:
-    async with ScriptedServer() as server:
-        port = server.port
-    async with asking(server.url, retry_delay=0.01) as (_, dialect_detector):
-        await until(lambda: "cannot connect" in dialect_detector.reason)
-        async with ScriptedServer(_Itself(OF_KSERVE), port=port):
-            await until(lambda: dialect_detector.dialect == KSERVE)
-
-
 @pytest.mark.parametrize("status", ["500 Broken", "429 Too Many"])
 async def test_temporary_error_shows_no_dialect(asking: Asking, status: str) -> None:
     itself = _Itself({"error": "starting"}, status)
@@ -193,15 +170,6 @@ async def test_hanging_server_does_not_delay_the_others(
         ) as caught:
             await dialect_detector.wait_until_known()
         assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
-
-
-async def test_lack_of_descriptors_is_not_the_servers_error(asking: Asking) -> None:
-    async with ScriptedServer(_Itself(OF_TRITON)) as server:
-        with no_descriptors():
-            async with asking(server.url) as (_, dialect_detector):
-                with pytest.raises(GatewayError, match="out of local resources") as caught:
-                    await dialect_detector.wait_until_known()
-    assert (caught.value.kind, caught.value.retry_after) == (ErrorKind.EXHAUSTED, 1)
 
 
 async def test_waiting_call_may_be_cancelled(asking: Asking) -> None:
@@ -395,19 +363,6 @@ async def test_different_servers_are_logged(
         _fail(pool, 1)
         await until(lambda: dialect_detector.dialect == TRITON)
         assert "differ" not in dialect_detector.reason
-
-
-async def test_different_releases_are_logged(asking: Asking) -> None:
-    old = {**OF_KSERVE, "version": "0.13.0"}
-    async with (
-        ScriptedServer(_Itself(OF_KSERVE)) as first,
-        ScriptedServer(_Itself(old)) as second,
-        asking(first.url, second.url) as (pool, dialect_detector),
-    ):
-        await until(lambda: all(member.detected_dialect for member in pool.members))
-        assert dialect_detector.dialect == replace(KSERVE, binary=False)
-        assert first.url in dialect_detector.reason
-        assert second.url in dialect_detector.reason
 
 
 async def test_dialect_follows_the_servers_of_the_pool(

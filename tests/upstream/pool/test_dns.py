@@ -4,27 +4,23 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.address import GrpcPort, ServerAddress, TcpAddress, parse_server_url
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.pool import supervisor
-from gateway.upstream.pool.dns import Resolver, resolve_host
+from gateway.upstream.pool import checks
+from gateway.upstream.pool.checks import PoolSupervisor
+from gateway.upstream.pool.dns import Resolver
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
-from gateway.upstream.transport import UpstreamRequest
 from tests.support.certificates import server_certificate, server_context
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 from tests.support.gateway import no_leaks, until
-from tests.support.http_messages import http_response, message
+from tests.support.http_messages import http_response
 from tests.support.servers.name_service import UNKNOWN_NAME, Answer, NameService
-from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 from tests.upstream.endpoints import trusting_context
 from tests.upstream.pools import used
-
-REQUEST = UpstreamRequest("GET", "/v2", CIMultiDict())
 
 
 def _connect(address: ServerAddress) -> HttpEndpoint:
@@ -112,42 +108,6 @@ async def test_addresses_come_and_go() -> None:
         assert not servers[2].connections[0].left.is_set()
 
 
-async def test_calls_finish_at_an_address_that_vanishes() -> None:
-    go_on = asyncio.Event()
-
-    async def slow(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(message("HTTP/1.1 200 OK", {"Content-Length": "4"}, b"ab"))
-        await go_on.wait()
-        await connection.send(b"cd")
-        await connection.wait_for_close()
-
-    names = NameService(triton=["127.0.0.1"])
-    async with (
-        ScriptedServer(slow) as old,
-        ScriptedServer(host="127.0.0.2", port=old.port),
-        _pool(names, f"http://triton:{old.port}") as pool,
-    ):
-        with used(pool.lease()) as endpoint:
-            response = await endpoint.send(REQUEST)
-            assert await response.read() == b"ab"
-            names.answers["triton"] = ["127.0.0.2"]
-            await until(lambda: _urls(pool) == [f"http://triton:{old.port} (127.0.0.2)"])
-            states = pool.snapshot()
-            assert [
-                (each.url[-11:], each.requests_in_progress, each.draining) for each in states
-            ] == [
-                ("(127.0.0.2)", 0, False),
-                ("(127.0.0.1)", 1, True),
-            ]
-            go_on.set()
-            assert await response.read() == b"cd"
-            assert await response.read() == b""
-            response.close()
-        await until(old.connections[0].left.is_set)
-        assert len(pool.snapshot()) == 1
-
-
 async def test_failing_look_up_keeps_the_addresses(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tensorgate.upstream")
     names = NameService(triton=["127.0.0.1", "127.0.0.2"])
@@ -194,7 +154,7 @@ async def test_error_without_addresses_tells_why(known: list[str], fault: str) -
 
 
 async def test_start_waits_only_a_moment_for_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_START_DNS_TIMEOUT", 0.01)
+    monkeypatch.setattr(checks, "_START_DNS_TIMEOUT", 0.01)
     names = NameService(triton=["127.0.0.1"])
     names.ready.clear()
     async with _pool(names, "http://triton:8000") as pool:
@@ -282,32 +242,6 @@ async def test_certificate_must_have_the_host_name() -> None:
         assert _urls(pool) == [f"https://localhost:{server.port} (127.0.0.2)"]
 
 
-@pytest.mark.parametrize(
-    ("host", "named"), [("triton", True), ("10.0.0.1", False), ("::1", False), ("localhost", True)]
-)
-def test_ip_addresses_are_no_host_names(host: str, named: bool) -> None:
-    assert TcpAddress(host, 1).has_host_name is named
-
-
-async def test_localhost_is_resolved() -> None:
-    assert set(await resolve_host("localhost")) & {"127.0.0.1", "::1"}
-
-
-def test_duplicate_server_is_one_endpoint() -> None:
-    made: list[ServerAddress] = []
-
-    def connect(address: ServerAddress) -> ScriptedEndpoint:
-        made.append(address)
-        return ScriptedEndpoint(EventLog(), url=address.url)
-
-    async def run() -> None:
-        servers = [parse_server_url("http://127.0.0.1:1")] * 2
-        assert len(Resolver(servers, 1, connect, NameService()).endpoints) == 1
-
-    asyncio.run(run())
-    assert len(made) == 1
-
-
 async def test_each_address_of_a_server_with_two_ports_has_both() -> None:
     names = NameService(triton=["127.0.0.1", "127.0.0.2"])
     made: list[ServerAddress] = []
@@ -350,17 +284,6 @@ async def test_adopted_addresses_are_used_until_a_look_up() -> None:
         ]
         await pool.close()
         names.ready.set()
-
-
-async def test_pool_without_names_adopts_no_addresses() -> None:
-    async with _pool(NameService(), "http://127.0.0.1:1") as named:
-        pool = Pool([_connect(parse_server_url("http://127.0.0.2:1"))])
-        members = pool.members
-        pool.adopt_addresses(named)
-        assert pool.members is members
-        named.adopt_addresses(pool)
-        assert _urls(named) == ["http://127.0.0.1:1"]
-        await pool.close()
 
 
 async def test_failure_of_the_gateway_itself_ends_no_look_ups(

@@ -1,21 +1,26 @@
+"""Which models endpoints have ready, by their lists."""
+
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import Any
 
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import ModelName
-from gateway.upstream.pool.model_discovery import (
+from gateway.upstream.pool.checks import (
     ModelDiscovery,
+    PoolSupervisor,
     fetch_ready_models,
     may_have_model,
+    parse_ready_models,
 )
+from gateway.upstream.pool.member import ANY_MODEL, ReadyModels
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.ready_models import ANY_MODEL
-from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.doubles.streaming import ready
 from tests.support.gateway import until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
@@ -26,7 +31,7 @@ from tests.support.servers.scripted_server import (
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
-from tests.upstream.pools import used
+from tests.upstream.pools import running, used
 
 Discovering = Callable[..., AbstractAsyncContextManager[Pool]]
 
@@ -53,18 +58,9 @@ class _Repository:
 def discovering(endpoint_at: EndpointAt) -> Discovering:
     """Make pools with model discovery."""
 
-    @asynccontextmanager
-    async def discovering(*urls: str, interval: float = 0.01) -> AsyncIterator[Pool]:
-        model_discovery = ModelDiscovery(interval, lambda: 0.9)
-        pool = Pool(
-            [endpoint_at(url) for url in urls],
-            supervisor=PoolSupervisor(model_discovery=model_discovery),
-        )
-        await pool.start()
-        try:
-            yield pool
-        finally:
-            await pool.close()
+    def discovering(*urls: str, interval: float = 0.01) -> AbstractAsyncContextManager[Pool]:
+        supervisor = PoolSupervisor(model_discovery=ModelDiscovery(interval, lambda: 0.9))
+        return running(Pool([endpoint_at(url) for url in urls], supervisor=supervisor))
 
     return discovering
 
@@ -91,7 +87,7 @@ def _models(pool: Pool) -> list[tuple[str, ...] | None]:
 async def test_server_is_asked_whether_it_has_a_model(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.upstream.pool.model_discovery._TIMEOUT", 0.05)
+    monkeypatch.setattr("gateway.upstream.pool.checks._LIST_TIMEOUT", 0.05)
     plain = always_respond(http_response(b"none", status="404 Not Found"))
     for serve, b in ((_Repository("a"), False), (plain, True), (never_respond, True)):
         async with ScriptedServer(serve) as server:
@@ -122,31 +118,6 @@ async def test_request_goes_where_its_model_is_ready(discovering: Discovering) -
         (asked, *_) = one.requests
         assert asked.head.first == "POST /v2/repository/index HTTP/1.1"
         assert json.loads(asked.body) == {"ready": True}
-
-
-async def test_routing_follows_models_that_come_and_go(discovering: Discovering) -> None:
-    one, two = _Repository("a"), _Repository("b")
-    async with (
-        ScriptedServer(one) as first,
-        ScriptedServer(two) as second,
-        discovering(first.url, second.url) as pool,
-    ):
-        await until(lambda: _models(pool) == [("a",), ("b",)])
-        one.index, two.index = _index(), _index("a", "b")
-        await until(lambda: _models(pool) == [(), ("a", "b")])
-        assert _lent(pool, "a") == {second.url}
-
-
-async def test_unknown_model_may_be_anywhere(discovering: Discovering) -> None:
-    async with (
-        ScriptedServer(_Repository("a")) as one,
-        ScriptedServer(never_respond) as silent,
-        discovering(one.url, silent.url) as pool,
-    ):
-        assert _lent(pool, "a") == {one.url, silent.url}
-        await until(lambda: _models(pool) == [("a",), None])
-        assert _lent(pool, "a") == {one.url}
-        assert _lent(pool, "b") == {silent.url}
 
 
 async def test_refresh_asks_all_endpoints_at_once(discovering: Discovering) -> None:
@@ -268,8 +239,6 @@ async def test_v1_list_is_read_from_a_server_without_index(
     "data",
     [
         http_response(b'{"object":"list","data":[{"id":"m","object":"model"}]}'),
-        http_response(b'{"models":[{"name":"m"}]}'),
-        http_response(b"<p>Welcome"),
         http_response(status="403 Forbidden"),
     ],
     ids=lambda data: data[-40:],
@@ -280,20 +249,11 @@ async def test_other_list_of_models_is_ignored(endpoint_at: EndpointAt, data: by
         assert len(server.requests) == 2
 
 
-async def test_error_of_the_v1_list_is_raised(endpoint_at: EndpointAt) -> None:
-    async with ScriptedServer(_V1(http_response(status="429 Too Many Requests"))) as server:
-        with pytest.raises(GatewayError, match=f"{server.url}/v1/models returned 429"):
-            await fetch_ready_models(endpoint_at(server.url))
-
-
 @pytest.mark.parametrize(
     "data",
     [
         http_response(b"no JSON"),
-        http_response(b"[7]"),
         http_response(b'[{"state": "READY"}]'),
-        http_response(b'"text"'),
-        http_response(status="429 Too Many Requests"),
         http_response(bytes(4 * 1024 * 1024 + 1)),
     ],
     ids=lambda data: data[:60],
@@ -304,3 +264,65 @@ async def test_invalid_index_is_an_error(endpoint_at: EndpointAt, data: bytes) -
             await fetch_ready_models(endpoint_at(server.url))
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert server.url in caught.value.message
+
+
+def _ready_entry(name: str, version: object = None, state: str = "READY") -> dict[str, Any]:
+    return {"name": name, "version": version, "state": state}
+
+
+@pytest.mark.parametrize(
+    ("document", "models"),
+    [
+        ([], ready()),
+        ([{"name": "m"}], ready("m")),
+        (
+            [_ready_entry("m", "1"), _ready_entry("m", "2"), _ready_entry("n", "1")],
+            ready("m/1", "m/2", "n/1"),
+        ),
+        ([_ready_entry("m", 7)], ready("m/7")),
+        (
+            [
+                _ready_entry("m", "1"),
+                _ready_entry("m", "2", "UNAVAILABLE"),
+                _ready_entry("n", "1", "LOADING"),
+            ],
+            ready("m/1"),
+        ),
+        # One entry without a version is enough: the model may have other versions.
+        ([_ready_entry("m", "1"), _ready_entry("m")], ready("m")),
+        ([_ready_entry("m", "")], ready("m")),
+        ({"models": ["a", "b"]}, ready("a", "b")),
+    ],
+)
+def test_lists_of_models_are_parsed(document: Any, models: ReadyModels) -> None:
+    assert parse_ready_models(document) == models
+
+
+@pytest.mark.parametrize("document", [5, {}, {"models": [1]}, [1], [{"state": "READY"}]], ids=repr)
+def test_other_documents_are_errors(document: Any) -> None:
+    with pytest.raises((TypeError, KeyError, AttributeError)):
+        parse_ready_models(document)
+
+
+@pytest.mark.parametrize(
+    ("models", "name", "version", "have"),
+    [
+        (ready("m/1", "m/2"), "m", None, True),
+        (ready("m/1", "m/2"), "m", "2", True),
+        (ready("m/1", "m/2"), "m", "3", False),
+        (ready("m/1"), "n", None, False),
+        (ready("m/1"), "n", "1", False),
+        (ready("m"), "m", "3", True),
+        (ANY_MODEL, "", None, True),
+        (ANY_MODEL, "anything", "3", True),
+    ],
+)
+def test_ready_models_include_model_and_version(
+    models: ReadyModels, name: str, version: str | None, have: bool
+) -> None:
+    assert models.includes(ModelName(name, version)) is have
+
+
+def test_names_are_sorted() -> None:
+    assert ready("b/1", "a/2", "a/1").names == ("a", "b")
+    assert ANY_MODEL.names is None

@@ -1,5 +1,10 @@
+"""Leases of endpoints, and what the pool knows of them."""
+
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,12 +19,10 @@ from gateway.routing.endpoint_health import (
 )
 from gateway.routing.endpoint_state import RecentCalls
 from gateway.routing.latency_outliers import Latency, ModelLatency
-from gateway.upstream.pool.health_check import HealthChecker
-from gateway.upstream.pool.member import MemberState, Outcome
-from gateway.upstream.pool.model_discovery import ModelDiscovery
+from gateway.upstream.metadata_cache import UpstreamResponseError
+from gateway.upstream.pool.checks import HealthChecker, ModelDiscovery, PoolSupervisor
+from gateway.upstream.pool.member import ANY_MODEL, MemberState, Outcome
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.ready_models import ANY_MODEL
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ready
 from tests.support.gateway import no_leaks
 from tests.upstream.pools import (
@@ -30,23 +33,6 @@ from tests.upstream.pools import (
     used,
     used_endpoints,
 )
-
-
-def test_single_endpoint_gets_all_calls() -> None:
-    pool = make_pool(1)
-    with used(pool.lease()) as first, used(pool.lease()) as second:
-        assert first is second
-        assert pool.outstanding == [2]
-    assert pool.outstanding == [0]
-
-
-def test_idle_endpoints_take_turns() -> None:
-    pool = make_pool(3)
-    urls = []
-    for _ in range(6):
-        with used(pool.lease()) as endpoint:
-            urls.append(endpoint.url[-1])
-    assert "".join(urls) == "012012"
 
 
 def test_least_busy_endpoint_is_chosen() -> None:
@@ -158,12 +144,6 @@ def test_health_checks_decide_which_endpoints_are_used(
     assert len(pool.endpoints) == len(states)
 
 
-async def test_any_healthy_is_unknown_without_health_checks() -> None:
-    pool = make_pool(2)
-    assert pool.any_healthy is None
-    await pool.wait_until_probed()
-
-
 @pytest.mark.parametrize(
     ("states", "told"), [("?-?", "---"), ("???", "-+"), ("?", "+"), ("+??", ""), ("--", "")]
 )
@@ -243,12 +223,8 @@ def _with_models(*models: Sequence[str]) -> Pool:
     [
         (("ab", "b", ""), "b", "01"),
         (("ab", "b", ""), "c", "012"),
-        (("ab", "b", ""), None, "012"),
-        (("a", "?", "b"), "a", "0"),
         (("a", "?", "b"), "c", "1"),
-        (("a", "*", "b"), "a", "01"),
         (("a", "*", "b"), "c", "1"),
-        (("",), "a", "0"),
         ((["m/1"], ["m/2"], ["n/2"]), "m/2", "1"),
         ((["m/1"], ["m/2"], ["n/2"]), "m", "01"),
         # Without a list of versions, any version may be there.
@@ -342,16 +318,6 @@ async def test_endpoint_on_trial_is_used_again_after_it_was_single() -> None:
     pool.set_endpoints([zero, one])
     assert pool.members[0].ejection == NOT_EJECTED
     assert set(used_endpoints(pool)) == set("01")
-    await pool.close()
-
-
-async def test_pool_without_endpoints_refuses_calls() -> None:
-    pool = make_pool(2)
-    pool.set_endpoints([])
-    with pytest.raises(GatewayError) as caught:
-        pool.lease()
-    assert caught.value.kind is ErrorKind.UNREACHABLE
-    assert not pool.has_alternative([])
     await pool.close()
 
 
@@ -450,44 +416,10 @@ def test_new_worker_does_not_log_the_failures_of_an_unreachable_upstream_again(
     """It has made no call itself, and knows the calls of the others."""
     clock = ManualClock()
     pool = Pool([ScriptedEndpoint(EventLog(), url="http://0")], clock=clock, upstream="u")
-    pool.record_remote_unreachable(10)
+    pool.outlier_detector.record_remote_unreachable(10)
     pool.judge({"http://0": RecentCalls(83, 83, 10)}, {}, leads=True)
     assert pool.snapshot()[0].state == "failing"
     assert not [message for message in caplog.messages if "failing" in message]
-
-
-@pytest.mark.parametrize(("status", "failures"), [(500, 1), (501, 0)])
-def test_what_a_server_never_does_is_no_failure_of_it(status: int, failures: int) -> None:
-    """As an unknown RPC, or an unknown method."""
-    pool = make_pool(1, upstream="u")
-    lease = pool.lease()
-    lease.acquire()
-    lease.release(*lease.classify_status(status))
-    assert pool.snapshot()[0].consecutive_failures == failures
-
-
-def test_calls_of_other_workers_count_in_the_state() -> None:
-    pool = make_pool(1, upstream="u")
-    recent = RecentCalls(calls=10, failures=5, seconds=10, succeeded_at=1.0)
-    pool.judge({"http://0": recent}, {}, leads=False)
-    (state,) = pool.snapshot()
-    assert (state.state, state.state_text) == (
-        "failing",
-        "5 of its 10 calls of the last 10 s failed",
-    )
-
-
-def test_endpoint_that_is_slower_than_its_sibling_is_slow() -> None:
-    pool = make_pool(2)
-    latencies = {
-        "http://0": {"m": ModelLatency([Latency(50, 0.001)])},
-        "http://1": {"m": ModelLatency([Latency(50, 2.0)])},
-    }
-    pool.judge({}, latencies, leads=True)
-    states = pool.snapshot()
-    assert [each.state for each in states] == ["in_use", "slow"]
-    assert states[0].latency_outlier is None
-    assert states[1].latency_outlier == states[1].state_text
 
 
 def test_endpoint_that_gets_the_load_of_one_that_fails_is_not_slow_beside_it() -> None:
@@ -499,3 +431,117 @@ def test_endpoint_that_gets_the_load_of_one_that_fails_is_not_slow_beside_it() -
     }
     pool.judge(failing, latencies, leads=True)
     assert [each.state for each in pool.snapshot()] == ["failing", "in_use"]
+    pool.judge({}, latencies, leads=True)
+    states = pool.snapshot()
+    assert [each.state for each in states] == ["in_use", "slow"]
+    assert states[1].latency_outlier == states[1].state_text
+
+
+CONNECT_ERROR = GatewayError(
+    ErrorKind.UNREACHABLE, "cannot connect to http://0: Connection refused"
+)
+
+
+def _state(pool: Pool) -> MemberState:
+    return pool.snapshot()[0]
+
+
+def _counts(pool: Pool) -> tuple[int, int]:
+    calls = pool.members[0].calls
+    return calls.failures, calls.failures_total
+
+
+def _answers(pool: Pool, status: int) -> None:
+    """Make a call to which the first endpoint responds with a status."""
+    lease = pool.lease(pool.endpoints[1:])
+    lease.acquire()
+    lease.release(*lease.classify_status(status))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_failed_calls_of_a_single_endpoint_are_counted(count: int) -> None:
+    pool = make_pool(count)
+    fail_calls(pool, 0, CONNECT_ERROR, times=2)
+    assert _counts(pool) == (2, 2)
+    assert _state(pool).last_error == str(CONNECT_ERROR)
+    assert (_state(pool).last_error_at or "").endswith("+00:00")
+
+
+@pytest.mark.parametrize(("status", "failures"), [(500, 3), (501, 0), (503, 3)])
+def test_responses_of_5xx_but_501_count_as_failed_calls(status: int, failures: int) -> None:
+    """With 501, and with an unknown RPC, the client asks for what the server never does."""
+    pool = make_pool(2, OutlierPolicy(failure_statuses=frozenset()))
+    for _ in range(3):
+        _answers(pool, status)
+    assert _counts(pool) == (failures, failures)
+    assert _state(pool).last_error == (f"it returned {status}" if failures else None)
+    assert _state(pool).consecutive_ejections == 0
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_success_ends_the_row_of_failed_calls(status: int) -> None:
+    pool = make_pool(2)
+    fail_calls(pool, 0, CONNECT_ERROR)
+    _answers(pool, 500)
+    _answers(pool, status)
+    assert _counts(pool) == (0, 2)
+    assert _state(pool).last_error == "it returned 500"
+
+
+def test_endpoint_without_failures_has_no_last_error() -> None:
+    pool = make_pool(1)
+    _answers(pool, 200)
+    fail_calls(pool, 0, ConnectionError("the client left"))
+    assert _counts(pool) == (0, 0)
+    assert (_state(pool).last_error, _state(pool).last_error_at) == (None, None)
+
+
+def test_5xx_counts_although_the_client_leaves() -> None:
+    pool = make_pool(2)
+    lease = pool.lease(pool.endpoints[1:])
+    lease.acquire()
+    lease.classify_status(500)
+    lease.release(Outcome.UNKNOWN, "the client left")
+    assert _counts(pool) == (1, 1)
+
+
+def test_retried_response_is_a_failed_call() -> None:
+    pool = make_pool(2)
+    lease = pool.lease(pool.endpoints[1:])
+    lease.acquire()
+    lease.release(*lease.classify_retried(500))
+    assert _counts(pool) == (1, 1)
+    assert pool.members[0].ejection.failures == 1
+
+
+@pytest.mark.parametrize(("status", "counts"), [(500, (1, 1)), (404, (0, 0))])
+def test_error_response_for_metadata_is_counted_by_its_status(
+    status: int, counts: tuple[int, int]
+) -> None:
+    pool = make_pool(1)
+    lease = pool.lease()
+    lease.acquire()
+    lease.finish(UpstreamResponseError(status, "application/json", b"{}"))
+    assert _counts(pool) == counts
+
+
+class _Body:
+    """A request's body, referred to by a frame of a traceback."""
+
+
+def test_stored_error_keeps_no_frames_alive() -> None:
+    pool = make_pool(1)
+
+    def call() -> "weakref.ref[_Body]":
+        body = _Body()
+        with suppress(GatewayError), used(pool.lease()):
+            raise GatewayError(ErrorKind.BAD_RESPONSE, f"{body!r} was not answered")
+        return weakref.ref(body)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
+    assert "was not answered" in (_state(pool).last_error or "")

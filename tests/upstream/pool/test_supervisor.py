@@ -5,10 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from gateway.routing.endpoint_health import HealthCheckPolicy
+from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
 from gateway.upstream.pool.dialect import DialectDetector
-from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import Member
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 from tests.support.gateway import no_leaks, until
 
@@ -75,15 +74,6 @@ async def test_failed_task_starts_again(caplog: pytest.LogCaptureFixture) -> Non
         await until(lambda: health_checker.attended == members)
         await supervisor.close()
         assert not health_checker.attended
-
-
-async def test_supervisor_without_checks_starts_no_tasks() -> None:
-    supervisor = PoolSupervisor()
-    tasks = asyncio.all_tasks()
-    supervisor.add(_members(3), lambda member: None)
-    await supervisor.resolve_names(lambda endpoints: None)
-    assert asyncio.all_tasks() == tasks
-    await supervisor.close()
 
 
 class _Listening(DialectDetector):

@@ -1,1 +1,0 @@
-"""The journal: what happened to the gateway and its endpoints, with who and why."""

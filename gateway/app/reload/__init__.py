@@ -1,1 +1,0 @@
-"""Settings reload: source, loaded files, differences, revision."""

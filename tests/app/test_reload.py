@@ -1,0 +1,271 @@
+"""What is read of new settings, which changes are noticed, and what an operator reads of it."""
+
+import logging
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.build.listen import ListenError
+from gateway.app.loaded_resources import load_resources
+from gateway.app.reload import (
+    SettingsSource,
+    describe_changes,
+    failure_reason,
+    failure_text,
+    keep_workers,
+)
+from gateway.errors import INTERNAL_ERROR_TEXT
+from gateway.settings.problems import SettingsError
+from gateway.settings.schema import Settings
+from tests.support.certificates import ca_file
+
+# ---------------------------------------- what has changed
+
+
+def _settings(upstreams: dict[str, Any] | None = None, **more: object) -> Settings:
+    every = {"a": {"endpoints": ["http://a:1"]}, "b": {"endpoints": ["http://b:1"]}}
+    return Settings.model_validate(
+        {"upstreams": upstreams or every, "routes": [{"upstream": "b"}], **more}
+    )
+
+
+B, C = {"endpoints": ["http://b:1"]}, {"endpoints": ["http://c:1"]}
+B2 = {"endpoints": ["http://b:2"]}
+
+
+@pytest.mark.parametrize(
+    ("now", "described"),
+    [
+        (_settings(), "no setting that applies now has changed"),
+        (_settings({"b": B}), "upstreams -a"),
+        (_settings({"c": C, "b": B2}), "upstreams +c -a ~b"),
+        (_settings(log={"access": False}), "log changed"),
+        (
+            _settings(
+                {"b": B}, routes=[{"upstream": "b", "deny_operations": ["trace"]}], watch=False
+            ),
+            "upstreams -a, watch, routes changed",
+        ),
+        (_settings(limits={"request_timeout": 7}), "limits changed"),
+        (_settings(limits={"connect_timeout": 7}), "upstreams ~a ~b, limits changed"),
+        (_settings(limits={"metadata_ttl": 7}), "upstreams ~a ~b, limits changed"),
+        (_settings(expose_endpoints=True), "upstreams ~a ~b, expose_endpoints changed"),
+        (_settings(listen="127.0.0.1:9"), "listen changed"),
+    ],
+)
+def test_changes_are_described(now: Settings, described: str) -> None:
+    before = load_resources(_settings())
+    assert describe_changes(load_resources(now, before), before) == described
+
+
+def test_long_list_of_upstreams_is_shortened() -> None:
+    many = {f"u{i}": C for i in range(100)}
+    before = load_resources(_settings())
+    described = describe_changes(load_resources(_settings({"b": B, **many}), before), before)
+    assert described.startswith("upstreams +u0 +u1 ")
+    assert described.endswith("+u19 and 81 more")
+
+
+def test_changed_certificate_file_changes_the_upstream(tmp_path: Path) -> None:
+    ca = ca_file(tmp_path)
+    settings = _settings({"b": {"endpoints": ["https://b:1"], "tls": {"ca": ca}}})
+    before = load_resources(settings)
+    assert (
+        describe_changes(load_resources(settings, before), before)
+        == "no setting that applies now has changed"
+    )
+    with open(ca, "a") as file:
+        file.write("\n")
+    assert describe_changes(load_resources(settings, before), before) == "upstreams ~b"
+
+
+def test_worker_count_needs_a_restart() -> None:
+    before, now = _settings(workers=2), _settings(workers="auto", watch=False)
+    assert keep_workers(now, before) == _settings(workers=2, watch=False)
+
+
+# ---------------------------------------- why it cannot be used
+
+_NO_MORE_THREADS = """
+import resource, threading
+from gateway.app.reload import failure_reason
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 4 * 2**20, resource.RLIM_INFINITY))
+try:
+    threading.Thread(target=print).start()
+except RuntimeError as error:
+    print(failure_reason(error))
+"""
+
+
+def test_failure_text_has_the_first_problem(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("upstreams: {u: {endpoints: []}}\nlisten: 1\n")
+    with pytest.raises(SettingsError) as caught:
+        SettingsSource(file, {}).read()
+    text = failure_text(caught.value, file)
+    assert text.startswith(f"{file}:1: upstreams.u.endpoints: ")
+    assert text.endswith(" (2 problems)")
+    assert failure_text(ListenError("no luck"), file) == f"{file}: no luck"
+
+
+def test_failure_text_has_the_misspelt_key_and_not_the_one_that_is_missing(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        "upstreams: {u: {endpoints: ['http://a:1']}, v: {endpoints: ['http://b:1']}}\n"
+        "routes: [{upstream: [{name: u, weight: 60}, {name: v, weigt: 40}]}]\n"
+    )
+    with pytest.raises(SettingsError) as caught:
+        SettingsSource(file, {}).read()
+    expected = "routes[0].upstream[1].weigt: unknown key; did you mean weight? (2 problems)"
+    assert failure_text(caught.value, file) == f"{file}:2: {expected}"
+
+
+def test_limit_of_the_system_is_a_plain_reason(caplog: pytest.LogCaptureFixture) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _NO_MORE_THREADS], capture_output=True, check=True, text=True
+    )
+    assert ran.stdout.startswith("the system allows no more threads: ")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            os.open("/", os.O_RDONLY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    reason = "the system refuses a part of the new settings: Too many open files"
+    assert failure_reason(caught.value) == reason
+    assert not caplog.records
+
+
+def test_unexpected_error_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    assert failure_reason(RuntimeError("no luck")) == INTERNAL_ERROR_TEXT
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "RuntimeError: no luck" in caplog.text
+
+
+# ---------------------------------------- the file
+
+
+def _text(port: int = 1, more: str = "") -> str:
+    return f"upstreams: {{u: {{endpoints: ['https://127.0.0.1:{port}']{more}}}}}\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A settings file."""
+    file = tmp_path / "gateway.yaml"
+    file.write_text(_text())
+    return file
+
+
+def _changed(source: SettingsSource, after_failure: bool = False) -> bool:
+    return [source.changed(after_failure) for _ in range(3)].count(True) > 0
+
+
+def test_source_has_not_changed_after_read(file: Path) -> None:
+    source = SettingsSource(file, {})
+    file.write_text(_text(22))
+    assert source.read().upstreams["u"].endpoints == ("https://127.0.0.1:22",)
+    assert not _changed(source)
+    file.write_text(_text(333))
+    assert _changed(source)
+    assert not _changed(source)
+
+
+def test_change_before_the_first_read_is_noticed(file: Path) -> None:
+    source = SettingsSource(file, {})
+    file.write_text("upstreams: {}\n")
+    with pytest.raises(SettingsError):
+        source.read()
+    file.write_text(_text())
+    assert _changed(source)
+
+
+def test_environment_variables_are_filled_in(file: Path) -> None:
+    file.write_text(_text().replace("127.0.0.1", "${HOST}"))
+    assert SettingsSource(file, {"HOST": "h"}).read().upstreams["u"].endpoints == ("https://h:1",)
+
+
+def test_changed_upstream_certificate_is_noticed(file: Path, tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("one")
+    file.write_text(_text(more=f", tls: {{ca: {ca}}}"))
+    source = SettingsSource(file, {})
+    source.read()
+    assert not _changed(source)
+    ca.write_text("another")
+    assert _changed(source)
+    assert not _changed(source)
+    file.write_text(_text())
+    source.read()
+    ca.unlink()  # which the settings do not name any more
+    assert not _changed(source)
+
+
+def test_changed_server_certificate_is_noticed_after_a_failure(file: Path, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text("c")
+    key.write_text("zero")
+    file.write_text(f"{_text()}tls: {{certificate: {certificate}, key: {key}}}\n")
+    source = SettingsSource(file, {})
+    source.read()
+    key.write_text("one")
+    assert not _changed(source)
+    key.write_text("another")
+    assert _changed(source, after_failure=True)
+
+
+def test_missing_named_file_is_an_error_at_the_start_only(file: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("k")
+    file.write_text(f"{_text()}tls: {{certificate: {key}, key: {key}}}\n")
+    source = SettingsSource(file, {})
+    source.read()
+    key.unlink()
+    source.read()  # what was loaded stays in use
+    with pytest.raises(SettingsError, match=r"gateway.yaml:2: tls.key: .* cannot be read"):
+        SettingsSource(file, {}).read()
+
+
+def test_pipe_is_not_read_again(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, _text().encode())
+    os.close(writing)
+    try:
+        source = SettingsSource(Path(f"/dev/fd/{reading}"), {})
+        assert list(source.read().upstreams) == ["u"]
+        assert not _changed(source)
+        with pytest.raises(SettingsError, match="is no file that can be read again"):
+            source.read()
+    finally:
+        os.close(reading)
+
+
+def test_new_warnings_are_logged_with_file_and_line(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(*models: str) -> None:
+        routes = [f"- {{match: {{model: '{model}'}}, upstream: u}}\n" for model in models]
+        file.write_text(f"{_text()}routes:\n{''.join(routes)}")
+
+    def warned() -> list[str]:
+        places = [message.partition(" looks like")[0] for message in caplog.messages]
+        caplog.clear()
+        return places
+
+    source = SettingsSource(file, {})
+    write("a*", "^b.*$")
+    before = source.read()
+    source.log_warnings()
+    assert warned() == [f"{file}:4: routes[1].match.model: '^b.*$'"]
+    write("^c.*$", "^b.*$")
+    source.read()
+    source.log_warnings(before)
+    assert warned() == [f"{file}:3: routes[0].match.model: '^c.*$'"]
