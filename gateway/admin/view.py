@@ -11,7 +11,7 @@ from typing import Any
 from gateway.admin.history import History, Window
 from gateway.admin.own_calls import OwnCallError, call_for_document
 from gateway.admin.pages import run_to_end
-from gateway.admin.panels.calls import CallFilter, describe_journal, matching_calls, parse_text
+from gateway.admin.panels.calls import describe_journal, matching_calls, parse_filter, parse_text
 from gateway.admin.panels.models import FailedModels, Savings, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview, find_problems
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
@@ -138,15 +138,14 @@ class GatewayView:
         self, positions: Sequence[int], query: Mapping[str, str]
     ) -> tuple[Document, list[int]]:
         """Return the calls after positions that fit, and the positions behind them."""
-        chosen = CallFilter.parse(query)
-        return await asyncio.to_thread(self._calls_since, positions, chosen)
+        fits, limit = parse_filter(query)
 
-    def _calls_since(
-        self, positions: Sequence[int], chosen: CallFilter
-    ) -> tuple[Document, list[int]]:
-        encoded, positions = self._source.recent_calls(positions)
-        calls = matching_calls(encoded, chosen)
-        return {"time": time.time(), "kept": len(encoded), "calls": calls}, list(positions)
+        def read() -> tuple[Document, list[int]]:
+            encoded, behind = self._source.recent_calls(positions)
+            calls = matching_calls(encoded, fits, limit)
+            return {"time": time.time(), "kept": len(encoded), "calls": calls}, list(behind)
+
+        return await asyncio.to_thread(read)
 
     async def _current_state(self) -> State:
         async with self._lock:

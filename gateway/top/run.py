@@ -21,10 +21,9 @@ from rich.live import Live
 from rich.text import Text
 
 from gateway.settings.values.units import Bounded, parse_duration
-from gateway.top.client import AdminAddress, AdminClient
+from gateway.top.client import AdminAddress, AdminClient, Poller, Wanted
 from gateway.top.frame import Frame, plain_page
 from gateway.top.plain_text import plain
-from gateway.top.poller import Poller, Wanted
 from gateway.top.view import PANELS, KeyDecoder, View
 
 _INPUT_FLAGS, _LOCAL_FLAGS, _CHARACTERS = 0, 3, 6

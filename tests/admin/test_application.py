@@ -77,11 +77,6 @@ async def test_other_methods_are_refused(client: RawClient, method: str) -> None
         _check_headers(response.head)
 
 
-async def test_events_are_no_document_for_head(client: RawClient) -> None:
-    await client.send(request("HEAD", "/api/events"))
-    assert (await client.head()).status == 405
-
-
 @pytest.mark.parametrize(
     "path",
     ["/x", "/live/", "//live", "/page/", "/page/../pages.py", "/api/", "/api/x"],

@@ -142,17 +142,6 @@ async def test_journal_is_sent_when_something_has_happened(site: RunningSite) ->
         assert [each["who"] for each in found] == ["file watch", "SIGHUP"]
 
 
-async def test_calls_are_filtered(site: RunningSite) -> None:
-    for number in range(300):
-        site.source.add_call(id=f"{number}", time=number, model="ab"[number % 2])
-    async with _following(site, "?topics=calls&calls.model=a") as stream:
-        _, document = await stream.next_event()
-        assert len(document["calls"]) == 100
-        assert {each["model"] for each in document["calls"]} == {"a"}
-    async with _following(site, "?topics=calls&calls.limit=7") as stream:
-        assert len((await stream.next_event())[1]["calls"]) == 7
-
-
 async def test_names_that_a_client_chose_cannot_end_an_event(site: RunningSite) -> None:
     text = 'a\n\nevent: end\ndata: {}\n\n\r\u2028"</script>'
     site.source.add_call(target=text)

@@ -9,7 +9,6 @@ import pytest
 
 from gateway.admin import history as history_module
 from gateway.admin.history import (
-    ENDPOINT_POINTS,
     HOUR_POINTS,
     MAX_CURVES,
     RECENT_POINTS,
@@ -319,22 +318,6 @@ def test_endpoints_and_routes_have_curves_of_ten_seconds() -> None:
     assert route["p99_ms"] == [pytest.approx(3, rel=0.02)] * 3
     nobody = sampled.history.route_curves("none")
     assert (nobody["calls_per_second"], nobody["p99_ms"]) == ([0, 0, 0], [None, None, None])
-
-
-def test_curves_are_of_an_hour_and_have_gaps() -> None:
-    sampled = _Sampled()
-    sampled.sample()
-    for second in range(3700):
-        sampled.serve("http://one", 0.003, times=1 + (second >= 3690))
-        sampled.sample()
-    hour = sampled.history.endpoint_curves("u", "http://one")
-    assert len(hour["calls_per_second"]) == HOUR_POINTS
-    recent = sampled.history.endpoint_curves("u", "http://one", ENDPOINT_POINTS)
-    assert recent["calls_per_second"] == hour["calls_per_second"][-ENDPOINT_POINTS:]
-    assert recent["end"] == hour["end"]
-    for _ in range(2):
-        sampled.sample(after=40)
-    assert None in sampled.history.endpoint_curves("u", "http://one")["calls_per_second"][-8:]
 
 
 def test_of_very_many_endpoints_the_busiest_have_a_point() -> None:

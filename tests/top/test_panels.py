@@ -13,8 +13,17 @@ from gateway.top.lists import describe_calls, describe_endpoints, describe_model
 from gateway.top.overview import describe_overview
 from gateway.top.table import Column, Table, said
 from tests.top import documents
-from tests.top.documents import NOW, call, calls, endpoint, model, route, topology, upstream
-from tests.top.lines import lines_of
+from tests.top.documents import (
+    NOW,
+    call,
+    calls,
+    endpoint,
+    lines_of,
+    model,
+    route,
+    topology,
+    upstream,
+)
 
 COLUMNS = (
     Column("Name", said("name", "bold"), 6, 10, 20, middle=True),

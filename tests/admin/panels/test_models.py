@@ -142,15 +142,6 @@ def test_model_has_rates_by_form_and_status() -> None:
     assert all("calls_per_second" not in each for each in others)
 
 
-@pytest.mark.parametrize("name", ["x" * 300, '"><script>', "模型", "a\nb"], ids=range(4))
-def test_models_of_any_name_have_their_rates(name: str) -> None:
-    """The labels of metrics are cut, so a long name is there twice."""
-    status = worker_status({"u": upstream(endpoint(models=[name]))})
-    found = _models(lambda store: _called(store, name, 10), status=status)["models"]
-    assert {each["calls_per_second"] for each in found} == {1}
-    assert name in [each["name"] for each in found]
-
-
 def _model(store: MetricStore, name: str) -> dict[str, Any]:
     return describe_model(state_of(STATUS, store), store, Savings(), name)
 
