@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.admin import view as view_module
 from gateway.admin.view import GatewayView
 from gateway.app import status_publisher
 from gateway.settings.schema import Settings
-from tests.admin.site import ChosenSource, worker_status
+from tests.admin.site import ChosenSource
 from tests.support.addresses import free_address
 from tests.support.gateway import LIMITS, gateway_of, no_leaks
 from tests.support.http_messages import request
@@ -37,16 +36,6 @@ async def test_operators_who_look_at_once_see_one_state(source: ChosenSource) ->
     assert source.asked == 1
 
 
-async def test_state_is_read_again_when_it_is_old(
-    source: ChosenSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view_module, "_CACHE_SECONDS", 0.0)
-    async with GatewayView(source) as view:
-        assert (await view.overview())["now"]["connections"] == 3
-        source.statuses = [worker_status(connections=1), worker_status(connections=1)]
-        assert (await view.overview())["now"]["connections"] == 2
-
-
 async def test_state_that_cannot_be_read_is_tried_again(source: ChosenSource) -> None:
     async with GatewayView(source) as view:
         source.error = RuntimeError("nonsense")
@@ -62,21 +51,6 @@ async def test_invalid_query_asks_no_worker(source: ChosenSource) -> None:
             with pytest.raises(ValueError, match="limit"):
                 await describe({"limit": "x"})
     assert source.asked == 0
-
-
-async def test_each_call_is_followed_once(source: ChosenSource) -> None:
-    source.add_call(id="a", model="m")
-    source.add_call(id="b", model="n")
-    async with GatewayView(source) as view:
-        document, positions = await view.calls_since((), {"model": "m"})
-        assert [each["id"] for each in document["calls"]] == ["a"]
-        assert document["kept"] == 2
-        document, positions = await view.calls_since(positions, {})
-        assert document["calls"] == []
-        source.add_call(id="c")
-        document, _ = await view.calls_since(positions, {})
-        assert [each["id"] for each in document["calls"]] == ["c"]
-        assert len((await view.calls({}))["calls"]) == 3
 
 
 LOCAL = {"Host": "localhost"}

@@ -43,7 +43,7 @@ _STRING_SIZE = 80
 _MAX_HEADER = 2**20
 _MAX_DEPTH = 64
 _WINDOW = 128 * 1024
-"""Bytes of JSON that are read without giving other threads a chance."""
+"""Bytes that are read or written as JSON without giving other threads a chance."""
 
 _MOST_RANDOM = 100
 """Random integers are below it, and in the range of their datatype."""
@@ -211,8 +211,6 @@ def _numbers(
     return generator.integers(most, size=count).astype(dtype)
 
 
-_WINDOW = 128 * 1024
-"""Bytes of tensors that become text without giving other threads a chance."""
 _JSON_TYPE = ("Content-Type", "application/json")
 _BINARY_TYPE = ("Content-Type", "application/octet-stream")
 

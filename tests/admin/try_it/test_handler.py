@@ -154,6 +154,8 @@ async def test_several_inputs_give_the_outputs_that_are_wanted(trial: Trial) -> 
         assert [(each["name"], each["values"]) for each in done["outputs"]] == [("SUM", [3, -4])]
     response = await trial.post(wanted("raw", inputs=inputs))
     assert (response.status, response.error) == (400, "a raw request has one input, not 2")
+    response = await trial.post(wanted(inputs=[NUMBERS, {**NUMBERS, "datatype": "FP8"}]))
+    assert response.error.startswith("inputs[1].datatype: expected one of BOOL, ")
 
 
 async def test_call_of_an_unreachable_server_has_its_error(tmp_path: Path) -> None:
