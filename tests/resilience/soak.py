@@ -32,7 +32,7 @@ from tests.fuzz.http2.hostile_clients import hostile_client
 from tests.integration.environment import MissingServerError
 from tests.integration.support.impatient_clients import MODELS as TRITON_MODELS
 from tests.integration.support.impatient_clients import ImpatientClients, impatient_clients_of
-from tests.integration.triton.installation import find
+from tests.integration.triton.install import find
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
 from tests.resilience.fleet import FleetServer, fleet

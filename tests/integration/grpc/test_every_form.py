@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.integration.support.client import Client
@@ -31,7 +31,6 @@ from tests.integration.support.gateway import running_gateway
 from tests.integration.support.generated_infer_calls import Scene, infer_calls
 from tests.integration.support.infer_messages import DTYPES, FLOATS, Array, Tensor
 from tests.integration.support.real_server import HOST, RealServer
-from tests.integration.support.strategies import generated
 from tests.support.scale import scaled
 
 CALLS = 5000
@@ -92,7 +91,7 @@ def via_gateway(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@generated(max_examples=scaled(round(CALLS / 36)))
+@settings(max_examples=scaled(round(CALLS / 36)))
 @given(data=st.data())
 def test_outcome_is_that_of_the_server(
     direct: Target,

@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 
-from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.python_server import Script
+from tests.integration.support.real_server import Reached
 
 # What tests/integration/kserve/grpc_client.py sends.
 MIXED = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException, shared_memory
+from tritonclient.utils import InferenceServerException
 
 from tests.integration.support.client_forms import open_channel, stub_of
 from tests.integration.support.gateway import Gateway, running_gateway
@@ -72,30 +72,19 @@ def typed_request() -> Any:
 
 CALLS: dict[str, tuple[str, Any]] = {
     "server metadata": ("ServerMetadata", request_of("ServerMetadata")),
-    "unknown model ready": ("ModelReady", request_of("ModelReady", name="nope")),
     "no model metadata": ("ModelMetadata", request_of("ModelMetadata")),
     "config": ("ModelConfig", request_of("ModelConfig", name="batched_fp32")),
-    "all statistics": ("ModelStatistics", request_of("ModelStatistics")),
     "index": ("RepositoryIndex", request_of("RepositoryIndex", ready=True)),
     "load unknown": ("RepositoryModelLoad", request_of("RepositoryModelLoad", model_name="nope")),
     "cuda register": (
         "CudaSharedMemoryRegister",
         request_of("CudaSharedMemoryRegister", name="r", raw_handle=b"\0" * 64, byte_size=8),
     ),
-    "trace file": (
-        "TraceSetting",
-        request_of(
-            "TraceSetting",
-            settings={"trace_file": service_pb2.TraceSettingRequest.SettingValue(value=["/tmp/x"])},
-        ),
-    ),
-    "log settings": ("LogSettings", request_of("LogSettings")),
     "infer typed": ("ModelInfer", typed_request()),
     "infer an image": ("ModelInfer", infer_request("image", (1, 3, 224, 224))),
     "infer of an unknown version": ("ModelInfer", infer_request(model_version="9")),
     "infer that fails": ("ModelInfer", infer_request("fails", (1,))),
     "infer decoupled": ("ModelInfer", infer_request("stream")),
-    "infer without a model": ("ModelInfer", infer_request("")),
     "infer nothing": ("ModelInfer", request_of("ModelInfer", model_name="add")),
 }
 """Calls that pass: what Triton does with them is not the gateway's."""
@@ -170,13 +159,6 @@ def tensor_of(array: Any, datatype: str = "FP32", name: str = "INPUT0") -> Any:
     return tensor
 
 
-def test_tritonclient_asks_for_classification(client: Any) -> None:
-    output = triton_grpc.InferRequestedOutput("OUTPUT0", class_count=2)
-    array = np.array([[0.5, 3, 1, 2]], np.float32)
-    result = client.infer("batched_fp32", [tensor_of(array)], outputs=[output])
-    assert result.as_numpy("OUTPUT0").tolist() == [[b"3.000000:1", b"2.000000:3"]]
-
-
 class Stream:
     """What a client's stream receives."""
 
@@ -201,22 +183,6 @@ def text_input() -> Any:
     return tensor_of(np.array([b"hello"], object), "BYTES", "text_input")
 
 
-def test_decoupled_model_is_streamed(client: Any) -> None:
-    stream = Stream(client)
-    client.async_stream_infer(
-        "stream", [text_input()], request_id="7", enable_empty_final_response=True
-    )
-    responses = stream.wait(6)
-    client.stop_stream()
-    texts = [response.as_numpy("text_output")[0] for response in responses[:5]]
-    assert texts == [b"hello %d" % number for number in range(5)]
-    finals = [
-        response.get_response().parameters["triton_final_response"].bool_param
-        for response in responses
-    ]
-    assert finals == [False] * 5 + [True]
-
-
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_one_stream_has_calls_of_several_models_and_errors_among_them(
     client: Any, compression: str | None
@@ -233,41 +199,6 @@ def test_one_stream_has_calls_of_several_models_and_errors_among_them(
     assert isinstance(error, InferenceServerException)
     assert "unknown model: 'nope'" in str(error)
     assert len(pieces) == 5
-
-
-def test_cancelled_stream_ends(client: Any) -> None:
-    stream = Stream(client)
-    client.async_stream_infer("stream", [text_input()])
-    stream.wait(1)
-    client.stop_stream(cancel_requests=True)
-    assert client.is_server_live()
-
-
-def test_tensors_in_shared_memory(client: Any) -> None:
-    array = np.arange(4, dtype=np.float32)
-    regions = [
-        shared_memory.create_shared_memory_region(name, f"/tensorgate_{name}", array.nbytes)
-        for name in ("grpc_in", "grpc_out")
-    ]
-    try:
-        shared_memory.set_shared_memory_region(regions[0], [array])
-        for name in ("grpc_in", "grpc_out"):
-            client.register_system_shared_memory(name, f"/tensorgate_{name}", array.nbytes)
-        status = client.get_system_shared_memory_status("grpc_in")
-        assert status.regions["grpc_in"].byte_size == array.nbytes
-        tensor = triton_grpc.InferInput("INPUT0", [4], "FP32")
-        tensor.set_shared_memory("grpc_in", array.nbytes)
-        output = triton_grpc.InferRequestedOutput("OUTPUT0")
-        output.set_shared_memory("grpc_out", array.nbytes)
-        client.infer("identity_fp32", [tensor], outputs=[output])
-        result = shared_memory.get_contents_as_numpy(regions[1], np.float32, [4])
-        np.testing.assert_array_equal(result, array)
-        client.unregister_system_shared_memory("grpc_in")
-        client.unregister_system_shared_memory()
-        assert not client.get_system_shared_memory_status().regions
-    finally:
-        for region in regions:
-            shared_memory.destroy_shared_memory_region(region)
 
 
 def _classified(model: str, datatype: str, raw: bytes) -> Any:

@@ -12,15 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from tests.integration.support.client import Client
 from tests.integration.support.gateway import Gateway, gateway_with_settings
 from tests.integration.triton.models import MODELS
 from tests.integration.triton.server import TritonServer
-from tests.support.grpc.client import SERVICE
-from tests.support.grpc.proto_file import message_class
 from tests.support.servers.trace_receiver import (
     CLIENT,
     SERVER,
@@ -160,21 +157,3 @@ def test_call_over_http_is_one_trace(gateway: Gateway, receiver: TraceReceiver) 
     names = {each.name for each in spans if each.service == GATEWAY}
     assert names == {"POST /v2/models/{model}/infer", "convert request", "convert response"}
     assert {"InferRequest", "add", "compute"} == {e.name for e in spans if e.service == TRITON}
-
-
-def _grpc_request() -> bytes:
-    request = message_class("ModelInferRequest")(model_name="add")
-    for name in ("INPUT0", "INPUT1"):
-        tensor = request.inputs.add(name=name, datatype="FP32", shape=[2])
-        tensor.contents.fp32_contents.extend([1.0, 2.0])
-    return bytes(request.SerializeToString())
-
-
-def test_grpc_client_of_triton_over_http_is_in_one_trace(
-    gateway: Gateway, receiver: TraceReceiver
-) -> None:
-    with grpc.insecure_channel(gateway.address) as channel:
-        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
-        call(_grpc_request(), metadata=[*_parent(7).items()], timeout=10)
-    (seen,) = _check_joined(_trace(receiver, 7, 1), 1)
-    assert seen.name == "POST /v2/models/{model}/infer"

@@ -3,7 +3,7 @@
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -101,24 +101,6 @@ class Request:
         """Tell what the specification says of an output's form."""
         own = dict(self.outputs).get(output)
         return bool(self.binary_data_output) if own is None else own
-
-    def spelled_out(self) -> "Request":
-        """Say the same in one piece, with ``binary_data`` on every listed output.
-
-        Triton knows ``binary_data_output`` only where no output is listed.
-        """
-        outputs = tuple((name, self.wants_binary(name)) for name, _ in self.outputs)
-        return replace(self, outputs=outputs, pieces=0)
-
-    def all_binary(self) -> "Request":
-        """Ask for the same in one piece, with all inputs and outputs in binary form."""
-        return replace(
-            self,
-            inputs=tuple(replace(each, binary=True) for each in self.inputs),
-            outputs=tuple((name, True) for name, _ in self.outputs),
-            binary_data_output=True,
-            pieces=0,
-        )
 
     def encoded(self) -> tuple[bytes, dict[str, str]]:
         """Give body and headers."""

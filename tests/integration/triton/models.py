@@ -115,7 +115,6 @@ _MANY_TENSORS = (
 
 _SPECIAL = (
     _one_to_one("zeros", Tensor("INPUT0", "INT32", (1,)), Tensor("OUTPUT0", "FP32")),
-    _one_to_one("bad_bytes", Tensor("INPUT0", "BYTES"), Tensor("OUTPUT0", "BYTES")),
     _one_to_one("slow", Tensor("INPUT0", "FP32", (1,)), Tensor("OUTPUT0", "FP32", (1,))),
     _one_to_one("fails", Tensor("INPUT0", "FP32"), Tensor("OUTPUT0", "FP32")),
     _one_to_one("with_parameters", Tensor("INPUT0", "FP32"), Tensor("OUTPUT0", "BYTES", (1,))),
