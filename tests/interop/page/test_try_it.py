@@ -12,7 +12,7 @@ import pytest
 from tests.interop.page.accessibility import violations
 from tests.interop.page.browser import TIMEOUT
 from tests.interop.page.png import write_png
-from tests.interop.page.stand import HOSTILE_SORTS, TOKEN, Stand, shown_begin
+from tests.interop.page.stand import TOKEN, Stand
 
 _SEND = "#panel-try .primary"
 _SHOWN_RESULT = "!document.querySelector('.result').hidden"
@@ -197,22 +197,6 @@ async def test_image_file_becomes_the_tensor_of_an_input(stand: Stand, tmp_path:
     assert await violations(page) == []
 
 
-async def test_image_of_one_colour_is_shown_grey(stand: Stand, tmp_path: Path) -> None:
-    page, file = stand.page, tmp_path / "image.png"
-    write_png(file, np.full((8, 8, 3), (255, 0, 0), np.uint8))
-    await _show_model(stand, "no-such-model")
-    await page.fill("input[id$=-shape]", "1, 4, -1")
-    await page.fill("select[id$=-datatype]", "UINT8")
-    await page.fill("select[id$=-fill]", "image")
-    await page.fill("input[id$=-size-2]", "6")
-    await page.choose_file("input[type=file]", file)
-    await page.wait_for_text("8 × 8 pixels, sent as 6 × 4.", ".image-fill")
-    assert f'"data": [{", ".join(["76"] * 24)}]' in await _send(stand)
-    # The call changes nothing of what is shown.
-    pixel = "document.querySelector('.preview').getContext('2d').getImageData(3, 2, 1, 1).data"
-    assert await page.evaluate(f"[...{pixel}]") == [76, 76, 76, 255]
-
-
 async def test_inputs_of_a_model_without_metadata_are_added_by_hand(stand: Stand) -> None:
     page = stand.page
     await _show_model(stand, "no-such-model")
@@ -311,15 +295,3 @@ async def test_panel_with_a_result_is_accessible_and_fits(stand: Stand) -> None:
         await page.prefer(scheme)
         assert await violations(page) == []
         assert await page.fits_width(), width
-
-
-async def test_hostile_model_names_are_text(stand: Stand) -> None:
-    page = stand.page
-    for name in HOSTILE_SORTS:
-        await _show_model(stand, name)
-        title = await page.text("#try-title")
-        assert title.startswith(f"A call of {shown_begin(name)}")
-        assert len(title) < 120
-        await _send(stand)
-        assert await page.evaluate("window.hacked === undefined")
-        assert await page.fits_width()
