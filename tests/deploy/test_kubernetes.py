@@ -1,7 +1,6 @@
 """The manifests in deploy/kubernetes/ are valid, and their parts fit together."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -52,29 +51,6 @@ def test_the_manifests_name_the_oldest_version_that_they_fit(file: Path) -> None
     assert f"For Kubernetes {OLDEST} or newer." in file.read_text()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda spec: spec.update(replica=2),
-        lambda spec: spec.update(replicas="2"),
-        lambda spec: spec.pop("selector"),
-    ],
-    ids=["unknown key", "wrong type", "missing key"],
-)
-def test_the_schema_check_finds_errors(change: Callable[[Document], object]) -> None:
-    deployment = Manifest(SIDECAR).one("Deployment", "triton")
-    change(deployment["spec"])
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(deployment, OLDEST, strict=True)
-
-
-def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
-    twice = tmp_path / "twice.yaml"
-    twice.write_text("spec: {replicas: 1, replicas: 2}")
-    with pytest.raises(AssertionError, match="given twice"):
-        documents(twice)
-
-
 # What belongs together
 
 
@@ -85,13 +61,6 @@ def test_every_selector_matches_pods(manifest: Manifest) -> None:
     ]
     assert [len(pods) for pods in chosen] == [1] * len(chosen)
     assert len(chosen) >= len(manifest.pods) + len(manifest.all("Service"))
-
-
-def test_workloads_match_their_own_pods(manifest: Manifest) -> None:
-    for pod in manifest.pods:
-        assert pod.is_selected_by(pod.workload["spec"]["selector"]["matchLabels"])
-        for constraint in pod.spec.get("topologySpreadConstraints", []):
-            assert pod.is_selected_by(constraint["labelSelector"]["matchLabels"])
 
 
 def test_services_lead_to_existing_ports(manifest: Manifest) -> None:
@@ -144,13 +113,6 @@ def test_each_pod_of_a_gateway_has_an_address_for_prometheus(manifest: Manifest)
     assert manifest.pod_with(GATEWAY).is_selected_by(service["selector"])
     (port,) = service["ports"]
     assert port["targetPort"] == "admin"
-
-
-def test_port_names_and_numbers_are_unique(manifest: Manifest) -> None:
-    for pod in manifest.pods:
-        ports = [port for each in pod.containers.values() for port in each["ports"]]
-        assert len({port["name"] for port in ports}) == len(ports)
-        assert len({port["containerPort"] for port in ports}) == len(ports)
 
 
 def test_every_volume_exists_and_is_mounted(manifest: Manifest) -> None:
