@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any
 
 import orjson
 from aiohttp import web
+from pydantic import BaseModel, Field
 
-from gateway.admin.authorization import Authorization, read_object
-from gateway.admin.own_calls import OwnCallError, OwnCalls
+from gateway.admin.own_calls import OwnCallError, call_for_document
 from gateway.admin.pages import run_to_end
+from gateway.admin.security import authorize, read_body
 from gateway.admin.source import GatewaySource
 from gateway.errors import escape_for_log
 from gateway.protocol.operations import model_path, quote_name
@@ -23,14 +23,25 @@ _MAX_BODY = 64 * 1024
 
 _log = logging.getLogger("tensorgate.admin")
 
+_TraceValue = str | int | float | None
+
+
+class _Endpoint(BaseModel):
+    upstream: str
+    endpoint: str
+
+
+class _TraceSettings(BaseModel):
+    name: str = Field(min_length=1)
+    settings: dict[str, _TraceValue | list[_TraceValue]]
+    """Null resets a setting."""
+
 
 class Actions:
     """The handlers of the actions: the request and the response are JSON."""
 
-    def __init__(self, source: GatewaySource, authorization: Authorization) -> None:
+    def __init__(self, source: GatewaySource) -> None:
         self._source = source
-        self._authorization = authorization
-        self._own_calls = OwnCalls(source)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the actions."""
@@ -51,33 +62,24 @@ class Actions:
     async def set_trace(self, request: web.Request) -> web.Response:
         """Change the trace settings of a model at its servers; respond with those in use."""
         await self._authorize(request)
-        body = await _read(request, "name", "settings")
-        name, settings = body["name"], body["settings"]
-        if not name:
-            raise web.HTTPBadRequest(text="name: expected the name of a model")
-        if not isinstance(settings, dict) or not all(map(_is_trace_value, settings.values())):
-            raise web.HTTPBadRequest(
-                text="settings: expected an object of texts and lists of texts"
-            )
+        wanted = await read_body(request, _TraceSettings, _MAX_BODY)
         # An operator who leaves does not undo it, so the log must tell of it.
-        return await run_to_end(self._set_trace(request.remote, name, settings))
+        return await run_to_end(self._set_trace(request.remote, wanted))
 
-    async def _set_trace(
-        self, operator: str | None, name: str, settings: dict[str, Any]
-    ) -> web.Response:
-        path = f"{model_path(quote_name(name))}/trace/setting"
+    async def _set_trace(self, operator: str | None, wanted: _TraceSettings) -> web.Response:
+        path = f"{model_path(quote_name(wanted.name))}/trace/setting"
         try:
-            in_use = await self._own_calls.post_document(path, settings)
+            in_use = await call_for_document(self._source, "POST", path, wanted.settings)
         except OwnCallError as error:
             raise web.HTTPBadGateway(text=str(error)) from None
-        text = escape_for_log(f"{name}: {json.dumps(settings)}")
+        text = escape_for_log(f"{wanted.name}: {json.dumps(wanted.settings)}")
         _log.warning("operator at %s changed the trace settings of %s", operator, text)
         return _respond({"ok": True, "trace_settings": in_use})
 
     async def _change_endpoint(self, request: web.Request, drained: bool) -> web.Response:
         await self._authorize(request)
-        body = await _read(request, "upstream", "endpoint")
-        upstream, url = body["upstream"], body["endpoint"]
+        wanted = await read_body(request, _Endpoint, _MAX_BODY)
+        upstream, url = wanted.upstream, wanted.endpoint
         if drained and not await self._is_known(upstream, url):
             raise web.HTTPNotFound(text=f"{upstream} has no endpoint {url}")
         try:
@@ -98,24 +100,7 @@ class Actions:
     async def _authorize(self, request: web.Request) -> None:
         allowed = self._source.settings.admin.actions
         obstacle = "" if allowed else "actions are not allowed here (admin.actions)"
-        await self._authorization.check(request, obstacle)
-
-
-async def _read(request: web.Request, *names: str) -> dict[str, Any]:
-    """Return a JSON object with these fields: texts, but for settings. Raises HTTPBadRequest."""
-    body = await read_object(request, _MAX_BODY)
-    for name in names:
-        if name not in body:
-            raise web.HTTPBadRequest(text=f"{name} is missing")
-        if name != "settings" and not isinstance(body[name], str):
-            raise web.HTTPBadRequest(text=f"{name}: expected a text")
-    return body
-
-
-def _is_trace_value(value: object) -> bool:
-    """Tell whether a value can be that of a trace setting; null resets one."""
-    values = value if isinstance(value, list) else [value]
-    return all(each is None or isinstance(each, str | int | float) for each in values)
+        await authorize(self._source, request, obstacle)
 
 
 def _respond(document: object) -> web.Response:

@@ -12,8 +12,6 @@ from aiohttp.typedefs import Handler, Middleware
 from gateway.admin import security
 from gateway.admin.actions import Actions
 from gateway.admin.api import Api
-from gateway.admin.authorization import Authorization
-from gateway.admin.events import EventStreams
 from gateway.admin.page_files import PageFiles
 from gateway.admin.pages import Pages, error_response
 from gateway.admin.server import AdminServer
@@ -53,23 +51,22 @@ class AdminSite(AdminServer):
 def build_application(source: GatewaySource, view: GatewayView) -> web.Application:
     """Build the application of a gateway; ``view`` is what its page shows."""
     pages = Pages(source, lambda: view.minute, view.problems)
-    files, streams = PageFiles(), EventStreams(view)
+    files, api = PageFiles(), Api(view)
     paths = [route.path for route in pages.routes()]
 
     async def root(request: web.Request) -> web.StreamResponse:
         """Respond with the page for a browser, and else with the list of the pages for tools."""
         if "text/html" in request.headers.get("Accept", ""):
-            return await files.index(request)
+            return await files.file(request)
         return web.Response(text="".join(f"{path}\n" for path in paths), headers=_VARY)
 
     application = web.Application(middlewares=[_describe_errors(paths), _protect(source)])
     application.add_routes([web.get("/", root), *pages.routes(), *files.routes()])
-    application.add_routes([*Api(view).routes(), *streams.routes()])
-    authorization = Authorization(source)
-    application.add_routes(Actions(source, authorization).routes())
-    application.add_routes(TryIt(source, authorization, view.savings).routes())
+    application.add_routes(api.routes())
+    application.add_routes(Actions(source).routes())
+    application.add_routes(TryIt(source, view.savings).routes())
     application.on_response_prepare.append(_add_headers)
-    application.on_shutdown.append(streams.end)
+    application.on_shutdown.append(api.end)
     return application
 
 

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -74,7 +74,10 @@ UNSENT = Outcome.UNREACHABLE.value
 """The kind of failures of calls that were not sent to their endpoint."""
 CLIENT_ERROR_STATUS = "4xx"
 """The status of calls that failed by their clients' fault, which count apart."""
-_STATUS, _ROUTE = DURATION.labels.index("status"), DURATION.labels.index("route")
+ROUTE, MODEL, UPSTREAM, FORM, STATUS = map(
+    DURATION.labels.index, ("route", "model", "upstream", "form", "status")
+)
+"""Where the labels of a series of DURATION are."""
 _SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _RATES = ("calls_per_second", "errors_per_second", "client_errors_per_second")
 _FIELDS = (*_RATES, "p50_ms", "p95_ms", "p99_ms", "requests_in_progress")
@@ -83,6 +86,8 @@ _CURVE_FIELDS = ("calls_per_second", "errors_per_second", "p99_ms")
 Row = NDArray[np.float32]
 Key = tuple[str, ...]
 """The labels of an endpoint, a route or a model."""
+Rate = tuple[Key, float]
+"""The labels of a series, and its change per second."""
 Values = Mapping[Key, Sequence[float]]
 """The values of ``_CURVE_FIELDS`` of each endpoint, or route, with calls or errors."""
 
@@ -102,13 +107,13 @@ class Window:
     It is of the families of rates, or of those of latencies.
     """
 
-    def __init__(self, labels: dict[Family, list[tuple[str, ...]]], old: _Sample, new: _Sample):
+    def __init__(self, labels: dict[Family, list[Key]], old: _Sample, new: _Sample):
         self.seconds = max(new.at - old.at, 1e-9)
         self._labels = labels
         self._old = old
         self._new = new
 
-    def labels(self, family: Family) -> Sequence[tuple[str, ...]]:
+    def labels(self, family: Family) -> Sequence[Key]:
         """Return the label values of each row."""
         return self._labels[family]
 
@@ -120,10 +125,18 @@ class Window:
         change[: len(old)] -= old
         return change
 
-    def calls(self) -> Words:
-        """Return the calls per second of each series of DURATION."""
-        rates: Words = self.change(DURATION)[:, 1:].sum(axis=1) / self.seconds
-        return rates
+
+def rates_of(window: Window | None, family: Family) -> list[Rate]:
+    """Return the rate per second of each series of a family; of a histogram, that of its values.
+
+    Those that did not change are left out.
+    """
+    if window is None:
+        return []
+    change = window.change(family)
+    sums = change[:, 1:].sum(axis=1) if isinstance(family, HistogramFamily) else change[:, 0]
+    rates = zip(window.labels(family), (sums / window.seconds).tolist(), strict=False)
+    return [(labels, rate) for labels, rate in rates if rate]
 
 
 class Percentiles:
@@ -176,9 +189,6 @@ class Percentiles:
         found = {f"{name}_ms": value for name, value in self.of(group).items()}
         return {**found, "duration_window_seconds": self.seconds}
 
-
-Windows = tuple[Window | None, Window | None]
-"""The last seconds, for rates, and the last minute, for percentiles."""
 
 _Point = TypeVar("_Point")
 
@@ -353,47 +363,39 @@ class History:
 
     def _point(self, window: Window) -> Row:
         percentiles = Percentiles(self.minute, CALL_LATENCY).describe()
-        summary = summarize(window) | percentiles
+        summary = summarize(rates_of(window, DURATION)) | percentiles
         values = [summary[name] for name in _FIELDS[:-1]]
         point = [math.nan if value is None else value for value in (*values, self._in_progress())]
         return np.array(point, np.float32)
 
 
-def endpoint_calls(window: Window) -> dict[Key, float]:
+def endpoint_calls(window: Window | None) -> dict[Key, float]:
     """Return the calls per second of each endpoint, with those that could not connect to it."""
-    sent = (window.change(SERVER_DURATION)[:, 1:].sum(axis=1) / window.seconds).tolist()
-    calls = dict(zip(window.labels(SERVER_DURATION), sent, strict=False))
-    failures = (window.change(ENDPOINT_FAILURES)[:, 0] / window.seconds).tolist()
-    for (upstream, url, kind), rate in zip(
-        window.labels(ENDPOINT_FAILURES), failures, strict=False
-    ):
+    calls = defaultdict(float, rates_of(window, SERVER_DURATION))
+    for (*endpoint, kind), rate in rates_of(window, ENDPOINT_FAILURES):
         if kind == UNSENT:
-            calls[upstream, url] = calls.get((upstream, url), 0.0) + rate
+            calls[*endpoint,] += rate
     return calls
 
 
 def _endpoint_values(window: Window, minute: Window | None) -> Values:
     """Return the calls, the failures and the 99th percentile of each endpoint."""
     found: defaultdict[Key, list[float]] = defaultdict(lambda: [*_NOTHING])
-    for endpoint, rate in endpoint_calls(window).items():
-        if rate:
-            found[endpoint][0] = rate
-    failures = (window.change(ENDPOINT_FAILURES)[:, 0] / window.seconds).tolist()
-    for (upstream, url, _), rate in zip(window.labels(ENDPOINT_FAILURES), failures, strict=False):
-        if rate:
-            found[upstream, url][1] += rate
+    for key, rate in endpoint_calls(window).items():
+        found[key][0] = rate
+    for (*endpoint, _), rate in rates_of(window, ENDPOINT_FAILURES):
+        found[*endpoint,][1] += rate
     return _with_p99(found, endpoint_percentiles(minute))
 
 
 def _route_values(window: Window, minute: Window | None) -> Values:
     """Return the calls, the errors and the 99th percentile of each route."""
     found: defaultdict[Key, list[float]] = defaultdict(lambda: [*_NOTHING])
-    for labels, rate in zip(window.labels(DURATION), window.calls().tolist(), strict=False):
-        if rate:
-            values = found[labels[_ROUTE],]
-            values[0] += rate
-            if labels[_STATUS] in ERROR_STATUSES:
-                values[1] += rate
+    for labels, rate in rates_of(window, DURATION):
+        values = found[labels[ROUTE],]
+        values[0] += rate
+        if labels[STATUS] in ERROR_STATUSES:
+            values[1] += rate
     return _with_p99(found, route_percentiles(minute))
 
 
@@ -409,29 +411,25 @@ def route_percentiles(minute: Window | None) -> Percentiles:
     return Percentiles(minute, ROUTE_LATENCY, lambda labels: labels)
 
 
-def model_percentiles(minute: Window | None) -> Percentiles:
-    """Return the percentiles of each model: of its label as a tuple."""
-    return Percentiles(minute, CALL_LATENCY, lambda labels: labels)
-
-
 def endpoint_percentiles(minute: Window | None) -> Percentiles:
     """Return the percentiles of each endpoint, over all models: of its upstream and URL."""
     return Percentiles(minute, ENDPOINT_LATENCY, lambda labels: labels[:2])
 
 
-def summarize(window: Window, rows: Sequence[int] | None = None) -> dict[str, float | None]:
-    """Return rates and error ratios of all calls, or of rows of DURATION."""
-    words, labels = window.change(DURATION), window.labels(DURATION)
-    chosen = range(len(words)) if rows is None else rows
-    calls = words[:, 1:].sum(axis=1)
-    total = sum(calls[row] for row in chosen)
-    errors = sum(calls[row] for row in chosen if labels[row][_STATUS] in ERROR_STATUSES)
-    refused = sum(calls[row] for row in chosen if labels[row][_STATUS] == CLIENT_ERROR_STATUS)
+def summarize(calls: Iterable[Rate]) -> dict[str, float | None]:
+    """Return rates and error ratios of series of DURATION."""
+    total = errors = refused = 0.0
+    for labels, rate in calls:
+        total += rate
+        if labels[STATUS] in ERROR_STATUSES:
+            errors += rate
+        elif labels[STATUS] == CLIENT_ERROR_STATUS:
+            refused += rate
     return {
-        "calls_per_second": rounded(total / window.seconds),
-        "errors_per_second": rounded(errors / window.seconds),
+        "calls_per_second": rounded(total),
+        "errors_per_second": rounded(errors),
         "error_ratio": rounded(errors / total) if total else None,
-        "client_errors_per_second": rounded(refused / window.seconds),
+        "client_errors_per_second": rounded(refused),
         "client_error_ratio": rounded(refused / total) if total else None,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import http
 import socket
-from collections.abc import Mapping
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +21,11 @@ from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 
-_TIMEOUT = 10.0
-"""Seconds for a call."""
+_TIMEOUT, _CAPTURED_TIMEOUT = 10.0, 120.0
+"""Seconds for a call, and for one that an operator has composed."""
+_CAPTURE_TIMEOUT = 5.0
+"""Seconds from its end until what was captured is here."""
+_MAX_CAPTURE = 4 * 2**20
 _CONNECT_TIMEOUT = 5.0
 _MAX_DOCUMENT = 4 * 2**20
 
@@ -43,43 +46,37 @@ class OwnCallError(Exception):
     """A call without the response that was asked for; the message says why, for operators."""
 
 
-class OwnCalls:
-    """Makes calls to a gateway, with its routes and limits; each has a connection of its own."""
+async def call_for_document(
+    source: GatewaySource, method: str, path: str, document: object = None
+) -> Any:
+    """Make a call to a gateway, with its routes and limits; return the JSON document of it.
 
-    def __init__(self, source: GatewaySource) -> None:
-        self._source = source
-
-    async def get_document(self, path: str) -> Any:
-        """Return a JSON document. Raises OwnCallError."""
-        return await self._document("GET", path, {}, None)
-
-    async def post_document(self, path: str, document: object) -> Any:
-        """Send a JSON document; return the one that comes back. Raises OwnCallError."""
-        headers = {"Content-Type": "application/json"}
-        return await self._document("POST", path, headers, (orjson.dumps(document),))
-
-    async def _document(
-        self, method: str, path: str, headers: Mapping[str, str], body: tuple[bytes, ...] | None
-    ) -> Any:
-        request = UpstreamRequest(method, path, CIMultiDict(headers), body)
-        try:
-            connection = await self._source.connect()
-        except TimeoutError:
-            raise OwnCallError("no worker responds") from None
-        reply = await call_over(connection, request, _TIMEOUT, _MAX_DOCUMENT)
-        try:
-            document = orjson.loads(reply.body)
-        except orjson.JSONDecodeError:
-            document = None
-        if reply.status != http.HTTPStatus.OK:
-            error = document.get("error") if isinstance(document, dict) else None
-            raise OwnCallError(error or f"the response has the status {reply.status}")
-        if document is None:
-            raise OwnCallError("the response is not JSON")
-        return document
+    A ``document`` is sent with it. Raises OwnCallError.
+    """
+    headers: CIMultiDict[str] = CIMultiDict()
+    body = None
+    if document is not None:
+        headers["Content-Type"] = "application/json"
+        body = (orjson.dumps(document),)
+    try:
+        connection = await source.connect()
+    except TimeoutError:
+        raise OwnCallError("no worker responds") from None
+    request = UpstreamRequest(method, path, headers, body)
+    reply = await _call_over(connection, request, _TIMEOUT, _MAX_DOCUMENT)
+    try:
+        found = orjson.loads(reply.body)
+    except orjson.JSONDecodeError:
+        found = None
+    if reply.status != http.HTTPStatus.OK:
+        error = found.get("error") if isinstance(found, dict) else None
+        raise OwnCallError(error or f"the response has the status {reply.status}")
+    if found is None:
+        raise OwnCallError("the response is not JSON")
+    return found
 
 
-async def call_over(
+async def _call_over(
     connection: socket.socket, request: UpstreamRequest, max_seconds: float, max_size: int
 ) -> Reply:
     """Make a call over a connection, and close that.
@@ -116,3 +113,53 @@ async def _read(response: UpstreamResponse, request: UpstreamRequest, max_size: 
     return Reply(
         response.final_status, response.headers, bytes(body), response.grpc_message, captured
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedCall:
+    """A call that has ended."""
+
+    seconds: float
+    """From its begin to the end of its response."""
+    reply: Reply
+    attempts: list[dict[str, Any]]
+    """What was sent to servers and received of them; see CapturedAttempt."""
+
+
+async def make_captured_call(
+    source: GatewaySource,
+    request: UpstreamRequest,
+    max_response: int,
+    skips_conversion: bool = False,
+) -> CapturedCall:
+    """Make a call over a connection of its own. Raises OwnCallError.
+
+    Its route, its limits and its log are those of any other call. With ``skips_conversion`` a
+    server gets it as it is.
+    """
+    try:
+        connection, sink = await source.connect_captured(skips_conversion)
+    except TimeoutError:
+        raise OwnCallError("no worker responds") from None
+    with sink:
+        began = time.perf_counter()
+        reply = await _call_over(connection, request, _CAPTURED_TIMEOUT, max_response)
+        seconds = time.perf_counter() - began
+        return CapturedCall(seconds, reply, await _read_capture(sink))
+
+
+async def _read_capture(sink: socket.socket) -> list[dict[str, Any]]:
+    """Read what was captured; nothing if it does not come."""
+    loop = asyncio.get_running_loop()
+    sink.setblocking(False)
+    text = bytearray()
+    try:
+        async with asyncio.timeout(_CAPTURE_TIMEOUT):
+            while piece := await loop.sock_recv(sink, 256 * 1024):
+                text += piece
+                if len(text) > _MAX_CAPTURE:
+                    return []
+        attempts = orjson.loads(text)
+    except (OSError, orjson.JSONDecodeError):  # a TimeoutError is an OSError
+        return []
+    return list(attempts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from importlib.resources import files
 
 from aiohttp import web
@@ -14,14 +13,6 @@ _TYPES = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
 }
-_INDEX = "index.html"
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    body: bytes
-    content_type: str
-    etag: str
 
 
 class PageFiles:
@@ -33,7 +24,7 @@ class PageFiles:
 
     def __init__(self) -> None:
         self._files = {
-            each.name: _read(each.read_bytes(), each.name.rpartition(".")[2])
+            each.name: each.read_bytes()
             for each in (files(__package__) / "page").iterdir()
             if each.name.rpartition(".")[2] in _TYPES
         }
@@ -42,26 +33,14 @@ class PageFiles:
         """Return the route of the files beside the index."""
         return [web.get("/page/{name}", self.file)]
 
-    async def index(self, request: web.Request) -> web.Response:
-        """Respond with the page."""
-        return self._respond(request, self._files[_INDEX])
-
     async def file(self, request: web.Request) -> web.Response:
-        """Respond with a file; raises HTTPNotFound."""
-        found = self._files.get(request.match_info["name"])
-        if found is None:
-            raise web.HTTPNotFound(text=f"no file {request.match_info['name'][:80]!r}")
-        return self._respond(request, found)
-
-    @staticmethod
-    def _respond(request: web.Request, file: _File) -> web.Response:
-        headers = {"Cache-Control": "no-cache", "ETag": f'"{file.etag}"', "Vary": "Accept"}
-        if any(each.value == file.etag for each in request.if_none_match or ()):
+        """Respond with a file; without a name, with the page. Raises HTTPNotFound."""
+        name = request.match_info.get("name", "index.html")
+        if (body := self._files.get(name)) is None:
+            raise web.HTTPNotFound(text=f"no file {name[:80]!r}")
+        etag = hashlib.sha256(body).hexdigest()[:32]
+        headers = {"Cache-Control": "no-cache", "ETag": f'"{etag}"', "Vary": "Accept"}
+        if any(each.value == etag for each in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)
-        return web.Response(
-            body=file.body, content_type=file.content_type, charset="utf-8", headers=headers
-        )
-
-
-def _read(body: bytes, suffix: str) -> _File:
-    return _File(body, _TYPES[suffix], hashlib.sha256(body).hexdigest()[:32])
+        content_type = _TYPES[name.rpartition(".")[2]]
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)

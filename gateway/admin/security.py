@@ -1,4 +1,6 @@
-"""Protects the admin address from web pages of others that an operator's browser shows.
+"""Says who may do what at the admin address, and reads what they send.
+
+It protects the address from web pages of others that an operator's browser shows:
 
 - DNS rebinding: a page of another host may have its own name lead to this address. Its requests
   have that name in Host. So a name must be ``localhost`` or one of ``admin.hosts``; an address is
@@ -8,9 +10,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from ipaddress import ip_address
+from typing import TypeVar
 from urllib.parse import urlsplit
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from gateway.admin.source import GatewaySource
+
+_WRONG_KEY_DELAY = 0.5
+"""Seconds until a wrong key is refused, so that keys cannot be guessed fast."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
@@ -26,6 +38,9 @@ HEADERS = {
 
 _GUARDED = ("/api/", "/status", "/metrics")
 """What tells of the gateway or changes it. Probes may use any name for /live and /ready."""
+
+
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def refusal(path: str, host: str, origin: str | None, hosts: Collection[str]) -> str:
@@ -72,3 +87,33 @@ def _is_own_origin(origin: str, host: str, hosts: Collection[str]) -> bool:
         return parts.netloc.lower() == host.lower() or parts.hostname in hosts
     except ValueError:
         return False
+
+
+async def authorize(source: GatewaySource, request: web.Request, obstacle: str) -> None:
+    """Check that a request has a key, and that the settings are no ``obstacle``.
+
+    Raises HTTPForbidden and HTTPUnauthorized.
+    """
+    if obstacle:
+        raise web.HTTPForbidden(text=obstacle)
+    if not source.authorizes(request.headers):
+        await asyncio.sleep(_WRONG_KEY_DELAY)
+        raise web.HTTPUnauthorized(text="an API key of the group in admin.keys is needed")
+
+
+async def read_body(request: web.Request, model: type[Body], max_size: int) -> Body:
+    """Return the JSON object that is a request's body. Raises HTTPException (4xx)."""
+    # A page of another origin could send another type without asking (CORS).
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text="expected Content-Type: application/json")
+    text = bytearray()
+    async for piece in request.content.iter_any():
+        text += piece
+        if len(text) > max_size:
+            raise web.HTTPRequestEntityTooLarge(max_size, len(text))
+    try:
+        return await asyncio.to_thread(model.model_validate_json, bytes(text), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise web.HTTPBadRequest(text=f"{where or 'the body'}: {first['msg']}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from gateway.build_info import COMPILED, NATIVE
 from gateway.observe.call_metrics import SERVER_DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import MetricStore, clean_label
-from gateway.upstream.pool.member import STATES_WORST_FIRST, MemberState
+from gateway.upstream.pool.member import STATES_WORST_FIRST
 
 _SUMMED = (
     "connections",
@@ -34,9 +34,19 @@ _ENDED = "worker_ended"
 _ENDED_SECONDS = 60.0
 """For so long, a process that ended unexpectedly is shown."""
 
-_ENDPOINT_FIELDS = tuple(field.name for field in fields(MemberState))
-
 Status = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state of all workers at one time, and what has changed since a few seconds."""
+
+    time: float
+    status: Status
+    window: Window | None = None
+    """The last seconds, for rates."""
+    minute: Window | None = None
+    """The last minute, for percentiles."""
 
 
 def process_numbers(pid: int) -> dict[str, float]:

@@ -5,42 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from gateway.admin.history import History, Window
-from gateway.admin.own_calls import OwnCallError, OwnCalls
+from gateway.admin.own_calls import OwnCallError, call_for_document
 from gateway.admin.pages import run_to_end
-from gateway.admin.panels.calls import CallFilter, matching_calls
-from gateway.admin.panels.journal import describe_journal
-from gateway.admin.panels.models import (
-    FailedModels,
-    ModelTotals,
-    describe_model,
-    describe_models,
-)
+from gateway.admin.panels.calls import CallFilter, describe_journal, matching_calls
+from gateway.admin.panels.models import FailedModels, Savings, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview, find_problems
 from gateway.admin.panels.query import parse_text
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
-from gateway.admin.savings import Savings
 from gateway.admin.source import GatewaySource, Status
-from gateway.admin.status import merge_statuses
+from gateway.admin.status import State, merge_statuses
 from gateway.protocol.operations import model_path, quote_name
 
 _CACHE_SECONDS = 0.9
 """For this long, all operators see the same state."""
 
 Document = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The state of all workers at one time, and what has changed since a few seconds."""
-
-    time: float
-    status: Status
-    window: Window | None
-    minute: Window | None
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+"""The query of a document that takes none."""
 
 
 class GatewayView:
@@ -53,7 +38,6 @@ class GatewayView:
         self._source = source
         self.savings = Savings()
         """What operators have measured of conversion."""
-        self._own_calls = OwnCalls(source)
         self._started_at = time.time()
         self._history = History(source.metric_store, source.requests_in_progress)
         self._state: State | None = None
@@ -81,16 +65,13 @@ class GatewayView:
         """Return what is wrong now, by a status of all workers."""
         return find_problems(status, self._history.now, self._source.settings)
 
-    async def overview(self) -> Document:
+    async def overview(self, _: Mapping[str, str] = _NOTHING) -> Document:
         """Return what an operator looks at first, with the last five minutes."""
         state, settings = await self._current_state(), self._source.settings
-        windows = state.window, state.minute
-        overview = await asyncio.to_thread(
-            describe_overview, state.time, state.status, windows, settings, self._started_at
-        )
+        overview = await asyncio.to_thread(describe_overview, state, settings, self._started_at)
         return {**overview, "recent": self._history.recent()}
 
-    async def history(self) -> Document:
+    async def history(self, _: Mapping[str, str] = _NOTHING) -> Document:
         """Return the last hour."""
         return {"time": time.time(), "history": self._history.hour()}
 
@@ -98,13 +79,7 @@ class GatewayView:
         """Return the routes, the upstreams and their endpoints. Raises ValueError."""
         chosen = EndpointFilter.parse(query)
         state, settings = await self._current_state(), self._source.settings
-        return await asyncio.to_thread(
-            describe_topology,
-            *(state.time, state.status, (state.window, state.minute)),
-            self._history,
-            settings,
-            chosen,
-        )
+        return await asyncio.to_thread(describe_topology, state, self._history, settings, chosen)
 
     async def curves(self, query: Mapping[str, str]) -> Document:
         """Return the last hour of an endpoint, or of a route. Raises ValueError."""
@@ -124,24 +99,19 @@ class GatewayView:
         def describe() -> Document:
             calls, self._positions = self._source.recent_calls(self._positions)
             self._failed_models.note(calls)
-            windows = state.window, state.minute
-            return describe_models(state.time, state.status, windows, query, self._failed_models)
+            return describe_models(state, query, self._failed_models.recent(state.time))
 
         async with self._models_lock:
             return await asyncio.to_thread(describe)
 
-    async def model(self, name: str) -> Document:
-        """Return one model, with what its servers say of it."""
+    async def model(self, query: Mapping[str, str]) -> Document:
+        """Return one model, with what its servers say of it. Raises ValueError."""
+        if not (name := query.get("name")):
+            raise ValueError("name: the name of a model is required")
         state = await self._current_state()
-
-        def describe() -> Document:
-            totals = ModelTotals(self._source.metric_store)
-            windows = state.window, state.minute
-            return describe_model(*(state.time, state.status, windows), totals, self.savings, name)
-
-        path = model_path(quote_name(name))
+        store, path = self._source.metric_store, model_path(quote_name(name))
         document, metadata, trace = await asyncio.gather(
-            asyncio.to_thread(describe),
+            asyncio.to_thread(describe_model, state, store, self.savings, name),
             self._asked("metadata", path),
             self._asked("trace_settings", f"{path}/trace/setting"),
         )
@@ -150,7 +120,8 @@ class GatewayView:
     async def _asked(self, name: str, path: str) -> Document:
         """Return a document of the gateway's servers, or why there is none."""
         try:
-            return {name: await self._own_calls.get_document(path), f"{name}_error": None}
+            found = await call_for_document(self._source, "GET", path)
+            return {name: found, f"{name}_error": None}
         except OwnCallError as error:
             return {name: None, f"{name}_error": str(error)}
 

@@ -43,7 +43,7 @@ from gateway.observe.access_log import (
 from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallObserver
 from gateway.observe.failure_log import FAILURE_LOG, REFUSAL_LOG
-from gateway.observe.gateway_metrics import GatewayMetrics
+from gateway.observe.gateway_metrics import GatewayMetrics, OffloadMetrics
 from gateway.observe.log_writer import LogWriter
 from gateway.observe.tracing.exporter import TraceExporter
 from gateway.offload.threads import OffloadThreads
@@ -410,7 +410,7 @@ class Gateway:
             return None
         if current is not None and current.count == count:
             return current
-        metrics = self._metrics.offload()
+        metrics = OffloadMetrics(self._metrics.writer)
 
         def on_job(offloaded: bool) -> None:
             (metrics.offloaded if offloaded else metrics.local).add(1.0)

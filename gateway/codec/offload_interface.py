@@ -7,11 +7,13 @@ None, the codec converts the data itself, and so finds the error.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from gateway.codec.policies import Nonfinite
 from gateway.protocol.datatypes import Datatype, Family
 
 
+@dataclass(frozen=True, slots=True)
 class ConversionJob:
     """How to convert elements of a datatype.
 
@@ -20,19 +22,15 @@ class ConversionJob:
     Otherwise a part of a JSON array becomes binary elements.
     """
 
-    def __init__(
-        self,
-        to_json: bool,
-        datatype: Datatype,
-        nonfinite: Nonfinite = Nonfinite.ERROR,
-        continued: bool = False,
-    ) -> None:
-        self.to_json = to_json
-        self.datatype = datatype
-        self.nonfinite = nonfinite
-        self.continued = continued
-        self.can_be_offloaded = datatype.family in (Family.INTEGER, Family.FLOAT)
-        """Whether elements have one size, so that pieces can be converted independently."""
+    to_json: bool
+    datatype: Datatype
+    nonfinite: Nonfinite = Nonfinite.ERROR
+    continued: bool = False
+
+    @property
+    def can_be_offloaded(self) -> bool:
+        """Tell whether elements have one size, so that pieces can be converted independently."""
+        return self.datatype.family in (Family.INTEGER, Family.FLOAT)
 
 
 class OffloadFuture(ABC):
@@ -69,15 +67,3 @@ class Offloader(ABC):
         ``data`` must not change. A text may lack ``open_before`` opening brackets and
         ``open_after`` closing ones.
         """
-
-
-class _FailedFuture(OffloadFuture):
-    done = True
-    result = None
-
-    async def wait(self) -> None:
-        pass
-
-
-FAILED_FUTURE: OffloadFuture = _FailedFuture()
-"""A future without a result: the caller converts the data itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -35,6 +35,12 @@ class JsonPolicies:
     def any_base64(self) -> bool:
         """Tell whether BYTES of any output are written as base64."""
         return self.bytes_encoding is BytesEncoding.BASE64 or bool(self.as_base64)
+
+    def of_output(self, output: str) -> JsonPolicies:
+        """Return the policies with the encoding of BYTES that an output has."""
+        if not self.wants_base64(output):
+            return self
+        return replace(self, bytes_encoding=BytesEncoding.BASE64)
 
     def wants_base64(self, output: str) -> bool:
         """Tell whether BYTES of an output are written as base64."""

@@ -85,20 +85,9 @@ CPU_SECONDS = CounterFamily(
 )
 
 GATEWAY_FAMILIES = (
-    REFUSALS,
-    QUEUE_WAIT,
-    ENDPOINT_FAILURES,
-    EJECTIONS,
-    MIRROR_REQUESTS,
-    OFFLOAD_JOBS,
-    EVENT_LOOP_LAG,
-    DROPPED_LOG_LINES,
-    EXPORTED_SPANS,
-    DROPPED_SPANS,
-    RELOADS,
-    RELOAD_FAILURES,
-    WORKER_RESTARTS,
-    CPU_SECONDS,
+    *(REFUSALS, QUEUE_WAIT, ENDPOINT_FAILURES, EJECTIONS, MIRROR_REQUESTS, OFFLOAD_JOBS),
+    *(EVENT_LOOP_LAG, DROPPED_LOG_LINES, EXPORTED_SPANS, DROPPED_SPANS, RELOADS),
+    *(RELOAD_FAILURES, WORKER_RESTARTS, CPU_SECONDS),
 )
 """What a store must have for GatewayMetrics, and for who reads the settings."""
 
@@ -160,44 +149,32 @@ class GatewayMetrics:
     """
 
     def __init__(self, writer: MetricWriter, on_mirrored: MirrorObserver = _ignore) -> None:
-        self._writer = writer
+        self.writer = writer
         self._on_mirrored = on_mirrored
         self.event_loop_lag = writer.histogram(EVENT_LOOP_LAG)
         self.dropped_log_lines = writer.counter(DROPPED_LOG_LINES)
         self._cpu_seconds = writer.counter(CPU_SECONDS)
         self._counted_cpu_seconds = 0.0
 
-    def limit(self, upstream: str) -> LimitMetrics:
-        """Return the counters of an upstream's limit; without a name, of the limit of all calls."""
-        return LimitMetrics(self._writer, upstream)
-
     def memory_refusals(self, limit: str) -> Counter:
         """Return the counter of calls for which there was no memory."""
-        return self._writer.counter(REFUSALS, (limit, ""))
+        return self.writer.counter(REFUSALS, (limit, ""))
 
     def mirror(self, route: str, upstream: str) -> MirrorMetrics:
         """Return the counters of a route's mirror."""
         results = {
-            result: self._writer.counter(MIRROR_REQUESTS, (route, upstream, result))
+            result: self.writer.counter(MIRROR_REQUESTS, (route, upstream, result))
             for result in ("ok", "rejected", "failed", "skipped")
         }
         return MirrorMetrics(results, self._on_mirrored)
 
-    def offload(self) -> OffloadMetrics:
-        """Return the counters of the offload threads."""
-        return OffloadMetrics(self._writer)
-
-    def traces(self) -> TraceMetrics:
-        """Return the counters of the exporter of traces."""
-        return TraceMetrics(self._writer)
-
     def count_failure(self, upstream: str, endpoint: str, kind: str) -> None:
         """Count a failed call to an endpoint."""
-        self._writer.counter(ENDPOINT_FAILURES, (upstream, endpoint, kind)).add(1.0)
+        self.writer.counter(ENDPOINT_FAILURES, (upstream, endpoint, kind)).add(1.0)
 
     def count_ejection(self, upstream: str, endpoint: str) -> None:
         """Count an ejection of an endpoint."""
-        self._writer.counter(EJECTIONS, (upstream, endpoint)).add(1.0)
+        self.writer.counter(EJECTIONS, (upstream, endpoint)).add(1.0)
 
     def count_cpu_time(self) -> None:
         """Count the CPU time of this process since the last time."""

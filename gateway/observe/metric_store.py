@@ -135,13 +135,15 @@ class MetricStore:
         labels always has its series. May be called in any thread. Raises ValueError if the store
         does not have the family.
         """
-        index = self._families.index(family)
         sums: dict[Labels, list[float]] = {}
-        for segment in self._segments:
-            segment.read_entries()
-            for labels, values in segment.series(index):
+        for words, first_words in self.cells(family):
+            for labels, at in first_words.items():
+                values = list(words[at : at + family.words])
                 others = sums.get(labels)
                 sums[labels] = values if others is None else _add(others, values)
+        shared = (OTHER,) * len(family.labels)
+        if shared and not any(sums[shared]):
+            del sums[shared]  # the series that others share, which was not used
         return sums
 
     def cells(self, family: Family) -> Iterator[tuple[memoryview[float], dict[Labels, int]]]:
@@ -153,16 +155,12 @@ class MetricStore:
         index = self._families.index(family)
         for segment in self._segments:
             segment.read_entries()
-            yield segment.words, segment.first_words(index)
+            yield segment.words, segment.cells[index].copy()  # its writer may add series meanwhile
 
     def label_values(self, family: Family, label: str) -> set[str]:
         """Return the values of a label in the series of a family, in all processes."""
-        index, position = self._families.index(family), family.labels.index(label)
-        values: set[str] = set()
-        for segment in self._segments:
-            segment.read_entries()
-            values.update(labels[position] for labels, _ in segment.series(index))
-        return values
+        position = family.labels.index(label)
+        return {labels[position] for _, series in self.cells(family) for labels in series}
 
 
 class MetricWriter:
@@ -195,7 +193,7 @@ class MetricWriter:
         not have the family.
         """
         with self._lock:
-            at = self._find(family, labels)
+            at = self._segment.find(self._indexes[family], labels)
             if (counter := self._counters.get(at)) is None:
                 counter = self._counters[at] = Counter(self._segment.words, at)
             return counter
@@ -203,14 +201,11 @@ class MetricWriter:
     def histogram(self, family: HistogramFamily, labels: Labels = ()) -> Histogram:
         """Return the histogram with these label values, as ``counter`` does."""
         with self._lock:
-            at = self._find(family, labels)
+            at = self._segment.find(self._indexes[family], labels)
             if (histogram := self._histograms.get(at)) is None:
                 histogram = Histogram(self._segment.words, at, family.buckets)
                 self._histograms[at] = histogram
             return histogram
-
-    def _find(self, family: Family, labels: Labels) -> int:
-        return self._segment.find(self._indexes[family], labels)
 
 
 class _Segment:
@@ -221,13 +216,13 @@ class _Segment:
         self.words = self._memory.cast("d")
         self._ends = self._memory.cast("Q")
         self._families = families
-        self._cells: list[dict[Labels, int]] = []
+        self.cells: list[dict[Labels, int]] = []
         """For each family, which word is the first of a series; as far as this process knows."""
         self._shared_cells: list[int] = []
         """For each family, the first word of the series that others share."""
         end = _FIRST_CELL
         for family in families:
-            self._cells.append({(OTHER,) * len(family.labels): end})
+            self.cells.append({(OTHER,) * len(family.labels): end})
             self._shared_cells.append(end)
             end += family.words
         if end > len(self.words):
@@ -240,7 +235,7 @@ class _Segment:
 
     def find(self, index: int, labels: Labels) -> int:
         """Return the first word of a series, which is made if need be."""
-        cells = self._cells[index]
+        cells = self.cells[index]
         at = cells.get(labels)
         if at is None:
             family = self._families[index]
@@ -286,22 +281,9 @@ class _Segment:
                 break
             index, *labels = orjson.loads(text)
             at += length + -length % _WORD
-            self._cells[index][tuple(labels)] = at // _WORD
+            self.cells[index][tuple(labels)] = at // _WORD
             at += _WORD * self._families[index].words
             self._known_end = at
-
-    def first_words(self, index: int) -> dict[Labels, int]:
-        """Return a copy, as the thread that writes may add series meanwhile."""
-        return self._cells[index].copy()
-
-    def series(self, index: int) -> Iterator[tuple[Labels, list[float]]]:
-        """Yield the known series of a family; the one that others share if it was used."""
-        words = self._families[index].words
-        shared = self._shared_cells[index]
-        for labels, at in self.first_words(index).items():
-            values = list(self.words[at : at + words])
-            if at != shared or not labels or any(values):
-                yield labels, values
 
 
 def clean_label(value: str) -> str:

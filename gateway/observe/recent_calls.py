@@ -95,11 +95,6 @@ class RecentCalls:
 
 
 def encode_call(record: CallRecord, call_id: str, ended_at: float) -> bytes:
-    """Return a call as JSON; see ``describe_call``."""
-    return encode_values(describe_call(record, call_id, ended_at))
-
-
-def describe_call(record: CallRecord, call_id: str, ended_at: float) -> dict[str, Any]:
     """Return what the admin address tells of a call: the fields of the access log, and more.
 
     ``ended_at`` is in seconds since 1970. Fields without a value are left out.
@@ -124,34 +119,28 @@ def describe_call(record: CallRecord, call_id: str, ended_at: float) -> dict[str
         }
         for each in record.other_attempts
     ]
-    return values
+    return encode_values(values)
 
 
 def _timeline(record: CallRecord) -> list[dict[str, Any]]:
     """Return the stages of a call, as far as they were measured, in their order."""
-    stages: list[tuple[str, str, float, float]] = []
     sent = record.sent_at - record.started if record.sent_at else 0.0
     # It is not measured on the fast path, where nothing waits between.
     prepare = record.prepare_seconds if record.prepare_seconds >= 0 else sent
-    if prepare:
-        stages.append(("prepare", "Read and convert the request", 0.0, prepare))
-    if record.queue_seconds:
-        stages.append(("queue", "Wait for a slot", prepare, record.queue_seconds))
+    stages: list[tuple[str, str, float, float]] = [
+        ("prepare", "Read and convert the request", 0.0, prepare),
+        ("queue", "Wait for a slot", prepare, record.queue_seconds),
+    ]
     if record.sent_at:
-        first_byte = record.first_byte_seconds or record.server_seconds
-        stages.append(("server", "Send the request and wait for the server", sent, first_byte))
-        if record.server_seconds > first_byte:
-            stages.append(
-                (
-                    "response",
-                    "Receive, convert and send the response",
-                    sent + first_byte,
-                    record.server_seconds - first_byte,
-                )
-            )
-        end = sent + max(record.server_seconds, first_byte)
-        if record.seconds > end:
-            stages.append(("send", "Send the rest to the client", end, record.seconds - end))
+        server = record.server_seconds
+        first_byte = record.first_byte_seconds or server
+        begin, end = sent + first_byte, sent + max(server, first_byte)
+        rest = record.seconds - end
+        stages += [
+            ("server", "Send the request and wait for the server", sent, first_byte),
+            ("response", "Receive, convert and send the response", begin, server - first_byte),
+            ("send", "Send the rest to the client", end, rest),
+        ]
     return [
         {
             "name": name,
@@ -160,4 +149,5 @@ def _timeline(record: CallRecord) -> list[dict[str, Any]]:
             "duration_ms": milliseconds(duration),
         }
         for name, label, start, duration in stages
+        if duration > 0 or name == "server"
     ]

@@ -77,14 +77,8 @@ DATATYPES = {
     datatype.name: datatype
     for datatype in (
         Datatype("BOOL", Family.BOOLEAN, np.dtype("?")),
-        integer_datatype("UINT8", "<u1"),
-        integer_datatype("UINT16", "<u2"),
-        integer_datatype("UINT32", "<u4"),
-        integer_datatype("UINT64", "<u8"),
-        integer_datatype("INT8", "<i1"),
-        integer_datatype("INT16", "<i2"),
-        integer_datatype("INT32", "<i4"),
-        integer_datatype("INT64", "<i8"),
+        *(integer_datatype(f"UINT{8 * size}", f"<u{size}") for size in (1, 2, 4, 8)),
+        *(integer_datatype(f"INT{8 * size}", f"<i{size}") for size in (1, 2, 4, 8)),
         float_datatype("FP16", "<f2", FloatFormat(10, -14, 65520.0)),
         float_datatype("FP32", "<f4", FloatFormat(23, -126, 2.0**128 - 2.0**103)),
         float_datatype("FP64", "<f8", FloatFormat(52, -1022, math.inf)),

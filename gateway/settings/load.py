@@ -38,9 +38,7 @@ class LoadedSettings(NamedTuple):
 
     def problem(self, path: KeyPath, message: str) -> Problem:
         """Return what is to be said about a setting, with its position, if that is known."""
-        position = _position(path, self.positions)
-        line, column = (position.line, position.column) if position else (None, None)
-        return Problem(format_path(path), line, column, message)
+        return _problem_at(path, message, self.positions)
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -168,12 +166,14 @@ def _problem(path: KeyPath, message: str, document: YamlDocument, kind: str = ""
         path = path[:-1]  # a single item stands for a list of one
     if path in document.ends:
         message += f"; the value goes on in line {document.ends[path]}, check its indentation"
-    position = _position(path, document.positions)
-    line, column = (position.line, position.column) if position else (None, None)
-    return Problem(format_path(path), line, column, message, kind)
+    return _problem_at(path, message, document.positions, kind)
 
 
-def _position(path: KeyPath, positions: Mapping[KeyPath, Position]) -> Position | None:
-    """Return the position of a value, or of the innermost section around it in the file."""
+def _problem_at(
+    path: KeyPath, message: str, positions: Mapping[KeyPath, Position], kind: str = ""
+) -> Problem:
+    """Return a problem at the position of a value, or of the innermost section around it."""
     around = (path[:length] for length in range(len(path), 0, -1))
-    return next((positions[each] for each in around if each in positions), None)
+    found = (positions[each] for each in around if each in positions)
+    line, column = next(found, (None, None))
+    return Problem(format_path(path), line, column, message, kind)

@@ -164,13 +164,21 @@ async def _connect_socket(sock: socket.socket, address: tuple[str, int]) -> None
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
-    """A server at the path of its Unix socket."""
+class _LocalAddress:
+    """An address without a host, at which HTTP/1.1 is spoken."""
+
+    __slots__ = ()
 
     tls: ClassVar[None] = None
     scheme: ClassVar[Literal["http"]] = "http"
     grpc_address: ClassVar[None] = None
+    authority: ClassVar[str] = "localhost"
+    """The value of the Host header."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress(_LocalAddress):
+    """A server at the path of its Unix socket."""
 
     path: str
 
@@ -178,11 +186,6 @@ class UnixAddress:
     def url(self) -> str:
         """Return ``unix:/path``."""
         return f"unix:{self.path}"
-
-    @property
-    def authority(self) -> str:
-        """Return the value of the Host header."""
-        return "localhost"
 
     async def connect(
         self, protocol: Connection, descriptor_share: float = MAX_DESCRIPTOR_SHARE
@@ -204,21 +207,12 @@ class UnixAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectedAddress:
+class ConnectedAddress(_LocalAddress):
     """A peer that ``sock`` is connected to already; it can be used once."""
-
-    tls: ClassVar[None] = None
-    scheme: ClassVar[Literal["http"]] = "http"
-    grpc_address: ClassVar[None] = None
 
     url: str
     """How errors name the peer."""
     sock: socket.socket
-
-    @property
-    def authority(self) -> str:
-        """Return the value of the Host header."""
-        return "localhost"
 
     async def connect(
         self, protocol: Connection, descriptor_share: float = MAX_DESCRIPTOR_SHARE

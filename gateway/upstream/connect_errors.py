@@ -11,29 +11,35 @@ from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, ServerName
 from gateway.upstream.address import ServerAddress
 
 # Numbers of <openssl/x509_vfy.h>.
-_NOT_YET_VALID = 9
-_EXPIRED = 10
+_DISTRUST = {9: "its certificate is not valid yet", 10: "its certificate has expired"}
 _UNKNOWN_ISSUER = frozenset((2, 18, 19, 20, 21))
 _NAME_MISMATCH = frozenset((62, 64))
 
+_REJECTED = "it does not accept the gateway's certificate"
+_CERTIFICATE_REFUSALS = {
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a client certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": _REJECTED,
+    "TLSV1_ALERT_ACCESS_DENIED": _REJECTED,
+    "SSLV3_ALERT_BAD_CERTIFICATE": _REJECTED,
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": _REJECTED,
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": _REJECTED,
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _REJECTED,
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": _REJECTED,
+}
 # OpenSSL's errors if the server's first bytes are not TLS.
-_NOT_TLS = frozenset(
-    ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
+_NOT_TLS = (
+    "WRONG_VERSION_NUMBER",
+    "RECORD_LAYER_FAILURE",
+    "PACKET_LENGTH_TOO_LONG",
+    "HTTP_REQUEST",
 )
-_UNSUPPORTED_VERSION = frozenset(("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"))
-_NO_PROTOCOL = frozenset(("TLSV1_ALERT_NO_APPLICATION_PROTOCOL",))
-_CERTIFICATE_REQUIRED = frozenset(("TLSV13_ALERT_CERTIFICATE_REQUIRED",))
-_CERTIFICATE_REJECTED = frozenset(
-    (
-        "TLSV1_ALERT_UNKNOWN_CA",
-        "TLSV1_ALERT_ACCESS_DENIED",
-        "SSLV3_ALERT_BAD_CERTIFICATE",
-        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
-        "SSLV3_ALERT_CERTIFICATE_REVOKED",
-        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
-        "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
-    )
-)
+_OLD_TLS = ("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION")
+_TLS_ERRORS = {
+    **_CERTIFICATE_REFUSALS,
+    **dict.fromkeys(_NOT_TLS, "it does not speak TLS"),
+    **dict.fromkeys(_OLD_TLS, "it speaks no TLS of version 1.2 or newer"),
+    "TLSV1_ALERT_NO_APPLICATION_PROTOCOL": "it does not speak this version of HTTP",
+}
 
 # The machine or the process ran out of something. Ports run out per server.
 _EXHAUSTED = frozenset(
@@ -98,34 +104,18 @@ def describe_for_clients(error: Exception) -> str:
 def describe_tls_error(error: ssl.SSLError) -> str:
     """Say why TLS failed, other than for the server's certificate."""
     reason = error.reason or ""
-    if reason in _NOT_TLS:
-        return "it does not speak TLS"
-    if reason in _UNSUPPORTED_VERSION:
-        return "it speaks no TLS of version 1.2 or newer"
-    if reason in _NO_PROTOCOL:
-        return "it does not speak this version of HTTP"
-    if refusal := describe_certificate_refusal(error):
-        return refusal
-    return f"TLS failed: {reason.lower().replace('_', ' ') or error}"
+    known = _TLS_ERRORS.get(reason)
+    return known or f"TLS failed: {reason.lower().replace('_', ' ') or error}"
 
 
 def describe_certificate_refusal(error: Exception | None) -> str | None:
     """Say why the server refused the gateway's certificate; None for another error."""
-    reason = error.reason if isinstance(error, ssl.SSLError) else None
-    if reason in _CERTIFICATE_REQUIRED:
-        return "it asks for a client certificate"
-    if reason in _CERTIFICATE_REJECTED:
-        return "it does not accept the gateway's certificate"
-    return None
+    return _CERTIFICATE_REFUSALS.get(error.reason) if isinstance(error, ssl.SSLError) else None
 
 
 def _describe_distrust(error: ssl.SSLCertVerificationError, server_name: str | None) -> str:
-    if error.verify_code == _EXPIRED:
-        return "its certificate has expired"
-    if error.verify_code == _NOT_YET_VALID:
-        return "its certificate is not valid yet"
-    if error.verify_code in _NAME_MISMATCH:
+    code = error.verify_code
+    if code in _NAME_MISMATCH:
         return f"its certificate does not name {server_name}"
-    if error.verify_code in _UNKNOWN_ISSUER:
-        return f"its certificate is not trusted ({error.verify_message})"
-    return f"its certificate cannot be used ({error.verify_message})"
+    what = "is not trusted" if code in _UNKNOWN_ISSUER else "cannot be used"
+    return _DISTRUST.get(code) or f"its certificate {what} ({error.verify_message})"

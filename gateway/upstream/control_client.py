@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from dataclasses import dataclass
 
 from multidict import CIMultiDict
@@ -29,34 +30,25 @@ async def send_control_request(
     Raises GatewayError: 502 or 503 without a response or for a larger one, and 508 if the endpoint
     leads back to a gateway.
     """
-    try:
-        return await _send(endpoint, method, path, max_bytes, body)
-    except asyncio.CancelledError:
-        endpoint.after_timeout()  # these requests have short ones, and no lease that tells
-        raise
-
-
-async def _send(
-    endpoint: UpstreamEndpoint, method: str, path: str, max_bytes: int, body: bytes | None
-) -> ControlResponse:
     headers = CIMultiDict(endpoint.own_request_headers)
     if body is not None:
         headers["Content-Type"] = "application/json"
     chunks = None if body is None else (body,)
     request = UpstreamRequest(method, path, headers, chunks, is_idempotent=True, is_control=True)
-    response = await endpoint.send(request)
     try:
-        decoded = decode_response(response, endpoint.name)
-        if response.status == ErrorKind.LOOP.value.status:
-            message = f"loop: {endpoint.url} leads back to the gateway"
-            raise GatewayError(ErrorKind.LOOP, message, server=endpoint.name)
-        content = bytearray()
-        while chunk := await decoded.read():
-            content += chunk
-            if len(content) > max_bytes:
-                message = f"the response of {endpoint.url} to {method} {path} is larger than"
-                raise bad_response(f"{message} {max_bytes} bytes", endpoint.name)
-    finally:
-        response.close()
+        with closing(await endpoint.send(request)) as response:
+            decoded = decode_response(response, endpoint.name)
+            if response.status == ErrorKind.LOOP.value.status:
+                message = f"loop: {endpoint.url} leads back to the gateway"
+                raise GatewayError(ErrorKind.LOOP, message, server=endpoint.name)
+            content = bytearray()
+            while chunk := await decoded.read():
+                content += chunk
+                if len(content) > max_bytes:
+                    message = f"the response of {endpoint.url} to {method} {path} is larger than"
+                    raise bad_response(f"{message} {max_bytes} bytes", endpoint.name)
+    except asyncio.CancelledError:
+        endpoint.after_timeout()  # these requests have short ones, and no lease that tells
+        raise
     content_type = response.headers.get("Content-Type", "application/json")
     return ControlResponse(response.status, content_type, bytes(content))

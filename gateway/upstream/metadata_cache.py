@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -27,6 +27,8 @@ from gateway.upstream.transport import UpstreamEndpoint
 RECHECK_INTERVAL: Final = 5.0
 """Seconds between two times that a model's metadata is fetched again as requests do not fit it."""
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 _Key = tuple[str, str | None, bool]
 """Model, version, and whether the config counts."""
 
@@ -46,12 +48,7 @@ class UpstreamResponseError(Exception):
         return read_server_error(self.body)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    metadata: ModelMetadata
-    fetched: float
-
-
+@dataclass(eq=False)
 class MetadataCache:
     """Caches the metadata of at most ``max_entries`` models, each for ``ttl`` seconds.
 
@@ -59,18 +56,16 @@ class MetadataCache:
     ``clock`` gives seconds.
     """
 
-    def __init__(
-        self, ttl: float, max_entries: int, fetch_timeout: float, clock: Callable[[], float]
-    ) -> None:
-        self._fetch_timeout = fetch_timeout
-        self._ttl = ttl
-        self._max_entries = max_entries
-        self._clock = clock
-        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
-        self._rechecked: dict[tuple[str, str | None], float] = {}
-        """When metadata was fetched again, by model and version."""
-        self._fetches: dict[_Key, asyncio.Task[ModelMetadata]] = {}
-        self._tasks: set[asyncio.Task[ModelMetadata]] = set()
+    ttl: float
+    max_entries: int
+    fetch_timeout: float
+    clock: Callable[[], float]
+    _entries: OrderedDict[_Key, tuple[ModelMetadata, float]] = field(default_factory=OrderedDict)
+    """The metadata, and when it was fetched; what was used last stands last."""
+    _rechecked: OrderedDict[tuple[str, str | None], float] = field(default_factory=OrderedDict)
+    """When metadata was fetched again, by model and version."""
+    _fetches: dict[_Key, asyncio.Task[ModelMetadata]] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[ModelMetadata]] = field(default_factory=set)
 
     async def get(
         self, model: str, version: str | None, endpoint: UpstreamEndpoint, has_config: bool = True
@@ -97,20 +92,18 @@ class MetadataCache:
     ) -> ModelMetadata | None:
         """Return a model's metadata if the cache has it; parameters as in ``get``."""
         key = (model, version, has_config)
-        entry = self._entries.get(key)
-        if entry is None or entry.fetched + self._ttl <= self._clock():
+        metadata, fetched = self._entries.get(key, (None, 0.0))
+        if metadata is None or fetched + self.ttl <= self.clock():
             return None
         self._entries.move_to_end(key)
-        return entry.metadata
+        return metadata
 
     def invalidate(self, model: str) -> None:
         """Drop all versions of a model that was loaded, also the result of a fetch in flight."""
-        for key in [key for key in self._entries if key[0] == model]:
-            del self._entries[key]
-        for key in [key for key in self._fetches if key[0] == model]:
-            del self._fetches[key]
-        for name in [name for name in self._rechecked if name[0] == model]:
-            del self._rechecked[name]
+        kept: tuple[dict[Any, Any], ...] = (self._entries, self._fetches, self._rechecked)
+        for each in kept:
+            for key in [key for key in each if key[0] == model]:
+                del each[key]
 
     def recheck(self, model: str, version: str | None) -> None:
         """Have the next call fetch metadata again, as a request or its server disagrees with it.
@@ -118,15 +111,12 @@ class MetadataCache:
         Clients cause this, so it happens once in ``RECHECK_INTERVAL`` for each model and version. A
         fetch in flight goes on.
         """
-        name, now = (model, version), self._clock()
+        name, now = (model, version), self.clock()
         if name in self._rechecked and now - self._rechecked[name] < RECHECK_INTERVAL:
             return
         dropped = [self._entries.pop((*name, has_config), None) for has_config in (False, True)]
         if any(dropped):
-            self._rechecked.pop(name, None)
-            self._rechecked[name] = now
-            if len(self._rechecked) > self._max_entries:
-                del self._rechecked[next(iter(self._rechecked))]
+            self._keep(self._rechecked, name, now)
 
     async def close(self) -> None:
         """Cancel the fetches in flight."""
@@ -137,22 +127,25 @@ class MetadataCache:
 
     async def _fetch(self, key: _Key, endpoint: UpstreamEndpoint) -> ModelMetadata:
         try:
-            async with asyncio.timeout(self._fetch_timeout):
+            async with asyncio.timeout(self.fetch_timeout):
                 model, version, has_config = key
                 metadata = await fetch_metadata(model, version, endpoint, has_config)
         except TimeoutError:
             raise GatewayError(
                 ErrorKind.SERVER_TIMEOUT,
                 f"{endpoint.url} returned no metadata of model '{key[0]}' "
-                f"in {self._fetch_timeout:g} s",
+                f"in {self.fetch_timeout:g} s",
                 server=endpoint.name,
             ) from None
         if self._fetches.get(key) is asyncio.current_task():
-            self._entries[key] = _Entry(metadata, self._clock())
-            self._entries.move_to_end(key)
-            while len(self._entries) > self._max_entries:
-                self._entries.popitem(last=False)
+            self._keep(self._entries, key, (metadata, self.clock()))
         return metadata
+
+    def _keep(self, entries: OrderedDict[_K, _V], key: _K, value: _V) -> None:
+        entries[key] = value
+        entries.move_to_end(key)
+        if len(entries) > self.max_entries:
+            entries.popitem(last=False)
 
     def _end_fetch(self, key: _Key, fetch: asyncio.Task[ModelMetadata]) -> None:
         self._tasks.discard(fetch)

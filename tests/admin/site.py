@@ -15,6 +15,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.admin.application import AdminSite
 from gateway.admin.history import History
+from gateway.admin.status import State, merge_statuses
 from gateway.app.shared_memory import SharedCalls, SharedMemory
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_metrics import CALL_FAMILIES
@@ -102,6 +103,14 @@ def sampled(store: MetricStore, count: Callable[[], None], seconds: float = 10.0
     count()
     history.sample(100.0 + seconds, 1_700_000_000.0 + seconds)
     return history
+
+
+def state_of(
+    status: dict[str, Any], store: MetricStore, history: History | None = None, at: float = 1.0
+) -> State:
+    """Return the state of a gateway with one worker, and what a history knows of it."""
+    window, minute = (history.now, history.minute) if history else (None, None)
+    return State(at, merge_statuses([status], store, minute), window, minute)
 
 
 def make_store() -> MetricStore:

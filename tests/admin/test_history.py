@@ -15,7 +15,7 @@ from gateway.admin.history import (
     RECENT_POINTS,
     History,
     Percentiles,
-    model_percentiles,
+    rates_of,
     rounded,
     route_percentiles,
     summarize,
@@ -121,9 +121,9 @@ def test_ratios_are_those_of_calls_and_not_known_without_any() -> None:
     for number, status in ((6, "2xx"), (3, "4xx"), (1, "5xx")):
         sampled.call(times=number, status=status)
     assert sampled.history.now is not None
-    assert summarize(sampled.history.now)["error_ratio"] is None
+    assert summarize(rates_of(sampled.history.now, DURATION))["error_ratio"] is None
     sampled.sample()
-    summary = summarize(sampled.history.now)
+    summary = summarize(rates_of(sampled.history.now, DURATION))
     assert (summary["error_ratio"], summary["client_error_ratio"]) == (0.1, 0.3)
 
 
@@ -145,7 +145,7 @@ def test_rates_of_now_are_those_of_the_last_ten_seconds() -> None:
     window = sampled.history.now
     assert window is not None
     assert window.seconds == 10
-    assert summarize(window)["calls_per_second"] == 2
+    assert summarize(rates_of(window, DURATION))["calls_per_second"] == 2
 
 
 def test_series_that_appear_later_are_counted_from_nothing() -> None:
@@ -156,11 +156,9 @@ def test_series_that_appear_later_are_counted_from_nothing() -> None:
         sampled.call(route=f"new {number}", times=3, status="5xx")
         sampled.sample()
     assert sampled.recent()["errors_per_second"] == [3] * 5
-    window = sampled.history.now
-    assert window is not None
-    rows = dict(zip(window.labels(DURATION), window.calls().tolist(), strict=True))
-    assert rows["new 0", "infer", "m", "u", "json", "5xx"] == pytest.approx(0.6)
-    assert rows["r", "infer", "m", "u", "json", "2xx"] == 0
+    rates = dict(rates_of(sampled.history.now, DURATION))
+    assert rates["new 0", "infer", "m", "u", "json", "5xx"] == pytest.approx(0.6)
+    assert ("r", "infer", "m", "u", "json", "2xx") not in rates
 
 
 def test_window_is_as_before_while_series_appear() -> None:
@@ -171,24 +169,10 @@ def test_window_is_as_before_while_series_appear() -> None:
     sampled.sample()
     window = sampled.history.now
     assert window is not None
-    before = summarize(window)
+    before = summarize(rates_of(window, DURATION))
     sampled.call(route="new", times=100)
     sampled.sample()
-    assert summarize(window) == before
-
-
-def test_summary_of_some_rows_is_of_these_alone() -> None:
-    sampled = _Sampled()
-    sampled.sample()
-    sampled.call(times=3)
-    sampled.call(status="5xx", seconds=1.0)
-    sampled.sample()
-    window = sampled.history.now
-    assert window is not None
-    (bad,) = (row for row, labels in enumerate(window.labels(DURATION)) if labels[-1] == "5xx")
-    summary = summarize(window, [bad])
-    assert (summary["calls_per_second"], summary["error_ratio"]) == (1, 1)
-    assert summarize(window, [])["calls_per_second"] == 0
+    assert summarize(rates_of(window, DURATION)) == before
 
 
 def test_percentiles_are_of_the_last_minute_and_so_are_those_of_each_point() -> None:
@@ -221,7 +205,7 @@ def test_percentiles_are_of_each_model_and_route_over_all_workers() -> None:
             writer.histogram(ROUTE_LATENCY, ("r",)).observe(seconds + segment)
     sampled.sample(after=42)
     minute = sampled.history.minute
-    models = model_percentiles(minute)
+    models = Percentiles(minute, CALL_LATENCY, lambda labels: labels)
     assert models.describe(("m2",)) == {
         "p50_ms": pytest.approx(2000, rel=0.02),
         "p90_ms": pytest.approx(2000, rel=0.02),

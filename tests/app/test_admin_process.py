@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
+from gateway.admin.own_calls import make_captured_call
 from gateway.admin.status import merge_statuses
-from gateway.admin.try_it.captured_call import make_captured_call
 from gateway.app import admin_source
 from gateway.app.admin_source import AdminSource
 from gateway.app.loaded_resources import load_resources
@@ -34,7 +34,7 @@ from tests.support.gateway_process import (
 )
 from tests.support.http_messages import http_response, request
 from tests.support.operator import Operator
-from tests.support.raw_client import RawClient, connect
+from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 LOCAL = {"Host": "localhost"}
@@ -70,17 +70,6 @@ async def _admin(*responders: Responder, alive: int | None = None) -> AsyncItera
             resources = load_resources(make_settings())
             workers = stack.enter_context(ControlClient(shared.control))
             yield AdminSource(resources, shared, shared.admin_journal, workers.ask)
-
-
-async def test_gateway_is_ready_if_any_worker_says_so() -> None:
-    async with _admin(_says(""), _says("")) as admin:
-        for _ in range(4):
-            assert await admin.not_ready_reason() == ""
-
-
-async def test_reason_of_a_worker_is_passed_on() -> None:
-    async with _admin(_says("upstream u"), _says("upstream u")) as admin:
-        assert await admin.not_ready_reason() == "upstream u"
 
 
 async def test_worker_that_hangs_keeps_no_probe_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,12 +110,6 @@ async def test_each_worker_is_asked_first_in_turn() -> None:
     async with _admin(_says("a"), _says("b"), _says("c")) as admin:
         said = [await admin.not_ready_reason() for _ in range(6)]
     assert sorted(said) == ["a", "a", "b", "b", "c", "c"]
-
-
-async def test_draining_gateway_asks_nobody() -> None:
-    async with _admin(_hang) as admin:
-        admin.draining = True
-        assert await admin.not_ready_reason() == "draining"
 
 
 def _publish(admin: AdminSource, slot: int, **fields: Any) -> None:
@@ -426,9 +409,3 @@ async def _until_refused(address: str) -> None:
                     await asyncio.sleep(0.02)
             except ConnectionRefusedError:
                 return
-
-
-async def _events(client: RawClient) -> bytes:
-    await client.send(request("GET", "/api/events?topics=overview,calls", headers=LOCAL))
-    assert (await client.head()).status == 200
-    return await client.chunk()

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gateway.app.build.listen import ListenError
-from gateway.app.build.tls import UpstreamTlsError
 from gateway.settings.schema import Settings
 from tests.app.reloading import NOWHERE, running_gateway, server_named, settings_for
 from tests.support.addresses import free_address
@@ -231,31 +229,6 @@ async def test_endpoint_that_was_drained_while_a_reload_was_prepared_stays_drain
         await until(lambda: [each.drained for each in members] == [True, False, False])
 
 
-async def test_reload_adds_and_removes_addresses(tmp_path: Path) -> None:
-    unix = f"unix:{tmp_path / 's'}"
-    first, second = free_address(), free_address()
-    async with (
-        server_named("x") as server,
-        running_gateway(settings_for(server.url, listen=[first, unix])) as (gateway, url),
-    ):
-        sockets = {each.address: each.sockets for each in gateway._doors.bound}
-        async with connect(url) as on_first:
-            await gateway.reload(settings_for(server.url, listen=[unix, second]))
-            assert gateway.addresses == [unix, f"http://{second}"]
-            with pytest.raises(ConnectionRefusedError):
-                async with connect(url):
-                    pass
-            assert gateway._doors.bound[0].sockets == sockets[gateway._doors.bound[0].address]
-            for address in gateway.addresses:
-                async with connect(address) as client:
-                    assert (await client.call("GET", "/v2/x")).status == 200
-            assert (await on_first.call("GET", "/v2/x")).status == 200
-            await gateway.reload(settings_for(server.url, listen=[first, unix]))
-            async with connect(url) as client:
-                assert (await client.call("GET", "/v2/x")).status == 200
-            assert (await on_first.call("GET", "/v2/x")).status == 200
-
-
 async def _is_for_operators(address: str) -> bool:
     async with connect(address) as client:
         statuses = [(await client.call("GET", path)).status for path in ("/live", "/v2/x")]
@@ -315,19 +288,6 @@ async def test_client_in_the_queue_of_a_removed_address_is_served() -> None:
             writer.close()
             gateway._doors = gateway._doors._replace(bound=())
             await gateway.reload(settings_for(server.url, listen=second))
-
-
-async def test_reload_with_unusable_files_changes_nothing(tmp_path: Path) -> None:
-    none = str(tmp_path / "none")
-    servers = {"u": {"endpoints": ["https://127.0.0.1:1"], "tls": {"ca": none}}}
-    async with server_named("one") as one, running_gateway(settings_for(one.url)) as (gateway, url):
-        with pytest.raises(UpstreamTlsError, match=r"upstreams\.u\.tls\.ca: cannot read"):
-            await gateway.reload(settings_for(upstreams=servers, listen=free_address()))
-        with pytest.raises(ListenError, match=r"tls\.certificate: cannot read"):
-            await gateway.reload(settings_for(tls={"certificate": none, "key": none}))
-        assert gateway.addresses == [url]
-        async with connect(url) as client:
-            assert (await client.call("GET", "/v2/x")).body == b"one"
 
 
 async def test_reload_adds_and_removes_tls_on_an_address(tmp_path: Path) -> None:

@@ -54,8 +54,7 @@ B2 = {"endpoints": ["http://b:2"]}
         (_settings(limits={"request_timeout": 7}), "limits changed"),
         (_settings(limits={"connect_timeout": 7}), "upstreams ~a ~b, limits changed"),
         (_settings(limits={"metadata_ttl": 7}), "upstreams ~a ~b, limits changed"),
-        (_settings(limits={"metadata_cache_size": 7}), "upstreams ~a ~b, limits changed"),
-        (_settings(limits={"idle_timeout": 7}), "upstreams ~a ~b, limits changed"),
+        (_settings(expose_endpoints=True), "upstreams ~a ~b, expose_endpoints changed"),
         (_settings(listen="127.0.0.1:9"), "listen changed"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.codec.elements.decode import decode_numbers
 from gateway.codec.elements.encode import NumberEncoder, OffloadedText, TextChunk
 from gateway.codec.json import array_scanner
-from gateway.codec.offload_interface import FAILED_FUTURE, ConversionJob, Offloader, OffloadFuture
+from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.request import InferRequestReader
@@ -197,12 +197,6 @@ def test_bytes_elements_are_not_offloaded() -> None:
         name for name, each in DATATYPES.items() if ConversionJob(True, each).can_be_offloaded
     }
     assert set(DATATYPES) - offloadable == {"BYTES", "BOOL"}
-
-
-async def test_failed_future_is_done_at_once() -> None:
-    await FAILED_FUTURE.wait()
-    assert FAILED_FUTURE.done
-    assert FAILED_FUTURE.result is None
 
 
 def test_text_that_could_not_be_offloaded_is_written_here() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,10 +50,6 @@ async def _accepting(batches: _Batches, sock: socket.socket) -> AsyncIterator[No
     accepting.close_sockets([sock])
 
 
-def _has_accepted(batches: _Batches, count: int) -> bool:
-    return batches.accepted == count
-
-
 @contextmanager
 def _waiting(sock: socket.socket, count: int) -> Iterator[None]:
     """Have clients wait in the accept queue."""
@@ -71,29 +66,17 @@ def sock() -> Iterator[socket.socket]:
         yield sock
 
 
-async def test_waiting_connections_are_accepted_in_one_time_slice(sock: socket.socket) -> None:
-    batches = _Batches()
-    with _waiting(sock, 30):
-        async with _accepting(batches, sock):
-            await until(lambda: batches.accepted == 30)
-    assert batches.sizes == [30]
-
-
 async def test_batch_is_bounded(sock: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept, "MAX_BATCH", 5)
     batches = _Batches()
-    with _waiting(sock, 12):
-        async with _accepting(batches, sock):
-            await until(lambda: batches.accepted == 12)
-    assert batches.sizes == [5, 5, 2]
-
-
-async def test_later_connections_are_accepted(sock: socket.socket) -> None:
-    batches = _Batches()
     async with _accepting(batches, sock):
-        for count in (1, 2, 3):
-            with _waiting(sock, 1):
-                await until(partial(_has_accepted, batches, count))
+        with _waiting(sock, 12):
+            await until(lambda: batches.accepted == 12)
+        assert batches.sizes == [5, 5, 2]
+        monkeypatch.setattr(accept, "MAX_BATCH", 100)
+        with _waiting(sock, 30):
+            await until(lambda: batches.accepted == 42)
+    assert batches.sizes == [5, 5, 2, 30]
 
 
 async def test_lack_of_descriptors_pauses_accepting(
@@ -152,26 +135,6 @@ async def test_socket_can_be_closed_while_accepting_pauses(
     assert caplog.messages == [ERROR]
 
 
-async def test_connections_that_wait_at_close_go_to_a_duplicate(
-    sock: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(accept, "MAX_BATCH", 5)
-    before, after = _Batches(), _Batches()
-
-    def add_and_close(connection: socket.socket) -> None:
-        before.add(connection)
-        if before.accepted == 5:
-            asyncio.get_running_loop().call_soon(accepting.close_sockets, [sock])
-
-    with sock.dup() as duplicate, _waiting(sock, 12):
-        accepting = AcceptingSockets(add_and_close)
-        accepting.listen(sock)
-        await until(lambda: before.accepted)
-        async with _accepting(after, duplicate):
-            await until(lambda: after.accepted == 7)
-    assert before.sizes == [5]
-
-
 class _Adopted:
     """Counts the connections that several sockets hand over, and closes them."""
 
@@ -192,32 +155,21 @@ def _is_refused(address: tuple[str, int]) -> bool:
     return False
 
 
-async def test_connections_of_several_sockets_go_to_one_place() -> None:
-    adopted = _Adopted()
-    socks = [*open_tcp_sockets(HOST, 0), *open_tcp_sockets(HOST, 0)]
-    async with no_leaks():
-        for sock in socks:
-            adopted.sockets.listen(sock)
-        for number, sock in enumerate(socks * 2, 1):
-            socket.create_connection(sock.getsockname()).close()
-            await until(lambda number=number: adopted.count == number)  # type: ignore[misc]
-        await adopted.sockets.stop_all(0.0)
-        assert [sock.fileno() for sock in socks] == [-1, -1]
-        await adopted.sockets.stop_all(0.0)
-
-
 async def test_one_socket_stops_and_the_others_go_on() -> None:
     adopted = _Adopted()
     (leaving,), (staying,) = open_tcp_sockets(HOST, 0), open_tcp_sockets(HOST, 0)
     gone, here = leaving.getsockname(), staying.getsockname()
-    adopted.sockets.listen(leaving)
-    adopted.sockets.listen(staying)
-    await adopted.sockets.stop_listening([leaving])
-    assert _is_refused(gone)
-    socket.create_connection(here).close()
-    await until(lambda: adopted.count == 1)
-    adopted.sockets.close_sockets([staying, leaving])
-    assert _is_refused(here)
+    async with no_leaks():
+        for count, (sock, address) in enumerate(((leaving, gone), (staying, here)), 1):
+            adopted.sockets.listen(sock)
+            socket.create_connection(address).close()
+            await until(lambda count=count: adopted.count == count)  # type: ignore[misc]
+        await adopted.sockets.stop_listening([leaving])
+        assert _is_refused(gone)
+        socket.create_connection(here).close()
+        await until(lambda: adopted.count == 3)
+        adopted.sockets.close_sockets([staying, leaving])
+        assert _is_refused(here)
 
 
 async def test_connections_in_the_queue_of_a_socket_that_stops_are_served() -> None:

@@ -18,13 +18,6 @@ def test_client_with_most_gives_way_to_another() -> None:
     assert set(shares) == {"first", "third", "fourth"}
 
 
-def test_oldest_gives_way_where_clients_have_as_many() -> None:
-    shares = ClientShares[str](2)
-    shares.add("first", "A")
-    shares.add("second", "B")
-    assert shares.add("third", "C") == ["first"]
-
-
 def test_idle_item_gives_way_before_one_in_use() -> None:
     shares = ClientShares[str](3)
     for item in ("first", "second", "third"):
@@ -35,14 +28,6 @@ def test_idle_item_gives_way_before_one_in_use() -> None:
     assert [shares.add(each, "A") for each in ("a", "b", "c")] == [["third"], ["fourth"], ["first"]]
 
 
-def test_items_in_use_give_way_if_there_are_no_others() -> None:
-    shares = ClientShares[str](2)
-    for item in ("first", "second"):
-        shares.add(item, "A")
-        shares.set_in_use(item, True)
-    assert shares.add("third", "B") == ["first"]
-
-
 def test_many_small_items_give_way_to_a_large_one() -> None:
     shares = ClientShares[int](100)
     for number in range(10):
@@ -50,15 +35,6 @@ def test_many_small_items_give_way_to_a_large_one() -> None:
     assert shares.add(10, "B", 35) == [0, 1, 2, 3]
     assert shares.add(11, "B", 1000) == [4, 5, 6, 10, 7, 8, 9]
     assert list(shares) == [11]
-
-
-def test_item_that_does_not_count_is_ignored() -> None:
-    shares = ClientShares[str](1)
-    shares.add("first", "A")
-    assert shares.add("second", "A") == ["first"]
-    shares.set_in_use("first", True)
-    shares.discard("first")
-    assert list(shares) == ["second"]
 
 
 @given(

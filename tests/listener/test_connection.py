@@ -80,23 +80,6 @@ async def test_malformed_unread_body_closes_after_the_response(
     assert not caplog.records
 
 
-async def test_malformed_pipelined_body_gets_400() -> None:
-    async def handle(client: ClientRequest, response: ClientResponse) -> None:
-        await broken.wait()
-        await echo(client, response)
-
-    broken = asyncio.Event()
-    head = message("PUT / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
-    async with running_listener(handle) as running, connect(running.url) as client:
-        await client.send(request("GET", "/first") + head + b"2\r\nab\r\n")
-        await asyncio.sleep(0.01)
-        await client.send(b"what?\r\n")
-        await asyncio.sleep(0.01)
-        broken.set()
-        assert (await client.read_response()).body.startswith(b"GET /first")
-        assert (await client.read_response()).status == 400
-
-
 async def test_read_ahead_of_pipelined_requests_is_limited() -> None:
     count, most = 1000, 64 * 1024 + 1000 * 1024
     ahead: list[int] = []
@@ -144,22 +127,6 @@ async def test_tiny_chunks_do_not_starve_others() -> None:
     assert sum(pieces) == CHUNKS + 1
     # Each is from an iteration of its own.
     assert max(pieces) < 5000
-
-
-async def test_unread_tiny_chunks_are_dropped() -> None:
-    async def handle(_: ClientRequest, __: ClientResponse) -> None:
-        await sent.wait()
-        raise bad_request("not looked at")
-
-    sent = asyncio.Event()
-    async with running_listener(handle) as running, connect(running.url) as client:
-        await client.send(CHUNKED_HEAD)
-        await until(lambda: running.listener._active_calls)
-        (connection,) = http1_connections(running.listener)
-        connection.data_received(memoryview(TINY * CHUNKS + b"0\r\n\r\n"))
-        sent.set()
-        assert (await client.read_response()).status == 400
-        assert (await client.call("GET", "/next")).status == 400
 
 
 async def test_tiny_chunks_of_a_client_that_leaves_are_dropped() -> None:

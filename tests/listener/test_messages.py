@@ -4,6 +4,8 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
+from gateway.http2.hpack import HeaderList
+from gateway.listener.http2_messages import encode_fields, encode_request_head, response_fields
 from gateway.listener.messages import encode_response
 from gateway.proxy.interfaces import HeaderLines, ResponseTemplate
 
@@ -36,7 +38,6 @@ def _written(
         (200, "", (("X", "1"), ("x", "2")), b"a", "200 OK", ["X: 1", "x: 2", "1"]),
         (200, "", (("X", "caf\xe9"),), b"\r\n\r\n", "200 OK", ["X: caf\xe9", "4"]),
         (204, "", (), b"", "204 No Content", []),
-        (304, "", (), b"", "304 Not Modified", []),
     ],
 )
 @pytest.mark.parametrize("last", [False, True])
@@ -63,34 +64,78 @@ def test_server_and_date_of_the_upstream_are_preserved() -> None:
     headers: HeaderLines = (("server", "triton"), ("DATE", "then"))
     data = _encoded(ResponseTemplate(200, "", headers), b"", b"", False)
     assert data == b"HTTP/1.1 200 OK\r\nserver: triton\r\nDATE: then\r\nContent-Length: 0\r\n\r\n"
+    only_date = _encoded(ResponseTemplate(200, "", headers[1:]), b"", b"", False)
+    assert (only_date.count(b"\r\nServer: "), only_date.lower().count(b"\r\ndate: ")) == (1, 1)
 
 
-@pytest.mark.parametrize("header", [("SERVER", "triton"), ("date", "then")])
-def test_only_the_missing_one_of_server_and_date_is_added(header: tuple[str, str]) -> None:
-    template = ResponseTemplate(200, "", (header,))
-    names = [
-        line.partition(b":")[0].lower()
-        for line in _encoded(template, b"", b"", False).split(b"\r\n")
-    ]
-    assert (names.count(b"server"), names.count(b"date")) == (1, 1)
+def test_response_without_a_body_has_none() -> None:
+    """The client would take it for the start of the next response.
 
-
-def test_length_of_a_304_is_that_of_the_body_that_is_not_sent() -> None:
-    template = ResponseTemplate(304, "", ())
-    data = _encoded(template, b"Content-Length: 5\r\n", b"", False)
+    The length of a 304 is that of the body that is not sent.
+    """
+    data = _encoded(ResponseTemplate(304, "", ()), b"Content-Length: 5\r\n", b"{}", False)
     assert data.endswith(b"\r\nContent-Length: 5\r\n\r\n")
     assert data.count(b"Content-Length") == 1
+    data = _encoded(ResponseTemplate(204, "", JSON), b"", b'{"error":"x"}', False)
+    assert data.endswith(b"\r\n\r\n")
 
 
-def test_cached_head_gets_the_length_of_each_body() -> None:
-    template = ResponseTemplate(200, "OK", JSON)
-    for body in (b"", b"one", b"three", b"one"):
-        data = _encoded(template, b"", body, False)
-        assert data.endswith(b"\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+# ---------------------------------------------------------------------------------- HTTP/2
 
 
-@pytest.mark.parametrize("status", [204, 304])
-def test_response_without_a_body_has_none(status: int) -> None:
-    """The client would take it for the start of the next response."""
-    template = ResponseTemplate(status, "", (("Content-Type", "application/json"),))
-    assert _encoded(template, b"", b'{"error":"x"}', last=False).endswith(b"\r\n\r\n")
+def head_of(*more: tuple[bytes, bytes], body_size: int = 0, method: bytes = b"POST") -> list[str]:
+    pseudo = (b":method", method), (b":scheme", b"http"), (b":path", b"/x"), (b":authority", b"h:1")
+    headers = HeaderList((*pseudo, *more), False)
+    head = encode_request_head(headers, body_size).decode()
+    assert head.endswith("\r\n\r\n")
+    return head.removesuffix("\r\n\r\n").split("\r\n")
+
+
+def test_authority_is_the_host() -> None:
+    assert head_of((b"host", b"H:1"), (b"a", b"1")) == ["POST /x HTTP/1.1", "Host: h:1", "a: 1"]
+
+
+def test_host_stands_without_authority() -> None:
+    fields = (b":method", b"GET"), (b":path", b"/"), (b"host", b"there")
+    head = encode_request_head(HeaderList(fields, False), 0)
+    assert head == b"GET / HTTP/1.1\r\nHost: there\r\n\r\n"
+
+
+def test_cookies_are_one_line() -> None:
+    lines = head_of((b"cookie", b"a=1"), (b"x", b"y"), (b"cookie", b"b=2"))
+    assert lines[2:] == ["x: y", "Cookie: a=1; b=2"]
+
+
+def test_content_length_is_written_once_or_the_framing_without_it() -> None:
+    framing = {-1: ["Transfer-Encoding: chunked"], 0: [], 7: ["Content-Length: 7"]}
+    length = (b"content-length", b"5")
+    for body_size, line in framing.items():
+        assert head_of(body_size=body_size)[2:] == line
+        assert head_of(length, length, body_size=body_size)[2:] == ["Content-Length: 5"]
+
+
+def test_fields_are_in_lower_case_and_without_those_of_connections() -> None:
+    lines = [("X-Name", " v "), ("Connection", "close"), ("Transfer-Encoding", "chunked")]
+    assert encode_fields([*lines, ("Upgrade", "x"), ("Keep-Alive", "5")]) == [(b"x-name", b"v")]
+
+
+def test_fields_of_a_template() -> None:
+    template = ResponseTemplate(200, "OK", (("Content-Type", "a/b"), ("Date", "now")))
+    fields = response_fields(template, b"X-Request-Id: 1\r\n", 3)
+    assert fields == (
+        (b":status", b"200"),
+        (b"content-type", b"a/b"),
+        (b"date", b"now"),
+        (b"server", b"tensorgate"),
+        (b"x-request-id", b"1"),
+        (b"content-length", b"3"),
+    )
+    assert response_fields(template, b"", 0)[-1] == (b"content-length", b"0")
+
+
+def test_date_and_server_are_added() -> None:
+    template = ResponseTemplate(204, "", (("Server", "theirs"),))
+    fields = dict(response_fields(template, b"", 0))
+    assert fields[b"server"] == b"theirs"
+    assert fields[b"date"].endswith(b" GMT")
+    assert b"content-length" not in fields

@@ -27,12 +27,22 @@ from tests.support.servers.stalled_handshakes import stall_handshakes
 
 
 async def test_unix_socket_is_served(tmp_path: Path) -> None:
-    listener = HttpListener(echo, ())
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        if client.target == "/":
+            await echo(client, response)
+            return
+        await response.start(200, "", CIMultiDict())
+        await response.write(b"begun")
+        response.abort()
+
+    listener = HttpListener(handle)
     path = str(tmp_path / "s")
     async with no_leaks():
         listener.sockets.listen(open_unix_socket(path))
         async with connect(f"unix:{path}") as client:
             assert (await client.call("GET", "/")).body == b"GET / 0 None "
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await client.call("GET", "/abort")
         assert await listener.drain(0, 0) == 0
 
 
@@ -74,33 +84,6 @@ async def test_calls_make_no_room() -> None:
         assert not running.listener.make_room()
 
 
-async def test_aborted_response_closes_a_unix_connection(tmp_path: Path) -> None:
-    async def handle(_: ClientRequest, response: ClientResponse) -> None:
-        await response.start(200, "", CIMultiDict())
-        await response.write(b"begun")
-        response.abort()
-
-    listener = HttpListener(handle, ())
-    path = str(tmp_path / "s")
-    async with no_leaks():
-        listener.sockets.listen(open_unix_socket(path))
-        async with connect(f"unix:{path}") as client:
-            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-                await client.call("GET", "/")
-        await listener.drain(0, 0)
-
-
-class _SlowHandler:
-    """A handler that waits before it responds."""
-
-    def __init__(self) -> None:
-        self.go_on = asyncio.Event()
-
-    async def __call__(self, _: ClientRequest, response: ClientResponse) -> None:
-        await self.go_on.wait()
-        await respond(response, b"done")
-
-
 async def test_drain_closes_idle_connections_after_the_grace() -> None:
     async with (
         running_listener(echo) as running,
@@ -123,33 +106,6 @@ async def test_grace_ends_with_the_drain_timeout(drain_timeout: float, grace: fl
         async with asyncio.timeout(5):
             assert await running.listener.drain(drain_timeout, grace) == 0
         assert await client.rest() == b""
-
-
-async def test_drain_timeout_drops_a_connection_in_its_tls_handshake() -> None:
-    async with running_listener(echo) as running:
-        with socket.create_connection(running.sock.getsockname()) as client:
-            client.setblocking(False)
-            if running.is_tls:
-                await until(lambda: running.listener._handshaking)
-            async with asyncio.timeout(5):
-                assert await running.listener.drain(0, 60) == 0
-                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
-        assert not running.listener._handshaking
-
-
-async def test_drain_closes_idle_connections_while_others_are_busy() -> None:
-    async with (
-        running_listener(_SlowHandler()) as running,
-        connect(running.url) as busy,
-        connect(running.url) as idle,
-    ):
-        await busy.send(request("GET", "/"))
-        await until(lambda: running.listener._active_calls)
-        draining = asyncio.create_task(running.listener.drain(60, 0.05))
-        assert await idle.rest() == b""
-        assert not draining.done()
-        busy.reset()
-        await draining
 
 
 async def test_response_during_the_grace_closes_the_connection() -> None:
@@ -300,23 +256,7 @@ async def test_last_response_is_complete_though_the_client_still_sends() -> None
             assert await draining == 0
 
 
-async def test_drain_drops_calls_that_take_too_long() -> None:
-    async with (
-        running_listener(_SlowHandler()) as running,
-        connect(running.url) as one,
-        connect(running.url) as two,
-    ):
-        for client in (one, two):
-            await client.send(request("GET", "/"))
-        await until(lambda: len(running.listener._active_calls) == 2)
-        async with asyncio.timeout(5):
-            assert await running.listener.drain(0.02, 0.02) == 2
-        for client in (one, two):
-            with pytest.raises(ConnectionResetError):
-                await client.rest()
-
-
-async def test_drain_lets_dropped_calls_clean_up() -> None:
+async def test_drain_drops_calls_that_take_too_long_and_lets_them_clean_up() -> None:
     ended: list[str] = []
 
     async def handle(client: ClientRequest, _: ClientResponse) -> None:
@@ -326,11 +266,20 @@ async def test_drain_lets_dropped_calls_clean_up() -> None:
             await iterations(9)
             ended.append(client.target)
 
-    async with running_listener(handle) as running, connect(running.url) as client:
-        await client.send(request("GET", "/"))
-        await until(lambda: running.listener._active_calls)
-        assert await running.listener.drain(0.02, 0.02) == 1
-        assert ended == ["/"]
+    async with (
+        running_listener(handle) as running,
+        connect(running.url) as one,
+        connect(running.url) as two,
+    ):
+        for client in (one, two):
+            await client.send(request("GET", "/"))
+        await until(lambda: len(running.listener._active_calls) == 2)
+        async with asyncio.timeout(5):
+            assert await running.listener.drain(0.02, 0.02) == 2
+        assert ended == ["/", "/"]
+        for client in (one, two):
+            with pytest.raises(ConnectionResetError):
+                await client.rest()
 
 
 async def test_response_after_one_that_began_before_drain_closes_the_connection() -> None:
@@ -390,7 +339,7 @@ class _FailingConnection:
         raise ZeroDivisionError("it is told to close")
 
 
-async def test_connection_that_fails_keeps_no_other_from_its_idle_check(
+async def test_connection_that_fails_keeps_no_other_from_its_idle_check_and_stops_no_drain(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running_listener(echo) as running:
@@ -401,23 +350,13 @@ async def test_connection_that_fails_keeps_no_other_from_its_idle_check(
             async with connect(running.url) as client:
                 assert (await client.call("GET", "/")).status == 200
                 assert await client.rest() == b""
-        assert "abort" in failing.fake.calls
-        assert "it is asked whether it is idle" in caplog.text
-        running.listener.remove_connection(failing)
-        await until(lambda: not running.listener.connections)
-
-
-async def test_connection_that_fails_stops_no_drain(caplog: pytest.LogCaptureFixture) -> None:
-    async with running_listener(echo) as running, connect(running.url) as client:
-        assert (await client.call("GET", "/")).status == 200
-        failing = _FailingConnection()
-        running.listener.add_connection(failing)
-        async with asyncio.timeout(5):
+        async with connect(running.url) as client, asyncio.timeout(5):
+            assert (await client.call("GET", "/")).status == 200
             assert await running.listener.drain(0.2, 0.0) == 0
-        assert await client.rest() == b""
-        assert "it is told of the drain" in caplog.text
-        assert "it is told to close" in caplog.text
+            assert await client.rest() == b""
         assert "abort" in failing.fake.calls
+        for step in ("asked whether it is idle", "told of the drain", "told to close"):
+            assert f"it is {step}" in caplog.text
         running.listener.remove_connection(failing)
         await until(lambda: not running.listener.connections)
 

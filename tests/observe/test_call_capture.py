@@ -28,12 +28,6 @@ def test_begin_of_a_body_is_kept_with_its_size(sizes: list[int]) -> None:
     assert base64.b64decode(described["body"]) == b"".join(pieces)[: 64 * 1024]
 
 
-def test_more_is_kept_if_it_is_wanted() -> None:
-    message = CapturedMessage("x", (), 100_000)
-    message.add(bytes(200_000))
-    assert len(base64.b64decode(message.describe()["body"])) == 100_000
-
-
 def test_body_that_is_sent_again_is_kept_once() -> None:
     message = _message(b"abc")
     message.restart()

@@ -7,7 +7,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.errors import GatewayError
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, RELOAD_FAILURES, GatewayMetrics
+from gateway.observe.gateway_metrics import (
+    GATEWAY_FAMILIES,
+    RELOAD_FAILURES,
+    GatewayMetrics,
+    LimitMetrics,
+    OffloadMetrics,
+)
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import StoreCollector
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
@@ -33,7 +39,7 @@ async def test_limit_counts_refusals_and_the_wait(
     metrics_and_value: tuple[GatewayMetrics, Value],
 ) -> None:
     metrics, value = metrics_and_value
-    limit = ConcurrencyLimit("it", 1, 1, 0.02, metrics.limit("u"))
+    limit = ConcurrencyLimit("it", 1, 1, 0.02, LimitMetrics(metrics.writer, "u"))
     with Deadline(10, 10) as deadline:
         await limit.acquire(deadline)
         waiting = asyncio.create_task(limit.acquire(deadline))
@@ -68,7 +74,7 @@ def test_results_are_shown_before_there_are_any(
     """So that a rate over the first ones is right."""
     metrics, value = metrics_and_value
     metrics.mirror("r", "m")
-    metrics.offload()
+    OffloadMetrics(metrics.writer)
     assert value("mirror_requests_total", route="r", upstream="m", result="failed") == 0
     assert value("offload_jobs_total", result="local") == 0
 

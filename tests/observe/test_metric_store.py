@@ -1,7 +1,8 @@
-"""Counters and histograms in memory that processes share."""
+"""Counters and histograms in memory that processes share, and their series as arrays."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,16 +31,17 @@ from gateway.observe.metric_store import (
     Labels,
     MetricStore,
 )
+from gateway.observe.metric_table import MetricTable, RecentHistograms, quantiles
 from gateway.observe.metrics import StoreCollector, collect
 from tests.observe.dying import die_before_store, run_in_a_child
 from tests.support.scale import scaled
 
 CALLS = CounterFamily("tensorgate_calls", "Calls.", ("model", "status"))
 RESTARTS = CounterFamily("tensorgate_restarts", "Restarts.")
-SECONDS = HistogramFamily("tensorgate_seconds", "Seconds of calls.", ("model",), (0.005, 0.1, 1))
+SECONDS = HistogramFamily("tensorgate_seconds", "Seconds of calls.", ("model",), (0.5, 1, 4))
 SIZES = HistogramFamily("tensorgate_sizes", "Bytes.", (), (1024, 1e7))
 FAMILIES: tuple[Family, ...] = (CALLS, RESTARTS, SECONDS, SIZES)
-LE: dict[Family, list[str]] = {SECONDS: ["0.005", "0.1", "1.0"], SIZES: ["1024.0", "1e+07"]}
+LE: dict[Family, list[str]] = {SECONDS: ["0.5", "1.0", "4.0"], SIZES: ["1024.0", "1e+07"]}
 """The bounds of the buckets as text."""
 
 Values = dict[tuple[str, Labels], float]
@@ -69,7 +72,7 @@ def _text(store: MetricStore, generate: Callable[[Any], bytes] = generate_latest
 
 def test_series_are_summed_over_segments_and_sorted() -> None:
     store = MetricStore(FAMILIES, segments=2)
-    for segment, amount in ((0, 1.5), (1, 40)):
+    for segment, amount in ((0, 5.5), (1, 40)):
         writer = store.writer(segment)
         for model in ("b", "a", f"only {segment}"):
             writer.counter(CALLS, (model, "200")).add(amount)
@@ -78,9 +81,9 @@ def test_series_are_summed_over_segments_and_sorted() -> None:
     assert _text(store) == (
         "# HELP tensorgate_calls_total Calls.\n"
         "# TYPE tensorgate_calls_total counter\n"
-        'tensorgate_calls_total{model="a",status="200"} 41.5\n'
-        'tensorgate_calls_total{model="b",status="200"} 41.5\n'
-        'tensorgate_calls_total{model="only 0",status="200"} 1.5\n'
+        'tensorgate_calls_total{model="a",status="200"} 45.5\n'
+        'tensorgate_calls_total{model="b",status="200"} 45.5\n'
+        'tensorgate_calls_total{model="only 0",status="200"} 5.5\n'
         'tensorgate_calls_total{model="only 1",status="200"} 40.0\n'
         "# HELP tensorgate_restarts_total Restarts.\n"
         "# TYPE tensorgate_restarts_total counter\n"
@@ -88,16 +91,16 @@ def test_series_are_summed_over_segments_and_sorted() -> None:
         "# HELP tensorgate_seconds Seconds of calls.\n"
         "# TYPE tensorgate_seconds histogram\n"
         + "".join(
-            f'tensorgate_seconds_bucket{{le="0.005",model="{model}"}} 0.0\n'
-            f'tensorgate_seconds_bucket{{le="0.1",model="{model}"}} 0.0\n'
+            f'tensorgate_seconds_bucket{{le="0.5",model="{model}"}} 0.0\n'
             f'tensorgate_seconds_bucket{{le="1.0",model="{model}"}} 0.0\n'
+            f'tensorgate_seconds_bucket{{le="4.0",model="{model}"}} 0.0\n'
             f'tensorgate_seconds_bucket{{le="+Inf",model="{model}"}} {count}\n'
             f'tensorgate_seconds_count{{model="{model}"}} {count}\n'
             f'tensorgate_seconds_sum{{model="{model}"}} {total}\n'
             for model, count, total in (
-                ("a", 2.0, 41.5),
-                ("b", 2.0, 41.5),
-                ("only 0", 1.0, 1.5),
+                ("a", 2.0, 45.5),
+                ("b", 2.0, 45.5),
+                ("only 0", 1.0, 5.5),
                 ("only 1", 1.0, 40.0),
             )
         )
@@ -153,15 +156,13 @@ def test_label_values_of_any_characters_are_shown(given: str, shown: str) -> Non
 AMOUNTS = st.sampled_from([0.0, 1.0, 3.0, 0.0625, 4096.0, 2.0**40])
 """Their sums are exact, in whatever order they are added."""
 Operation = tuple[int, Family, str, float]
-OPERATIONS: st.SearchStrategy[list[Operation]] = st.lists(
-    st.tuples(
-        st.integers(0, 2),
-        st.sampled_from(FAMILIES),
-        st.sampled_from("ab") | st.just("other") | st.text(max_size=250),
-        AMOUNTS,
-    ),
-    max_size=30,
+OPERATION: st.SearchStrategy[Operation] = st.tuples(
+    st.integers(0, 2),
+    st.sampled_from(FAMILIES),
+    st.sampled_from("ab") | st.just("other") | st.text(max_size=250),
+    AMOUNTS,
 )
+OPERATIONS = st.lists(OPERATION, max_size=30)
 
 
 def _labels(family: Family, label: str) -> Labels:
@@ -295,7 +296,7 @@ def test_entry_that_has_not_arrived_is_ignored_until_it_does() -> None:
             assert (("tensorgate_calls_total", ("a", "a")) in keys) != changed
             segment._memory[start:end] = entry
             segment._known_end = start
-            segment._cells[0].pop(("a", "a"), None)
+            segment.cells[0].pop(("a", "a"), None)
     assert _values(collect(store))["tensorgate_calls_total", ("a", "a")] == 1
 
 
@@ -372,3 +373,96 @@ def test_fine_buckets_divide_the_coarse_ones() -> None:
     assert list(fine.bounds) == sorted(set(fine.bounds))
     assert fine.find(len(DURATION.buckets) + 1, 5000.0) == len(fine.bounds) + 1
     assert fine.find(1, 0.0) == 1
+
+
+# Tables of all series of a family
+
+
+def _as_sums(table: MetricTable) -> dict[Labels, list[float]]:
+    words = table.read()
+    assert words.shape == (len(table.labels), table.family.words)
+    return dict(zip(table.labels, words.tolist(), strict=True))
+
+
+@given(st.lists(st.tuples(OPERATION, st.booleans()), max_size=40))
+def test_table_shows_what_the_store_sums_up(operations: list[tuple[Operation, bool]]) -> None:
+    """It is read now and then, so it learns of series little by little."""
+    store = MetricStore(FAMILIES, segments=3)
+    tables = {family: MetricTable(store, family) for family in FAMILIES}
+    for (segment, family, label, amount), is_read in operations:
+        _count(store, segment, family, label, amount)
+        if is_read:
+            tables[family].read()
+    for family, table in tables.items():
+        before = list(table.labels)
+        shown, sums = _as_sums(table), store.sums(family)
+        assert table.labels[: len(before)] == before
+        assert len(shown) == len(table.labels)
+        # The series for those without room is there before it is used.
+        unused = ("other",) * len(family.labels)
+        assert {unused: [0.0] * family.words, **sums} == shown
+
+
+def test_series_of_other_processes_are_read() -> None:
+    store = MetricStore(FAMILIES, segments=2)
+    table = MetricTable(store, SECONDS)
+    assert table.read().tolist() == [[0] * 5]
+    assert run_in_a_child(lambda: _count(store, 0, SECONDS, "m", 2.0)) == 0
+    assert run_in_a_child(lambda: _count(store, 1, SECONDS, "m", 0.5)) == 0
+    assert _as_sums(table)["m",] == [2.5, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([0, 0, 0, 0], math.nan),
+        ([0, 0, 0, 7], 4.0),
+        ([4, 0, 0, 0], 0.25),
+        ([0, 4, 0, 0], 0.75),
+        ([1, 0, 0, 1], 0.25),
+        ([0, 0, 1, 0], 2.5),
+    ],
+)
+def test_median_is_the_middle_of_its_bucket(counts: list[int], expected: float) -> None:
+    (found,) = quantiles(SECONDS, np.array([[0.0, *counts]]), 0.5)
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_recent_values_are_those_since_a_time_over_all_processes() -> None:
+    store = MetricStore(FAMILIES, segments=2)
+    recent = RecentHistograms(store, SECONDS)
+    _count(store, 0, SECONDS, "m", 100.0)
+    recent.look(100.0)
+    assert recent.latest(60.0).labels == ()
+    for second, (label, amount) in enumerate([("m", 0.25), ("n", 3.0), ("m", 100.0)]):
+        _count(store, second % 2, SECONDS, label, amount)
+        recent.look(101.0 + second)
+    found = recent.latest(1.0)
+    assert found.seconds == 1
+    assert list(found.labels) == [("m",)]
+    assert found.words.tolist() == [[100.0, 0, 0, 0, 1]]
+    found = recent.latest(60.0)
+    assert found.seconds == 3
+    words = dict(zip(found.labels, found.words.tolist(), strict=True))
+    assert words == {("m",): [100.25, 1, 0, 0, 1], ("n",): [3.0, 0, 0, 1, 0]}
+    recent.look(162.5)
+    found = recent.latest(60.0)
+    assert (found.seconds, found.labels) == (60.5, [("m",)])
+
+
+def test_values_of_an_hour_are_those_of_the_last_steps_and_of_now() -> None:
+    store = MetricStore(FAMILIES)
+    recent = RecentHistograms(store, SECONDS)
+    recent.look(0.0)
+    _count(store, 0, SECONDS, "old", 0.25)
+    for minute in range(1, 66):
+        _count(store, 0, SECONDS, "m", 0.25)
+        recent.look(60.0 * minute)
+        hour = recent.hour()
+        words = dict(zip(hour.labels, hour.words[:, 1].tolist(), strict=True))
+        assert (("m",) in recent.known) == (minute >= 10)
+        if minute < 65:
+            assert hour.seconds == 60 * minute
+            assert words == {("m",): minute, ("old",): 1}
+    assert hour.seconds == 3600
+    assert words == {("m",): 60}

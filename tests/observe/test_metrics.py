@@ -118,6 +118,7 @@ def test_openmetrics_shows_the_last_traced_call_of_each_bucket() -> None:
     assert content_type.startswith("text/plain; version=0.0.4")
     assert one.encode() not in plain
     assert two.encode() not in plain
+    assert b"\ntensorgate_draining 0.0\n" in plain
 
 
 def test_number_of_exemplars_is_bounded() -> None:

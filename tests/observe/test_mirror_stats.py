@@ -95,16 +95,12 @@ def test_pending_counts_are_logged_at_the_end(told: Callable[[], list[str]]) -> 
 def test_each_failure_is_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     stats = MirrorStats("shadow", _Time())
-    stats.count_sent("")
-    for _ in range(2):
-        stats.count_sent("it is down")
+    for failure in ("", "it is down", "it is down"):
+        stats.count_sent(failure)
     stats.count_skipped("too large")
     debug = [each.message for each in caplog.records if each.levelno == logging.DEBUG]
-    assert debug == [
-        "a request to the mirror 'shadow' failed: it is down",
-        "a request to the mirror 'shadow' failed: it is down",
-        "a request to the mirror 'shadow' was not sent: too large",
-    ]
+    failed = ["failed: it is down", "failed: it is down", "was not sent: too large"]
+    assert debug == [f"a request to the mirror 'shadow' {each}" for each in failed]
 
 
 def test_line_break_of_a_failure_is_escaped(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,6 @@ from gateway.protocol.operations import (
     PASSTHROUGH_IF_SINGLE,
     Operation,
     OperationKind,
-    model_path,
     parse_operation,
     parse_operation_variants,
     replace_model,
@@ -144,13 +143,6 @@ def test_path_variants_of_servers_are_parsed(
     method: str, target: str, readings: list[Operation]
 ) -> None:
     assert list(parse_operation_variants(method, target)) == readings
-
-
-@pytest.mark.parametrize("version", [None, "1", "v.2"])
-@pytest.mark.parametrize("model", ["m", "a%2Fb", "infer"])
-def test_model_path_is_parsed_back(model: str, version: str | None) -> None:
-    path = model_path(model, version) + "/infer"
-    assert parse_operation("POST", path) == Operation(INFER, model, version)
 
 
 @pytest.mark.parametrize(

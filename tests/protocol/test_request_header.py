@@ -242,21 +242,6 @@ def test_explicit_request_for_binary_outputs_is_recognized(fields: Fields, expli
 # ---------------------------------------------------------------------------------- base64
 
 
-@pytest.mark.parametrize(
-    ("entry", "base64"),
-    [
-        (tensor(datatype="BYTES", data=[], parameters=BASE64), True),
-        (tensor(datatype="BYTES", data=[], parameters={"content_type": "str"}), False),
-        (tensor(datatype="BYTES", data=[]), False),
-        (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), None),
-        (tensor(datatype="FP32", parameters=BASE64 | {"binary_data_size": 8}), None),
-    ],
-)
-def test_base64_content_is_recognized(entry: Fields, base64: bool | None) -> None:
-    (found,) = read_inputs({"inputs": [entry]})
-    assert found.base64 is base64
-
-
 def test_base64_is_only_for_bytes() -> None:
     with pytest.raises(GatewayError) as caught:
         read_inputs({"inputs": [tensor(data=[], parameters=BASE64)]})
@@ -267,16 +252,19 @@ def test_base64_is_only_for_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "parameters"),
+    ("entry", "base64", "parameters"),
     [
-        (tensor(datatype="BYTES", data=["YQ=="], parameters={"a": 1} | BASE64), {"a": 1}),
-        (tensor(datatype="BYTES", data=["YQ=="], parameters={"content_type": "np"}), None),
-        (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), BASE64),
-        (tensor(parameters={"a": 1, "shared_memory_region": "r"}), None),
+        (tensor(datatype="BYTES", data=["YQ=="], parameters={"a": 1} | BASE64), True, {"a": 1}),
+        (tensor(datatype="BYTES", data=["YQ=="], parameters={"content_type": "np"}), False, None),
+        (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), None, BASE64),
+        (tensor(parameters={"a": 1, "shared_memory_region": "r"}), None, None),
     ],
 )
-def test_parameters_of_the_form_are_removed(entry: Fields, parameters: Fields | None) -> None:
+def test_base64_is_recognized_and_parameters_of_the_form_are_removed(
+    entry: Fields, base64: bool | None, parameters: Fields | None
+) -> None:
     (found,) = read_inputs({"inputs": [entry]})
+    assert found.base64 is base64
     assert found.parameters == (entry["parameters"] if parameters is None else parameters)
 
 
@@ -299,28 +287,20 @@ def test_head_has_all_but_id_and_data() -> None:
     )
 
 
-def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
-    return CIMultiDictProxy(CIMultiDict(pairs))
-
-
-@pytest.mark.parametrize(("value", "length"), [("0", 0), ("7", 7), ("007", 7), ("9" * 19, None)])
-def test_header_length_is_read(value: str, length: int | None) -> None:
-    expected = int(value) if length is None else length
-    assert header_length(_headers((HEADER_LENGTH, value))) == expected
+@pytest.mark.parametrize(
+    ("values", "length"),
+    [((), None), (("0",), 0), (("007",), 7), (("9" * 19,), int("9" * 19))],
+)
+def test_header_length_is_read(values: tuple[str, ...], length: int | None) -> None:
+    headers = CIMultiDictProxy(CIMultiDict((HEADER_LENGTH, value) for value in values))
+    assert header_length(headers) == length
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["", " ", "-1", "+1", "1.0", "1e3", "0x1", "1 2", "1,2", "96abc", "٣", "²", "9" * 20, "1\n"],
+    "values",
+    [*zip(("", "-1", "1.0", "0x1", "1 2", "1,2", "96abc", "٣", "9" * 20, "1\n")), ("1", "1")],
 )
-def test_invalid_header_length_is_refused(value: str) -> None:
-    with pytest.raises(GatewayError) as caught:
-        header_length(_headers((HEADER_LENGTH, value)))
-    assert caught.value.kind.value.status == 400
-    assert HEADER_LENGTH in caught.value.message
-
-
-@pytest.mark.parametrize("values", [("1", "1"), ("1", "2"), ("0", "")])
-def test_repeated_header_length_is_refused(values: tuple[str, str]) -> None:
-    with pytest.raises(GatewayError, match="one number"):
-        header_length(_headers(*((HEADER_LENGTH, value) for value in values)))
+def test_invalid_header_length_is_refused(values: tuple[str, ...]) -> None:
+    headers = CIMultiDictProxy(CIMultiDict((HEADER_LENGTH, value) for value in values))
+    with refused_with(ErrorKind.BAD_REQUEST, f"{HEADER_LENGTH} must be one number"):
+        header_length(headers)

@@ -16,8 +16,7 @@ from gateway.proxy.readiness import CACHE_SECONDS, Readiness, unready_endpoints
 from gateway.proxy.router import Route, Router
 from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.routing.matcher import Match, Pattern
-from gateway.upstream.pool.health_check import HealthChecker
-from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
 from tests.support.doubles.cluster import (
     A,
     B,

@@ -12,12 +12,12 @@ from gateway.settings.json_schema import settings_schema
 from gateway.settings.limits import Limits
 from gateway.settings.load import MAX_FILE_BYTES, load
 from gateway.settings.log import Log
-from gateway.settings.models import Datatype, Model, Tensor
+from gateway.settings.models import Datatype, Tensor
 from gateway.settings.problems import Problem
 from gateway.settings.routes import (
     OperationName,
 )
-from gateway.settings.schema import ClientTls, sections_with_key
+from gateway.settings.schema import sections_with_key
 from gateway.settings.upstreams import Upstream
 from gateway.settings.values.addresses import TcpAddress
 from tests.settings.loading import ONE_UPSTREAM, problems, route_to
@@ -32,51 +32,6 @@ def test_a_file_needs_no_more_than_an_upstream(file: Path) -> None:
     assert settings.routes == (route_to("triton"),)
     assert settings.limits == Limits()
     assert settings.log == Log()
-
-
-def test_the_operations_are_those_of_the_protocol() -> None:
-    assert get_args(OperationName) == tuple(OPERATION_KINDS)
-
-
-def test_the_datatypes_are_those_of_the_protocol() -> None:
-    assert set(get_args(Datatype)) == set(DATATYPES)
-
-
-def test_the_dialects_are_auto_and_those_of_the_protocol() -> None:
-    named = get_args(Upstream.model_fields["dialect"].annotation)
-    assert named == ("auto", *DIALECTS)
-
-
-def test_declared_models_are_loaded(file: Path) -> None:
-    file.write_text(
-        """
-upstreams: {triton: {endpoints: ["http://triton:8000"]}}
-models:
-  jpeg: {inputs: [{name: image, datatype: BYTES, shape: [1]}]}
-  resnet-50%2e:
-    inputs: [{name: a b, datatype: FP32, shape: [-1, 3]}, {name: y, datatype: BOOL, shape: []}]
-    outputs: [{name: y, datatype: INT64, shape: [-1]}]
-    max_batch_size: 8
-"""
-    )
-    image = Tensor(name="image", datatype="BYTES", shape=(1,))
-    inputs = (
-        Tensor(name="a b", datatype="FP32", shape=(-1, 3)),
-        Tensor(name="y", datatype="BOOL", shape=()),
-    )
-    outputs = (Tensor(name="y", datatype="INT64", shape=(-1,)),)
-    assert load(file, {}).models == {
-        "jpeg": Model(inputs=(image,)),
-        "resnet-50%2e": Model(inputs=inputs, outputs=outputs, max_batch_size=8),
-    }
-
-
-def test_the_tls_section_is_loaded(file: Path) -> None:
-    written = "certificate: c, key: k, client_ca: a, client_certificates: optional"
-    file.write_text(f"{ONE_UPSTREAM}tls: {{{written}}}\n")
-    assert load(file, {}).tls == ClientTls(
-        certificate="c", key="k", client_ca="a", client_certificates="optional"
-    )
 
 
 @pytest.mark.parametrize("written", ["null", "'null'", "~"])
@@ -149,33 +104,23 @@ def test_a_single_item_is_a_list_of_one(file: Path) -> None:
     assert load(file, {}) == expected
 
 
-def test_anchors_and_merge_keys_work(file: Path) -> None:
-    file.write_text(
-        "upstreams:\n"
-        "  a: &a {endpoints: [http://a:1], dialect: triton}\n"
-        "  b: {<<: *a, endpoints: [http://b:1]}\n"
-        "routes: [{upstream: b}]\n"
-    )
-    assert load(file, {}).upstreams["b"] == Upstream(endpoints=("http://b:1",), dialect="triton")
-
-
 def test_a_byte_order_mark_is_ignored(file: Path) -> None:
     file.write_text(ONE_UPSTREAM, encoding="utf-8-sig")
     load(file, {})
 
 
-def test_a_directory_is_an_error(tmp_path: Path) -> None:
-    assert problems(tmp_path) == (Problem("", None, None, "cannot be read: Is a directory"),)
-
-
-def test_a_file_that_is_not_utf8_is_an_error(file: Path) -> None:
+def test_a_file_that_is_no_text_of_the_right_size_is_an_error(file: Path) -> None:
+    assert problems(file.parent) == (Problem("", None, None, "cannot be read: Is a directory"),)
     file.write_bytes(b"# fine\n# caf\xe9\n")
     assert problems(file) == (Problem("", 2, None, "not UTF-8 text"),)
+    endless = Problem("", None, None, f"larger than {MAX_FILE_BYTES} bytes")
+    assert problems(Path("/dev/zero")) == (endless,)
 
 
-def test_an_endless_file_is_an_error() -> None:
-    message = f"larger than {MAX_FILE_BYTES} bytes"
-    assert problems(Path("/dev/zero")) == (Problem("", None, None, message),)
+def test_words_are_those_of_the_protocol() -> None:
+    assert get_args(OperationName) == tuple(OPERATION_KINDS)
+    assert set(get_args(Datatype)) == set(DATATYPES)
+    assert get_args(Upstream.model_fields["dialect"].annotation) == ("auto", *DIALECTS)
 
 
 def test_timeouts_in_messages_are_all_that_there_are() -> None:

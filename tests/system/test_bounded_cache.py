@@ -48,6 +48,7 @@ def test_keys_used_again_and_again_survive_a_flood_of_keys_used_twice() -> None:
         _use(cache, f"flood {number}")
         if not number % 60:
             assert _use(cache, "innocent"), number
+    assert len(cache) <= 4 * 64
 
 
 def test_keys_that_come_to_a_full_cache_and_stay_in_use_displace_those_of_before() -> None:

@@ -1,13 +1,12 @@
 """Pools of scripted endpoints, and calls to them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from gateway.errors import GatewayError
 from gateway.protocol.operations import ModelName
-from gateway.upstream.pool.lease import Lease
-from gateway.upstream.pool.pool import Pool
+from gateway.upstream.pool.pool import Lease, Pool
 from gateway.upstream.transport import UpstreamEndpoint
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 
@@ -20,6 +19,16 @@ def scripted_endpoints(count: int) -> list[UpstreamEndpoint]:
 def make_pool(count: int, *arguments: Any, **options: Any) -> Pool:
     """Make a pool of ``scripted_endpoints``; further arguments are those of Pool."""
     return Pool(scripted_endpoints(count), *arguments, **options)
+
+
+@asynccontextmanager
+async def running(pool: Pool) -> AsyncIterator[Pool]:
+    """Run the background checks of a pool."""
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
 
 
 class ManualClock:

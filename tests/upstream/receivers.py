@@ -16,17 +16,29 @@ from gateway.upstream.transport import (
 
 
 class RecordingReceiver:
-    """Records its calls; each of them sets ``done``, and ``on_complete`` calls ``then``."""
+    """Records its calls; each of them runs ``then`` and sets ``done``.
+
+    Unless it ``handles`` complete responses, its ``response`` is read as it arrives, or fails.
+    """
 
     def __init__(
-        self, *, waits_for_chunks: bool = False, untouched: bool = False, idempotent: bool = False
+        self,
+        *,
+        waits_for_chunks: bool = False,
+        untouched: bool = False,
+        idempotent: bool = False,
+        handles: bool = True,
     ) -> None:
         self.idempotent = idempotent
         self.waits_for_chunks = waits_for_chunks
         self.untouched = untouched
+        self.handles = handles
+        self.calls: list[str] = []
         self.complete: list[tuple[UpstreamResponseHead, bytes]] = []
         self.responses: list[UpstreamResponse] = []
         self.errors: list[Exception] = []
+        self.response: asyncio.Future[UpstreamResponse]
+        self.response = asyncio.get_running_loop().create_future()
         self.done = asyncio.Event()
         self.then: Callable[[], object] = lambda: None
 
@@ -39,17 +51,26 @@ class RecordingReceiver:
     def on_complete(
         self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
     ) -> bool:
-        self.complete.append((head, bytes(body)))
-        self.then()
-        self.done.set()
-        return True
+        if self.handles:
+            self.complete.append((head, bytes(body)))
+            self._note(f"whole {head.status}")
+        return self.handles
 
     def on_headers(self, response: UpstreamResponse) -> None:
         self.responses.append(response)
-        self.done.set()
+        if not self.response.done():
+            self.response.set_result(response)
+        self._note(f"begun {response.status}")
 
     def on_error(self, error: Exception) -> None:
         self.errors.append(error)
+        if not self.handles:
+            self.response.set_exception(error)
+        self._note("failed")
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        self.then()
         self.done.set()
 
     async def wait(self) -> None:

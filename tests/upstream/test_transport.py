@@ -83,9 +83,7 @@ async def test_response_larger_than_the_limit_fails(endpoint_at: EndpointAt) -> 
     assert caught.value.message == f"the response of {server.url} to GET /x is larger than 99 bytes"
 
 
-@pytest.mark.parametrize(
-    "number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL]
-)
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
 def test_exhausted_resources_are_local(number: int) -> None:
     assert is_local_exhaustion(OSError(number, "why"))
 
@@ -94,11 +92,7 @@ def test_exhausted_resources_are_local(number: int) -> None:
     "error",
     [
         ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
-        OSError(errno.ENETUNREACH, "Network is unreachable"),
-        OSError("several reasons"),
-        TimeoutError(),
         socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
-        ssl.SSLError(ssl.SSL_ERROR_SSL, "what?"),
         UnicodeError("no host name"),
     ],
     ids=repr,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from tests.support.http_messages import http_response
 from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
-_LESS_THAN_A_STACK = 4 * 2**20
 """Bytes; a thread's stack takes 8 MiB."""
 
 
@@ -181,18 +179,6 @@ async def _running(
                 for pid in gateway.paused:
                     with suppress(ProcessLookupError):  # it was killed
                         os.kill(pid, signal.SIGCONT)
-
-
-@contextmanager
-def _no_room_for_threads(pid: int) -> Iterator[None]:
-    """Let a process have no more memory than it has, so that no thread gets a stack."""
-    used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
-    limit = resource.prlimit(pid, resource.RLIMIT_AS)
-    resource.prlimit(pid, resource.RLIMIT_AS, (used + _LESS_THAN_A_STACK, limit[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_AS, limit)
 
 
 @pytest.mark.parametrize("who", ["worker", "admin process"])

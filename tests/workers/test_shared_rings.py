@@ -62,31 +62,6 @@ def test_ring_holds_the_newest_records_of_any_length(
     assert ring.read(position).records == model.records[max(0, seen - model.dropped) :]
 
 
-def test_records_wrap_around_at_every_place() -> None:
-    """The header and the record are cut at the end of the memory, at each of their words."""
-    for shift in range(0, 256, 8):
-        ring = SharedRing(256)
-        at = 0
-        while at < shift:
-            ring.append(b"")
-            at += 8
-        expected = [_record(number, 41) for number in range(9)]
-        for record in expected:
-            ring.append(record)
-        assert ring.read().records == expected[-4:]
-
-
-def test_reader_with_a_position_that_was_overwritten_gets_all_there_is() -> None:
-    ring = SharedRing(256)
-    ring.append(_record(0))
-    position = ring.read().position
-    for number in range(1, 100):
-        ring.append(_record(number))
-    batch = ring.read(position)
-    assert batch.records == [_record(number) for number in range(92, 100)]
-    assert ring.read(batch.position).records == []
-
-
 def _reader(ring: SharedRing, before_copy: Callable[[int], None]) -> SharedRing:
     """Return a reader that calls a function, with a number from 0, before each of its copies."""
     reader, numbers = copy.copy(ring), count()

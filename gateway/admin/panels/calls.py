@@ -1,8 +1,8 @@
-"""The recent calls, and the choice among them."""
+"""The recent calls, the last events of the journal, and the choice among them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,6 +10,7 @@ import orjson
 
 from gateway.admin.panels.query import parse_count, parse_number, parse_text
 
+_MAX_EVENTS = 1000
 _DEFAULT_CALLS, _MAX_CALLS = 200, 2000
 _STATUSES = ("1xx", "2xx", "3xx", "4xx", "5xx", "aborted")
 _NAMES = ("model", "upstream", "endpoint", "route", "request_id", "trace_id", "operation")
@@ -37,7 +38,7 @@ class CallFilter:
         if status and status not in _STATUSES:
             raise ValueError(f"status: expected one of {', '.join(_STATUSES)}, got {status!r}")
         return cls(
-            {name: text for name in _NAMES if (text := parse_text(query, name))},
+            _parse_names(query, _NAMES),
             status,
             query.get("errors", "") not in ("", "0", "false"),
             parse_number(query, "min_ms"),
@@ -80,3 +81,31 @@ def _status_class(status: int) -> str:
 def has_failed(call: Call) -> bool:
     """Tell whether a call has failed, by whose fault ever."""
     return bool(call.get("reason")) or not 0 < call["status"] < 400
+
+
+def describe_journal(
+    time: float, events: Sequence[Call], query: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the events that fit, newest first. Raises ValueError."""
+    limit = parse_count(query, "limit", _MAX_EVENTS, _MAX_EVENTS)
+    seconds = parse_number(query, "seconds")
+    search = parse_text(query, "search").lower()
+    names = _parse_names(query, ("kind", "level", "upstream", "endpoint"))
+    fitting = [
+        event
+        for event in events
+        if (seconds is None or event["time"] >= time - seconds)
+        and all(event[name] == text for name, text in names.items())
+        and (not search or any(search in str(value).lower() for value in event.values()))
+    ]
+    return {
+        "time": time,
+        "kept": len(events),
+        "fitting": len(fitting),
+        "events": fitting[:limit],
+    }
+
+
+def _parse_names(query: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return the fields that a query names, with their texts."""
+    return {name: text for name in names if (text := parse_text(query, name))}

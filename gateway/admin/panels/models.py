@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import orjson
 
-from gateway.admin.history import Windows, model_percentiles, rounded, summarize
+from gateway.admin.history import (
+    FORM,
+    MODEL,
+    STATUS,
+    Percentiles,
+    Rate,
+    rates_of,
+    rounded,
+    summarize,
+)
 from gateway.admin.panels.calls import has_failed
 from gateway.admin.panels.query import parse_count, parse_text
-from gateway.admin.savings import Savings
-from gateway.observe.call_metrics import DURATION, MODEL_BYTES, MODEL_ELEMENTS
+from gateway.admin.status import State, Status
+from gateway.observe.call_metrics import CALL_LATENCY, DURATION, MODEL_BYTES, MODEL_ELEMENTS
 from gateway.observe.metric_store import OTHER, MetricStore, clean_label
 
 _DEFAULT_MODELS, _MAX_MODELS = 100, 1000
 _MAX_FAILED = 200
 """Models whose failed calls are noted: the last ones."""
 _FAILED_SECONDS = 300.0
-_MODEL, _FORM, _STATUS = map(DURATION.labels.index, ("model", "form", "status"))
-
-Status = Mapping[str, Any]
+_MAX_MEASURED = 1000
+"""Models whose last measurement is kept."""
 
 
 def describe_models(
-    time: float,
-    status: Status,
-    windows: Windows,
-    query: Mapping[str, str],
-    failed: FailedModels | None = None,
+    state: State, query: Mapping[str, str], failures: Mapping[str, Status]
 ) -> dict[str, Any]:
     """Return the models that are ready or were called: those in use first. Raises ValueError.
 
@@ -39,13 +45,12 @@ def describe_models(
     search = parse_text(query, "search").lower()
     offset = parse_count(query, "offset", 0)
     limit = parse_count(query, "limit", _DEFAULT_MODELS, _MAX_MODELS)
-    ready, rates = _ready_models(status), ModelRates(windows)
-    failures = failed.recent(time) if failed is not None else {}
-    known = dict.fromkeys([*ready, *rates.names, *failures])
-    names = [name for name in known if search in name.lower()]
+    ready, rates = _ready_models(state.status), _ModelRates(state)
+    known = dict.fromkeys([*ready, *rates.calls, *failures])
+    names = [name for name in known if search in name.lower() and name not in ("", OTHER)]
     names.sort(key=lambda name: (-rates.calls_per_second(name), name not in failures, name))
     return {
-        "time": time,
+        "time": state.time,
         "total": len(names),
         "models": [
             {
@@ -61,28 +66,21 @@ def describe_models(
     }
 
 
-def describe_model(
-    time: float,
-    status: Status,
-    windows: Windows,
-    totals: ModelTotals,
-    savings: Savings,
-    name: str,
-) -> dict[str, Any]:
+def describe_model(state: State, store: MetricStore, savings: Savings, name: str) -> dict[str, Any]:
     """Return one model: where it is ready, its rates, and what conversion saved."""
     endpoints = [
         {"upstream": upstream, "endpoint": endpoint["url"]}
-        for upstream, each in status["upstreams"].items()
+        for upstream, each in state.status["upstreams"].items()
         for endpoint in each["endpoints"]
-        if endpoint["models"] is not None and name in endpoint["models"]
+        if name in (endpoint["models"] or ())
     ]
     return {
-        "time": time,
+        "time": state.time,
         "name": name,
-        "ready": _ready_models(status).get(name, []),
-        **ModelRates(windows).describe(name),
+        "ready": _ready_models(state.status).get(name, []),
+        **_ModelRates(state).describe(name),
         "endpoints": endpoints,
-        "conversion": totals.describe(name, savings),
+        "conversion": _describe_conversion(store, savings, name),
     }
 
 
@@ -91,8 +89,9 @@ def _ready_models(status: Status) -> dict[str, list[dict[str, Any]]]:
     ready: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for upstream, each in status["upstreams"].items():
         # Endpoints with the same models share one list, which is counted once.
-        lists = {id(models): models for models in _lists(each) if models is not None}
-        times = Counter(map(id, _lists(each)))
+        named = [endpoint["models"] for endpoint in each["endpoints"] if endpoint["models"]]
+        lists = {id(models): models for models in named}
+        times = Counter(map(id, named))
         counts: Counter[str] = Counter()
         for key, names in lists.items():
             for name in names:
@@ -104,52 +103,39 @@ def _ready_models(status: Status) -> dict[str, list[dict[str, Any]]]:
     return dict(ready)
 
 
-def _lists(upstream: Status) -> list[list[str] | None]:
-    return [endpoint["models"] for endpoint in upstream["endpoints"]]
-
-
-class ModelRates:
+class _ModelRates:
     """The calls of models in the last seconds, and their times in the last minute."""
 
-    def __init__(self, windows: Windows) -> None:
-        window, minute = windows
-        self._window = window
-        self._percentiles = model_percentiles(minute)
-        self._rows: defaultdict[str, list[int]] = defaultdict(list)
-        if window is None:
-            return
-        self._calls = window.calls()
-        for row, labels in enumerate(window.labels(DURATION)[: len(self._calls)]):
-            self._rows[labels[_MODEL]].append(row)
-
-    @property
-    def names(self) -> Iterable[str]:
-        """Return the models that have numbers."""
-        return [name for name in self._rows if name not in ("", OTHER)]
+    def __init__(self, state: State) -> None:
+        self._percentiles = Percentiles(state.minute, CALL_LATENCY, lambda labels: labels)
+        self.calls: defaultdict[str, list[Rate]] = defaultdict(list)
+        """The series of each model that has numbers."""
+        if state.window is not None:
+            for labels in state.window.labels(DURATION):
+                self.calls[labels[MODEL]] = []
+        for labels, rate in rates_of(state.window, DURATION):
+            self.calls[labels[MODEL]].append((labels, rate))
 
     def calls_per_second(self, name: str) -> float:
         """Return the calls of a model per second."""
-        return float(sum(self._calls[row] for row in self._rows.get(clean_label(name), ())))
+        return sum(rate for _, rate in self.calls.get(clean_label(name), ()))
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return rates and times of a model; nothing if it has no numbers of its own."""
-        rows = self._rows.get(clean_label(name))
-        if self._window is None or not rows:
+        label = clean_label(name)
+        if label not in self.calls:
             return {}
         return {
-            **summarize(self._window, rows),
-            **self._percentiles.describe((clean_label(name),)),
-            "forms_per_second": self._by(rows, _FORM),
-            "statuses_per_second": self._by(rows, _STATUS),
+            **summarize(self.calls[label]),
+            **self._percentiles.describe((label,)),
+            "forms_per_second": self._by(label, FORM),
+            "statuses_per_second": self._by(label, STATUS),
         }
 
-    def _by(self, rows: Sequence[int], position: int) -> dict[str, float | None]:
-        assert self._window is not None
-        labels = self._window.labels(DURATION)
+    def _by(self, model: str, position: int) -> dict[str, float | None]:
         sums: defaultdict[str, float] = defaultdict(float)
-        for row in rows:
-            if self._calls[row]:
-                sums[labels[row][position]] += float(self._calls[row])
+        for labels, rate in self.calls[model]:
+            sums[labels[position]] += rate
         return {name: rounded(rate) for name, rate in sums.items()}
 
 
@@ -182,25 +168,58 @@ class FailedModels:
         }
 
 
-class ModelTotals:
-    """What was converted for each model since the start."""
+def _describe_conversion(store: MetricStore, savings: Savings, name: str) -> dict[str, Any] | None:
+    """Return what was converted for a model since the start; None if nothing was."""
+    label = clean_label(name)
+    if (found := store.sums(MODEL_ELEMENTS).get((label,))) is None:
+        return None
+    # Without room for more series, the bytes count as those of other models.
+    sizes = store.sums(MODEL_BYTES)
+    client, server = (sizes.get((label, side), [0.0])[0] for side in ("client", "server"))
+    return {
+        "elements": found[0],
+        "client_bytes": client,
+        "server_bytes": server,
+        "saved_bytes": max(0.0, client - server),
+        **savings.describe(name, found[0]),
+    }
 
-    def __init__(self, store: MetricStore) -> None:
-        self._elements = store.sums(MODEL_ELEMENTS)
-        self._sizes = store.sums(MODEL_BYTES)
 
-    def describe(self, name: str, savings: Savings) -> dict[str, Any] | None:
-        """Return what was converted for a model; None if nothing was."""
-        label = clean_label(name)
-        if (label,) not in self._elements:
-            return None
-        # Without room for more series, the bytes count as those of other models.
-        client, server = (self._sizes.get((label, side), [0.0])[0] for side in ("client", "server"))
-        elements = self._elements[label,][0]
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The times of the same JSON call, converted and passed through untouched."""
+
+    converted_ms: float
+    untouched_ms: float
+    elements: int
+    """The elements of all tensors, in both directions."""
+    at: float = field(default_factory=time.time)
+
+
+class Savings:
+    """What conversion saves in milliseconds: the last measurement of each model."""
+
+    def __init__(self) -> None:
+        self._measurements: dict[str, Measurement] = {}
+
+    def add(self, model: str, measurement: Measurement) -> None:
+        """Keep a measurement; the oldest goes if there are too many."""
+        self._measurements.pop(model, None)
+        self._measurements[model] = measurement
+        if len(self._measurements) > _MAX_MEASURED:
+            del self._measurements[next(iter(self._measurements))]
+
+    def describe(self, model: str, converted_elements: float) -> dict[str, Any]:
+        """Return the measurement of a model, and the estimate for all that was converted.
+
+        That is negative if conversion took longer.
+        """
+        measured = self._measurements.get(model)
+        if measured is None:
+            return {"measured": None, "saved_ms_estimate": None}
+        saved_ms = measured.untouched_ms - measured.converted_ms
+        per_element = saved_ms / max(1, measured.elements)
         return {
-            "elements": elements,
-            "client_bytes": client,
-            "server_bytes": server,
-            "saved_bytes": max(0.0, client - server),
-            **savings.describe(name, elements),
+            "measured": asdict(measured),
+            "saved_ms_estimate": per_element * converted_elements,
         }

@@ -5,12 +5,20 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from datetime import datetime
 from typing import Any
 
-from gateway.admin.history import INTERVAL, Percentiles, Window, Windows, rounded, summarize
-from gateway.admin.status import isoformat
+from gateway.admin.history import (
+    INTERVAL,
+    UPSTREAM,
+    Percentiles,
+    Window,
+    rates_of,
+    rounded,
+    summarize,
+)
+from gateway.admin.status import State, Status, isoformat
 from gateway.build_info import describe_build
 from gateway.observe.call_metrics import CALL_LATENCY, DURATION, REQUEST_BYTES, RESPONSE_BYTES
 from gateway.observe.gateway_metrics import DROPPED_LOG_LINES, REFUSALS
@@ -23,7 +31,6 @@ _STUCK_AFTER = 5.0
 _MANY_ERRORS, _MIN_ERRORS_PER_SECOND = 0.05, 0.1
 """The share of failed calls, and their rate, from which they are reported."""
 _NEARLY_FULL = 0.9
-_UPSTREAM = DURATION.labels.index("upstream")
 _OF_SLOTS, _MEMORY = ("concurrency", "queue_timeout"), "memory"
 """The limits that refuse calls for want of a slot, and for want of memory."""
 _GATEWAY = ""
@@ -31,16 +38,12 @@ _GATEWAY = ""
 _PROBLEMS = ("ejected", "unhealthy", "unreachable", "failing", "slow")
 """The states of endpoints that are wrong."""
 
-Status = Mapping[str, Any]
 
-
-def describe_overview(
-    now: float, status: Status, windows: Windows, settings: Settings, started_at: float
-) -> dict[str, Any]:
+def describe_overview(state: State, settings: Settings, started_at: float) -> dict[str, Any]:
     """Return the overview, without its history."""
-    window, minute = windows
+    status, window = state.status, state.window
     return {
-        "time": now,
+        "time": state.time,
         "version": status["version"],
         "build": describe_build(),
         "python": platform.python_version(),
@@ -50,7 +53,7 @@ def describe_overview(
         "actions": settings.admin.actions,
         "try_it": settings.admin.payloads,
         "workers": status["workers"],
-        "now": _now(status, window) | Percentiles(minute, CALL_LATENCY).describe(),
+        "now": _now(status, window) | Percentiles(state.minute, CALL_LATENCY).describe(),
         "problems": find_problems(status, window, settings),
     }
 
@@ -87,9 +90,8 @@ def _upstream_problems(status: Status) -> Iterator[dict[str, Any]]:
         if upstream["unreachable_reason"]:
             text = f"no endpoint of {name} can be used: {upstream['unreachable_reason']}"
             times = [each["since"] for each in problems]
-            problems = [
-                _problem(serious, "topology", text, name) | {"since": min(times, default=None)}
-            ]
+            since = min(times, default=None)
+            problems = [_problem(serious, "topology", text, name, since=since)]
         elif not endpoints:
             problems = [_problem(serious, "topology", f"{name} has no endpoint", name)]
         elif upstream["dialect"]["name"] is None and not problems:
@@ -101,7 +103,7 @@ def _upstream_problems(status: Status) -> Iterator[dict[str, Any]]:
             if len(drained) == len(endpoints):
                 level, what = serious, "all endpoints" if len(drained) > 1 else "the only endpoint"
             text = f"operators have drained {what} of {name}"
-            yield _problem(level, "topology", text, name) | {"since": min(drained)}
+            yield _problem(level, "topology", text, name, since=min(drained))
 
 
 def _endpoint_problems(
@@ -114,9 +116,8 @@ def _endpoint_problems(
             why = endpoint["state_text"]
             said = why if why.startswith(state) else f"{state}: {why}"
             text = f"{endpoint['url']} of {upstream} is {said}"
-            yield _problem(level, "topology", text, upstream, endpoint["url"]) | {
-                "since": endpoint["state_since"]
-            }
+            since = endpoint["state_since"]
+            yield _problem(level, "topology", text, upstream, endpoint["url"], since)
 
 
 def _recovered(status: Status, window: Window | None) -> set[str]:
@@ -145,13 +146,11 @@ def _call_problems(
     """
     if window is None:
         return
-    count = len(window.change(DURATION))
-    rows = [
-        row
-        for row, labels in enumerate(window.labels(DURATION)[:count])
-        if troubled.isdisjoint(labels[_UPSTREAM].split(","))
-    ]
-    summary = summarize(window, rows)
+    summary = summarize(
+        (labels, rate)
+        for labels, rate in rates_of(window, DURATION)
+        if troubled.isdisjoint(labels[UPSTREAM].split(","))
+    )
     calls, errors = (
         (summary[name] or 0.0) * window.seconds - refused
         for name in ("calls_per_second", "errors_per_second")
@@ -168,30 +167,30 @@ def _settings_problems(status: Status) -> Iterator[dict[str, Any]]:
     if failure := status["settings"]["last_failure"]:
         text = f"newer settings are not in use: {failure}"
         since = isoformat(status["settings"]["failed_at"])
-        yield _problem("error", "overview", text) | {"since": since}
+        yield _problem("error", "overview", text, since=since)
 
 
 def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
     for worker in status["workers"]:
         if (age := worker["seconds_since_update"]) > _STUCK_AFTER:
             text = f"worker {worker['pid']} has not said anything for {age:.0f} s"
-            yield _problem("error", "overview", text) | {"since": worker["updated_at"]}
+            yield _problem("error", "overview", text, since=worker["updated_at"])
     if lagging := [each for each in status["workers"] if each["event_loop_lag"]]:
         worker, lag = lagging[0], lagging[0]["event_loop_lag"]
         text = f"the event loop of worker {worker['pid']} {lag['text']}"
         if len(lagging) > 1:
             text += f"; those of {len(lagging)} workers lag"
         since = min(each["event_loop_lag"]["since"] for each in lagging)
-        yield _problem("warning", "overview", text) | {"since": since}
+        yield _problem("warning", "overview", text, since=since)
     if ended := status["ended_processes"]:
         text = f"{ended[0]['name']} {ended[0]['why']}; another one takes its place"
         if len(ended) > 1:
             text += f"; {len(ended)} processes have ended in the last minute"
-        yield _problem("error", "overview", text) | {"since": ended[-1]["ended_at"]}
+        yield _problem("error", "overview", text, since=ended[-1]["ended_at"])
 
 
 def _log_problems(window: Window | None) -> Iterator[dict[str, Any]]:
-    if window is not None and (lines := round(float(window.change(DROPPED_LOG_LINES).sum()))):
+    if lines := round(_sum(window, DROPPED_LOG_LINES)):
         what = f"{lines} lines" if lines != 1 else "1 line"
         text = f"{what} of the access log of the last seconds could not be written"
         yield _problem("warning", "overview", text)
@@ -201,13 +200,12 @@ def _refused(window: Window | None) -> tuple[Counter[str], int]:
     """Return how many calls of the last seconds got no slot, by upstream, and no memory."""
     without_slot: Counter[str] = Counter()
     without_memory = 0
-    if window is not None:
-        counts = window.change(REFUSALS)[:, 0].tolist()
-        for (limit, upstream), count in zip(window.labels(REFUSALS), counts, strict=False):
-            if limit in _OF_SLOTS:
-                without_slot[upstream] += round(count)
-            elif limit == _MEMORY:
-                without_memory += round(count)
+    for (limit, upstream), rate in rates_of(window, REFUSALS):
+        count = round(rate * (window.seconds if window else 0.0))
+        if limit in _OF_SLOTS:
+            without_slot[upstream] += count
+        elif limit == _MEMORY:
+            without_memory += count
     return without_slot, without_memory
 
 
@@ -249,7 +247,12 @@ def _calls(count: int) -> str:
 
 
 def _problem(
-    level: str, panel: str, text: str, upstream: str | None = None, endpoint: str | None = None
+    level: str,
+    panel: str,
+    text: str,
+    upstream: str | None = None,
+    endpoint: str | None = None,
+    since: str | None = None,
 ) -> dict[str, Any]:
     return {
         "level": level,
@@ -257,7 +260,7 @@ def _problem(
         "upstream": upstream,
         "endpoint": endpoint,
         "text": text,
-        "since": None,
+        "since": since,
     }
 
 
@@ -266,11 +269,12 @@ def _now(status: Status, window: Window | None) -> dict[str, float | None]:
         name: status[name] for name in ("requests_in_progress", "connections", "buffered_bytes")
     }
     if window is not None:
-        now |= summarize(window)
-        now["request_bytes_per_second"] = _rate(window, REQUEST_BYTES)
-        now["response_bytes_per_second"] = _rate(window, RESPONSE_BYTES)
+        now |= summarize(rates_of(window, DURATION))
+        for name, family in (("request", REQUEST_BYTES), ("response", RESPONSE_BYTES)):
+            now[f"{name}_bytes_per_second"] = rounded(_sum(window, family) / window.seconds)
     return now
 
 
-def _rate(window: Window, family: Family) -> float | None:
-    return rounded(float(window.change(family).sum()) / window.seconds)
+def _sum(window: Window | None, family: Family) -> float:
+    """Return the change of all series of a family."""
+    return 0.0 if window is None else float(window.change(family).sum())

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from gateway.admin.history import (
-    CLIENT_ERROR_STATUS,
     ENDPOINT_POINTS,
-    ERROR_STATUSES,
+    ROUTE,
+    UPSTREAM,
     History,
-    Percentiles,
+    Rate,
     Window,
-    Windows,
     endpoint_calls,
+    rates_of,
     rounded,
     route_percentiles,
+    summarize,
 )
 from gateway.admin.panels.query import parse_count, parse_text
+from gateway.admin.status import State, Status
 from gateway.observe.call_metrics import (
     DURATION,
     RECEIVED_BYTES,
     RESPONSES,
     SENT_BYTES,
+    SERVER_DURATION,
 )
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS
 from gateway.observe.metric_store import CounterFamily, clean_label
@@ -37,12 +40,6 @@ _MAX_MODELS = 10
 """Names of models that are listed for an endpoint."""
 _IN_ORDER = ("in_use", "draining", "drained")
 """The states of endpoints that stay in the order of the settings."""
-
-Status = Mapping[str, Any]
-EndpointKey = tuple[str, str]
-"""The labels of an endpoint: upstream and URL."""
-Rates = Mapping[EndpointKey, Mapping[str, float]]
-"""The rates of endpoints by the value of one more label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +73,15 @@ class EndpointFilter:
 
 
 def describe_topology(
-    time: float,
-    status: Status,
-    windows: Windows,
-    history: History,
-    settings: Settings,
-    chosen: EndpointFilter,
+    state: State, history: History, settings: Settings, chosen: EndpointFilter
 ) -> dict[str, Any]:
     """Return routes, and upstreams with those endpoints that were chosen, worst first.
 
-    ``windows`` are the last seconds, for rates, and the last minute, for percentiles of routes;
-    those of endpoints are in the status.
+    Percentiles of endpoints are those of the status.
     """
-    window, minute = windows
-    rates = EndpointRates(window, history)
-    calls = _CallRates(window)
+    rates = _EndpointRates(state.window, history)
     upstreams, skip, room = [], chosen.offset, chosen.limit
-    for name, upstream in status["upstreams"].items():
+    for name, upstream in state.status["upstreams"].items():
         states = Counter(each["state"] for each in upstream["endpoints"])
         fitting = [each for each in upstream["endpoints"] if chosen.fits(name, each)]
         fitting.sort(key=_badness)
@@ -110,9 +99,9 @@ def describe_topology(
             }
         )
     return {
-        "time": time,
+        "time": state.time,
         "actions": settings.admin.actions,
-        "routes": _describe_routes(settings, calls, route_percentiles(minute), history),
+        "routes": _describe_routes(settings, state, history),
         "upstreams": upstreams,
     }
 
@@ -126,7 +115,7 @@ def _badness(endpoint: Status) -> int:
     return len(STATES_WORST_FIRST) if state in _IN_ORDER else STATES_WORST_FIRST.index(state)
 
 
-def _describe_endpoint(upstream: str, endpoint: Status, rates: EndpointRates) -> dict[str, Any]:
+def _describe_endpoint(upstream: str, endpoint: Status, rates: _EndpointRates) -> dict[str, Any]:
     models, duration_ms = endpoint["models"], endpoint["duration_ms"] or {}
     return {
         **endpoint,
@@ -137,127 +126,95 @@ def _describe_endpoint(upstream: str, endpoint: Status, rates: EndpointRates) ->
     }
 
 
-class _CallRates:
-    """The calls per second of the last seconds by route and upstream."""
-
-    def __init__(self, window: Window | None) -> None:
-        self._all: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self._errors: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self._client_errors: defaultdict[str, float] = defaultdict(float)
-        """Those of each route that were refused with 4xx."""
-        self._mirrored: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        if window is None:
-            return
-        at = DURATION.labels.index
-        route, upstream, status = at("route"), at("upstream"), at("status")
-        for labels, rate in zip(window.labels(DURATION), window.calls().tolist(), strict=False):
-            if rate:
-                key = labels[route], labels[upstream]
-                self._all[key] += rate
-                if labels[status] in ERROR_STATUSES:
-                    self._errors[key] += rate
-                elif labels[status] == CLIENT_ERROR_STATUS:
-                    self._client_errors[labels[route]] += rate
-        copies = (window.change(MIRROR_REQUESTS)[:, 0] / window.seconds).tolist()
-        self._mirrored.update(zip(window.labels(MIRROR_REQUESTS), copies, strict=False))
-
-    def describe(self, route: str, upstream: str | None = None) -> dict[str, float | None]:
-        """Return the rates of a route, or of its calls to an upstream."""
-        route = clean_label(route)
-        keys = [
-            key
-            for key in self._all
-            if key[0] == route and (upstream is None or upstream in key[1].split(","))
-        ]
-        total = sum(self._all[key] for key in keys)
-        errors = sum(self._errors[key] for key in keys)
-        ratio = rounded(errors / total) if total else None
-        return {"calls_per_second": rounded(total), "error_ratio": ratio}
-
-    def client_error_ratio(self, route: str) -> float | None:
-        """Return the share of a route's calls that were refused with 4xx; None without calls."""
-        route = clean_label(route)
-        total = sum(rate for key, rate in self._all.items() if key[0] == route)
-        return rounded(self._client_errors[route] / total) if total else None
-
-    def describe_mirror(self, route: str, upstream: str) -> dict[str, float | None]:
-        """Return the rates of the copies of a route's calls, and the shares that went wrong."""
-        key = clean_label(route), clean_label(upstream)
-        ok, rejected, failed = (
-            self._mirrored[*key, result] for result in ("ok", "rejected", "failed")
-        )
-        total = ok + rejected + failed
-        return {
-            "calls_per_second": rounded(total),
-            "error_ratio": rounded(failed / total) if total else None,
-            "client_error_ratio": rounded(rejected / total) if total else None,
-        }
-
-
-def _describe_routes(
-    settings: Settings, rates: _CallRates, percentiles: Percentiles, history: History
-) -> list[dict[str, Any]]:
+def _describe_routes(settings: Settings, state: State, history: History) -> list[dict[str, Any]]:
+    calls: defaultdict[str, list[Rate]] = defaultdict(list)
+    for labels, rate in rates_of(state.window, DURATION):
+        calls[labels[ROUTE]].append((labels, rate))
+    copies = dict(rates_of(state.window, MIRROR_REQUESTS))
+    percentiles = route_percentiles(state.minute)
     routes = []
     for number, route in enumerate(settings.routes, 1):
         name = route.name or str(number)
-        mirror = route.mirror
+        label, mirror = clean_label(name), route.mirror
+        own = calls[label]
         routes.append(
             {
                 "name": name,
                 "match": describe_match(route.match),
                 "upstreams": [
-                    {"name": each.name, "weight": each.weight, **rates.describe(name, each.name)}
+                    {"name": each.name, "weight": each.weight, **_rates(own, each.name)}
                     for each in route.upstream
                 ],
                 "mirror": mirror
                 and {
                     "upstream": mirror.upstream,
                     "percent": mirror.percent,
-                    **rates.describe_mirror(name, mirror.upstream),
+                    **_mirror_rates(copies, label, clean_label(mirror.upstream)),
                 },
-                **rates.describe(name),
-                "client_error_ratio": rates.client_error_ratio(name),
-                **percentiles.describe((clean_label(name),)),
+                **_rates(own),
+                "client_error_ratio": summarize(own)["client_error_ratio"],
+                **percentiles.describe((label,)),
                 "recent": history.route_curves(name, ENDPOINT_POINTS),
             }
         )
     return routes
 
 
-class EndpointRates:
+def _rates(calls: list[Rate], upstream: str | None = None) -> dict[str, float | None]:
+    """Return the rates of a route's calls, or of those to an upstream."""
+    summary = summarize(
+        (labels, rate)
+        for labels, rate in calls
+        if upstream is None or upstream in labels[UPSTREAM].split(",")
+    )
+    return {name: summary[name] for name in ("calls_per_second", "error_ratio")}
+
+
+def _mirror_rates(
+    copies: Mapping[tuple[str, ...], float], route: str, upstream: str
+) -> dict[str, float | None]:
+    """Return the rates of the copies of a route's calls, and the shares that went wrong."""
+    ok, rejected, failed = (
+        copies.get((route, upstream, result), 0.0) for result in ("ok", "rejected", "failed")
+    )
+    total = ok + rejected + failed
+    return {
+        "calls_per_second": rounded(total),
+        "error_ratio": rounded(failed / total) if total else None,
+        "client_error_ratio": rounded(rejected / total) if total else None,
+    }
+
+
+class _EndpointRates:
     """The rates of endpoints in the last seconds."""
 
     def __init__(self, window: Window | None, history: History) -> None:
         self._history = history
-        self._window = window
-        self._calls: Mapping[tuple[str, ...], float] = {}
-        self._failures: Rates = {}
-        self._responses: Rates = {}
-        if window is None:
-            return
         self._calls = endpoint_calls(window)
-        self._sent = self._byte_rates(window, SENT_BYTES)
-        self._received = self._byte_rates(window, RECEIVED_BYTES)
-        self._failures = self._rates_by(window, ENDPOINT_FAILURES)
-        self._responses = self._rates_by(window, RESPONSES)
+        self._sent, self._received = (
+            dict(rates_of(window, family)) for family in (SENT_BYTES, RECEIVED_BYTES)
+        )
+        self._failures = _rates_by(window, ENDPOINT_FAILURES)
+        self._responses = _rates_by(window, RESPONSES)
+        self._known = set() if window is None else set(window.labels(SERVER_DURATION))
+        self._known |= self._failures.keys()
 
     def of_endpoint(self, upstream: str, url: str) -> dict[str, Any]:
         """Return the rates of an endpoint."""
         key = clean_label(upstream), clean_label(url)
-        calls = self._calls.get(key)
         failures = self._failures.get(key, {})
         rates = {
-            "calls_per_second": rounded(calls or 0.0),
+            "calls_per_second": rounded(self._calls.get(key, 0.0)),
             "failures_per_second": rounded(sum(failures.values())),
             "failures_by_kind_per_second": failures,
             "statuses_per_second": self._responses.get(key, {}),
         }
-        if calls is None:  # it never had one
+        if key not in self._known:  # it never had a call
             return {**rates, "recent": None}
         return {
             **rates,
-            "sent_bytes_per_second": self._sent.get(key, 0.0),
-            "received_bytes_per_second": self._received.get(key, 0.0),
+            "sent_bytes_per_second": rounded(self._sent.get(key, 0.0)),
+            "received_bytes_per_second": rounded(self._received.get(key, 0.0)),
             "recent": self._history.endpoint_curves(upstream, url, ENDPOINT_POINTS),
         }
 
@@ -270,24 +227,12 @@ class EndpointRates:
         )
         return {"calls_per_second": rounded(calls), "failures_per_second": rounded(failures)}
 
-    @staticmethod
-    def _rates_by(window: Window, family: CounterFamily) -> Rates:
-        """Return the rates of each endpoint by the last label of a family."""
-        found: defaultdict[EndpointKey, dict[str, float]] = defaultdict(dict)
-        rates = (window.change(family)[:, 0] / window.seconds).tolist()
-        for labels, rate in zip(window.labels(family), rates, strict=False):
-            if rate:
-                upstream, url, value = labels
-                found[upstream, url][value] = float(f"{rate:.4g}")
-        return found
 
-    @staticmethod
-    def _byte_rates(window: Window, family: CounterFamily) -> dict[EndpointKey, float | None]:
-        rates = (window.change(family)[:, 0] / window.seconds).tolist()
-        rows = _rows(window.labels(family), len(rates))
-        return {key: rounded(rates[row]) for key, row in rows.items()}
-
-
-def _rows(labels: Sequence[tuple[str, ...]], count: int) -> dict[EndpointKey, int]:
-    """Return the row of each endpoint."""
-    return {(upstream, url): row for row, (upstream, url) in enumerate(labels[:count])}
+def _rates_by(
+    window: Window | None, family: CounterFamily
+) -> Mapping[tuple[str, ...], Mapping[str, float]]:
+    """Return the rates of each endpoint by the last label of a family."""
+    found: defaultdict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    for (*endpoint, value), rate in rates_of(window, family):
+        found[*endpoint,][value] = float(f"{rate:.4g}")
+    return found

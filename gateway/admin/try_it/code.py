@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from base64 import b64encode
+from collections.abc import Sequence
 
+from gateway.admin.try_it.inputs import Call, TensorInput
 from gateway.protocol.datatypes import DATATYPES, Family
 from gateway.settings.schema import Settings
 from gateway.settings.values.addresses import TcpAddress, UnixAddress
@@ -81,40 +82,31 @@ def _body_option(request: UpstreamRequest) -> str:
     return f"--data-binary @{_FILE}"
 
 
-def write_python(
-    address: str,
-    form: str,
-    wanted: Mapping[str, Any],
-    outputs: Sequence[str],
-    headers: Mapping[str, str],
-) -> str:
-    """Write Python code with tritonclient for the ``model``, ``version`` and ``inputs`` wanted.
-
-    The inputs are as ``make_request`` takes them. ``outputs`` are the names of all outputs that
-    are wanted, ``headers`` are further ones.
-    """
+def write_python(address: str, wanted: Call, outputs: Sequence[str]) -> str:
+    """Write Python code with tritonclient; ``outputs`` are the names of all wanted outputs."""
+    form = wanted.form
     is_grpc = form == "grpc"
     where = address.removeprefix("http://").removeprefix("https://")
     tls = ", ssl=True" if address.startswith("https://") else ""
     lines = [f"client = triton.InferenceServerClient({where!r}{tls})", "inputs = []"]
-    for index, each in enumerate(wanted["inputs"]):
-        name, datatype, shape = each["name"], each["datatype"], each["shape"]
+    for index, each in enumerate(wanted.inputs):
         # tritonclient does not write BF16 as JSON.
-        in_binary = "" if is_grpc else f", binary_data={form != 'json' or datatype == 'BF16'}"
+        binary = form != "json" or each.datatype == "BF16"
+        in_binary = "" if is_grpc else f", binary_data={binary}"
         lines += [
-            f"tensor = triton.InferInput({name!r}, {shape!r}, {datatype!r})",
+            f"tensor = triton.InferInput({each.name!r}, {each.shape!r}, {each.datatype!r})",
             f"tensor.set_data_from_numpy({_array(each, index)}{in_binary})",
             "inputs.append(tensor)",
         ]
-    arguments = [repr(wanted["model"]), "inputs"]
-    if version := wanted.get("version"):
-        arguments.append(f"model_version={version!r}")
+    arguments = [repr(wanted.model), "inputs"]
+    if wanted.version:
+        arguments.append(f"model_version={wanted.version!r}")
     if outputs:
-        binary = "" if is_grpc else f", binary_data={form != 'json'}"
-        requested = [f"triton.InferRequestedOutput({name!r}{binary})" for name in outputs]
+        in_binary = "" if is_grpc else f", binary_data={form != 'json'}"
+        requested = [f"triton.InferRequestedOutput({name!r}{in_binary})" for name in outputs]
         arguments.append(f"outputs=[{', '.join(requested)}]")
-    if headers:
-        lower = {name.lower(): value for name, value in headers.items()}
+    if wanted.headers:
+        lower = {name.lower(): value for name, value in wanted.headers.items()}
         arguments.append(f"headers={lower!r}")
     lines += [f"result = client.infer({', '.join(arguments)})", *_print(outputs, is_grpc)]
     modules = [line for use, line in _MODULES.items() if any(use in each for each in lines)]
@@ -137,19 +129,18 @@ def _print(outputs: Sequence[str], is_grpc: bool) -> list[str]:
     ]
 
 
-def _array(each: Mapping[str, Any], index: int) -> str:
+def _array(each: TensorInput, index: int) -> str:
     """Return the expression of an input's array."""
-    datatype, shape, fill = each["datatype"], each["shape"], each.get("fill")
+    datatype, shape = each.datatype, each.shape
     numpy_type = _DATA_TYPES.get(datatype, f"np.{datatype.lower()}")
-    if fill is not None:
-        return _filled(datatype, shape, fill, numpy_type)
-    if "values" in each:
-        values = repr(each["values"])
-        if len(values) <= _MAX_INLINE:
-            return f"np.array({values}, dtype={numpy_type}).reshape({shape!r})"
+    if each.fill is not None:
+        return _filled(datatype, shape, each.fill, numpy_type)
+    values = repr(each.values)
+    if each.is_values and len(values) <= _MAX_INLINE:
+        return f"np.array({values}, dtype={numpy_type}).reshape({shape!r})"
     data = f"Path({tensor_file(index)!r}).read_bytes()"
-    if "bytes" in each and len(each["bytes"]) <= _MAX_INLINE:
-        data = f"b64decode({each['bytes']!r})"
+    if each.data is not None and len(encoded := b64encode(each.data).decode()) <= _MAX_INLINE:
+        data = f"b64decode({encoded!r})"
     if datatype == "BYTES":
         return f"deserialize_bytes_tensor({data}).reshape({shape!r})"
     return f"np.frombuffer({data}, dtype={numpy_type}).reshape({shape!r})"

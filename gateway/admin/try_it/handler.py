@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import statistics
 import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
@@ -16,21 +16,25 @@ from uuid import uuid4
 import orjson
 from aiohttp import web
 
-from gateway.admin.authorization import Authorization, read_object
-from gateway.admin.own_calls import OwnCallError, OwnCalls
-from gateway.admin.savings import Measurement, Savings
+from gateway.admin.own_calls import (
+    CapturedCall,
+    OwnCallError,
+    call_for_document,
+    make_captured_call,
+)
+from gateway.admin.panels.models import Measurement, Savings
+from gateway.admin.security import authorize, read_body
 from gateway.admin.source import GatewaySource
-from gateway.admin.try_it.captured_call import CapturedCall, make_captured_call
 from gateway.admin.try_it.code import client_address, tensor_file, write_curl, write_python
 from gateway.admin.try_it.forms import FORMS
-from gateway.admin.try_it.inputs import MAX_DATA, make_request
+from gateway.admin.try_it.inputs import MAX_DATA, Call, make_request
 from gateway.admin.try_it.outputs import MAX_RESPONSE, read_error, read_outputs
-from gateway.errors import GatewayError, bad_request, escape_for_log, shorten
+from gateway.errors import GatewayError, escape_for_log, shorten
 from gateway.observe.call_capture import CapturedMessage
 from gateway.protocol.messages import TensorData
 from gateway.protocol.operations import model_path, quote_name
 from gateway.protocol.tensors import element_count
-from gateway.upstream.transport import HOP_BY_HOP, UpstreamRequest
+from gateway.upstream.transport import UpstreamRequest
 
 _ROUNDS = 3
 """Calls with conversion, and as many without, that are compared."""
@@ -40,13 +44,6 @@ _BODY_TIMEOUT = 60.0
 """Seconds for it to arrive."""
 _MAX_LOGGED = 200
 """Characters of a model's name in the log."""
-_MADE_HERE = HOP_BY_HOP | {"content-length"}
-"""Headers that frame the request, so that an operator cannot choose them."""
-
-# RFC 9110, sections 5.1 and 5.5, without what is not ASCII.
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
-
 _log = logging.getLogger("tensorgate.admin")
 
 
@@ -56,13 +53,9 @@ class TryIt:
     It needs ``admin.payloads: true`` and a key of ``admin.keys``.
     """
 
-    def __init__(
-        self, source: GatewaySource, authorization: Authorization, savings: Savings
-    ) -> None:
+    def __init__(self, source: GatewaySource, savings: Savings) -> None:
         self._source = source
-        self._own_calls = OwnCalls(source)
         self._savings = savings
-        self._authorization = authorization
         self._one_at_a_time = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
@@ -73,9 +66,14 @@ class TryIt:
         """Make a call; respond with both sides' messages, and the outputs."""
         allowed = self._source.settings.admin.payloads
         obstacle = "" if allowed else "values of tensors are not shown here (admin.payloads)"
-        await self._authorization.check(request, obstacle)
+        await authorize(self._source, request, obstacle)
         async with self._one_at_a_time:
-            wanted = await _read_body(request)
+            try:
+                async with asyncio.timeout(_BODY_TIMEOUT):  # others wait for it
+                    wanted = await read_body(request, Call, MAX_BODY)
+            except TimeoutError:
+                text = f"the body did not arrive within {_BODY_TIMEOUT:g} s"
+                raise web.HTTPRequestTimeout(text=text) from None
             try:
                 document = await self._try(request, wanted)
             except GatewayError as error:
@@ -85,19 +83,9 @@ class TryIt:
             body = await asyncio.to_thread(orjson.dumps, document)
         return web.Response(body=body, content_type="application/json")
 
-    async def _try(self, request: web.Request, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        form, model, version = (
-            _text(wanted, "form"),
-            _text(wanted, "model"),
-            _text(wanted, "version"),
-        )
-        outputs = _outputs(wanted)
-        sent, tensors = await asyncio.to_thread(
-            _write, form, model, version, wanted.get("inputs"), outputs
-        )
-        headers = _headers(wanted)
-        for name, value in headers.items():
-            sent.headers[name] = value
+    async def _try(self, request: web.Request, wanted: Call) -> dict[str, Any]:
+        sent, tensors = await asyncio.to_thread(_write, wanted)
+        sent.headers.update(wanted.headers)
         request_id = f"try-{uuid4().hex[:16]}"
         address = client_address(self._source.settings)
         curl = write_curl(address, sent)
@@ -105,20 +93,22 @@ class TryIt:
         _log.info(
             "operator at %s tries %s as %s, request %s",
             request.remote,
-            escape_for_log(shorten(model, _MAX_LOGGED)),
-            form,
+            escape_for_log(shorten(wanted.model, _MAX_LOGGED)),
+            wanted.form,
             request_id,
         )
         call = await make_captured_call(self._source, sent, MAX_RESPONSE)
-        is_v1 = form == "v1" and call.reply.status == HTTPStatus.OK
-        declared = await self._declared_datatypes(model, version) if is_v1 else {}
-        shown, error = await asyncio.to_thread(_read, form, call, declared)
+        is_v1 = wanted.form == "v1" and call.reply.status == HTTPStatus.OK
+        declared = await self._declared_datatypes(wanted) if is_v1 else {}
+        shown, error = await asyncio.to_thread(_read, wanted.form, call, declared)
         # V1 has no names for the outputs of rows.
-        names = outputs or ([] if form == "v1" else [each["name"] for each in shown])
+        names = [] if wanted.form == "v1" else [each["name"] for each in shown]
         measured = None
-        if wanted.get("compare") is True and form == "json" and not error:
-            measured = await self._measure(model, sent, _count(wanted["inputs"], shown))
-        python = write_python(address, form, wanted, names, headers)
+        if wanted.compare and wanted.form == "json" and not error:
+            elements = sum(element_count(each.shape) for each in wanted.inputs)
+            elements += sum(int(each["elements"]) for each in shown)
+            measured = await self._measure(wanted.model, sent, elements)
+        python = write_python(address, wanted, wanted.outputs or names)
         return {
             "time": time.time(),
             "request_id": request_id,
@@ -137,11 +127,11 @@ class TryIt:
             "files": _encode_files(tensors, python),
         }
 
-    async def _declared_datatypes(self, model: str, version: str) -> dict[str, str]:
+    async def _declared_datatypes(self, wanted: Call) -> dict[str, str]:
         """Return the datatypes of a model's outputs by name, as far as a server tells them."""
-        path = model_path(quote_name(model), quote_name(version) or None)
+        path = model_path(quote_name(wanted.model), quote_name(wanted.version) or None)
         try:
-            document = await self._own_calls.get_document(path)
+            document = await call_for_document(self._source, "GET", path)
             return {str(each["name"]): str(each["datatype"]) for each in document["outputs"]}
         except (OwnCallError, LookupError, TypeError):
             return {}
@@ -160,35 +150,13 @@ class TryIt:
         converted, untouched = map(statistics.median, times.values())
         measurement = Measurement(converted, untouched, elements)
         self._savings.add(model, measurement)
-        return measurement.describe()
+        return asdict(measurement)
 
 
-def _count(inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]]) -> int:
-    """Return the elements of all tensors."""
-    sent = sum(element_count(each["shape"]) for each in inputs)
-    return sent + sum(int(each["elements"]) for each in outputs)
-
-
-async def _read_body(request: web.Request) -> dict[str, Any]:
-    """Read a request in time, as others wait for it. Raises HTTPException (4xx)."""
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT):
-            return await read_object(request, MAX_BODY)
-    except TimeoutError:
-        text = f"the body did not arrive within {_BODY_TIMEOUT:g} s"
-        raise web.HTTPRequestTimeout(text=text) from None
-
-
-def _write(
-    form: str, model: str, version: str, inputs: object, outputs: Sequence[str]
-) -> tuple[UpstreamRequest, tuple[TensorData, ...]]:
+def _write(wanted: Call) -> tuple[UpstreamRequest, tuple[TensorData, ...]]:
     """Return the request and its tensors. Raises GatewayError (400)."""
-    if form not in FORMS:
-        raise bad_request(f"form: expected one of {', '.join(FORMS)}")
-    if not model:
-        raise bad_request("model: expected a name")
-    request = make_request(inputs, outputs)
-    return FORMS[form](request, model, version), request.tensors
+    request = make_request(wanted.inputs, wanted.outputs)
+    return FORMS[wanted.form](request, wanted.model, wanted.version), request.tensors
 
 
 def _encode_files(tensors: Sequence[TensorData], code: str) -> dict[str, str]:
@@ -222,29 +190,3 @@ def _read(
         return read_outputs(form, reply.headers, reply.body, declared), ""
     except GatewayError as error:
         return [], str(error)
-
-
-def _text(wanted: Mapping[str, Any], name: str) -> str:
-    value = wanted.get(name, "")
-    if not isinstance(value, str):
-        raise bad_request(f"{name}: expected a text")
-    return value
-
-
-def _headers(wanted: Mapping[str, Any]) -> dict[str, str]:
-    """Return the further headers of a call, such as the key of a client."""
-    headers = wanted.get("headers", {})
-    if not isinstance(headers, dict) or not all(isinstance(each, str) for each in headers.values()):
-        raise bad_request("headers: expected an object of texts")
-    for name, value in headers.items():
-        is_valid = _HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)
-        if not is_valid or name.lower() in _MADE_HERE:
-            raise bad_request(f"headers: {name[:60]!r} is not a header that can be sent")
-    return headers
-
-
-def _outputs(wanted: Mapping[str, Any]) -> list[str]:
-    names = wanted.get("outputs", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise bad_request("outputs: expected an array of names")
-    return names

@@ -1,87 +1,133 @@
-"""Makes the tensors of a call: random, zeros, ones, values as JSON, or bytes."""
+"""Reads the description of a call, and makes its tensors: random, zeros, ones, values or bytes."""
 
 from __future__ import annotations
 
+import json
+import re
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-import orjson
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from gateway.codec.elements.bytes_elements import pack_strings, split_elements
 from gateway.codec.elements.rounding import round_to
 from gateway.codec.v2.request import InferRequestReader
-from gateway.errors import GatewayError, bad_request
+from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
-from gateway.protocol.json_errors import describe_value
 from gateway.protocol.messages import Fields, InferRequest, InputTensor, TensorData
 from gateway.protocol.tensors import MAX_TENSORS, element_count
+from gateway.upstream.transport import HOP_BY_HOP
 
 MAX_DATA = 8 * 2**20
 """Bytes of all tensors together."""
-_MAX_STRINGS = 100_000
+_STRING_SIZE = 80
+"""Bytes that an element of BYTES counts as, before it is made."""
 _MAX_HEADER = 2**20
 _MAX_DEPTH = 64
 _WINDOW = 128 * 1024
 """Bytes of JSON that are read without giving other threads a chance."""
 
-_SOURCES = ("fill", "values", "bytes")
-_FILLS = ("random", "zeros", "ones")
 _MOST_RANDOM = 100
 """Random integers are below it, and in the range of their datatype."""
 _WORDS = ("gateway", "tensor", "proxy", "model", "server", "client", "bytes", "call")
+_MADE_HERE = HOP_BY_HOP | {"content-length"}
+"""Headers that frame the request, so that an operator cannot choose them."""
+
+# RFC 9110, sections 5.1 and 5.5, without what is not ASCII.
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
 
 
-def make_request(inputs: object, outputs: object) -> InferRequest:
-    """Make a request of descriptions of its inputs, and names of the wanted outputs.
+def _check_datatype(name: str) -> str:
+    if name not in DATATYPES:
+        raise ValueError(f"expected one of {', '.join(DATATYPES)}")
+    return name
 
-    Each input has name, datatype, shape, and one of ``fill`` (random, zeros, ones), ``values``
-    (JSON) and ``bytes`` (base64). Raises GatewayError (400) that names what is wrong.
-    """
+
+def _decode(value: object) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError("expected base64")  # what pydantic expects
+    return b64decode(value, validate=True)
+
+
+def _check_headers(headers: dict[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
+        is_valid = _HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)
+        if not is_valid or name.lower() in _MADE_HERE:
+            raise ValueError(f"{name[:60]!r} is not a header that can be sent")
+    return headers
+
+
+class TensorInput(BaseModel):
+    """An input, with one source of its elements."""
+
+    name: str
+    datatype: Annotated[str, AfterValidator(_check_datatype)]
+    shape: list[Annotated[int, Field(ge=0)]]
+    fill: Literal["random", "zeros", "ones"] | None = None
+    values: Any = None
+    """The elements as JSON, nested or not."""
+    data: Annotated[bytes, BeforeValidator(_decode)] | None = Field(None, alias="bytes")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if len(self.model_fields_set & {"fill", "values", "data"}) != 1:
+            raise ValueError("expected one of fill, values, bytes")
+        return self
+
+    @property
+    def is_values(self) -> bool:
+        """Tell whether the elements are JSON."""
+        return self.fill is None and self.data is None
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the elements that are not JSON, or rather more."""
+        if self.fill is None:
+            return len(self.data or b"")
+        return element_count(self.shape) * (DATATYPES[self.datatype].size or _STRING_SIZE)
+
+
+class Call(BaseModel):
+    """A call that an operator wants to make."""
+
+    form: Literal["json", "binary", "raw", "v1", "grpc"]
+    model: str = Field(min_length=1)
+    version: str = ""
+    inputs: list[TensorInput] = Field(max_length=MAX_TENSORS)
+    outputs: list[str] = []
+    """The names of the wanted outputs; without any, all are wanted."""
+    headers: Annotated[dict[str, str], AfterValidator(_check_headers)] = {}
+    """Further headers, such as the key of a client."""
+    compare: bool = False
+
+
+def make_request(inputs: Sequence[TensorInput], outputs: Sequence[str]) -> InferRequest:
+    """Make a request. Raises GatewayError (400) that names what is wrong."""
+    _check_size(each.size for each in inputs)
     entries: list[Fields] = []
     data: list[bytes] = []
-    size = 0
-    for index, each in enumerate(_objects(inputs, "inputs")):
-        label = f"inputs[{index}]"
-        given = [source for source in _SOURCES if source in each]
-        if len(given) != 1:
-            raise bad_request(f"{label}: expected one of {', '.join(_SOURCES)}")
-        entry: Fields = {key: each[key] for key in ("name", "datatype", "shape") if key in each}
-        if given == ["values"]:
-            entry["data"] = each["values"]
+    for each in inputs:
+        entry: Fields = {"name": each.name, "datatype": each.datatype, "shape": each.shape}
+        if each.is_values:
+            entry["data"] = each.values
         else:
-            data.append(_fill(each, label) if given == ["fill"] else _decode(each["bytes"], label))
+            data.append(_fill(each) if each.data is None else each.data)
             entry["parameters"] = {"binary_data_size": len(data[-1])}
-            size += len(data[-1])
-        if size > MAX_DATA:
-            raise _too_large(label)
         entries.append(entry)
-    names = [{"name": name} for name in (outputs if isinstance(outputs, list) else [])]
-    fields = {"inputs": entries} | ({"outputs": names} if names else {})
-    try:
-        text = orjson.dumps(fields)
-    except orjson.JSONEncodeError:
-        raise bad_request("inputs: nested too deeply") from None
-    request = _read(text)
-    for index, tensor in enumerate(request.head.inputs):
-        if "values" in cast("list[Any]", inputs)[index]:
-            size += tensor.binary_size or 0
-        if size > MAX_DATA:
-            raise _too_large(f"inputs[{index}]")
+    fields: Fields = {"inputs": entries}
+    if outputs:
+        fields["outputs"] = [{"name": name} for name in outputs]
+    request = _read(json.dumps(fields).encode())
+    _check_size(tensor.binary_size or 0 for tensor in request.head.inputs)
     return _with_data(request, data)
 
 
-def _objects(value: object, label: str) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise bad_request(f"{label}: expected an array of objects, got {describe_value(value)}")
-    if len(value) > MAX_TENSORS:
-        raise bad_request(f"{label}: at most {MAX_TENSORS} can be sent, got {len(value)}")
-    return value
-
-
-def _too_large(label: str) -> GatewayError:
-    return bad_request(f"{label}: all tensors together may have {MAX_DATA >> 20} MiB")
+def _check_size(sizes: Iterable[int]) -> None:
+    if sum(sizes) > MAX_DATA:
+        raise bad_request(f"inputs: all tensors together may have {MAX_DATA >> 20} MiB")
 
 
 def _read(text: bytes) -> InferRequest:
@@ -102,9 +148,12 @@ def _with_data(request: InferRequest, data: Sequence[bytes]) -> InferRequest:
     rest = iter(data)
     tensors: list[TensorData] = []
     for tensor, given in zip(request.head.inputs, request.tensors, strict=True):
-        tensors.append([next(rest)] if isinstance(given, int) else given)
-        if isinstance(given, int) and tensor.datatype.dtype is None:
-            _check_elements(tensor, b"".join(cast("list[bytes]", tensors[-1])))
+        if isinstance(given, int):
+            tensors.append([elements := next(rest)])
+            if tensor.datatype.dtype is None:
+                _check_elements(tensor, elements)
+        else:
+            tensors.append(given)
     return InferRequest(request.head, request.id, tuple(tensors))
 
 
@@ -118,54 +167,25 @@ def _check_elements(tensor: InputTensor, data: bytes) -> None:
         )
 
 
-def _decode(value: object, label: str) -> bytes:
-    if isinstance(value, str):
-        try:
-            return b64decode(value, validate=True)
-        except ValueError:
-            pass
-    raise bad_request(f"{label}: bytes: expected base64")
-
-
-def _fill(each: Mapping[str, Any], label: str) -> bytes:
-    shape, datatype = _shape(each, label), _datatype(each, label)
-    if each["fill"] not in _FILLS:
-        raise bad_request(f"{label}: fill: expected one of {', '.join(_FILLS)}")
-    count = element_count(shape)
-    if count * (datatype.size or 4) > MAX_DATA or (datatype.size is None and count > _MAX_STRINGS):
-        raise bad_request(f"{label}: shape {list(shape)} is more than can be tried here")
-    if datatype.dtype is None:
-        return pack_strings(_texts(each["fill"], count))
-    return _numbers(each["fill"], datatype, datatype.dtype, count).tobytes()
-
-
-def _shape(each: Mapping[str, Any], label: str) -> tuple[int, ...]:
-    shape = each.get("shape")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise bad_request(f"{label}: shape: expected an array of sizes")
-    return tuple(shape)
-
-
-def _datatype(each: Mapping[str, Any], label: str) -> Datatype:
-    name = each.get("datatype")
-    if not isinstance(name, str) or name not in DATATYPES:
-        raise bad_request(f"{label}: datatype: expected one of {', '.join(DATATYPES)}")
-    return DATATYPES[name]
-
-
-def _texts(fill: str, count: int) -> list[str]:
-    if fill == "random":
-        chosen = np.random.default_rng().integers(len(_WORDS), size=count)
-        return [_WORDS[index] for index in chosen]
-    return ["0" if fill == "zeros" else "1"] * count
+def _fill(each: TensorInput) -> bytes:
+    datatype, count = DATATYPES[each.datatype], element_count(each.shape)
+    generator = np.random.default_rng()
+    if (dtype := datatype.dtype) is not None:
+        return _numbers(each.fill, datatype, dtype, count, generator).tobytes()
+    if each.fill == "random":
+        return pack_strings([_WORDS[at] for at in generator.integers(len(_WORDS), size=count)])
+    return pack_strings(["0" if each.fill == "zeros" else "1"] * count)
 
 
 def _numbers(
-    fill: str, datatype: Datatype, dtype: np.dtype[Any], count: int
+    fill: str | None,
+    datatype: Datatype,
+    dtype: np.dtype[Any],
+    count: int,
+    generator: np.random.Generator,
 ) -> np.ndarray[Any, Any]:
     if fill == "zeros":
         return np.zeros(count, dtype)
-    generator = np.random.default_rng()
     if datatype.floats is not None:
         is_random = fill == "random"
         return round_to(generator.standard_normal(count) if is_random else np.ones(count), datatype)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gateway.app.build.worker_count import share_per_worker, worker_count
 from gateway.errors import upstream_name
-from gateway.observe.gateway_metrics import GatewayMetrics
+from gateway.observe.gateway_metrics import GatewayMetrics, LimitMetrics
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.settings.limits import Concurrency
@@ -77,7 +77,7 @@ def build_concurrency_limit(
     if numbers is None:
         return None
     name = upstream_name(upstream) if upstream else "the gateway"
-    return before or ConcurrencyLimit(name, *numbers, metrics.limit(upstream))
+    return before or ConcurrencyLimit(name, *numbers, LimitMetrics(metrics.writer, upstream))
 
 
 def apply_concurrency(limit: ConcurrencyLimit | None, declared: Concurrency, workers: int) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway import __version__
-from gateway.observe.gateway_metrics import GatewayMetrics
+from gateway.observe.gateway_metrics import GatewayMetrics, TraceMetrics
 from gateway.observe.tracing.exporter import TraceExporter, instance_name
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.settings.schema import Settings
@@ -39,7 +39,7 @@ def build_tracing(
         exporter = before.exporter
     else:
         exporter = TraceExporter(
-            declared.endpoint, partial(_open_parts, declared), metrics.traces()
+            declared.endpoint, partial(_open_parts, declared), TraceMetrics(metrics.writer)
         )
     sampler = TraceSampler(declared.sample / 100, exporter.observe)
     return Tracing(declared, sampler, exporter)

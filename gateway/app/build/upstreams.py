@@ -37,14 +37,12 @@ from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http2.drained_streams import DrainedStreams
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.metadata_cache import MetadataCache
+from gateway.upstream.pool.checks import HealthChecker, ModelDiscovery, PoolSupervisor
 from gateway.upstream.pool.dialect import DialectDetector, DialectState, fixed_dialect_state
 from gateway.upstream.pool.dns import Resolver, resolve_host
-from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import Member
-from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.outlier_detection import EjectionListener, FailureListener, ignore
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
 
 _HTTP_IDLE_TIMEOUT = 4.0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Final
 
 import orjson
 
 from gateway.codec.elements.encode import TextChunk, make_tensor_encoder
-from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.json_writer import check_element_count
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.messages import Fields, InferResponse, OutputTensor
@@ -68,9 +67,8 @@ def write_event(pieces: Sequence[bytes]) -> bytes:
 
 
 def _write_output(output: OutputTensor, data: Data, policies: JsonPolicies) -> Iterator[TextChunk]:
-    if policies.wants_base64(output.name):
-        policies = replace(policies, bytes_encoding=BytesEncoding.BASE64)
-    encoder = make_tensor_encoder(RESPONSE.label(output.name), output.datatype, policies)
+    label, of_output = RESPONSE.label(output.name), policies.of_output(output.name)
+    encoder = make_tensor_encoder(label, output.datatype, of_output)
     is_single = element_count(output.shape) == 1
     if not is_single:
         yield b"["

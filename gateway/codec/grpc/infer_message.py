@@ -6,6 +6,7 @@ requested outputs and raw contents.
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,7 @@ from gateway.codec.grpc.contents import (
     read_contents,
     write_contents,
 )
-from gateway.codec.grpc.parameters import read_parameter, write_parameters
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, shorten
 from gateway.protocol.datatypes import DATATYPES, Datatype
 from gateway.protocol.error_vocabulary import ErrorVocabulary
 from gateway.protocol.grpc import fields
@@ -30,10 +30,12 @@ from gateway.protocol.grpc.wire import (
     WireError,
     WireReader,
     bytes_field,
+    fixed_field,
     length_prefix,
     varint,
+    varint_field,
 )
-from gateway.protocol.json_errors import quote_value
+from gateway.protocol.json_errors import describe_value, quote_value
 from gateway.protocol.messages import (
     Fields,
     InferRequestHead,
@@ -43,7 +45,7 @@ from gateway.protocol.messages import (
     RequestedOutput,
 )
 from gateway.protocol.tensors import MAX_RANK, element_count
-from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
+from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT, QUOTED_NAME
 from gateway.system.bounded_cache import BoundedCache
 
 SHARED_MEMORY = "shared_memory_region"
@@ -257,7 +259,7 @@ class MessageParts:
         elif tag == fields.MODEL_VERSION_TAG:
             self.version = reader.read_text()
         elif tag == fields.PARAMETERS_TAG:
-            read_parameter(reader, self.parameters)
+            _read_parameter(reader, self.parameters)
         elif tag == fields.REQUESTED_OUTPUTS_TAG:  # of a request: a response has raw contents there
             if len(self.requested) >= self._tensor_cap:
                 raise self._words.malformed(
@@ -277,7 +279,7 @@ def _read_requested_output(reader: WireReader) -> RequestedOutput:
         if tag == fields.REQUESTED_NAME_TAG:
             name = reader.read_text()
         elif tag == fields.REQUESTED_PARAMETERS_TAG:
-            read_parameter(reader, parameters)
+            _read_parameter(reader, parameters)
         else:
             unknown += reader.skip_raw(tag)
     parameters.pop("binary_data", None)  # describes the form over HTTP
@@ -332,7 +334,7 @@ def _read_tensor(
         elif tag in (fields.PACKED_SHAPE_TAG, fields.SHAPE_TAG):
             _read_dimensions(reader, tag, shape)
         elif tag == fields.TENSOR_PARAMETERS_TAG:
-            read_parameter(reader, parameters)
+            _read_parameter(reader, parameters)
         else:
             unknown += reader.skip_raw(tag)
         if not size:
@@ -453,7 +455,7 @@ def _write_head(
     data: Iterator[Sequence[Buffer]] | None = None,
 ) -> Chunks:
     """Write all but names, id and raw contents, with ``data`` as typed contents if given."""
-    chunks: Chunks = [write_parameters(fields.PARAMETERS, head.parameters, words.name, words)]
+    chunks: Chunks = [_write_parameters(fields.PARAMETERS, head.parameters, words.name, words)]
     tensors: Sequence[InputTensor | OutputTensor] = ()
     tensors = head.inputs if isinstance(head, InferRequestHead) else head.outputs
     for tensor in tensors:
@@ -475,7 +477,7 @@ def _write_tensor(
             bytes_field(fields.TENSOR_NAME, tensor.name.encode()),
             bytes_field(fields.DATATYPE, tensor.datatype.name.encode()),
             bytes_field(fields.SHAPE, shape) if shape else b"",
-            write_parameters(fields.TENSOR_PARAMETERS, tensor.parameters, label, words),
+            _write_parameters(fields.TENSOR_PARAMETERS, tensor.parameters, label, words),
         )
     )
     contents: Chunks = []
@@ -490,5 +492,83 @@ def _write_tensor(
 def _write_requested_output(output: RequestedOutput, words: ErrorVocabulary) -> bytes:
     label = f"output '{output.name}'"
     entry = bytes_field(fields.REQUESTED_NAME, output.name.encode())
-    entry += write_parameters(fields.REQUESTED_PARAMETERS, output.parameters, label, words)
+    entry += _write_parameters(fields.REQUESTED_PARAMETERS, output.parameters, label, words)
     return bytes_field(fields.REQUESTED_OUTPUTS, entry + output.unknown_fields)
+
+
+# ------------------------------------------------------------------------------- parameters
+
+ParameterValue = bool | int | float | str | None
+"""None is a parameter of which no value is set, or one of a type that is not known."""
+
+_DOUBLE = struct.Struct("<d")
+
+
+def _read_parameter(reader: WireReader, parameters: Fields) -> None:
+    """Read one entry of a map into ``parameters``; of two with the same key the last counts."""
+    entry = reader.enter()
+    key = ""
+    value: ParameterValue = None
+    while tag := entry.next_tag():
+        if tag == fields.KEY_TAG:
+            key = entry.read_text()
+        elif tag == fields.VALUE_TAG:
+            value = _read_value(entry.enter(), value)
+        else:
+            entry.skip(tag)
+    parameters[key] = value
+
+
+def _read_value(reader: WireReader, value: ParameterValue) -> ParameterValue:
+    """Read a value: the last of its alternatives, or ``value`` without any."""
+    while tag := reader.next_tag():
+        if tag == fields.INT64_PARAM_TAG:
+            value = reader.read_int64()
+        elif tag == fields.STRING_PARAM_TAG:
+            value = reader.read_text()
+        elif tag == fields.BOOL_PARAM_TAG:
+            value = reader.read_varint() != 0
+        elif tag == fields.UINT64_PARAM_TAG:
+            value = reader.read_varint()
+        elif tag == fields.DOUBLE_PARAM_TAG:
+            value = float(_DOUBLE.unpack(reader.read_fixed(8))[0])
+        else:
+            reader.skip(tag)
+    return value
+
+
+def _write_parameters(number: int, parameters: Fields, label: str, words: ErrorVocabulary) -> bytes:
+    """Write a map of parameters as field ``number``; ``label`` names whose parameters they are.
+
+    Raises GatewayError (400, 502) that names a parameter whose value protobuf cannot carry: an
+    array or an object.
+    """
+    entries = []
+    for key, value in parameters.items():
+        code = _write_value(value)
+        if code is None:
+            raise words.malformed(
+                f"{label}: parameter '{shorten(key, QUOTED_NAME)}' must be true, false, a string "
+                f"or a number to be sent over gRPC, got {describe_value(value)}"
+            )
+        entry = bytes_field(fields.KEY, key.encode()) + bytes_field(fields.VALUE, code)
+        entries.append(bytes_field(number, entry))
+    return b"".join(entries)
+
+
+def _write_value(value: object) -> bytes | None:
+    """Write an InferParameter; None if it cannot carry the value."""
+    if value is None:
+        return b""
+    if isinstance(value, bool):
+        return varint_field(fields.BOOL_PARAM, value)
+    if isinstance(value, int):
+        # Only Triton knows uint64_param, so smaller numbers are int64. Larger ones are floats
+        # already: no reader has integers of more than 64 bits.
+        number = fields.INT64_PARAM if value < 2**63 else fields.UINT64_PARAM
+        return varint_field(number, value)
+    if isinstance(value, str):
+        return bytes_field(fields.STRING_PARAM, value.encode())
+    if isinstance(value, float):
+        return fixed_field(fields.DOUBLE_PARAM, _DOUBLE.pack(value))
+    return None

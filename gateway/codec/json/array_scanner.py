@@ -96,16 +96,8 @@ class StringPart:
         return len(self.text)
 
 
-class _Step:
-    """One step of the scan: the item, the bytes it used, and the placeholder to leave."""
-
-    def __init__(
-        self, item: ElementRun | StringPart | None, used: int, placeholder: bytes = b""
-    ) -> None:
-        self.item = item
-        self.used = used
-        self.placeholder = placeholder
-
+_Step = tuple[ElementRun | StringPart | None, int, bytes]
+"""One step of the scan: the item, the bytes it used, and the placeholder to leave."""
 
 _SPACE = b" \t\n\r"
 _BEFORE_FIRST_VALUE = re.compile(rb"[\[\], \t\n\r]*+")
@@ -167,13 +159,14 @@ class ArrayScanner:
             step = self._step(self._buffer, self._position, last)
             if step is None:
                 break
+            item, used, placeholder = step
             self._searched = 0
-            self._position += step.used
-            self._consumed += step.used - len(step.placeholder)
-            if step.placeholder:
-                self._buffer, self._position = step.placeholder + self.rest, 0
-            if step.item is not None:
-                yield step.item
+            self._position += used
+            self._consumed += used - len(placeholder)
+            if placeholder:
+                self._buffer, self._position = placeholder + self.rest, 0
+            if item is not None:
+                yield item
         if self.invalid_text is not None:
             self._buffer, self._position = b"", 0
 
@@ -257,7 +250,7 @@ class ArrayScanner:
         if start is None or window[start : start + 2] in (b'"', b'""'):
             raise self._no_comma_error()
         self._before_long_string = window[:start]
-        return _Step(None, start + 1)
+        return None, start + 1, b""
 
     def _long_string(self, window: bytes, before: bytes, full: bool, last: bool) -> _Step | None:
         if not full and not last and window.find(b'"', self._searched) < 0:
@@ -267,9 +260,9 @@ class ArrayScanner:
             return self._wait(len(window))
         end, closed = cut
         if not closed:
-            return _Step(StringPart(window[:end]), end)
+            return StringPart(window[:end]), end, b""
         self._before_long_string = None
-        return _Step(StringPart(window[:end]), end + 1, before + b'""')
+        return StringPart(window[:end]), end + 1, before + b'""'
 
     def _wait(self, size: int) -> _Step | None:
         # Text that arrives in small reads must not be searched from its start each time.
@@ -283,7 +276,7 @@ class ArrayScanner:
         run = ElementRun(buffer, self._depth, depth_after, self._first, start, size)
         self._depth, self._first = depth_after, False
         self.ended = depth_after == 0
-        return _Step(run, used)
+        return run, used, b""
 
     def _invalid_run(self, window: bytes, stop: int, whole: bool) -> _Step | None:
         """Return a run with the text that is invalid at ``stop``: the decoder names the element."""

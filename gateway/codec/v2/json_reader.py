@@ -13,7 +13,7 @@ from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import ArrayStart, DataExtractor, Event, placeholder
 from gateway.codec.json.parse_cost import estimate_parsed_size
-from gateway.codec.offload_interface import FAILED_FUTURE, Offloader, OffloadFuture
+from gateway.codec.offload_interface import Offloader, OffloadFuture
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
@@ -49,22 +49,17 @@ class ElementSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedHeader:
-    """The JSON around the data, with a placeholder for each array."""
-
-    text: bytes
-    fields: Fields
-    tensors: Sequence[Tensor]
-
-
-@dataclass(frozen=True, slots=True)
 class _OffloadedRun:
-    """A run that is converted elsewhere, and the chunk reserved for it."""
+    """A run that is converted elsewhere, and the chunk reserved for it.
+
+    Without a future it is known to be invalid: its error is known once all elements before it are
+    counted.
+    """
 
     tensor: TensorDecoder
     chunk_number: int
     run: ElementRun
-    future: OffloadFuture
+    future: OffloadFuture | None
 
 
 class JsonMessageReader(ABC):
@@ -102,7 +97,10 @@ class JsonMessageReader(ABC):
         self._events: Iterator[Event] | None = None
         self._is_last_fed = False
         self._failure: GatewayError | None = None
-        self._header: ParsedHeader | None = None
+        self._text = b""
+        """The JSON around the data, with a placeholder for each array."""
+        self._fields: Fields = {}
+        """The same, parsed."""
         self._base64_decoders: deque[Base64ElementDecoder] = deque()
 
     @abstractmethod
@@ -274,34 +272,29 @@ class JsonMessageReader(ABC):
         if future is None:
             try:
                 self._feed(tensor, run)
+                return
             except GatewayError:
                 if not self._offloaded:
                     raise
-                # Its error is known once all elements before it are counted.
-                future = FAILED_FUTURE
-        if future is not None:
-            self._offloaded.append(_OffloadedRun(tensor, tensor.reserve_chunk(), run, future))
-            self._offloaded_bytes += len(run)
+        self._offloaded.append(_OffloadedRun(tensor, tensor.reserve_chunk(), run, future))
+        self._offloaded_bytes += len(run)
 
     def _collect_offloaded(self) -> None:
         """Collect offloaded results in order."""
-        while self._offloaded and self._offloaded[0].future.done:
+        while self._offloaded and ((future := self.future) is None or future.done):
             offloaded = self._offloaded.popleft()
             self._offloaded_bytes -= len(offloaded.run)
             before = offloaded.tensor.size
-            offloaded.tensor.fill_chunk(
-                offloaded.chunk_number, offloaded.run, offloaded.future.result
-            )
+            result = None if future is None else future.result
+            offloaded.tensor.fill_chunk(offloaded.chunk_number, offloaded.run, result)
             self._converted_size += offloaded.tensor.size - before
             self._converted_count += 1
 
-    def _finish_header(self) -> ParsedHeader:
-        """Convert what is queued, and return the header."""
+    def _finish_header(self) -> None:
+        """Convert what is queued; then the header is known."""
         while self.step():
             pass
         assert not self._offloaded
-        assert self._header is not None
-        return self._header
 
     def _read_header(self) -> None:
         """Parse the JSON around the data; only now may the last sink be known."""
@@ -309,7 +302,7 @@ class JsonMessageReader(ABC):
         fields, tensors = self._parse_header(text, self._extractor.extracted)
         entries = fields.get(self._words.tensors, [])
         self._check_placeholders(entries)
-        self._header = ParsedHeader(text, fields, tensors)
+        self._text, self._fields = text, fields
         self.header_size = len(text) + estimate_parsed_size(text) + _TENSOR_OVERHEAD * len(tensors)
         for array in self._arrays:
             entry, declared = entries[array.index], tensors[array.index]

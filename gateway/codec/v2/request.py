@@ -78,8 +78,8 @@ class InferRequestReader(JsonMessageReader):
 
         Raises GatewayError (400) that names the tensor for anything wrong in the header.
         """
-        header = self._finish_header()
-        head = read_head(header.fields, self._inputs, self._tensor_cap)
+        self._finish_header()
+        head = read_head(self._fields, self._inputs, self._tensor_cap)
         converted = {
             array.index: self._checked_tensor(array, self._inputs[array.index])
             for array in self._arrays
@@ -95,20 +95,20 @@ class InferRequestReader(JsonMessageReader):
             inputs.append(tensor)
         passes = (
             not converted
-            and requests_binary_explicitly(header.fields)
-            and not may_hide_classification(header.text)
+            and requests_binary_explicitly(self._fields)
+            and not may_hide_classification(self._text)
         )
         head = replace(
             head,
             inputs=tuple(inputs),
             memory=self.header_size,
-            names_sequence=may_name_sequence(header.text),
+            names_sequence=may_name_sequence(self._text),
         )
         return InferRequest(
             head,
-            header.fields.get("id"),
+            self._fields.get("id"),
             tuple(tensors),
-            header.text if passes else b"",
+            self._text if passes else b"",
         )
 
 

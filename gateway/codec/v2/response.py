@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from gateway.codec.elements.encode import (
@@ -15,7 +14,7 @@ from gateway.codec.elements.encode import (
     make_tensor_encoder,
 )
 from gateway.codec.offload_interface import Offloader
-from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.json_writer import (
     JsonMessageWriter,
     TensorPiece,
@@ -259,9 +258,8 @@ def response_fields(response: InferResponse, policies: JsonPolicies) -> Fields:
 
 
 def _make_encoder(output: Tensor, policies: JsonPolicies) -> TensorEncoder:
-    if policies.wants_base64(output.name):
-        policies = replace(policies, bytes_encoding=BytesEncoding.BASE64)
-    return make_tensor_encoder(RESPONSE.label(output.name), output.datatype, policies)
+    label, of_output = RESPONSE.label(output.name), policies.of_output(output.name)
+    return make_tensor_encoder(label, output.datatype, of_output)
 
 
 def json_converter(

@@ -249,7 +249,7 @@ class _JsonReader(JsonMessageReader):
         ``is_all`` tells that nothing follows the JSON; else binary data behind it replace data in
         it. Raises GatewayError (502) that names the output for anything invalid.
         """
-        header = self._finish_header()
+        self._finish_header()
         texts: dict[int, Sequence[bytes]] = {}
         data: dict[int, Sequence[bytes]] = {}
         outputs = [*self._outputs]
@@ -278,7 +278,7 @@ class _JsonReader(JsonMessageReader):
                     f"output '{output.name}' of the server's response has {output.binary_size} "
                     "bytes, which do not follow its JSON"
                 )
-        return _response(header.fields, tuple(outputs), texts), data
+        return _response(self._fields, tuple(outputs), texts), data
 
     def _make_sink(self, label: str, fields: Fields) -> ElementSink | None:
         if "name" not in fields:

@@ -13,10 +13,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.errors import escape_for_log, shorten
 from gateway.observe.call_record import CallRecord
+from gateway.observe.call_trace import CallTrace
 from gateway.observe.gateway_metrics import TraceMetrics
 
 if TYPE_CHECKING:
@@ -67,8 +69,9 @@ class TraceExporter:
         self._metrics = metrics
         self._interval = interval
         self._max_queued_bytes = max_queued_bytes
-        self._queue: deque[tuple[CallRecord, int, int]] = deque()
-        self._bytes = 0
+        self._queue: deque[tuple[CallRecord, CallTrace, int, int]] = deque()
+        self.queued_bytes = 0
+        """Bytes of the calls that wait, or are being exported."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -79,11 +82,6 @@ class TraceExporter:
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
-    @property
-    def queued_bytes(self) -> int:
-        """Return the bytes of the calls that wait, or are being exported."""
-        return self._bytes
-
     def observe(self, record: CallRecord) -> None:
         """Queue the record of a call that has ended, if it is traced."""
         trace = record.trace
@@ -91,17 +89,17 @@ class TraceExporter:
             return
         trace.end_attempt(record)
         started = time.time_ns() - int((time.perf_counter() - record.started) * 1e9)
-        size = size_of(record)
+        size = size_of(record, trace)
         with self._lock:
             is_closed = self._closing.is_set()
-            if is_closed or self._bytes + size > self._max_queued_bytes:
+            if is_closed or self.queued_bytes + size > self._max_queued_bytes:
                 metrics = self._metrics
                 dropped = metrics.at_shutdown if is_closed else metrics.queue_full
-                dropped.add(float(_least_spans(record)))
+                dropped.add(float(_least_spans(trace)))
                 return
-            self._bytes += size
-            self._queue.append((record, started, size))
-            is_batch = self._bytes >= MAX_BATCH_BYTES
+            self.queued_bytes += size
+            self._queue.append((record, trace, started, size))
+            is_batch = self.queued_bytes >= MAX_BATCH_BYTES
         if is_batch:
             self._wake.set()
 
@@ -149,22 +147,21 @@ class TraceExporter:
         size = 0
         try:
             while self._queue and size < MAX_BATCH_BYTES:
-                record, started, record_size = self._queue.popleft()
+                record, trace, started, record_size = self._queue.popleft()
                 size += record_size
-                trace = record.trace
                 try:
                     writer.write(request, record, started)
                 except Exception:
                     # An error in the gateway itself must never be silent.
                     _log.exception("request %s: its spans failed", record.request_id or "-")
-                    self._metrics.failed.add(float(_least_spans(record)))
-                if trace is not None and trace.dropped_attempts:
+                    self._metrics.failed.add(float(_least_spans(trace)))
+                if trace.dropped_attempts:
                     self._metrics.too_many.add(float(trace.dropped_attempts))
                 time.sleep(0)  # lets the event loop have the interpreter's lock
             self._send(request, writer.count(request), sender)
         finally:
             with self._lock:
-                self._bytes -= size
+                self.queued_bytes -= size
 
     def _send(self, request: Any, count: int, sender: Sender) -> None:
         from gateway.observe.tracing.otlp import ExportError
@@ -193,14 +190,12 @@ class TraceExporter:
                 return
 
     def _drop_queue(self) -> None:
-        while True:
-            try:
-                record, _, size = self._queue.popleft()
-            except IndexError:
-                return
-            with self._lock:
-                self._bytes -= size
-            self._metrics.at_shutdown.add(float(_least_spans(record)))
+        with suppress(IndexError):  # the thread may still take calls
+            while True:
+                _, trace, _, size = self._queue.popleft()
+                with self._lock:
+                    self.queued_bytes -= size
+                self._metrics.at_shutdown.add(float(_least_spans(trace)))
 
 
 def instance_name() -> str:
@@ -208,20 +203,19 @@ def instance_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-def size_of(record: CallRecord) -> int:
+def size_of(record: CallRecord, trace: CallTrace) -> int:
     """Return about the bytes of a call until it is exported: more than its record or spans take."""
-    trace = record.trace
-    attempts = () if trace is None else trace.attempts
-    noted = sum([len(each.value) for each in record.noted])
-    texts = len(record.target) + len(record.error) + len(record.server_error) + noted
+    attempts = trace.attempts
+    texts = len(record.target) + len(record.error) + len(record.server_error)
+    texts += sum([len(each.value) for each in record.noted])
     texts += sum([len(each.target) + len(each.error) for each in attempts])
-    texts += 0 if trace is None else len(trace.state) * (len(attempts) + 4)
+    texts += len(trace.state) * (len(attempts) + 4)
     return _CALL_BYTES + _ATTEMPT_BYTES * len(attempts) + _TEXT_FACTOR * texts
 
 
-def _least_spans(record: CallRecord) -> int:
+def _least_spans(trace: CallTrace) -> int:
     """Return how many spans a call has at least: its own and those of its attempts."""
-    return 1 + (0 if record.trace is None else len(record.trace.attempts))
+    return 1 + len(trace.attempts)
 
 
 class _FailureLog:

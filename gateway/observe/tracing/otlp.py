@@ -107,8 +107,8 @@ class HttpSender:
             connection.request("POST", self._path, body=data, headers=self._headers)
             response = connection.getresponse()
             body = response.read(_MAX_RESPONSE)
-        if not response.isclosed() or response.will_close:
-            self._disconnect()
+        if not response.isclosed():
+            self._disconnect()  # the rest of it is dropped
         return response.status, body
 
     def close(self) -> None:

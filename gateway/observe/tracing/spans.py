@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from http import HTTPMethod
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -41,9 +42,7 @@ _SERVER, _CLIENT, _INTERNAL = (
 _LOCAL = _SAMPLED | SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 _REMOTE = _LOCAL | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
-_METHODS = frozenset(
-    ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
-)
+_METHODS = frozenset(HTTPMethod)
 _GRPC_STATUSES = {int(each): each.name for each in GrpcStatus}
 _GRPC_SERVER_ERRORS = frozenset(
     ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")

@@ -8,8 +8,8 @@ from typing import Final, Self
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.observe.call_record import CallRecord
-from gateway.upstream.pool.lease import Lease
 from gateway.upstream.pool.member import Outcome
+from gateway.upstream.pool.pool import Lease
 from gateway.upstream.transport import UpstreamResponse
 
 

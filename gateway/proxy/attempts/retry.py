@@ -21,8 +21,8 @@ from gateway.proxy.attempts.captured_attempt import send_captured
 from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.content_decoding import quoted_response
-from gateway.upstream.pool.lease import outcome_of
 from gateway.upstream.pool.member import Outcome
+from gateway.upstream.pool.pool import outcome_of
 from gateway.upstream.transport import (
     UpstreamEndpoint,
     UpstreamRequest,

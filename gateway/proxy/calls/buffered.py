@@ -35,8 +35,8 @@ from gateway.proxy.response_headers import SERVER_TIMING, ResponseHeaderPolicy, 
 from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.content_decoding import quoted_response
-from gateway.upstream.pool.lease import Lease
 from gateway.upstream.pool.member import Outcome
+from gateway.upstream.pool.pool import Lease
 from gateway.upstream.transport import (
     FIRST_ERROR_STATUS,
     FieldLines,

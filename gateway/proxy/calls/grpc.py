@@ -40,8 +40,9 @@ from gateway.proxy.calls.stream_infer import StreamInferHandler
 from gateway.proxy.calls.templates import make_template, passed_lines
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.errors import record_status
-from gateway.proxy.grpc.http_form import HttpFormResponse, http_headers
-from gateway.proxy.grpc.infer import (
+from gateway.proxy.grpc.http_form import (
+    HttpFormResponse,
+    http_headers,
     infer_converter,
     infer_target,
     received_message,

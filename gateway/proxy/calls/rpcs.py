@@ -23,9 +23,9 @@ from gateway.proxy.grpc.http_form import (
     HttpError,
     HttpFormRequest,
     HttpFormResponse,
+    check_target,
     parse_json,
 )
-from gateway.proxy.grpc.infer import check_target
 from gateway.proxy.grpc.message import receive_message
 from gateway.proxy.grpc.passthrough import grpc_passthrough
 from gateway.proxy.grpc.reflection import serve_reflection

@@ -20,11 +20,16 @@ from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.calls.handler import CallHandler, HandlerScope
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.errors import send_status
-from gateway.proxy.grpc.http_form import CollectedResponse, HttpError, http_headers
-from gateway.proxy.grpc.infer import infer_converter, infer_target, received_message
-from gateway.proxy.grpc.message import receive_messages
+from gateway.proxy.grpc.http_form import (
+    CollectedResponse,
+    HttpError,
+    http_headers,
+    infer_converter,
+    infer_target,
+    received_message,
+)
+from gateway.proxy.grpc.message import finish, receive_messages, start_response, write_message
 from gateway.proxy.grpc.passthrough import grpc_passthrough
-from gateway.proxy.grpc.response import finish, start_response, write_message
 from gateway.proxy.grpc.stream_errors import wants_status
 from gateway.proxy.interfaces import Call, ClientResponse
 

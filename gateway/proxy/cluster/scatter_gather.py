@@ -35,7 +35,7 @@ from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientRequest
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.content_decoding import decode_response
-from gateway.upstream.pool.lease import Lease
+from gateway.upstream.pool.pool import Lease
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse, check_lengths
 
 _T = TypeVar("_T")

@@ -13,8 +13,7 @@ from gateway.protocol.grpc.wire import LENGTH, WireError, WireReader
 from gateway.protocol.json_errors import quote_value
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.errors import send_status
-from gateway.proxy.grpc.message import receive_message
-from gateway.proxy.grpc.response import finish, start_response, write_message
+from gateway.proxy.grpc.message import finish, receive_message, start_response, write_message
 from gateway.proxy.interfaces import Call
 from gateway.proxy.readiness import CACHE_SECONDS, Readiness
 

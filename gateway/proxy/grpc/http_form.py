@@ -6,19 +6,33 @@ So one handler serves both kinds of clients.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError, bad_response, read_server_error
+from gateway.codec.grpc.request import ReadRequest
+from gateway.codec.grpc.response import write_infer_response
+from gateway.codec.v2.response_reader import InferResponseReader
+from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response, read_server_error
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT
 from gateway.protocol.grpc.status import status_of_error
+from gateway.protocol.messages import InferRequest
+from gateway.protocol.operations import (
+    Operation,
+    infer_path,
+    parse_operation_variants,
+)
+from gateway.protocol.response_header import is_success, response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import convert_message
+from gateway.proxy.destination import Limits
 from gateway.proxy.errors import send_status
-from gateway.proxy.grpc.response import finish, start_response, write_message
+from gateway.proxy.grpc.message import finish, start_response, write_message
+from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
 
 Chunks = list[bytes | memoryview]
@@ -186,3 +200,70 @@ def parse_json(body: bytes) -> object:
         return orjson.loads(body)
     except ValueError as error:
         raise bad_response(f"{RESPONSE.name} is no JSON: {error}") from None
+
+
+_OF_STREAM = "triton_enable_empty_final_response"
+
+
+def infer_target(operation: Operation) -> str:
+    """Return the target of an infer request; raises GatewayError (400) as ``check_target``."""
+    target = infer_path(operation)
+    check_target("POST", target)
+    return target
+
+
+def infer_converter(limits: Limits, *, is_raw: bool) -> ConvertResponse:
+    """Return what makes a ModelInferResponse of a response over HTTP, in the request's form."""
+    return partial(_infer_response, limits=limits, is_raw=is_raw)
+
+
+def received_message(read: ReadRequest) -> ReceivedRequest:
+    """Return a message for a server over HTTP.
+
+    It lacks what clients say of a stream in every request: Triton refuses that over HTTP.
+    """
+    request, head = read.request, read.request.head
+    if _OF_STREAM in head.parameters:
+        parameters = {name: head.parameters[name] for name in head.parameters if name != _OF_STREAM}
+        changed = replace(head, parameters=parameters, written={})
+        request = InferRequest(changed, request.id, request.tensors)
+    return ReceivedRequest(request, request.chunks, wants_raw=read.is_raw)
+
+
+def check_target(method: str, target: str) -> None:
+    """Refuse a name that a server over HTTP could take for another path; raises GatewayError."""
+    if len(parse_operation_variants(method, target)) > 1:
+        raise bad_request(
+            f"the model's name cannot be in a path, as the server over HTTP needs it: {target}"
+        )
+
+
+def _infer_response(
+    status: int, headers: CIMultiDict[str], body: bytes, limits: Limits, is_raw: bool
+) -> Chunks:
+    if not is_success(status):
+        raise HttpError(status, body)
+    size = response_header_length(CIMultiDictProxy(headers), limits.max_inference_header_bytes)
+    return response_message(size, body, limits, is_raw=is_raw)
+
+
+def response_message(
+    header_size: int | None, body: bytes, limits: Limits, *, is_raw: bool
+) -> Chunks:
+    """Write a ModelInferResponse from an infer response over HTTP, mostly in binary form.
+
+    Raises GatewayError (502) for an invalid one; it names no server.
+    """
+    caps = limits.max_inference_header_bytes, limits.max_buffered_body_bytes
+    reader = InferResponseReader(header_size, *caps)
+    reader.feed(body, last=True)
+    while reader.step():
+        pass
+    tensors: dict[int, Chunks] = {}
+    for piece in reader.pieces():
+        tensors.setdefault(piece.index, []).append(piece.data)
+    reader.finish()
+    assert reader.response is not None
+    return write_infer_response(
+        reader.response, [chunks for _, chunks in sorted(tensors.items())], is_raw
+    )

@@ -1,17 +1,22 @@
-"""Reads the messages of calls that do not pass through."""
+"""Reads the messages of calls that do not pass through, and writes those of their responses."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
+
+from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
-from gateway.protocol.grpc.framing import PREFIX_SIZE, MessageReader
+from gateway.protocol.grpc.framing import PREFIX_SIZE, MessageReader, frame
+from gateway.protocol.grpc.headers import GRPC_TYPE
+from gateway.protocol.grpc.status import GrpcStatus
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody, buffer_chunks
+from gateway.proxy.errors import record_status, status_lines
 from gateway.proxy.grpc.compression import MessageDecompressor
-from gateway.proxy.interfaces import Call
+from gateway.proxy.interfaces import Call, ClientResponse
 
 _CAP_NAME: Final = "limits.max_buffered_body_bytes"
 
@@ -77,3 +82,21 @@ def _too_large(cap: int) -> GatewayError:
         f"a gRPC message that the gateway reads is buffered, and is larger than {cap} bytes "
         f"({_CAP_NAME})",
     )
+
+
+async def start_response(response: ClientResponse) -> None:
+    """Start a response of messages."""
+    await response.start(200, "", CIMultiDict((("Content-Type", GRPC_TYPE),)))
+
+
+async def write_message(response: ClientResponse, chunks: Sequence[bytes | memoryview]) -> None:
+    """Write a message, which is not compressed."""
+    await response.write(frame(sum(map(len, chunks))))
+    for chunk in chunks:
+        await response.write(chunk)
+
+
+async def finish(response: ClientResponse) -> None:
+    """End a response with the status OK."""
+    await response.finish(status_lines(GrpcStatus.OK, ""))
+    record_status(response.record, GrpcStatus.OK)

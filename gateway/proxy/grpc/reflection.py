@@ -12,7 +12,7 @@ from gateway.protocol.grpc.status import GrpcStatus
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.errors import send_status
 from gateway.proxy.grpc.compression import MessageDecompressor
-from gateway.proxy.grpc.response import finish, start_response, write_message
+from gateway.proxy.grpc.message import finish, start_response, write_message
 from gateway.proxy.interfaces import Call, ClientRequest
 from gateway.proxy.readiness import CACHE_SECONDS, Readiness
 

@@ -93,12 +93,18 @@ def address_of(url: str) -> Address:
 
 def parse_http_endpoint(value: object) -> str:
     """Return a URL as ``parse_endpoint``, of http or https. Raises ValueError."""
-    return _with_scheme(parse_endpoint(value), ("http://", "https://"))
+    url = parse_endpoint(value)
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"expected http:// or https://, got {describe(url)}")
+    return url
 
 
 def parse_grpc_endpoint(value: object) -> str:
     """Return a URL as ``parse_endpoint``, of grpc or grpcs. Raises ValueError."""
-    return _with_scheme(parse_endpoint(value), ("grpc://", "grpcs://"))
+    url = parse_endpoint(value)
+    if not is_grpc(url):
+        raise ValueError(f"expected grpc:// or grpcs://, got {describe(url)}")
+    return url
 
 
 def parse_path(value: object) -> str:
@@ -130,12 +136,6 @@ def parse_host(value: object) -> str:
         case str() if _HOST_NAME.fullmatch(value):
             return value
     raise ValueError(f"expected a host name or an IP address, got {describe(value)}")
-
-
-def _with_scheme(url: str, schemes: tuple[str, ...]) -> str:
-    if url.startswith(schemes):
-        return url
-    raise ValueError(f"expected {' or '.join(schemes)}, got {describe(url)}")
 
 
 def _server(scheme: str, authority: str) -> TcpAddress:

@@ -23,41 +23,35 @@ TYPING_ERROR = 0.85
 """How alike they are if one is the other with a letter or two too many, missing or wrong."""
 _LISTED_KEYS = 30  # names in a message: no section has more keys
 
-# Names of other programs (numpy, Python's logging, Envoy, HAProxy, nginx).
 _ELSEWHERE = {
-    "balance": "load_balancing",
-    "client_max_body_size": "max_request_bytes",
-    "deny": "deny_operations",
-    "hash": "hash_header",
-    "lb_policy": "load_balancing",
-    "resolve": "dns_refresh",
-    "retries": "retry_budget",
-    "sticky": "sticky_header",
-    "bool_": "BOOL",
-    "float16": "FP16",
-    "half": "FP16",
-    "bfloat16": "BF16",
-    "float": "FP32",
-    "float32": "FP32",
-    "float64": "FP64",
-    "double": "FP64",
-    "string": "BYTES",
-    "str": "BYTES",
-    "least_outstanding": "least_request",
-    "least_conn": "least_request",
-    "mlserver": "json",
-    "ovms": "openvino",
-    "verbose": "debug",
-    "trace": "debug",
-    "critical": "error",
-    "fatal": "error",
-    "infinite": "unlimited",
-    "inference": "infer",
-    "yes": "true",
-    "on": "true",
-    "no": "false",
-    "off": "false",
+    name: meant
+    for meant, names in {
+        "load_balancing": ("balance", "lb_policy"),
+        "max_request_bytes": ("client_max_body_size",),
+        "deny_operations": ("deny",),
+        "hash_header": ("hash",),
+        "dns_refresh": ("resolve",),
+        "retry_budget": ("retries",),
+        "sticky_header": ("sticky",),
+        "BOOL": ("bool_",),
+        "FP16": ("float16", "half"),
+        "BF16": ("bfloat16",),
+        "FP32": ("float", "float32"),
+        "FP64": ("float64", "double"),
+        "BYTES": ("string", "str"),
+        "least_request": ("least_outstanding", "least_conn"),
+        "json": ("mlserver",),
+        "openvino": ("ovms",),
+        "debug": ("verbose", "trace"),
+        "error": ("critical", "fatal"),
+        "unlimited": ("infinite",),
+        "infer": ("inference",),
+        "true": ("yes", "on"),
+        "false": ("no", "off"),
+    }.items()
+    for name in names
 }
+"""What is meant by names of other programs: numpy, Python's logging, Envoy, HAProxy, nginx."""
 
 
 def format_path(path: KeyPath) -> str:

@@ -81,7 +81,6 @@ class _Composer(yaml.BaseLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._open: list[str | None] = []  # the anchors of the nodes that are being composed
-        self._nodes = 0
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -93,9 +92,6 @@ class _Composer(yaml.BaseLoader):
             raise error_at(event.start_mark, f"the tag {tag} is not supported")
         if len(self._open) == MAX_DEPTH:
             raise error_at(event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
-        self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise error_at(event.start_mark, f"more than {MAX_NODES} keys and values")
         self._open.append(event.anchor)
         node = super().compose_node(parent, index)
         self._open.pop()

@@ -12,6 +12,7 @@ import termios
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import cast
 
 from gateway.system.buffers import (
@@ -241,14 +242,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
         All such connections together read once in an iteration of the event loop.
         """
         self.read_flow.pause(_DROPPING, is_short=True)
-        self.await_time_slice(self._resume_dropping)
+        self.await_time_slice(partial(self.read_flow.resume, _DROPPING))
 
     def await_time_slice(self, step: Callable[[], None]) -> None:
         """Take this step in the next time slice that the connection's client gets."""
         self._time_slices.add(step, self.buffers.client)
-
-    def _resume_dropping(self) -> None:
-        self.read_flow.resume(_DROPPING)
 
     def close_output(self) -> bool:
         """Close the sending side alone once all is sent; False if the connection is gone."""
@@ -386,7 +384,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def write(self, *pieces: bytes | memoryview) -> None:
         """Write the buffered data and these pieces in one system call."""
         if self._write_buffer:
-            pieces = (self._take_write_buffer(), *pieces)
+            pieces = (self._write_buffer, *pieces)
+            self._write_buffer = b""
         if sum(map(len, pieces)) <= MAX_COALESCED_WRITE:
             self.transport.write(b"".join(pieces))
         else:
@@ -398,10 +397,6 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Write the buffered data."""
         if self._write_buffer and not self.transport.is_closing():
             self.write()
-
-    def _take_write_buffer(self) -> bytes:
-        buffered, self._write_buffer = self._write_buffer, b""
-        return buffered
 
     def take_back_write(self, start: bytes) -> bool:
         """Drop the buffered data if they begin with ``start``; return whether they did."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import select
 from http import HTTPStatus
@@ -15,7 +16,7 @@ from gateway.sizes import MAX_FAST_RESPONSE
 from gateway.system.buffers import MAX_WINDOW, BufferAccount
 from gateway.upstream.address import ClosedTransport
 from gateway.upstream.connect_errors import describe_certificate_refusal
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.exchange import WRITE_CHUNK, Exchange
 from gateway.upstream.transport import KEYED_RESPONSE_HEADERS
 
 _MAX_COMPLETE = MAX_FAST_RESPONSE
@@ -92,6 +93,9 @@ class ServerConnection(Http1Connection):
         self._decoder: BodyDecoder | None = None
         self.body: Http1Body | None = None
         """The response's body, once the head is there."""
+        self.chunked = False
+        """Whether the body of the request is sent in chunks, as it has no Content-Length."""
+        self._sent = 0
 
     @property
     def reusable(self) -> bool:
@@ -136,6 +140,20 @@ class ServerConnection(Http1Connection):
         self._decoder = self.body = None
         if self.closed:
             self.fail(self._closed_too_early())
+
+    async def send(self, data: bytes | memoryview, *, is_counted: bool = False) -> None:
+        """Send a piece of the body; see BodySink."""
+        self.write_body(data, self.chunked)
+        await self.drain()
+        self._sent += len(data)
+        if self._sent >= WRITE_CHUNK:
+            self._sent = 0
+            # With a fast server, a buffered body would go out in one time slice of the event loop.
+            await asyncio.sleep(0)
+
+    async def end_sending(self) -> None:
+        """End the body; see BodySink."""
+        self.end_body(self.chunked)
 
     def buffer_body(self, body: bytes | memoryview) -> None:
         """Keep a complete body for its reader."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterable, Iterable, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from gateway.http1.head import encode_head_lines
 from gateway.sizes import CACHED_HEADS
@@ -68,7 +67,7 @@ class HttpEndpoint(ServerEndpoint):
         retry_stale: StaleRetry = "infer",
     ) -> None:
         super().__init__(address, connect_timeout, buffers, own_request_headers, public_name)
-        self._retry_stale: StaleRetry = retry_stale
+        self.retry_stale: Final[StaleRetry] = retry_stale
         self.connections = HttpConnections(self.connect, idle_timeout)
         self._open: set[ServerConnection] = set()
         self._encoded: BoundedCache[RequestTemplate, bytes] = BoundedCache(CACHED_HEADS)
@@ -76,17 +75,6 @@ class HttpEndpoint(ServerEndpoint):
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
         return await HttpExchange(self, None).run(request)
-
-    def may_resend(self, method: str, is_idempotent: bool) -> bool:
-        """Tell whether a request may be sent again after a StaleConnectionError.
-
-        The server may have executed it. ``is_idempotent`` is that of UpstreamRequest. RFC 9110,
-        section 9.2.2, forbids more than the policy ``infer``.
-        """
-        policy = self._retry_stale
-        if policy == "all" or method in _SAFE_METHODS:
-            return True
-        return policy == "infer" and is_idempotent
 
     def try_reserve(self) -> ReservedConnection:
         """Take a connection, an idle one if there is one; see UpstreamEndpoint."""
@@ -139,30 +127,6 @@ class HttpEndpoint(ServerEndpoint):
         return encode_head_lines(f"{method} {target} HTTP/1.1", lines)
 
 
-class _Upload:
-    """The BodySink of a connection; a body without Content-Length is ``chunked``."""
-
-    def __init__(self, connection: ServerConnection, chunked: bool) -> None:
-        self._connection = connection
-        self._chunked = chunked
-        self._written = 0
-
-    async def send(self, data: bytes | memoryview, *, is_counted: bool = False) -> None:
-        self._connection.write_body(data, self._chunked)
-        await self._connection.drain()
-        self._written += len(data)
-        if self._written >= WRITE_CHUNK:
-            self._written = 0
-            # With a fast server, a buffered body would go out in one time slice of the event loop.
-            await asyncio.sleep(0)
-
-    async def end_sending(self) -> None:
-        self._connection.end_body(self._chunked)
-
-    def fail(self, error: Exception) -> None:
-        self._connection.fail(error)
-
-
 class HttpExchange(Exchange):
     """An exchange over a connection that was idle, or one that is made when the request is sent.
 
@@ -193,8 +157,7 @@ class HttpExchange(Exchange):
         self._method = template.method
         self._parts = self._endpoint.encode(template, lines, body)
         # Only now: the conversion of the request may have taken a while.
-        connection = self._endpoint.connections.take_open(self._connection)
-        self._connection = connection
+        connection = self._connection = self._endpoint.connections.take_open(self._connection)
         if connection is None:
             self._endpoint.connections.wait(self)
         else:
@@ -237,7 +200,6 @@ class HttpExchange(Exchange):
 
     def send_over(self, connection: ServerConnection) -> None:
         """Write the request; see WaitingRequest."""
-        self._connection = connection
         self._sender = None
         try:
             self._write(connection)
@@ -245,22 +207,26 @@ class HttpExchange(Exchange):
             self._fail(error)
 
     def _write(self, connection: ServerConnection) -> None:
+        self._connection = connection
         connection.begin_request(self._method, self)
         if connection.closed:
             return  # the receiver has got the error
         connection.write(*self._parts)
         if self._rest is not None:
-            upload = _Upload(connection, self._chunked)
-            self._sender = self._endpoint.start_task(send_body(upload, self._rest))
+            connection.chunked = self._chunked
+            self._sender = self._endpoint.start_task(send_body(connection, self._rest))
 
     def _may_resend(self, error: Exception) -> bool:
-        receiver = self.receiver
-        return (
-            isinstance(error, StaleConnectionError)
-            and receiver is not None
-            and is_repeatable(self._rest)
-            and self._endpoint.may_resend(self._method, receiver.is_idempotent())
-        )
+        """Tell whether a request may be sent again although the server may have executed it.
+
+        RFC 9110, section 9.2.2, forbids more than the policy ``infer``.
+        """
+        receiver, policy = self.receiver, self._endpoint.retry_stale
+        if not isinstance(error, StaleConnectionError) or receiver is None:
+            return False
+        is_allowed = policy == "all" or self._method in _SAFE_METHODS
+        is_allowed = is_allowed or (policy == "infer" and receiver.is_idempotent())
+        return is_allowed and is_repeatable(self._rest)
 
     def _resend(self) -> None:
         self._stop_sender()

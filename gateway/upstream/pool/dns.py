@@ -7,7 +7,7 @@ import logging
 import random
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gateway.routing.intervals import jittered_intervals
 from gateway.upstream.address import ServerAddress, TcpAddress
@@ -110,29 +110,29 @@ class Resolver:
         self.endpoints = tuple(self._by_address.values())
 
 
+@dataclass(eq=False)
 class _Name:
     """A server's host name and its current addresses."""
 
-    def __init__(self, server: TcpAddress, lookup: Lookup, timeout: float) -> None:
-        self.addresses: tuple[TcpAddress, ...] = ()
-        self.error = "its name has not been looked up yet"
-        """Why the last look-up found nothing."""
-        self._server = server
-        self._lookup = lookup
-        self._timeout = timeout
-        self._pending: asyncio.Future[Sequence[str]] | None = None
-        self._failing = False
+    server: TcpAddress
+    lookup: Lookup
+    timeout: float
+    addresses: tuple[TcpAddress, ...] = ()
+    error: str = "its name has not been looked up yet"
+    """Why the last look-up found nothing."""
+    _pending: asyncio.Future[Sequence[str]] | None = None
+    _failing: bool = False
 
     def start_with(self, known: Iterable[TcpAddress]) -> None:
         """Use known addresses of the same host until a look-up finds others."""
-        self.addresses = tuple(replace(self._server, address=each.address) for each in known)
+        self.addresses = tuple(replace(self.server, address=each.address) for each in known)
 
     async def look_up(self) -> bool:
         """Look the name up; tell whether its addresses changed."""
         try:
             addresses = await self._resolve()
         except TimeoutError:
-            self._record_failure(f"no response of the name service within {self._timeout:g} s")
+            self._record_failure(f"no response of the name service within {self.timeout:g} s")
         except (OSError, UnicodeError) as error:
             self._record_failure(describe_connect_error(error))
         else:
@@ -150,8 +150,8 @@ class _Name:
     async def _resolve(self) -> Sequence[str]:
         # One look-up at a time: getaddrinfo runs in a thread, which cannot be cancelled.
         if self._pending is None:
-            self._pending = asyncio.ensure_future(self._lookup(self._server.host))
-        done, _ = await asyncio.wait((self._pending,), timeout=self._timeout)
+            self._pending = asyncio.ensure_future(self.lookup(self.server.host))
+        done, _ = await asyncio.wait((self._pending,), timeout=self.timeout)
         if not done:
             raise TimeoutError
         self._pending = None
@@ -163,7 +163,7 @@ class _Name:
             self._failing = True
             kept = f"; keeping the previous {len(self.addresses)} addresses"
             _log.warning(
-                "%s: DNS lookup failed: %s%s", self._server.url, why, kept if self.addresses else ""
+                "%s: DNS lookup failed: %s%s", self.server.url, why, kept if self.addresses else ""
             )
 
     def _use(self, addresses: Sequence[str]) -> bool:
@@ -174,7 +174,7 @@ class _Name:
         changed = len(before) < len(self.addresses) or len(after) > len(before)
         if changed or self._failing:
             all_of = "" if len(after) == len(wanted) else f", {len(after)} of {len(wanted)}"
-            _log.info("%s resolves to %s%s", self._server.url, ", ".join(after), all_of)
+            _log.info("%s resolves to %s%s", self.server.url, ", ".join(after), all_of)
         self._failing = False
-        self.addresses = tuple(replace(self._server, address=address) for address in after)
+        self.addresses = tuple(replace(self.server, address=address) for address in after)
         return changed

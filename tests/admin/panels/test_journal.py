@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.panels.journal import describe_journal
+from gateway.admin.panels.calls import describe_journal
 
 NOW = 1000.0
 EVENTS: list[dict[str, Any]] = [

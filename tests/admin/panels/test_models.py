@@ -6,12 +6,16 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.admin.panels.models import FailedModels, ModelTotals, describe_model, describe_models
-from gateway.admin.savings import Savings
-from gateway.admin.status import merge_statuses
+from gateway.admin.panels.models import (
+    FailedModels,
+    Measurement,
+    Savings,
+    describe_model,
+    describe_models,
+)
 from gateway.observe.call_metrics import CALL_LATENCY, DURATION, MODEL_BYTES, MODEL_ELEMENTS
 from gateway.observe.metric_store import OTHER, MetricStore
-from tests.admin.site import endpoint, make_store, sampled, upstream, worker_status
+from tests.admin.site import endpoint, make_store, sampled, state_of, upstream, worker_status
 
 STATUS = worker_status(
     {
@@ -43,8 +47,7 @@ def _models(
 ) -> dict[str, Any]:
     store = make_store()
     history = sampled(store, lambda: count(store) if count is not None else None)
-    merged = merge_statuses([status], store)
-    return describe_models(1.0, merged, (history.now, history.minute), query or {})
+    return describe_models(state_of(status, store, history), query or {}, {})
 
 
 def _names(**query: str) -> list[str]:
@@ -84,9 +87,8 @@ def test_model_that_only_fails_is_listed_with_its_last_failure() -> None:
     failed = FailedModels()
     failed.note([_call("broken", 404, 990.0), _call("a", 200), _call("", 404)])
     failed.note([_call("broken", 503, 999.0, reason="no such model"), _call("old", 404, 100.0)])
-    store = make_store()
-    merged = merge_statuses([STATUS], store)
-    document = describe_models(1000.0, merged, (None, None), {}, failed)
+    state = state_of(STATUS, make_store(), at=1000.0)
+    document = describe_models(state, {}, failed.recent(state.time))
     found = {each["name"]: each["last_failure"] for each in document["models"]}
     assert found == {
         "broken": {"time": 999.0, "status": 503, "reason": "no such model"},
@@ -156,8 +158,7 @@ def test_models_of_any_name_have_their_rates(name: str) -> None:
 
 
 def _model(store: MetricStore, name: str) -> dict[str, Any]:
-    merged = merge_statuses([STATUS], store)
-    return describe_model(1.0, merged, (None, None), ModelTotals(store), Savings(), name)
+    return describe_model(state_of(STATUS, store), store, Savings(), name)
 
 
 def test_model_has_its_endpoints_and_what_conversion_saved() -> None:
@@ -195,3 +196,24 @@ def test_model_whose_bytes_have_no_series_is_described() -> None:
     store.writer(0).counter(MODEL_ELEMENTS, ("b",)).add(10)
     conversion = _model(store, "b")["conversion"]
     assert (conversion["elements"], conversion["saved_bytes"]) == (10, 0)
+
+
+def test_savings_are_scaled_to_all_elements_that_were_converted() -> None:
+    savings = Savings()
+    assert savings.describe("m", 10.0) == {"measured": None, "saved_ms_estimate": None}
+    savings.add("m", Measurement(converted_ms=10, untouched_ms=40, elements=100, at=5.0))
+    assert savings.describe("m", 1000.0) == {
+        "measured": {"converted_ms": 10, "untouched_ms": 40, "elements": 100, "at": 5.0},
+        "saved_ms_estimate": 300.0,
+    }
+    savings.add("m", Measurement(3.0, 1.0, 0))  # it took longer
+    assert savings.describe("m", 10.0)["saved_ms_estimate"] == -20.0
+
+
+def test_oldest_measurement_goes() -> None:
+    savings = Savings()
+    for number in range(1001):
+        savings.add(f"m{number}", Measurement(1.0, 2.0, 1))
+        savings.add("again", Measurement(1.0, 2.0, 1))
+    known = [savings.describe(name, 1.0)["measured"] for name in ("m0", "m1", "m2", "again")]
+    assert [each is not None for each in known] == [False, False, True, True]

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.admin.history import Window
 from gateway.admin.panels.overview import describe_overview, find_problems
-from gateway.admin.status import merge_statuses
+from gateway.admin.status import State, merge_statuses
 from gateway.observe.call_metrics import CALL_LATENCY, DURATION, REQUEST_BYTES, RESPONSE_BYTES
 from gateway.observe.gateway_metrics import DROPPED_LOG_LINES, REFUSALS
 from tests.admin.site import (
@@ -368,7 +368,7 @@ def test_errors_come_before_warnings_and_there_are_at_most_fifty() -> None:
     states = [endpoint(url=f"http://h:{port}", state="slow") for port in range(80)]
     states.append(endpoint(url="http://bad:1", state="unhealthy"))
     status = _merged(worker_status({"u": upstream(*states)}))
-    problems = describe_overview(1.0, status, (None, None), make_settings(), 0.5)["problems"]
+    problems = find_problems(status, None, make_settings())
     assert len(problems) == 50
     assert [each["level"] for each in problems] == ["error"] + ["warning"] * 49
     assert problems[0]["endpoint"] == "http://bad:1"
@@ -387,8 +387,8 @@ def test_overview_tells_rates_and_workers() -> None:
 
     status = _merged(worker_status(pid=1), worker_status(pid=2))
     history = sampled(store, count)
-    windows = history.now, history.minute
-    overview = describe_overview(1.0, status, windows, make_settings(), 0.5)
+    state = State(1.0, status, history.now, history.minute)
+    overview = describe_overview(state, make_settings(), 0.5)
     assert (overview["time"], overview["started_at"]) == (1.0, 0.5)
     assert [each["pid"] for each in overview["workers"]] == [1, 2]
     now = overview["now"]
@@ -397,6 +397,6 @@ def test_overview_tells_rates_and_workers() -> None:
     assert (now["calls_per_second"], now["error_ratio"]) == (0.1, 0)
     assert now["p99_ms"] == pytest.approx(10, rel=0.02)
     assert now["duration_window_seconds"] == 10
-    before = describe_overview(1.0, status, (None, None), make_settings(), 0.5)["now"]
+    before = describe_overview(State(1.0, status), make_settings(), 0.5)["now"]
     known = {name: value for name, value in before.items() if value is not None}
     assert known == {"requests_in_progress": 4, "connections": 6, "buffered_bytes": 200}

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
-from gateway.admin.status import merge_statuses
 from gateway.observe.call_metrics import (
     DURATION,
     ENDPOINT_LATENCY,
@@ -22,6 +21,7 @@ from tests.admin.site import (
     make_settings,
     make_store,
     sampled,
+    state_of,
     upstream,
     worker_status,
 )
@@ -51,11 +51,8 @@ def _topology(
     store = make_store()
     history = sampled(store, lambda: count(store) if count is not None else None)
     status = status or worker_status({"u": upstream(endpoint()), "v": upstream()})
-    merged = merge_statuses([status], store, history.minute)
     chosen = EndpointFilter.parse(query or {})
-    return describe_topology(
-        1.0, merged, (history.now, history.minute), history, _settings(), chosen
-    )
+    return describe_topology(state_of(status, store, history), history, _settings(), chosen)
 
 
 def _calls(store: MetricStore, route: str, upstream: str, status: str, times: int) -> None:
@@ -152,9 +149,8 @@ def test_calls_that_could_not_connect_are_calls_of_their_endpoint() -> None:
 def test_nothing_but_the_state_is_known_before_the_second_sample() -> None:
     store = make_store()
     history = sampled(store, lambda: None)
-    merged = merge_statuses([worker_status()], store)
-    chosen = EndpointFilter.parse({})
-    topology = describe_topology(1.0, merged, (None, None), history, _settings(), chosen)
+    state = state_of(worker_status(), store)
+    topology = describe_topology(state, history, _settings(), EndpointFilter.parse({}))
     (found,) = topology["upstreams"][0]["endpoints"]
     assert (found["calls_per_second"], found["recent"]) == (0, None)
     assert topology["routes"][0]["client_error_ratio"] is None

@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from multidict import CIMultiDict
 
-from gateway.admin.own_calls import OwnCallError
-from gateway.admin.try_it import captured_call
-from gateway.admin.try_it.captured_call import make_captured_call
+from gateway.admin import own_calls
+from gateway.admin.own_calls import CapturedCall, OwnCallError, make_captured_call
 from gateway.upstream.transport import UpstreamRequest
 from tests.admin.site import ChosenSource
 from tests.support.gateway import no_leaks
@@ -59,7 +58,7 @@ class _Source(ChosenSource):
 
 async def _make(
     script: Script, deliver: Sink = _deliver, request: UpstreamRequest = REQUEST, most: int = 100
-) -> captured_call.CapturedCall:
+) -> CapturedCall:
     source = _Source(script, deliver)
     async with no_leaks():
         try:
@@ -81,7 +80,7 @@ async def test_call_has_the_response_and_what_was_captured() -> None:
 async def test_call_that_gets_no_response_in_time_is_given_up(
     monkeypatch: pytest.MonkeyPatch, request_: UpstreamRequest
 ) -> None:
-    monkeypatch.setattr(captured_call, "_TIMEOUT", 0.05)
+    monkeypatch.setattr(own_calls, "_CAPTURED_TIMEOUT", 0.05)
     with pytest.raises(OwnCallError, match=r"no response within 0\.05 s"):
         await _make(never_respond, request=request_)
 
@@ -122,7 +121,7 @@ async def _hang(sink: socket.socket) -> None:
 async def test_response_counts_even_if_nothing_was_captured(
     monkeypatch: pytest.MonkeyPatch, deliver: Sink
 ) -> None:
-    monkeypatch.setattr(captured_call, "_CAPTURE_TIMEOUT", 0.05 if deliver is _hang else 5.0)
-    monkeypatch.setattr(captured_call, "_MAX_CAPTURE", 50_000)
+    monkeypatch.setattr(own_calls, "_CAPTURE_TIMEOUT", 0.05 if deliver is _hang else 5.0)
+    monkeypatch.setattr(own_calls, "_MAX_CAPTURE", 50_000)
     call = await _make(respond_in_turn(OK), deliver)
     assert (call.reply.status, call.attempts) == (200, [])

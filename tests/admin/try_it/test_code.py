@@ -19,11 +19,12 @@ from gateway.admin.try_it.inputs import make_request
 from gateway.protocol.datatypes import DATATYPES
 from gateway.upstream.transport import UpstreamRequest
 from tests.admin.site import make_settings
-from tests.admin.try_it.trying import VALUES
+from tests.admin.try_it.trying import VALUES, call
 from tests.codec.reference import DTYPES
 
 URL = "http://127.0.0.1:8080"
 NUMBERS = {"name": "x", "datatype": "FP32", "shape": [2], "values": [1.5, -2]}
+HEADER = "$(id) `id` 'x' \"y\" \\"
 HOSTILE = [
     "a'b\"c",
     "a\nb\r\n",
@@ -56,7 +57,8 @@ def test_address_is_one_that_clients_can_connect_to(settings: dict[str, Any], ad
 
 
 def _request(form: str, model: str = "m", *inputs: dict[str, Any]) -> UpstreamRequest:
-    return FORMS[form](make_request(list(inputs or (NUMBERS,)), []), model, "")
+    wanted = call(form, *(inputs or (NUMBERS,)))
+    return FORMS[form](make_request(wanted.inputs, []), model, "")
 
 
 def _curl(address: str, request: UpstreamRequest) -> list[str]:
@@ -94,9 +96,9 @@ def test_curl_uses_a_unix_socket_and_tls() -> None:
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_curl_quotes_names_and_headers(name: str) -> None:
     request = _request("json", name, {**NUMBERS, "name": name[:500]})
-    request.headers["X-Key"] = header = "$(id) `id` 'x' \"y\" \\"
+    request.headers["X-Key"] = HEADER
     words = _curl(URL, request)
-    assert f"X-Key: {header}" in words
+    assert f"X-Key: {HEADER}" in words
     assert json.loads(words[words.index("--data-raw") + 1])["inputs"][0]["name"] == name[:500]
     assert sum(word.startswith("http") for word in words) == 1
 
@@ -131,15 +133,8 @@ class _Client:
 
 def _run(form: str, *inputs: dict[str, Any], address: str = URL, **more: Any) -> _Client:
     """Run the code with a client that records."""
-    wanted = {
-        "model": "m",
-        "version": "",
-        "inputs": inputs,
-        "outputs": ["y"],
-        "headers": {},
-        **more,
-    }
-    code = write_python(address, form, wanted, wanted["outputs"], wanted["headers"])
+    wanted = call(form, *inputs, **{"outputs": ["y"], **more})
+    code = write_python(address, wanted, wanted.outputs)
     module = tritonclient.grpc if form == "grpc" else tritonclient.http
     client = _Client(form == "grpc")
     with mock.patch.object(module, "InferenceServerClient", client):
@@ -160,7 +155,7 @@ def test_python_sends_the_same_tensors(form: str, datatype: str) -> None:
     values = VALUES[datatype]
     shape = [len(values), 1]
     base = {"name": "x", "datatype": datatype, "shape": shape}
-    (expected,) = make_request([{**base, "values": values}], []).tensors
+    (expected,) = make_request(call(form, {**base, "values": values}).inputs, []).tensors
     assert not isinstance(expected, int)
     data = b"".join(expected)
     encoded = base64.b64encode(data).decode()
@@ -185,7 +180,7 @@ def test_python_fills_tensors(datatype: str, fill: str, shape: list[int]) -> Non
     (sent,) = _run("grpc", tensor).arguments[1]
     assert list(sent.shape()) == shape
     if fill != "random":
-        (expected,) = make_request([tensor], []).tensors
+        (expected,) = make_request(call("grpc", tensor).inputs, []).tensors
         assert not isinstance(expected, int)
         assert _sent(sent) == b"".join(expected)
 
@@ -215,11 +210,12 @@ def test_python_reads_large_tensors_of_files(
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_python_quotes_names(form: str, name: str) -> None:
     tensor = {"name": name, "datatype": "BYTES", "shape": [1], "values": [name[:500]]}
-    client = _run(form, tensor, model=name, version=name, outputs=[name], headers={"X-Key": name})
+    headers = {"X-Key": HEADER}
+    client = _run(form, tensor, model=name, version=name, outputs=[name], headers=headers)
     assert client.arguments[0] == name
     assert client.arguments[1][0].name() == name
     assert client.wanted["model_version"] == name
-    assert client.wanted["headers"] == {"x-key": name}
+    assert client.wanted["headers"] == {"x-key": HEADER}
     assert client.wanted["outputs"][0].name() == name
     assert client.printed == [(name, f"array of {name}")]
 
@@ -235,7 +231,7 @@ def test_python_connects_as_the_address_says() -> None:
     assert _run("json", NUMBERS, address="https://h:1").options == {"ssl": True}
     assert _run("grpc", NUMBERS, address="https://h:1").address == "h:1"
     assert _run("grpc", NUMBERS, address="unix:/run/g").address == "unix:/run/g"
-    code = write_python("unix:/run/g", "json", {"model": "m", "inputs": [NUMBERS]}, [], {})
+    code = write_python("unix:/run/g", call("json", NUMBERS), [])
     assert code.startswith("# tritonclient has no Unix sockets for HTTP")
 
 

@@ -14,6 +14,7 @@ from gateway.admin.try_it.forms import FORMS
 from gateway.admin.try_it.inputs import make_request
 from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.transport import UpstreamRequest
+from tests.admin.try_it.trying import call
 from tests.support.grpc.proto_file import message_class
 
 SIZE = "Inference-Header-Content-Length"
@@ -28,7 +29,7 @@ HTTP_FORMS = [form for form in FORMS if form != "grpc"]
 def _write(
     form: str, *inputs: dict[str, Any], model: str = "m", version: str = ""
 ) -> UpstreamRequest:
-    return FORMS[form](make_request(list(inputs), []), model, version)
+    return FORMS[form](make_request(call(form, *inputs).inputs, []), model, version)
 
 
 def _body(request: UpstreamRequest) -> bytes:

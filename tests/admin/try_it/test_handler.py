@@ -13,7 +13,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from gateway.admin import authorization
+from gateway.admin import security
 from gateway.admin.try_it import handler
 from gateway.admin.try_it.forms import FORMS
 from gateway.admin.try_it.inputs import make_request
@@ -28,6 +28,7 @@ from tests.admin.try_it.trying import (
     NUMBERS,
     VALUES,
     Trial,
+    call,
     trying,
     wanted,
 )
@@ -50,7 +51,7 @@ each_form = pytest.mark.parametrize("form", FORMS)
 @pytest.fixture
 async def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Trial]:
     """An operator of a gateway in front of a server that returns what it gets."""
-    monkeypatch.setattr(authorization, "_WRONG_KEY_DELAY", 0.001)
+    monkeypatch.setattr(security, "_WRONG_KEY_DELAY", 0.001)
     async with DemoServer() as server, trying(tmp_path, server.url) as running:
         yield running
 
@@ -131,7 +132,7 @@ async def _check_echo(
         form = "binary"  # such a request needs a model of one element
     shape = [len(values)]
     tensor = {"name": "INPUT0", "datatype": datatype, "shape": shape, "values": values}
-    (data,) = make_request([tensor], []).tensors
+    (data,) = make_request(call(form, tensor).inputs, []).tensors
     assert not isinstance(data, int)
     packed = b"".join(data)
     if as_bytes:

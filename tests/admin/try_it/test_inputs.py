@@ -1,19 +1,20 @@
 """Tensors that an operator describes; each error names what is wrong."""
 
 import base64
+import json
 import re
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from gateway.admin.try_it.inputs import MAX_DATA, make_request
+from gateway.admin.try_it.inputs import MAX_DATA, Call, make_request
 from gateway.codec.elements.bytes_elements import pack_elements, split_elements
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES, Family
+from gateway.protocol.messages import InferRequest
 from gateway.protocol.tensors import MAX_TENSORS
 from tests.admin.try_it.trying import VALUES
 from tests.codec.reference import DTYPES
@@ -25,8 +26,15 @@ def _tensor(**fields: Any) -> dict[str, Any]:
     return {"name": "x", "datatype": "FP32", "shape": [2]} | fields
 
 
+def _request(inputs: Any, outputs: Any = ()) -> InferRequest:
+    """Make a request of a call, which comes as JSON."""
+    text = json.dumps({"form": "json", "model": "m", "inputs": inputs, "outputs": [*outputs]})
+    call = Call.model_validate_json(text, strict=True)
+    return make_request(call.inputs, call.outputs)
+
+
 def _data(*inputs: object) -> list[bytes]:
-    request = make_request(list(inputs), [])
+    request = _request(inputs)
     return [b"".join(each) for each in request.tensors if not isinstance(each, int)]
 
 
@@ -53,7 +61,7 @@ def test_values_and_bytes_become_the_same_tensor(datatype: str) -> None:
     )
     for source in sources:
         tensor = _tensor(datatype=datatype, **source)
-        request = make_request([tensor], ["y"])
+        request = _request([tensor], ["y"])
         (described,) = request.head.inputs
         assert (described.name, described.datatype.name) == ("x", datatype)
         assert list(described.shape) == source["shape"]
@@ -108,58 +116,60 @@ def _nested(depth: int) -> object:
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        (None, "inputs: expected an array of objects"),
-        ({}, "inputs: expected an array of objects"),
-        ([1], "inputs: expected an array of objects"),
-        ([_tensor()] * (MAX_TENSORS + 1), "inputs: at most 1024 can be sent"),
-        ([_tensor()], r"inputs\[0\]: expected one of fill, values, bytes"),
-        ([_tensor(fill="ones", values=[])], r"inputs\[0\]: expected one of"),
-        ([_tensor(fill="ones"), {}], r"inputs\[1\]: expected one of"),
-        ([_tensor(fill="twos")], r"inputs\[0\]: fill: expected one of random, zeros, ones"),
-        ([_tensor(fill=["ones"])], r"inputs\[0\]: fill"),
-        ([_tensor(fill="ones", shape="2")], r"inputs\[0\]: shape"),
-        ([_tensor(fill="ones", shape=[-1])], r"inputs\[0\]: shape"),
-        ([_tensor(fill="ones", shape=[True])], r"inputs\[0\]: shape"),
-        ([_tensor(fill="ones", shape=[1.0])], r"inputs\[0\]: shape"),
+        ({}, "^inputs: "),
+        ([1], r"^inputs\.0: "),
+        ([_tensor(fill="ones")] * (MAX_TENSORS + 1), "^inputs: .* 1024"),
+        ([_tensor()], r"^inputs\.0: .*expected one of fill, values, bytes"),
+        ([_tensor(fill="ones", values=[])], r"^inputs\.0: .*expected one of"),
+        ([_tensor(fill="ones"), {}], r"^inputs\.1\."),
+        ([_tensor(fill="twos")], r"^inputs\.0\.fill: .*'random', 'zeros' or 'ones'"),
+        ([_tensor(fill="ones", shape="2")], r"^inputs\.0\.shape"),
+        ([_tensor(fill="ones", shape=[-1])], r"^inputs\.0\.shape\.0"),
+        ([_tensor(fill="ones", shape=[True])], r"^inputs\.0\.shape\.0"),
+        ([_tensor(fill="ones", datatype="FP8")], r"^inputs\.0\.datatype: .*expected one of BOOL"),
+        ([_tensor(bytes="?")], r"^inputs\.0\.bytes"),
+        ([_tensor(bytes=[1])], r"^inputs\.0\.bytes: .*expected base64"),
+        ([_tensor(name=1, values=[1, 2])], r"^inputs\.0\.name"),
+        ([_tensor(values=_nested(300))], "recursion limit"),
+    ],
+    ids=range(15),
+)
+def test_description_that_is_wrong_is_named(inputs: object, words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        _request(inputs)
+    first = caught.value.errors()[0]
+    assert re.search(words, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
         ([_tensor(fill="ones", shape=[1] * 100)], "x.*dimensions"),
-        ([_tensor(fill="ones", datatype="FP8")], r"inputs\[0\]: datatype: expected one of BOOL"),
-        ([_tensor(fill="ones", datatype=["FP32"])], r"inputs\[0\]: datatype"),
-        ([_tensor(bytes="?")], r"inputs\[0\]: bytes: expected base64"),
-        ([_tensor(bytes=[1])], r"inputs\[0\]: bytes: expected base64"),
         ([_tensor(bytes="AAAA")], "x.*3"),
         ([_tensor(datatype="BYTES", bytes="/////w==", shape=[1])], "'x': bytes: expected 1 elem"),
         ([_tensor(values=[1])], "x"),
         ([_tensor(values=[1, "a"])], "x"),
-        ([_tensor(values=[1, None])], "x"),
-        ([_tensor(values=[1, 1e300])], "x"),
+        ([_tensor(datatype="INT64", values=[1, 2**70])], "x"),
         ([_tensor(values=5)], "x"),
-        ([_tensor(values={"a": 1})], "x"),
         ([_tensor(values=_nested(100))], "deep|nest|depth|x"),
-        ([_tensor(values=_nested(300))], "inputs: nested too deeply"),
-        ([_tensor(name=_nested(300), values=[])], "inputs: nested too deeply"),
         ([_tensor(datatype="INT8", values=[1, 128])], "x"),
-        ([_tensor(datatype="UINT64", values=[-1, 1])], "x"),
-        ([_tensor(datatype="BOOL", values=[0, 1])], "x"),
-        ([_tensor(name=1, values=[1, 2])], "name"),
-        ([{"datatype": "FP32", "shape": [1], "values": [1]}], "name"),
         ([_tensor(datatype="BYTES", bytes="AQAAAGE=")], "input 'x': bytes: expected 2 elements"),
-        ([_tensor(fill="ones", shape=[2**62])], r"inputs\[0\]: shape .* is more than can be tried"),
-        ([_tensor(fill="ones", shape=[2**40, 2**40])], r"inputs\[0\]: shape"),
-        ([_tensor(fill="ones", datatype="BYTES", shape=[100_001])], r"inputs\[0\]: shape"),
+        ([_tensor(fill="ones", shape=[2**40, 2**40])], "all tensors together may have 8 MiB"),
+        ([_tensor(fill="ones", datatype="BYTES", shape=[200_000])], "all tensors together"),
         (
             [_tensor(name=n, fill="ones", shape=[MAX_DATA // 8 + 1]) for n in "ab"],
-            r"inputs\[1\]: all tensors together may have 8 MiB",
+            "inputs: all tensors together may have 8 MiB",
         ),
         (
             [_tensor(datatype="FP64", values=[0] * (MAX_DATA // 8 + 1), shape=[MAX_DATA // 8 + 1])],
-            r"inputs\[0\]: all tensors together may have 8 MiB",
+            "inputs: all tensors together may have 8 MiB",
         ),
     ],
-    ids=range(40),
+    ids=range(14),
 )
 def test_error_names_what_is_wrong(inputs: object, words: str) -> None:
     with pytest.raises(GatewayError) as caught:
-        make_request(inputs, [])
+        _request(inputs)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert re.search(words, str(caught.value)), str(caught.value)
     assert len(str(caught.value)) < 1000
@@ -171,51 +181,10 @@ def test_tensors_may_have_all_that_is_allowed() -> None:
 
 
 def test_request_may_end_with_a_window_of_its_reader() -> None:
-    window = 128 * 1024
-    name = "x" * (
-        window - len('{"inputs":[{"name":"","datatype":"FP32","shape":[2],"data":[1,2]}]}')
-    )
-    request = make_request([_tensor(name=name, values=[1, 2])], [])
+    text = json.dumps({"inputs": [_tensor(name="", data=[1, 2])]})
+    name = "x" * (128 * 1024 - len(text))
+    request = _request([_tensor(name=name, values=[1, 2])])
     assert request.head.inputs[0].name == name
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.sampled_from(["", "x", "FP32", "BYTES", "ones", "AAAA", "\0", "é"]),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(["name", "shape", "values", "fill"]), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-INPUTS = st.lists(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "name": st.just("x") | JSON,
-            "datatype": st.sampled_from(list(DATATYPES)) | JSON,
-            "shape": st.lists(st.integers(-1, 4), max_size=3) | JSON,
-            "fill": st.sampled_from(["ones", "random"]) | JSON,
-            "values": JSON,
-            "bytes": st.sampled_from(["", "AAAA", "AAAAAAAA"]) | JSON,
-            "parameters": JSON,
-        },
-    ),
-    max_size=3,
-)
-
-
-@given(INPUTS | JSON, JSON)
-def test_anything_is_a_request_or_a_bad_request(inputs: object, outputs: object) -> None:
-    error = None
-    try:
-        make_request(inputs, outputs)
-    except GatewayError as caught:
-        error = caught
-    assert error is None or error.kind is ErrorKind.BAD_REQUEST
 
 
 def test_bf16_is_rounded_as_for_clients() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.admin.try_it.inputs import Call
 from tests.support.addresses import free_address
 from tests.support.gateway import RunningGateway, no_leaks, running_gateway
 from tests.support.raw_client import RawClient, ReceivedResponse, connect
@@ -46,6 +47,11 @@ def wanted(form: str = "json", model: str = "identity_fp32", **fields: Any) -> d
     return {"model": model, "version": "", "form": form, "inputs": [NUMBERS], "outputs": []} | (
         fields
     )
+
+
+def call(form: str, *inputs: dict[str, Any], **fields: Any) -> Call:
+    """Return a call as the gateway reads it."""
+    return Call.model_validate({"form": form, "model": "m", "inputs": [*inputs], **fields})
 
 
 @dataclass

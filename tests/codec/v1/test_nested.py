@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from typing import Any
 
@@ -53,22 +52,6 @@ def test_numbers_are_nested_however_they_are_split(shape: tuple[int, ...], seed:
         assert written(numbers(shape), pieces) == expected
         without_nan = expected.replace(b"NaN", b"null").replace(b"-Infinity", b"null")
         assert written(numbers(shape, Nonfinite.NULL), pieces) == without_nan
-
-
-@given(SHAPES, st.booleans(), strategies.SEEDS)
-@strategies.LAW
-def test_bytes_elements_are_nested_however_they_are_split(
-    shape: tuple[int, ...], as_base64: bool, seed: int
-) -> None:
-    texts = [("é\\" * 4)[: (seed + i) % 7] for i in range(math.prod(shape))]
-    data = pack_bytes([text.encode() for text in texts])
-    for pieces in ([data], strategies.bytewise(data), strategies.cut(data, seed)):
-        found = json.loads(written(NestedBytesEncoder(LABEL, shape, as_base64), pieces))
-        array = np.empty(shape, object)
-        array[...] = found if shape else None
-        assert array.shape == shape
-        if not as_base64 and shape:
-            assert array.ravel().tolist() == texts
 
 
 @pytest.mark.parametrize(

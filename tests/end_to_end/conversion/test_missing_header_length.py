@@ -9,7 +9,6 @@ from tests.support.gateway import UPSTREAM, gateway_client
 from tests.support.http_messages import chunked, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
-    INFER,
     binary_header,
     binary_response_header,
     infer_binary,
@@ -18,7 +17,8 @@ from tests.support.inference_messages import (
     json_request,
     metadata,
 )
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.model_scripts import model_script
+from tests.support.servers.scripted_server import ScriptedServer
 
 MIXED = json_request()[:-1] + (
     b',"outputs":[{"name":"OUT0"},{"name":"OUT1","parameters":{"binary_data":true}}]}'
@@ -43,19 +43,8 @@ def _framed(body: bytes, form: str) -> bytes:
 def _server(body: bytes, form: str = "sized") -> ScriptedServer:
     """Return a server that responds to infer requests with this body, without a header length."""
     outputs = [{"name": f"OUT{i}", "datatype": "FP32", "shape": [-1]} for i in range(2)]
-    document = {**json.loads(metadata(-1)), "outputs": outputs}
-
-    async def script(connection: Connection) -> None:
-        while True:
-            target = (await connection.request()).head.target
-            if target == INFER:
-                await connection.send(_framed(body, form))
-            elif target == "/v2/models/m":
-                await connection.send(http_response(json.dumps(document).encode()))
-            else:
-                await connection.send(http_response(b'{"error":"no"}', status="404 Not Found"))
-
-    return ScriptedServer(script)
+    document = json.dumps({**json.loads(metadata(-1)), "outputs": outputs}).encode()
+    return ScriptedServer(model_script(_framed(body, form), http_response(document)))
 
 
 # Small, beyond a chunk, and beyond limits.max_inference_header_bytes.

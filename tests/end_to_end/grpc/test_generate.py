@@ -145,7 +145,7 @@ async def test_each_response_becomes_an_event_at_once() -> None:
         assert await client.chunk() == b""
 
 
-# --------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 def _failing(code: grpc.StatusCode, text: str, *first: bytes) -> Streaming:
@@ -303,7 +303,7 @@ async def test_call_without_room_in_the_memory_budget_is_refused() -> None:
     assert "limits.max_buffered_bytes" in response.error
 
 
-# ---------------------------------------------------------------------------- flow control
+# ------------------------------------------------------------------------------------- flow control
 
 
 class _Endless:
@@ -348,7 +348,7 @@ async def test_client_that_does_not_read_holds_the_server_back_until_it_leaves()
         await gateway.until_idle()
 
 
-# ----------------------------------------------------------------------------------- record
+# ------------------------------------------------------------------------------------------- record
 
 
 async def test_line_of_the_log_tells_forms_sizes_times_and_why_a_stream_broke_off(

@@ -191,3 +191,14 @@ async def test_other_calls_have_their_turn_while_a_large_message_is_read(
         response = await client.call("ModelInfer", message.SerializeToString())
     assert response.code is grpc.StatusCode.OK
     assert threads[0] != threading.get_ident()
+
+
+async def test_response_over_the_memory_budget_is_refused() -> None:
+    document = json.dumps({"name": "m", "platform": "x" * 3_000_000}).encode()
+    async with (
+        ScriptedServer(always_respond(http_response(document))) as server,
+        grpc_client_of(server.url, max_buffered_bytes="1MiB") as client,
+    ):
+        response, _ = await _ask(client, "ModelMetadata", name="m")
+    assert response.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "max_buffered_bytes" in response.text

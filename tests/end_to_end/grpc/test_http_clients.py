@@ -13,7 +13,8 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.support.gateway import gateway_client
+from gateway.protocol.grpc.framing import frame
+from tests.support.gateway import gateway_client, running_gateway, until
 from tests.support.grpc.proto_file import ModelInferRequest, message_class
 from tests.support.http_messages import request
 from tests.support.inference_messages import (
@@ -188,3 +189,22 @@ async def test_name_that_protobuf_cannot_have_is_refused(server: GrpcServer) -> 
         assert response.status == 400, response.body
         assert '"a%FFb", which is not UTF-8 when it is decoded' in response.error
     assert server.requests == []
+
+
+async def test_message_that_is_buffered_counts_in_the_memory_budget() -> None:
+    size = 1_000_000
+
+    async def play(peer: Http2Peer) -> None:
+        stream = await peer.request()
+        message = frame(size) + bytes(size - 1)
+        await peer.respond(stream, message, [("content-type", "application/grpc")], end=False)
+        await peer.serve_to_end()
+
+    async with (
+        ScriptedServer(http2_script(play)) as server,
+        running_gateway(server.url.replace("http://", "grpc://")) as gateway,
+    ):
+        budget = gateway.gateway.active_config.router.memory_budget
+        async with gateway.client() as client:
+            await client.send(infer_json())
+            await until(lambda: budget.buffers.reserved >= size)

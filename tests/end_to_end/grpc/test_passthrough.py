@@ -221,7 +221,7 @@ async def test_deadline_of_a_client_ends_the_call_at_the_server_and_is_no_failur
     assert (state.consecutive_failures, state.last_error) == (0, None)
 
 
-# ------------------------------------------------------------------- requests that look like calls
+# -------------------------------------------------------------------- requests that look like calls
 
 UNLOAD = f"/{SERVICE}/RepositoryModelUnload"
 DENIED = {"deny_operations": ["repository"]}

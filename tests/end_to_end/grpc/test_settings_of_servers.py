@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +10,6 @@ import grpc
 from tests.support.gateway import running_gateway
 from tests.support.grpc.client import grpc_client
 from tests.support.grpc.proto_file import message_class
-from tests.support.http_messages import request
 from tests.support.servers.grpc_server import GrpcServer, grpc_server, respond
 
 TRITON = respond(
@@ -98,14 +96,13 @@ async def test_server_without_the_extension_is_named_by_its_upstream() -> None:
             grpc_client(gateway.url) as client,
             gateway.client() as http_client,
         ):
-            trace = await client.call("TraceSetting", b"")
-            log = await client.call("LogSettings", b"")
-            over_http = await http_client.ask(request("GET", "/v2/trace"))
-            log_over_http = await http_client.ask(request("GET", "/v2/logging"))
-    lacking = "upstream 'servers' (kserve) lacks the trace extension"
-    assert (trace.code, trace.text) == (grpc.StatusCode.UNIMPLEMENTED, lacking)
-    assert (over_http.status, json.loads(over_http.body)["error"]) == (501, lacking)
-    assert log.code is grpc.StatusCode.UNIMPLEMENTED
-    assert "LogSettings" in log.text
-    assert (log_over_http.status, json.loads(log_over_http.body)["error"]) == (501, log.text)
-    assert "upstream 'servers'" in log.text
+            lacking = "upstream 'servers' (kserve) lacks the trace extension"
+            for rpc, path, text in (
+                ("TraceSetting", "/v2/trace", lacking),
+                ("LogSettings", "/v2/logging", "upstream 'servers' does not serve LogSettings"),
+            ):
+                called = await client.call(rpc, b"")
+                over_http = await http_client.call("GET", path)
+                assert called.code is grpc.StatusCode.UNIMPLEMENTED
+                assert (over_http.status, over_http.error) == (501, called.text)
+                assert text in called.text

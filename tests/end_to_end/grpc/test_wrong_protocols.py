@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import grpc
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from gateway.http2.frames import encode_settings
 from tests.support.gateway import UPSTREAM, gateway_client, running_gateway
 from tests.support.grpc.client import grpc_client
-from tests.support.http_messages import request, with_long_head
+from tests.support.http_messages import http_response, request, with_long_head
 from tests.support.servers.grpc_server import GrpcServer
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
@@ -35,29 +30,20 @@ async def test_grpc_server_at_an_http_address(path: type[bytes], server: GrpcSer
             assert (response.status, response.error) == (502, ONLY_HTTP2)
 
 
-async def test_server_that_sends_its_settings_before_the_request_and_leaves() -> None:
-    async def play(connection: Connection) -> None:
-        await connection.send(encode_settings([]))
-
-    async with ScriptedServer(play) as server, gateway_client(server.url) as client:
-        for _ in range(10):
-            response = await client.ask(request("GET", "/v2/models/m"))
-            assert (response.status, response.error) == (502, ONLY_HTTP2)
+async def says_http1(connection: Connection) -> None:
+    """Respond to the preface of HTTP/2 as a server of HTTP/1.1."""
+    await connection.head()
+    await connection.send(http_response(status="400 Bad Request"))
 
 
-async def test_http_server_at_a_grpc_address(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "aiohttp.server")  # it logs the preface as an error
-    server = TestServer(web.Application())
-    await server.start_server()
-    try:
-        async with (
-            running_gateway(f"grpc://127.0.0.1:{server.port}") as gateway,
-            grpc_client(gateway.url) as client,
-            gateway.client() as http_client,
-        ):
-            called = await client.call("ModelInfer", b"\n\1m")
-            response = await http_client.ask(request("GET", "/v2/models/m"))
-    finally:
-        await server.close()
+async def test_http_server_at_a_grpc_address() -> None:
+    async with (
+        ScriptedServer(says_http1) as server,
+        running_gateway(server.url.replace("http:", "grpc:")) as gateway,
+        grpc_client(gateway.url) as client,
+        gateway.client() as http_client,
+    ):
+        called = await client.call("ModelInfer", b"\n\1m")
+        response = await http_client.ask(request("GET", "/v2/models/m"))
     assert (called.code, called.text) == (grpc.StatusCode.UNAVAILABLE, ONLY_HTTP1)
     assert (response.status, response.error) == (503, ONLY_HTTP1)

@@ -2,7 +2,7 @@ import pytest
 
 from tests.support.event_loops import LoopFactories, both_loops, product_loop
 
-_LONG = ("test_resource_release.py", "test_timeouts.py")
+_LONG = ("test_resource_release.py", "test_limits.py")
 """Files whose tests take long; those of disconnects and sizes show the same transports."""
 
 

@@ -15,9 +15,9 @@ from tests.support.inference_messages import (
     infer_binary,
     infer_json,
     infer_raw,
-    metadata,
 )
-from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+from tests.support.servers.model_scripts import model_script
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 from tests.support.servers.trace_receiver import TraceReceiver
 
 REQUEST_ID = {"X-Request-Id": "r"}
@@ -31,6 +31,7 @@ FORMS = {
     "no such model": request("GET", "/v2/models/m/nothing"),
     "not JSON": infer_json(b"{"),
 }
+MODEL = model_script(other=http_response(b'{"text_output": "a"}'))
 STATE = {"tracestate": "vendor=a1,other=b"}
 
 
@@ -44,7 +45,9 @@ async def test_traced_call_differs_in_its_trace_alone(
 ) -> None:
     seen = []
     for sample in ("0%", "100%"):
-        async with ScriptedServer(_model) as server:
+        async with ScriptedServer(
+            model_script(other=http_response(b'{"text_output": "a"}'))
+        ) as server:
             async with traced(server.url, sample=sample) as gateway, gateway.client() as client:
                 response = await client.ask(path(data))
             heads = [each.head for each in server.requests]
@@ -56,17 +59,6 @@ async def test_traced_call_differs_in_its_trace_alone(
     assert seen[0] == seen[1]
     assert all(receiver.call().holds(attempt) for attempt in receiver.attempts())
     assert len(receiver.attempts()) == (0 if data == FORMS["not JSON"] else 1)
-
-
-async def _model(connection: Connection) -> None:
-    while True:
-        target = (await connection.request()).head.target
-        if target.endswith("/infer"):
-            await connection.send(binary_response(FLOATS.tobytes()))
-        elif target.endswith("/models/m"):
-            await connection.send(http_response(metadata(-1)))
-        else:
-            await connection.send(http_response(b'{"text_output": "a"}'))
 
 
 async def test_spans_of_a_conversion_nest_and_join(

@@ -1,6 +1,6 @@
 """Triton's own errors pass, and it runs no request of which a part lacks.
 
-Each way to be invalid for the gateway is in tests/end_to_end/conversion/test_bad_requests.py.
+Each way to be invalid for the gateway is in tests/end_to_end/conversion/test_refused_requests.py.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Requests that crash Triton, or make it close without a response, never reach it.
 
-Each path and each form of them is in tests/end_to_end/conversion/test_upstream_guards.py.
+Each path and each form of them is in tests/end_to_end/conversion/test_refused_requests.py.
 """
 
 import json

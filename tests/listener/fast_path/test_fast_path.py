@@ -20,8 +20,8 @@ from tests.support.compiled import needs_source
 from tests.support.doubles.streaming import LIMITS
 from tests.support.gateway import until
 from tests.support.http2_client import connect_http2
-from tests.support.http_messages import chunk, chunked, http_response, message, request
-from tests.support.inference_messages import FLOATS, INFER, binary_response, infer_json
+from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.inference_messages import binary_response, infer_json
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
@@ -55,42 +55,33 @@ class _Slow:
 # ---------------------------------------------------------------------------------- which way
 
 
-TAKES_FAST_PATH = {
-    "GET": GET,
-    "GET with a body": request("GET", "/v2/x", b"hello"),
-    "infer": infer_json(),
-    "the last": request("GET", "/v2/x", headers={"Connection": "close"}),
-    "an absolute target": request("GET", "http://x:1/v2/x?y"),
-    "behind an empty line": b"\r\n" + GET,
-    "large": request("POST", "/v2/x", bytes(60_000)),
-}
-TAKES_STREAMING_PATH = {
-    "HTTP/1.0": GET.replace(b"/1.1", b"/1.0"),
-    "a large head": request("GET", "/v2/x", headers={"X": "x" * 2048}),
-    "half a body": POST[:-1],
-    "chunked": message("PUT /v2/x HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"}),
-    "a fragment": request("GET", "/v2/x#y"),
-    "no path": request("OPTIONS", "*"),
-    "waits to be told": request("POST", "/v2/x", b"hello", {"Expect": "100-continue"}),
+# Other requests, and what client, server and observers see on either path:
+# tests/end_to_end/connections/test_fast_path.py.
+IS_FAST = {
+    "behind an empty line": (b"\r\n" + GET, True),
+    "large": (request("POST", "/v2/x", bytes(60_000)), True),
+    "half a body": (POST[:-1], False),
+    "chunked": (
+        message("PUT /v2/x HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"}),
+        False,
+    ),
+    "waits to be told": (request("POST", "/v2/x", b"hello", {"Expect": "100-continue"}), False),
 }
 
 
-@pytest.mark.parametrize("data", TAKES_FAST_PATH.values(), ids=TAKES_FAST_PATH)
-async def test_request_takes_the_fast_path(data: bytes, fast_path_requests: list[str]) -> None:
-    async with serving() as (here, client):
-        client.send_nowait(data)
-        assert (await client.read_response()).status == 200
-        assert len(fast_path_requests) == 1
-        assert len(here.server.connections) == 1
-
-
-@pytest.mark.parametrize("data", TAKES_STREAMING_PATH.values(), ids=TAKES_STREAMING_PATH)
-async def test_request_takes_the_streaming_path(data: bytes, fast_path_requests: list[str]) -> None:
+@pytest.mark.parametrize(("data", "is_fast"), IS_FAST.values(), ids=IS_FAST)
+async def test_request_takes_the_fast_path_if_it_is_complete(
+    data: bytes, is_fast: bool, fast_path_requests: list[str]
+) -> None:
     records: list[CallRecord] = []
     async with serving(observers=(records.append,)) as (here, client):
         client.send_nowait(data)
-        await until(lambda: bool(here.listener.requests) or len(records) == 2)
-        assert fast_path_requests == []
+        if is_fast:
+            assert (await client.read_response()).status == 200
+            assert len(here.server.connections) == 1
+        else:
+            await until(lambda: bool(here.listener.requests) or len(records) == 2)
+        assert len(fast_path_requests) == is_fast
 
 
 async def test_call_of_a_client_that_takes_no_response_yet_takes_the_streaming_path(
@@ -118,18 +109,6 @@ async def test_fast_path_connects_to_the_server(fast_path_requests: list[str]) -
         assert len(server.connections) == 1
 
 
-async def test_each_of_many_heads_is_sent_as_it_came(fast_path_requests: list[str]) -> None:
-    """What is remembered of a head is that head's."""
-    async with serving(echo_target) as (here, client):
-        for turn in range(3):
-            for number in range(5):
-                target, headers = f"/v2/{number}", {"X-Number": str(number)}
-                reply = await client.call("POST", target, b"%d" % turn, headers)
-                assert reply.body == f"{target} {turn}".encode()
-                assert here.server.requests[-1].head.get("X-Number") == str(number)
-        assert len(fast_path_requests) == 15
-
-
 # ---------------------------------------------------------------------------------- in the pipeline
 
 
@@ -141,17 +120,6 @@ SOME = (
     + request("PUT", "/v2/4", b"")
 )
 TOLD = [b"/v2/0 ", b"/v2/1 one", b"/v2/2 ", b"/v2/3 three", b"/v2/4 "]
-
-
-async def test_pipelined_requests_in_one_segment_take_the_fast_path(
-    fast_path_requests: list[str],
-) -> None:
-    async with serving(echo_target) as (_, client):
-        client.send_nowait(SOME)
-        for told in TOLD:
-            assert (await client.read_response()).body == told
-        assert fast_path_requests == [f"/v2/{number}" for number in range(5)]
-        assert (await client.ask(GET)).status == 200
 
 
 @pytest.mark.parametrize("bytewise", [True, False])
@@ -212,21 +180,27 @@ async def test_read_ahead_is_bounded() -> None:
         assert here.server.requests[-1].body == body
 
 
+@pytest.mark.parametrize("is_drained", [False, True])
 async def test_request_after_the_last_one_is_not_served(
-    fast_path_requests: list[str],
+    is_drained: bool, fast_path_requests: list[str]
 ) -> None:
     slow = _Slow()
     async with serving(slow) as (here, client):
-        await client.send(request("GET", "/v2/x", headers={"Connection": "close"}))
+        headers = {} if is_drained else {"Connection": "close"}
+        await client.send(request("GET", "/v2/x", headers=headers))
         await here.until_on_fast_path()
         await client.send(GET)
         await until(lambda: here.connection._read_ahead)
+        draining = asyncio.create_task(here.listener.drain(60, 0.05)) if is_drained else None
+        await until(lambda: here.listener.draining is is_drained)
         slow.continue_in_task.set()
         reply = await client.read_response()
         assert (reply.body, reply.head.get("Connection")) == (b"done", "close")
         assert await client.rest() == b""
         assert len(here.server.requests) == 2
         assert fast_path_requests == ["/v2/x"]
+        if draining is not None:
+            assert await draining == 0
 
 
 async def _stays_clogged(connection: ClientConnection) -> bool:
@@ -395,22 +369,6 @@ async def test_drain_lets_calls_of_both_paths_finish() -> None:
         assert await draining == 0
 
 
-@pytest.mark.parametrize("data", [GET, infer_json()], ids=["GET", "infer"])
-async def test_drain_lets_a_response_in_parts_finish(data: bytes) -> None:
-    slow = _Slow(CHUNKED + chunk(b'{"outputs":'), chunk(b"[]}"), chunk(b""))
-    async with serving(slow) as (here, client):
-        await client.send(data)
-        await here.until_on_fast_path()
-        draining = asyncio.create_task(here.listener.drain(60, 0.05))
-        await until(lambda: here.listener.draining)
-        slow.continue_in_task.set()
-        reply = await client.read_response()
-        assert reply.body == b'{"outputs":[]}'
-        assert reply.head.get("Connection") == "close"
-        assert await draining == 0
-        assert await client.rest() == b""
-
-
 async def test_drain_aborts_a_call_that_takes_too_long() -> None:
     async with serving(_silent) as (here, client):
         await client.send(GET)
@@ -423,86 +381,7 @@ async def test_drain_aborts_a_call_that_takes_too_long() -> None:
         assert here.outstanding == 0
 
 
-async def test_drain_drops_pipelined_requests(fast_path_requests: list[str]) -> None:
-    slow = _Slow()
-    async with serving(slow) as (here, client):
-        await client.send(GET)
-        await here.until_on_fast_path()
-        await client.send(request("GET", "/v2/late"))
-        await until(lambda: here.connection._read_ahead)
-        draining = asyncio.create_task(here.listener.drain(60, 0.05))
-        await until(lambda: here.listener.draining)
-        slow.continue_in_task.set()
-        assert (await client.read_response()).body == b"done"
-        assert await client.rest() == b""
-        assert await draining == 0
-        assert fast_path_requests == ["/v2/x"]
-
-
 # ---------------------------------------------------------------------------------- and its log
-
-
-async def test_each_call_is_observed(fast_path_requests: list[str]) -> None:
-    records: list[CallRecord] = []
-    responses = {
-        "/v2/five": http_response(b"12345"),
-        "/v2/none": message("HTTP/1.1 204 No Content"),
-        "/v2/same": message("HTTP/1.1 304 Not Modified", {"Content-Length": "5"}),
-        "/v2/bad": http_response(b"no", status="404 Not Found"),
-        "/v2/parts": CHUNKED + chunked(b"one", b"two"),
-        INFER: binary_response(FLOATS.tobytes()),
-    }
-
-    async def script(connection: Connection) -> None:
-        while True:
-            target = (await connection.request()).head.target
-            if target == "/v2/broken":
-                return
-            if target == "/v2/gone":
-                await connection.wait_for_close()
-                return
-            await connection.send(responses.get(target, http_response()))
-
-    async with (
-        ScriptedServer(script) as server,
-        listening(server, (records.append,)) as here,
-    ):
-        async with here.client() as client:
-            for target in responses:
-                if target != INFER:
-                    await client.send(request("GET", target))
-                    await client.head()
-                    if target == "/v2/five":
-                        await client.reader.readexactly(5)
-                    elif target == "/v2/bad":
-                        await client.reader.readexactly(2)
-                    elif target == "/v2/parts":
-                        assert await client.whole_body() == b"onetwo"
-            size = len((await client.ask(infer_json())).body)
-            broken = len((await client.call("GET", "/v2/broken")).body)
-            assert (await client.ask(GET)).status == 200
-            await client.send(request("POST", "/v2/gone", b"x"))
-            await here.until_on_fast_path()
-        await here.until_idle()
-    assert [f"{r.method} {r.target} {r.status} {r.response_bytes}" for r in records] == [
-        "GET /v2/warm 200 0",
-        "GET /v2/five 200 5",
-        "GET /v2/none 204 0",
-        "GET /v2/same 304 0",
-        "GET /v2/bad 404 2",
-        "GET /v2/parts 200 6",
-        f"POST {INFER} 200 {size}",
-        f"GET /v2/broken 502 {broken}",
-        "GET /v2/x 200 0",
-        "POST /v2/gone 0 0",
-    ]
-    errors = {r.target: r.error for r in records if r.error}
-    assert errors == {
-        "/v2/broken": f"{server.url} closed the connection before it responded",
-        "/v2/gone": "the client closed the connection",
-    }
-    assert {(r.upstream, r.endpoint, r.attempts) for r in records} == {("servers", server.url, 1)}
-    assert fast_path_requests == [*responses, "/v2/broken", "/v2/x", "/v2/gone"]
 
 
 # ---------------------------------------------------------------------------------- faults

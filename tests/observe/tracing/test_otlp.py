@@ -44,17 +44,6 @@ def _batch() -> ExportTraceServiceRequest:
     return batch
 
 
-def test_batch_is_taken(sender: Sender, receiver: TraceReceiver) -> None:
-    for count in (1, 2):
-        assert sender.send(_batch(), 5.0) == 0
-        assert [span.name for span in receiver.spans] == ["one"] * count
-
-
-def test_rejected_spans_are_returned(sender: Sender, receiver: TraceReceiver) -> None:
-    receiver.rejected = 3
-    assert sender.send(_batch(), 5.0) == 3
-
-
 @pytest.mark.parametrize(
     ("status", "is_retryable"),
     [(400, False), (401, False), (404, False), (429, True), (500, False), (502, True), (503, True)],

@@ -83,10 +83,8 @@ def test_name_and_version_are_those_of_the_runtime_wherever_they_stand(
 @pytest.mark.parametrize(
     ("message", "names", "name_field"),
     [
-        (field(1, b"model"), ("model",), 1),
         (field(2, b"model"), ("model",), 2),
         (field(1, b"repository") + field(2, b"model"), ("model", "repository"), 2),
-        (field(2, b"model") + field(1, b"repository"), ("model", "repository"), 2),
         (field(2, b"") + field(1, b"model"), ("model",), 1),
         (b"", (), 0),
     ],
@@ -135,29 +133,6 @@ def test_model_that_was_taken_stays_or_the_message_is_refused(
         assert scanner.model == model
 
 
-@pytest.mark.parametrize(
-    ("later", "error"),
-    [
-        (field(1, b"a"), ""),
-        (
-            field(1, b"b"),
-            "the model's name is 'b', but was 'a' when the call was routed; send it once, before "
-            "the tensors",
-        ),
-        (
-            field(2, b"1"),
-            "the model's version is '1', but was '' when the call was routed; send it once, before "
-            "the tensors",
-        ),
-    ],
-)
-def test_field_after_the_routing_must_not_change_the_model(later: bytes, error: str) -> None:
-    scanner = ModelScanner((1,), 2)
-    scanner.feed(field(1, b"a"))
-    assert scanner.take() == ("a", "")
-    assert scan(scanner, [later]) == error
-
-
 def test_candidate_for_the_name_after_the_routing_is_refused() -> None:
     """A server that reads the other field would get another model than the route allows."""
     scanner = ModelScanner((2, 1), None)
@@ -197,23 +172,6 @@ def test_error_does_not_depend_on_cuts_and_is_that_of_the_reader(
     # The reader of whole messages knows where they end, so it can say what is missing.
     if not any(text in error + expected for text in ("cut short", "never ends", "not UTF-8")):
         assert error == expected
-
-
-@pytest.mark.parametrize(
-    ("message", "error"),
-    [
-        (b"\x08", "a field that is cut short at byte 1"),
-        (b"\x1a\x05abc", "a field that is cut short at byte 5"),
-        (b"\x0a\x05abc", "a field that is cut short at byte 5"),
-        (b"\x1d\0\0", "a field that is cut short at byte 3"),
-        (b"\x1b\x08\x01", "group 3 never ends at byte 3"),
-        (b"\x08\x01\x00", "field number 0 at byte 2"),
-    ],
-)
-def test_invalid_protobuf_is_refused(message: bytes, error: str) -> None:
-    assert scan_error(message).startswith(f"the request is not valid protobuf: {error}")
-    with pytest.raises(DecodeError):
-        Named.FromString(message)
 
 
 def test_groups_are_skipped_up_to_the_limits_of_the_reader() -> None:

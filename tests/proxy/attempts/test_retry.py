@@ -15,8 +15,7 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.attempts.retry import UpstreamCall, use_reachable_endpoint
 from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
-from gateway.upstream.pool.model_discovery import ModelDiscovery
-from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
 from gateway.upstream.transport import Body, UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from tests.support.addresses import free_address
 from tests.support.certificates import authority, server_context

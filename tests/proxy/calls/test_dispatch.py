@@ -10,8 +10,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.calls.planner import FastPath
-from gateway.upstream.pool.model_discovery import ModelDiscovery
-from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
 from tests.support.doubles.cluster import one_upstream, send_request
 from tests.support.doubles.streaming import (
     LIMITS,

@@ -21,7 +21,7 @@ from gateway.system.sockets.connection import Connection as GatewayConnection
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.connection_queue import ConnectionQueue
 from gateway.upstream.exchange import Exchange
-from gateway.upstream.pool.lease import Lease
+from gateway.upstream.pool.pool import Lease
 from tests.support.checks.failing_lines import SOURCES, FailingLines, Line, code_of, name_of
 from tests.support.compiled import needs_source
 from tests.support.gateway import RunningGateway, running_gateway

@@ -13,8 +13,7 @@ from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.destination import Destination
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
-from gateway.upstream.pool.model_discovery import ModelDiscovery
-from gateway.upstream.pool.supervisor import PoolSupervisor
+from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
 from tests.support.doubles.cluster import (
     A,
     B,

@@ -98,39 +98,3 @@ def test_bounds_are_inclusive_and_named_in_the_error() -> None:
     for written in (0, -5, "2h", math.nan, math.inf):
         with pytest.raises(ValueError, match=r"^expected 1ms to 1h, got "):
             within(written)
-
-
-@pytest.mark.parametrize(
-    ("parse", "written", "meant"),
-    [
-        (parse_duration, "1.5 hours", "1.5h"),
-        (parse_duration, "10 Msec", "10ms"),
-        (parse_size, "64mb", "64MB"),
-        (parse_size, "64 M", "64MiB"),
-        (parse_percent, 0.125, "12.5%"),
-        (parse_percent, "7 percent", "7%"),
-    ],
-)
-def test_an_error_proposes_the_unit_or_the_percentage_that_was_meant(
-    parse: Parse, written: object, meant: str
-) -> None:
-    with pytest.raises(ValueError, match=rf"; did you mean {meant}\?$"):
-        parse(written)
-    parse(meant)
-
-
-@pytest.mark.parametrize(
-    ("parse", "written"),
-    [
-        (parse_duration, "5 fortnights"),
-        (parse_size, "1.5GiB"),
-        (parse_count, math.inf),
-        (parse_percent, "150 percent"),
-    ],
-)
-def test_an_error_proposes_nothing_where_the_meaning_is_unclear(
-    parse: Parse, written: object
-) -> None:
-    with pytest.raises(ValueError) as error:
-        parse(written)
-    assert "did you mean" not in str(error.value)

@@ -13,9 +13,8 @@ from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
+from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
 from gateway.upstream.pool.dialect import DialectState, fixed_dialect_state
-from gateway.upstream.pool.model_discovery import ModelDiscovery
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import (
     LIMITS,
     BodyStep,

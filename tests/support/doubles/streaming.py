@@ -22,10 +22,10 @@ from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.metadata_cache import MetadataCache
+from gateway.upstream.pool.checks import PoolSupervisor
 from gateway.upstream.pool.dialect import fixed_dialect_state
 from gateway.upstream.pool.member import ReadyModels
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 
 BodyStep = bytes | BaseException | asyncio.Event

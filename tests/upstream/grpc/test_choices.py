@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from gateway.protocol.dialects import BINARY, JSON, KSERVE, OPENVINO, TRITON, Dialect
+from gateway.protocol.dialects import JSON, KSERVE, TRITON, Dialect
 from gateway.settings.upstreams import Upstream
 from gateway.upstream.grpc.choices import GrpcCancellation, InferenceProtocol, drains_cancelled
 
@@ -41,10 +41,7 @@ BOTH = InferenceProtocol(has_http=True, has_grpc=True)
     ("dialect", "name", "reason"),
     [
         (TRITON, "http", "dialect triton takes binary tensors over HTTP"),
-        (OPENVINO, "http", "dialect openvino takes binary tensors over HTTP"),
-        (BINARY, "http", "dialect binary takes binary tensors over HTTP"),
         (KSERVE, "grpc", "dialect kserve is faster over gRPC"),
-        (JSON, "grpc", "dialect json is faster over gRPC"),
         (
             replace(JSON, faster_over_grpc=False),
             "http",

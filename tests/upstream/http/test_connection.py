@@ -17,11 +17,12 @@ from gateway.upstream.http.connection import (
     StaleConnectionError,
 )
 from gateway.upstream.http.endpoint import HttpEndpoint, HttpExchange
-from gateway.upstream.transport import FieldLines, UpstreamResponse, UpstreamResponseHead
+from gateway.upstream.transport import UpstreamResponse, UpstreamResponseHead
 from tests.http1.fake_transport import FakeTransport
 from tests.http1.splits import all_splits, bytewise
 from tests.support.doubles.clock import Clock
 from tests.support.http_messages import chunk, chunked, http_response, message
+from tests.upstream.receivers import RecordingReceiver
 
 URL = "http://server:8000"
 
@@ -34,56 +35,12 @@ INTERIM = [
 ]
 
 
-class _Receiver:
-    """Records its calls, and runs ``then``."""
-
-    waits_for_chunks = False
-    untouched = False
-
-    def __init__(self, *, handles: bool = True) -> None:
-        self.handles = handles
-        self.calls: list[str] = []
-        self.heads: list[UpstreamResponseHead] = []
-        self.body = b""
-        self.response: asyncio.Future[UpstreamResponse]
-        self.response = asyncio.get_running_loop().create_future()
-        self.errors: list[Exception] = []
-        self.then: Callable[[], object] = lambda: None
-
-    def is_idempotent(self) -> bool:
-        return False
-
-    def passes_untouched(self, head: UpstreamResponseHead) -> bool:
-        return self.untouched
-
-    def on_complete(
-        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
-    ) -> bool:
-        if self.handles:
-            self.calls.append(f"whole {head.status}")
-            self.heads.append(head)
-            self.body = bytes(body)
-            self.then()
-        return self.handles
-
-    def on_headers(self, response: UpstreamResponse) -> None:
-        self.calls.append(f"begun {response.status}")
-        if not self.response.done():
-            self.response.set_result(response)
-        self.then()
-
-    def on_error(self, error: Exception) -> None:
-        self.calls.append("failed")
-        self.errors.append(error)
-        self.then()
-        if not self.handles:
-            self.response.set_exception(error)
-
-
 ENDPOINT_ADDRESS = parse_server_url(URL)
 
 
-def _ask(connection: ServerConnection, receiver: _Receiver, method: str = "POST") -> HttpExchange:
+def _ask(
+    connection: ServerConnection, receiver: RecordingReceiver, method: str = "POST"
+) -> HttpExchange:
     """Let a connection expect the response to a request."""
     exchange = HttpExchange(HttpEndpoint(ENDPOINT_ADDRESS, 5), connection)
     exchange.receiver = receiver
@@ -95,8 +52,7 @@ def _expect(
     connection: ServerConnection, method: str = "POST", waits_for_chunks: bool = False
 ) -> asyncio.Future[UpstreamResponse]:
     """Let a connection expect a response that is read as it arrives."""
-    receiver = _Receiver(handles=False)
-    receiver.waits_for_chunks = waits_for_chunks
+    receiver = RecordingReceiver(waits_for_chunks=waits_for_chunks, handles=False)
     _ask(connection, receiver, method)
     return receiver.response
 
@@ -313,7 +269,7 @@ async def test_late_close_means_that_the_server_has_seen_the_request(
     clock = Clock()
     with mock.patch("asyncio.get_running_loop", return_value=clock):
         connection, _ = _connected()
-    receiver = _Receiver()
+    receiver = RecordingReceiver()
     _ask(connection, receiver)
     connection.data_received(http_response())
     _ask(connection, receiver)
@@ -472,7 +428,7 @@ async def test_dropped_connection_discards_tiny_chunks() -> None:
 @pytest.mark.parametrize("body", [b"", b"a", b"abc"])
 async def test_small_body_is_waited_for_a_moment(body: bytes) -> None:
     connection, _ = _connected()
-    receiver = _Receiver(handles=False)
+    receiver = RecordingReceiver(handles=False)
     exchange, head = _ask(connection, receiver), receiver.response
     connection.data_received(http_response(b"abcd")[: len(body) - 4])
     await asyncio.sleep(0)
@@ -504,9 +460,9 @@ async def test_chunked_body_is_waited_for_if_that_is_wanted() -> None:
 # ---------------------------------------------------------------------- receivers
 
 
-def _asked(method: str = "POST") -> tuple[ServerConnection, FakeTransport, _Receiver]:
+def _asked(method: str = "POST") -> tuple[ServerConnection, FakeTransport, RecordingReceiver]:
     connection, transport = _connected()
-    receiver = _Receiver()
+    receiver = RecordingReceiver()
     _ask(connection, receiver, method)
     return connection, transport, receiver
 
@@ -523,7 +479,7 @@ async def test_small_response_that_arrives_in_pieces_is_given_with_its_headers()
 
 async def test_next_request_begun_in_on_complete_fails_after_a_close() -> None:
     connection, _, receiver = _asked()
-    second = _Receiver()
+    second = RecordingReceiver()
     receiver.then = lambda: _ask(connection, second)
     connection.data_received(http_response(b"first"))
     connection.connection_lost(None)
@@ -615,7 +571,7 @@ async def test_receiver_is_not_called_after_drop(before: bytes) -> None:
 # ---------------------------------------------------------------------- over TCP
 
 
-class _FailingReceiver(_Receiver):
+class _FailingReceiver(RecordingReceiver):
     """Fails when it is asked whether a body passes, or told of an error."""
 
     def passes_untouched(self, head: UpstreamResponseHead) -> bool:

@@ -309,29 +309,6 @@ async def test_new_connection_serves_the_next_request_if_its_own_has_one(
         assert endpoint.connections.waiting == 0
 
 
-async def test_requests_get_freed_connections_in_their_order(endpoint_at: EndpointAt) -> None:
-    order: list[str] = []
-
-    async def script(connection: Connection) -> None:
-        while True:
-            order.append((await connection.request()).head.target)
-            await connection.send(http_response(b"yes"))
-
-    async with ScriptedServer(script) as server:
-        endpoint = endpoint_at(server.url)
-        sent = await _busy(endpoint)
-        receivers = [RecordingReceiver() for _ in range(3)]
-        waiting = [_send(endpoint, each, f"/{n}") for n, each in enumerate(receivers)]
-        sent.close()
-        await receivers[0].wait()
-        for each in receivers[1:]:
-            await each.wait()
-        assert order[:2] == ["/first", "/0"]
-        assert sorted(order[2:]) == ["/1", "/2"]
-        for pending in waiting:
-            pending.close()
-
-
 async def test_failed_connect_is_told_to_nobody_if_no_request_waits(
     endpoint_at: EndpointAt, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,8 +1,5 @@
 import asyncio
-import socket
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -175,18 +172,11 @@ def _sent(
 
 
 SENT_AT_ONCE = {
-    "GET": (_start(HOST, method="GET"), (), b"", b"GET /v2/x?y HTTP/1.1\r\nHost: client's\r\n\r\n"),
     "no headers": (
         _start(method="GET", target="/"),
         (),
         b"",
         b"GET / HTTP/1.1\r\nHost: %(here)s\r\n\r\n",
-    ),
-    "a body": (
-        _start(("X-A", "1"), ("Content-Length", "3")),
-        (),
-        b"abc",
-        b"POST /v2/x?y HTTP/1.1\r\nHost: %(here)s\r\nX-A: 1\r\nContent-Length: 3\r\n\r\nabc",
     ),
     "headers of its own": (
         _start(("X-A", "1"), ("hOST", "h"), ("x-a", "2")),
@@ -228,40 +218,6 @@ async def test_reserved_connection_sends_template_headers_and_body(
         await endpoint.close()
         await until(lambda: len(got) == 3)
         assert got == [expected, expected, b""]
-
-
-async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response())
-        await connection.request()
-        await connection.send(http_response(b"abc", {"X": "y"}, "201 Made")[:-2])
-        await read.wait()
-        await connection.send(b"bc")
-        await connection.request()
-        await connection.send(http_response(b"next"))
-
-    read = asyncio.Event()
-    async with ScriptedServer(script) as server:
-        endpoint, receiver = await _warm(endpoint_at, server), RecordingReceiver()
-        sent = _sent(endpoint, receiver)
-        await receiver.wait()
-        (response,) = receiver.responses
-        assert endpoint.deferrals.size == 0
-        assert (response.status, response.reason) == (201, "Made")
-        assert response.content_length == 3
-        assert response.headers["X"] == "y"
-        assert await response.read() == b"a"
-        read.set()
-        assert await read_whole(response) == b"bc"
-        sent.close()
-        # The connection is put back once.
-        again = _sent(endpoint, receiver)
-        assert endpoint.connections.take() is None
-        await receiver.wait()
-        assert receiver.body == b"next"
-        again.close()
-        assert len(server.connections) == 1
 
 
 async def test_connection_is_idle_again_after_a_complete_response(endpoint_at: EndpointAt) -> None:
@@ -377,47 +333,3 @@ async def test_close_of_an_endpoint_waits_for_the_bodies_of_cancelled_calls(
         assert not closing.done()
         may_end.set()
         await closing
-
-
-@contextmanager
-def _refusing_server(response: bytes, closed: threading.Semaphore) -> Iterator[str]:
-    """Respond to the first bytes of each request, and close with the others unread: a reset."""
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            with connection:
-                connection.recv(1)
-                connection.sendall(response)
-            closed.release()
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield "http://{}:{}".format(*listening.getsockname())
-        listening.shutdown(socket.SHUT_RDWR)
-    thread.join()
-
-
-async def test_early_response_is_read_although_the_next_write_fails(
-    endpoint_at: EndpointAt,
-) -> None:
-    closed = threading.Semaphore(0)
-
-    async def body() -> AsyncIterator[bytes]:
-        yield bytes(16 * 1024)
-        # The event loop stands still meanwhile: it learns of the close by its next write.
-        assert closed.acquire(timeout=5)
-        for _ in range(1024):
-            yield bytes(16 * 1024)
-
-    refusal = http_response(b"no", {"Connection": "close"}, "413 Content Too Large")
-    with _refusing_server(refusal, closed) as url:
-        endpoint = endpoint_at(url)
-        for _ in range(100):
-            response = await endpoint.send(make_request(body(), {"Content-Length": "16793600"}))
-            assert response.status == 413
-            assert await read_whole(response) == b"no"

@@ -12,7 +12,6 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import Body, UpstreamRequest
-from tests.support.gateway import until
 from tests.support.http_messages import chunk, chunked, http_response, message
 from tests.support.servers.scripted_server import Connection, never_respond, respond_in_turn
 from tests.upstream.calls import ask, make_request, read_whole
@@ -182,31 +181,6 @@ async def test_body_until_close_over_tls_needs_close_notify(
             assert error.message.endswith("closed the connection before the end of its response")
         else:
             assert await ask(endpoint) == data
-
-
-@pytest.mark.parametrize("end", ["close", "cut", "reset"])
-async def test_closed_idle_connection_is_not_reused(
-    serve: Serve, endpoint_at: EndpointAt, end: str
-) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response(b"first"))
-        if end == "cut":
-            connection.shutdown_write_below_tls()
-            await never_respond(connection)
-        elif end == "reset":
-            await asyncio.sleep(0.05)
-            connection.reset()
-        connection.left.set()
-
-    async with serve(script, respond_in_turn(http_response(b"second"))) as server:
-        endpoint = endpoint_at(server.url)
-        assert await ask(endpoint) == b"first"
-        async with asyncio.timeout(5):
-            await (await server.connection()).left.wait()
-        waiting = endpoint.connections.idle
-        await until(lambda: not any(connection.reusable for _, connection in waiting))
-        assert await ask(endpoint) == b"second"
 
 
 async def test_cancellation_drops_the_connection(serve: Serve, endpoint_at: EndpointAt) -> None:

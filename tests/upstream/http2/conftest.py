@@ -1,5 +1,6 @@
 import ssl
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import cache
 
 import pytest
@@ -9,6 +10,7 @@ from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.tls import CertificateFiles, client_context
 from tests.support.certificates import authority
 from tests.support.gateway import no_leaks
+from tests.support.servers.scripted_server import Script, ScriptedServer
 
 
 @cache
@@ -36,3 +38,12 @@ async def http2_at() -> AsyncIterator[Http2EndpointAt]:
         yield http2_at
         for endpoint in endpoints:
             await endpoint.close()
+
+
+@asynccontextmanager
+async def connected(
+    http2_at: Http2EndpointAt, *scripts: Script, **options: object
+) -> AsyncIterator[tuple[ScriptedServer, Http2Endpoint]]:
+    """Run a server that plays scripts, and make an endpoint for it."""
+    async with ScriptedServer(*scripts) as server:
+        yield server, http2_at(server.url, **options)

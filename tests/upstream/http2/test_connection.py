@@ -15,15 +15,14 @@ from tests.support.gateway import until
 from tests.support.servers.http2_server import Http2Peer, answering, http2_script
 from tests.support.servers.scripted_server import Script, ScriptedServer
 from tests.upstream.calls import call, make_request
-from tests.upstream.http2.conftest import Http2EndpointAt
+from tests.upstream.http2.conftest import Http2EndpointAt, connected
 
 MIB = 1024 * 1024
 
 
 async def _fail(http2_at: Http2EndpointAt, script: Script) -> GatewayError:
     """Return the error of a call to a server."""
-    async with ScriptedServer(script) as server:
-        endpoint = http2_at(server.url, public_name="upstream 'u'")
+    async with connected(http2_at, script, public_name="upstream 'u'") as (_, endpoint):
         with pytest.raises(GatewayError) as raised:
             await call(endpoint, [b"a"])
         error = raised.value
@@ -123,8 +122,7 @@ async def test_too_large_headers_fail_the_call_only(http2_at: Http2EndpointAt) -
         await peer.respond(await peer.request(1), b"ok")
         await peer.serve_to_end()
 
-    async with ScriptedServer(http2_script(play)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(play)) as (_, endpoint):
         with pytest.raises(GatewayError, match="sent headers of more than") as raised:
             await call(endpoint)
         assert raised.value.kind is ErrorKind.BAD_RESPONSE
@@ -137,8 +135,7 @@ async def test_broken_protocol_fails_all_calls(http2_at: Http2EndpointAt) -> Non
         await peer.send_frame(0, 0, 0, b"DATA on stream 0")
         await peer.serve_to_end()
 
-    async with ScriptedServer(http2_script(play), answering(b"ok")) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(play), answering(b"ok")) as (_, endpoint):
         calls = [asyncio.create_task(call(endpoint, [b"a"])) for _ in range(2)]
         for error in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(error, GatewayError)
@@ -161,8 +158,7 @@ async def test_requests_beyond_goaway_are_sent_again_elsewhere(
                 await peer.respond(stream, b"old")
         await peer.serve_to_end()
 
-    async with ScriptedServer(http2_script(leave), answering(b"new")) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(leave), answering(b"new")) as (server, endpoint):
         replies = await asyncio.gather(*(call(endpoint, [b"a"]) for _ in range(2)))
         stayed = (last + 1) // 2
         assert [reply.body for reply in replies] == stayed * [b"old"] + (2 - stayed) * [b"new"]
@@ -177,8 +173,7 @@ async def test_goaway_on_an_idle_connection_closes_it(http2_at: Http2EndpointAt)
         await peer.go_away(1)
         await peer.serve_to_end()
 
-    async with ScriptedServer(http2_script(leave)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(leave)) as (server, endpoint):
         await call(endpoint)
         await server.connections[0].left.wait()
         assert len(endpoint.connections.sessions) == 0
@@ -202,8 +197,7 @@ async def test_slow_reader_stops_neither_other_streams_nor_takes_memory(
         await peer.serve_to_end()
 
     buffers = BufferAccount()
-    async with ScriptedServer(http2_script(play)) as server:
-        endpoint = http2_at(server.url, buffers=buffers)
+    async with connected(http2_at, http2_script(play), buffers=buffers) as (server, endpoint):
         waiting = asyncio.create_task(endpoint.send(make_request([b"slow"])))
         await until(lambda: len(endpoint.connections.sessions) == 1)
         assert len((await call(endpoint, [b"fast"])).body) == len(body)
@@ -229,8 +223,7 @@ async def test_large_bodies_share_a_connection_fairly(http2_at: Http2EndpointAt)
         await peer.serve_to_end()
 
     settings = {SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1}
-    async with ScriptedServer(http2_script(play, settings)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(play, settings)) as (_, endpoint):
         await asyncio.gather(*(call(endpoint, [bytes(size)]) for _ in range(3)))
     assert min(shares) > size * 0.8
 
@@ -247,8 +240,7 @@ async def test_connection_sends_no_pings_and_lets_the_kernel_watch_the_server(
             await peer.respond(await peer.request(number))
         await peer.serve_to_end()
 
-    async with ScriptedServer(http2_script(play)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(play)) as (_, endpoint):
         for _ in range(3):
             await call(endpoint)
         (session,) = endpoint.connections.sessions
@@ -292,8 +284,10 @@ async def test_bug_in_a_user_of_a_stream_leaves_all_others_their_error(
             await peer.serve_to_end()
 
     buffers = BufferAccount()
-    async with ScriptedServer(http2_script(play), answering(b"ok")) as server:
-        endpoint = http2_at(server.url, buffers=buffers)
+    async with connected(http2_at, http2_script(play), answering(b"ok"), buffers=buffers) as (
+        server,
+        endpoint,
+    ):
         await call(endpoint)
         (session,) = endpoint.connections.sessions
         broken = session.open_stream(_BrokenReceiver())

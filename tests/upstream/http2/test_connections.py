@@ -13,9 +13,9 @@ from gateway.upstream.http2.endpoint import Http2Endpoint
 from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
 from tests.support.servers.http2_server import Http2Peer, answering, http2_script
-from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
+from tests.support.servers.scripted_server import Connection, Script
 from tests.upstream.calls import call, make_request, read_reply
-from tests.upstream.http2.conftest import Http2EndpointAt
+from tests.upstream.http2.conftest import Http2EndpointAt, connected
 
 
 def _gated(gate: asyncio.Event, limit: int, seen: list[Http2Peer]) -> Script:
@@ -50,8 +50,7 @@ def _streams(peers: list[Http2Peer]) -> list[int]:
 async def test_full_connections_get_more_beside_them(http2_at: Http2EndpointAt) -> None:
     """Never is a stream opened beyond the server's limit: h2 would raise an error."""
     gate, peers = asyncio.Event(), list[Http2Peer]()
-    async with ScriptedServer(_gated(gate, 3, peers)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, _gated(gate, 3, peers)) as (_, endpoint):
         calls = [asyncio.create_task(call(endpoint)) for _ in range(10)]
         await until(lambda: sum(_streams(peers)) == 10)
         assert sorted(_streams(peers)) == [1, 3, 3, 3]
@@ -64,8 +63,7 @@ async def test_calls_go_to_the_connection_with_the_fewest_streams(
     http2_at: Http2EndpointAt,
 ) -> None:
     gate, peers = asyncio.Event(), list[Http2Peer]()
-    async with ScriptedServer(_gated(gate, 4, peers)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, _gated(gate, 4, peers)) as (_, endpoint):
         calls = [asyncio.create_task(call(endpoint)) for _ in range(5)]
         await until(lambda: sum(_streams(peers)) == 5)
         for each in calls[1:4]:
@@ -89,8 +87,10 @@ async def test_calls_wait_in_order_once_there_are_enough_connections(
         order.append(number)
 
     settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
-    async with ScriptedServer(answering(b"ok", settings=settings)) as server:
-        endpoint = http2_at(server.url, max_connections=1)
+    async with connected(http2_at, answering(b"ok", settings=settings), max_connections=1) as (
+        server,
+        endpoint,
+    ):
         await asyncio.gather(*(numbered(endpoint, number) for number in range(20)))
         assert len(server.connections) == 1
     assert order == list(range(20))
@@ -98,8 +98,7 @@ async def test_calls_wait_in_order_once_there_are_enough_connections(
 
 async def test_cancelled_wait_gives_its_place_to_the_next(http2_at: Http2EndpointAt) -> None:
     gate, peers = asyncio.Event(), list[Http2Peer]()
-    async with ScriptedServer(_gated(gate, 1, peers)) as server:
-        endpoint = http2_at(server.url, max_connections=1)
+    async with connected(http2_at, _gated(gate, 1, peers), max_connections=1) as (_, endpoint):
         calls = [asyncio.create_task(call(endpoint)) for _ in range(4)]
         await until(lambda: _streams(peers) == [1])
         assert endpoint.connections.waiting == 3
@@ -116,8 +115,9 @@ async def test_stream_of_a_slow_reader_is_free_once_its_response_has_come(
     http2_at: Http2EndpointAt,
 ) -> None:
     settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
-    async with ScriptedServer(answering(b"ok", [("t", "1")], settings=settings)) as server:
-        endpoint = http2_at(server.url, max_connections=1)
+    async with connected(
+        http2_at, answering(b"ok", [("t", "1")], settings=settings), max_connections=1
+    ) as (_, endpoint):
         unread = await endpoint.send(make_request())
         assert (await call(endpoint)).body == b"ok"
         assert (await read_reply(unread)).trailers == (("t", "1"),)
@@ -134,8 +134,10 @@ async def test_server_that_allows_more_streams_later_gets_them(http2_at: Http2En
         await peer.serve_to_end()
 
     settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
-    async with ScriptedServer(http2_script(play, settings)) as server:
-        endpoint = http2_at(server.url, max_connections=1)
+    async with connected(http2_at, http2_script(play, settings), max_connections=1) as (
+        _,
+        endpoint,
+    ):
         replies = await asyncio.gather(call(endpoint), call(endpoint))
     assert [reply.body for reply in replies] == [b"first", b"second"]
 
@@ -144,8 +146,7 @@ async def test_failed_connect_fails_all_that_wait_for_it(http2_at: Http2Endpoint
     async def leave(connection: Connection) -> None:
         await connection.reader.read(10)
 
-    async with ScriptedServer(leave) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, leave) as (server, endpoint):
         errors = await asyncio.gather(*(call(endpoint) for _ in range(5)), return_exceptions=True)
         kinds = Counter(error.kind for error in errors if isinstance(error, GatewayError))
         assert kinds == {ErrorKind.UNREACHABLE: 5}
@@ -161,8 +162,7 @@ async def test_failed_connect_fails_no_request_that_can_wait_for_a_stream(
         refused.set()
         raise GatewayError(ErrorKind.UNREACHABLE, "refused")
 
-    async with ScriptedServer(_gated(gate, 1, peers)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, _gated(gate, 1, peers)) as (_, endpoint):
         first = asyncio.create_task(call(endpoint))
         await until(lambda: _streams(peers) == [1])
         endpoint.connections._connect = refuse
@@ -175,8 +175,7 @@ async def test_failed_connect_fails_no_request_that_can_wait_for_a_stream(
 
 
 async def test_idle_connection_is_closed_after_its_time(http2_at: Http2EndpointAt) -> None:
-    async with ScriptedServer(answering(b"ok")) as server:
-        endpoint = http2_at(server.url, idle_timeout=0.05)
+    async with connected(http2_at, answering(b"ok"), idle_timeout=0.05) as (server, endpoint):
         await call(endpoint)
         await server.connections[0].left.wait()
         await until(lambda: len(endpoint.connections.sessions) == 0)
@@ -193,8 +192,7 @@ async def test_busy_connection_is_not_idle(http2_at: Http2EndpointAt) -> None:
         await peer.respond(second, b"ok")
         await peer.serve_to_end()
 
-    async with ScriptedServer(http2_script(play)) as server:
-        endpoint = http2_at(server.url, idle_timeout=0.02)
+    async with connected(http2_at, http2_script(play), idle_timeout=0.02) as (server, endpoint):
         await call(endpoint)
         pending = asyncio.create_task(call(endpoint))
         await asyncio.sleep(0.1)
@@ -208,8 +206,7 @@ async def test_close_lets_calls_finish_and_then_closes_their_connection(
     http2_at: Http2EndpointAt,
 ) -> None:
     gate, peers = asyncio.Event(), list[Http2Peer]()
-    async with ScriptedServer(_gated(gate, 100, peers)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, _gated(gate, 100, peers)) as (_, endpoint):
         pending = asyncio.create_task(call(endpoint))
         await until(lambda: _streams(peers) == [1])
         await endpoint.close()
@@ -219,8 +216,7 @@ async def test_close_lets_calls_finish_and_then_closes_their_connection(
 
 
 async def test_close_during_a_connect_lets_its_call_finish(http2_at: Http2EndpointAt) -> None:
-    async with ScriptedServer(answering(b"ok")) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, answering(b"ok")) as (_, endpoint):
         pending = asyncio.create_task(call(endpoint))
         await asyncio.sleep(0)
         await endpoint.close()
@@ -238,8 +234,7 @@ async def test_server_that_says_goodbye_as_it_begins_is_connected_to_once(
         await connection.send(settings + goaway)
         await connection.wait_for_close()
 
-    async with ScriptedServer(leave) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, leave) as (server, endpoint):
         with pytest.raises(GatewayError, match="closed the connection before it took") as raised:
             await call(endpoint)
         assert raised.value.kind is ErrorKind.UNREACHABLE
@@ -255,8 +250,9 @@ NO_STREAMS = {SettingCodes.MAX_CONCURRENT_STREAMS: 0}
 async def test_server_that_allows_no_streams_gets_one_connection_and_calls_an_error(
     http2_at: Http2EndpointAt,
 ) -> None:
-    async with ScriptedServer(http2_script(Http2Peer.serve_to_end, NO_STREAMS)) as server:
-        endpoint = http2_at(server.url, connect_timeout=0.2)
+    async with connected(
+        http2_at, http2_script(Http2Peer.serve_to_end, NO_STREAMS), connect_timeout=0.2
+    ) as (server, endpoint):
         async with asyncio.timeout(5):
             errors = await asyncio.gather(
                 *[call(endpoint) for _ in range(5)], return_exceptions=True
@@ -287,8 +283,7 @@ async def test_calls_leave_a_connection_whose_server_allows_no_more_streams(
         await peer.respond(first, b"ok")
         await peer.serve_to_end()
 
-    async with ScriptedServer(http2_script(play)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(play)) as (server, endpoint):
         early = asyncio.create_task(call(endpoint))
         await changed.wait()
         assert (await call(endpoint)).body == b"ok"

@@ -18,9 +18,8 @@ from gateway.upstream.http2.endpoint import Http2Endpoint
 from tests.support.gateway import until
 from tests.support.scale import scaled
 from tests.support.servers.http2_server import Http2Peer, Play, ReceivedStream, http2_script
-from tests.support.servers.scripted_server import ScriptedServer
 from tests.upstream.calls import make_request
-from tests.upstream.http2.conftest import Http2EndpointAt
+from tests.upstream.http2.conftest import Http2EndpointAt, connected
 
 BODY = bytes(range(256)) * 400
 
@@ -104,8 +103,9 @@ async def test_nothing_is_left_of_calls_that_end_anyhow(
     dice = random.Random(seed)
     buffers = BufferAccount()
     settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 5, SettingCodes.INITIAL_WINDOW_SIZE: 20_000}
-    async with ScriptedServer(http2_script(_server(dice), settings)) as server:
-        endpoint = http2_at(server.url, buffers=buffers, max_connections=4)
+    async with connected(
+        http2_at, http2_script(_server(dice), settings), buffers=buffers, max_connections=4
+    ) as (_, endpoint):
         ends = Counter[str]()
 
         async def load() -> None:

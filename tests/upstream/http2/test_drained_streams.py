@@ -13,9 +13,8 @@ from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamResponse
 from tests.support.gateway import until
 from tests.support.servers.http2_server import Http2Peer, ReceivedStream, http2_script
-from tests.support.servers.scripted_server import ScriptedServer
 from tests.upstream.calls import call, make_request
-from tests.upstream.http2.conftest import Http2EndpointAt
+from tests.upstream.http2.conftest import Http2EndpointAt, connected
 
 
 class _Calls:
@@ -85,9 +84,8 @@ async def test_call_that_is_given_up_is_read_to_its_end(
     http2_at: Http2EndpointAt, calls: _Calls
 ) -> None:
     server = _Server()
-    async with ScriptedServer(http2_script(server.play)) as scripted:
-        drained = _drained()
-        endpoint = http2_at(scripted.url, drained=drained)
+    drained = _drained()
+    async with connected(http2_at, http2_script(server.play), drained=drained) as (_, endpoint):
         endpoint.count_drained_in(calls)
         await _abandon(endpoint, server)
         assert (drained.count, calls.count) == (1, 1)
@@ -106,9 +104,8 @@ async def test_call_that_is_given_up_is_read_to_its_end(
 
 async def test_request_that_is_given_up_ends_where_it_is(http2_at: Http2EndpointAt) -> None:
     server, began = _Server(), asyncio.Event()
-    async with ScriptedServer(http2_script(server.play)) as scripted:
-        drained = _drained()
-        endpoint = http2_at(scripted.url, drained=drained)
+    drained = _drained()
+    async with connected(http2_at, http2_script(server.play), drained=drained) as (_, endpoint):
         sending = asyncio.create_task(endpoint.send(make_request(_half(began))))
         await began.wait()
         await _cancel(sending)
@@ -148,8 +145,7 @@ async def test_server_is_told_after_all(
     happens: Callable[[Http2Endpoint, _Server], Awaitable[None]],
 ) -> None:
     server, streams = _Server(ends=False), drained()
-    async with ScriptedServer(http2_script(server.play)) as scripted:
-        endpoint = http2_at(scripted.url, drained=streams)
+    async with connected(http2_at, http2_script(server.play), drained=streams) as (_, endpoint):
         endpoint.count_drained_in(calls)
         await _abandon(endpoint, server)
         await happens(endpoint, server)
@@ -169,9 +165,8 @@ async def test_half_of_the_streams_that_a_server_allows_are_drained(
         await peer.serve_to_end()
 
     settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
-    async with ScriptedServer(http2_script(hang, settings)) as scripted:
-        drained = _drained()
-        endpoint = http2_at(scripted.url, drained=drained)
+    drained = _drained()
+    async with connected(http2_at, http2_script(hang, settings), drained=drained) as (_, endpoint):
         for number in range(MAX_CONNECTIONS):
             sending = asyncio.create_task(endpoint.send(make_request((b"a",))))
             await until(lambda: sum(len(peer.streams) for peer in peers) > number)  # noqa: B023
@@ -187,8 +182,10 @@ async def test_request_that_is_open_after_its_response_is_ended(http2_at: Http2E
         await peer.respond(streams[0], b"ok")
         await peer.serve_to_end()
 
-    async with ScriptedServer(http2_script(respond_early)) as scripted:
-        endpoint = http2_at(scripted.url, drained=_drained())
+    async with connected(http2_at, http2_script(respond_early), drained=_drained()) as (
+        _,
+        endpoint,
+    ):
         assert (await call(endpoint, _half(asyncio.Event()))).body == b"ok"
         await until(lambda: streams[0].ended)
         assert streams[0].reset is None
@@ -209,9 +206,8 @@ async def test_drained_call_ends_with_its_server(
             await peer.serve_to_end()
 
     seen = asyncio.Event()
-    async with ScriptedServer(http2_script(play)) as scripted:
-        drained = _drained()
-        endpoint = http2_at(scripted.url, drained=drained)
+    drained = _drained()
+    async with connected(http2_at, http2_script(play), drained=drained) as (_, endpoint):
         endpoint.count_drained_in(calls)
         sending = asyncio.create_task(endpoint.send(make_request((b"a",))))
         await seen.wait()

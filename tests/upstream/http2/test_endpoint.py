@@ -30,7 +30,7 @@ from tests.support.servers.http2_server import (
 )
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 from tests.upstream.calls import call, make_request, read_reply
-from tests.upstream.http2.conftest import Http2EndpointAt
+from tests.upstream.http2.conftest import Http2EndpointAt, connected
 
 HTTP_1_ADDRESS = "the address of a server that speaks HTTP/1.1 begins with http:// or https://"
 
@@ -71,8 +71,7 @@ async def test_request_and_response_carry_headers_bodies_and_trailers(
     http2_at: Http2EndpointAt,
 ) -> None:
     received: list[ReceivedStream] = []
-    async with ScriptedServer(http2_script(_recorder(received))) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(_recorder(received))) as (server, endpoint):
         headers = {
             "Content-Type": "application/grpc",
             "TE": "trailers",
@@ -111,8 +110,7 @@ async def test_buffered_bodies_arrive(
     http2_at: Http2EndpointAt, body: tuple[bytes, ...] | None
 ) -> None:
     received: list[ReceivedStream] = []
-    async with ScriptedServer(http2_script(_recorder(received))) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(_recorder(received))) as (_, endpoint):
         assert (await call(endpoint, body)).body == b"ok"
     assert received[0].body == b"".join(body or ())
 
@@ -145,8 +143,7 @@ async def test_error_of_a_body_ends_its_call_only(http2_at: Http2EndpointAt) -> 
         await proceed.wait()
         raise ValueError("the client left")
 
-    async with ScriptedServer(http2_script(play)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(play)) as (server, endpoint):
         broken = asyncio.create_task(call(endpoint, failing()))
         await (await server.connection()).reader.read(0)
         other = asyncio.create_task(call(endpoint, [b"b"]))
@@ -197,8 +194,7 @@ async def test_server_that_does_not_speak_http2_is_unreachable(
             await connection.send(bytes([byte]))
             await asyncio.sleep(0)
 
-    async with ScriptedServer(play) as server:
-        endpoint = http2_at(server.url, public_name="upstream 'u'")
+    async with connected(http2_at, play, public_name="upstream 'u'") as (_, endpoint):
         with pytest.raises(GatewayError) as raised:
             await call(endpoint)
     error = raised.value
@@ -241,8 +237,7 @@ async def test_refused_request_with_a_consumed_body_fails_as_unseen(
         await peer.reset(await peer.request(), ErrorCodes.REFUSED_STREAM)
         await peer.serve_to_end()
 
-    async with ScriptedServer(http2_script(refuse)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(refuse)) as (_, endpoint):
         with pytest.raises(GatewayError) as raised:
             await call(endpoint, _pieces(b"a"))
     assert raised.value.kind is ErrorKind.REFUSED
@@ -266,8 +261,7 @@ async def test_request_that_the_server_may_have_executed_is_not_sent_again(
             await peer.serve_to_end()
 
     executed: list[str] = []
-    async with ScriptedServer(http2_script(executes)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(executes)) as (server, endpoint):
         with pytest.raises(GatewayError) as raised:
             await call(endpoint, [b"a"])
         assert raised.value.kind is ErrorKind.NO_RESPONSE
@@ -291,8 +285,7 @@ async def test_request_that_is_always_refused_fails_in_the_end(http2_at: Http2En
 
 
 async def test_calls_leave_no_garbage(http2_at: Http2EndpointAt) -> None:
-    async with ScriptedServer(answering(b"x" * 100_000, [("t", "1")])) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, answering(b"x" * 100_000, [("t", "1")])) as (_, endpoint):
         await call(endpoint)
         with no_garbage("calls"):
             for _ in range(3):

@@ -13,9 +13,9 @@ from gateway.system.buffers import BufferAccount
 from gateway.upstream.http2.connection import SilenceLimits
 from tests.support.gateway import until
 from tests.support.servers.http2_server import Http2Peer, answering, http2_script
-from tests.support.servers.scripted_server import Script, ScriptedServer
+from tests.support.servers.scripted_server import Script
 from tests.upstream.calls import call
-from tests.upstream.http2.conftest import Http2EndpointAt
+from tests.upstream.http2.conftest import Http2EndpointAt, connected
 
 _NEVER = 60.0
 _AT_ONCE = SilenceLimits(given_up=0.0, in_progress=_NEVER, ping=_NEVER)
@@ -61,8 +61,7 @@ closed_windows = http2_script(
 async def test_call_after_one_that_timed_out_takes_another_connection(
     http2_at: Http2EndpointAt, script: Script
 ) -> None:
-    async with ScriptedServer(script, answering(b"second")) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, script, answering(b"second")) as (server, endpoint):
         if script is silent_later:
             await call(endpoint, [b"a"])
         await _cancelled(call(endpoint, [b"a"]))
@@ -83,8 +82,10 @@ async def test_calls_of_a_connection_that_timed_out_finish_there(http2_at: Http2
         await peer.serve_to_end()
 
     buffers = BufferAccount()
-    async with ScriptedServer(http2_script(slow), answering(b"new")) as server:
-        endpoint = http2_at(server.url, buffers=buffers)
+    async with connected(http2_at, http2_script(slow), answering(b"new"), buffers=buffers) as (
+        server,
+        endpoint,
+    ):
         pending = asyncio.create_task(call(endpoint))
         await until(lambda: any(each.handlers for each in endpoint.connections.sessions))
         await _cancelled(call(endpoint))
@@ -107,35 +108,12 @@ async def test_timeout_says_nothing_about_connections_that_have_responded_since(
             await peer.respond(await peer.request(number), b"ok")
         await peer.serve_to_end()
 
-    async with ScriptedServer(http2_script(first_never)) as server:
-        endpoint = http2_at(server.url)
+    async with connected(http2_at, http2_script(first_never)) as (server, endpoint):
         await _cancelled(call(endpoint))
         await call(endpoint)
         endpoint.after_timeout()  # that of a call over another connection
         await call(endpoint)
         assert len(server.connections) == 1
-
-
-async def test_deadline_of_a_moment_says_nothing_about_a_connection(
-    http2_at: Http2EndpointAt,
-) -> None:
-    peers: list[Http2Peer] = []
-
-    async def play(peer: Http2Peer) -> None:
-        peers.append(peer)
-        for number in range(5):
-            await peer.stream(number)
-        await peer.respond(await peer.request(5), b"ok")
-        await peer.serve_to_end()
-
-    limits = SilenceLimits(given_up=_NEVER)
-    async with ScriptedServer(http2_script(play)) as server:
-        endpoint = http2_at(server.url, silence=limits)
-        for _ in range(5):
-            await _cancelled(call(endpoint, [b"a"]))
-        assert (await call(endpoint, [b"a"])).body == b"ok"
-        assert len(server.connections) == 1
-        assert peers[0].count(PingReceived) == 0
 
 
 async def test_call_given_up_has_a_silent_server_pinged_and_others_go_elsewhere(
@@ -153,8 +131,10 @@ async def test_call_given_up_has_a_silent_server_pinged_and_others_go_elsewhere(
         for number in range(2, 9):
             await peer.respond(await peer.request(number), b"old")
 
-    async with ScriptedServer(http2_script(busy), answering(b"new")) as server:
-        endpoint = http2_at(server.url, silence=_AT_ONCE)
+    async with connected(http2_at, http2_script(busy), answering(b"new"), silence=_AT_ONCE) as (
+        server,
+        endpoint,
+    ):
         pending = asyncio.create_task(call(endpoint, [b"a"]))
         await until(lambda: any(each.handlers for each in endpoint.connections.sessions))
         await _cancelled(call(endpoint, [b"a"]))
@@ -171,8 +151,10 @@ async def test_connection_is_replaced_whose_server_acknowledges_pings_and_answer
     http2_at: Http2EndpointAt, script: Script, given_up: int
 ) -> None:
     """gRPC servers close connections for more than one PING without a response between them."""
-    async with ScriptedServer(script, answering(b"new")) as server:
-        endpoint = http2_at(server.url, silence=_AT_ONCE)
+    async with connected(http2_at, script, answering(b"new"), silence=_AT_ONCE) as (
+        server,
+        endpoint,
+    ):
         pending = asyncio.create_task(call(endpoint, [b"a"]))  # it would wait for ever
         await until(lambda: any(each.handlers for each in endpoint.connections.sessions))
         for _ in range(given_up):
@@ -189,8 +171,9 @@ async def test_connection_of_a_server_that_acknowledges_no_ping_takes_no_calls(
 ) -> None:
     """Calls go elsewhere before any has timed out; what waits there ends by its own limits."""
     limits = SilenceLimits(given_up=_NEVER, in_progress=0.05, ping=0.05)
-    async with ScriptedServer(silent_later, answering(b"new")) as server:
-        endpoint = http2_at(server.url, silence=limits, max_connections=1)
+    async with connected(
+        http2_at, silent_later, answering(b"new"), silence=limits, max_connections=1
+    ) as (_, endpoint):
         await call(endpoint)
         pending = asyncio.create_task(call(endpoint))
         await until(lambda: not endpoint.connections.sessions)
@@ -217,8 +200,7 @@ async def test_long_call_costs_its_server_one_ping(http2_at: Http2EndpointAt) ->
         await peer.serve_to_end()
 
     limits = SilenceLimits(in_progress=0.02)
-    async with ScriptedServer(http2_script(slow)) as server:
-        endpoint = http2_at(server.url, silence=limits)
+    async with connected(http2_at, http2_script(slow), silence=limits) as (server, endpoint):
         for number in range(1, 3):
             pending = asyncio.create_task(call(endpoint))
             await until(lambda: peers and peers[0].count(PingReceived) == number)  # noqa: B023

@@ -11,11 +11,10 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, MLSERVER, TRITON
 from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.upstream.pool import dialect as of_dialect
+from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
 from gateway.upstream.pool.dialect import DialectDetector
-from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.gateway import until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
@@ -26,7 +25,7 @@ from tests.support.servers.scripted_server import (
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
-from tests.upstream.pools import used
+from tests.upstream.pools import running, used
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "schedule_policy", "sequence", "trace"]
 OF_TRITON = {"name": "triton", "version": "2.51.0", "extensions": EXTENSIONS}
@@ -65,15 +64,9 @@ def asking(endpoint_at: EndpointAt) -> Asking:
         health_checker: HealthChecker | None = None,
     ) -> AsyncIterator[tuple[Pool, DialectDetector]]:
         dialect_detector = DialectDetector("u", interval, retry_delay, logs_startup)
-        endpoints = [endpoint_at(url) for url in urls]
-        pool = Pool(
-            endpoints, supervisor=PoolSupervisor(health_checker, dialect_detector=dialect_detector)
-        )
-        await pool.start()
-        try:
+        supervisor = PoolSupervisor(health_checker, dialect_detector=dialect_detector)
+        async with running(Pool([endpoint_at(url) for url in urls], supervisor=supervisor)) as pool:
             yield pool, dialect_detector
-        finally:
-            await pool.close()
 
     return asking
 

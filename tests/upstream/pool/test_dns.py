@@ -9,10 +9,10 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.address import GrpcPort, ServerAddress, TcpAddress, parse_server_url
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.pool import supervisor
+from gateway.upstream.pool import checks
+from gateway.upstream.pool.checks import PoolSupervisor
 from gateway.upstream.pool.dns import Resolver
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.certificates import server_certificate, server_context
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 from tests.support.gateway import no_leaks, until
@@ -154,7 +154,7 @@ async def test_error_without_addresses_tells_why(known: list[str], fault: str) -
 
 
 async def test_start_waits_only_a_moment_for_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_START_DNS_TIMEOUT", 0.01)
+    monkeypatch.setattr(checks, "_START_DNS_TIMEOUT", 0.01)
     names = NameService(triton=["127.0.0.1"])
     names.ready.clear()
     async with _pool(names, "http://triton:8000") as pool:

@@ -1,18 +1,17 @@
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import pytest
 
+from gateway.errors import ErrorKind, GatewayError
 from gateway.routing.endpoint_health import HealthCheckPolicy
-from gateway.upstream.pool.health_check import HealthChecker
-from gateway.upstream.pool.lease import Lease
+from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
 from gateway.upstream.pool.member import Member, Outcome
-from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
-from gateway.upstream.transport import UpstreamEndpoint
-from tests.support.checks.descriptors import no_descriptors
+from gateway.upstream.pool.pool import Lease, Pool
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
 from tests.support.gateway import until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
@@ -21,11 +20,10 @@ from tests.support.servers.scripted_server import (
     ScriptedServer,
     always_respond,
     never_respond,
-    respond_in_turn,
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
-from tests.upstream.pools import used
+from tests.upstream.pools import running, used
 
 WELL = http_response()
 ILL = http_response(status="503 Service Unavailable")
@@ -36,17 +34,14 @@ Probing = Callable[..., AbstractAsyncContextManager[Pool]]
 def probing(endpoint_at: EndpointAt) -> Probing:
     """Make pools with health checks at short intervals."""
 
-    @asynccontextmanager
-    async def probing(*urls: str, time: float = 5, unhealthy: int = 2) -> AsyncIterator[Pool]:
+    def probing(
+        *urls: str, time: float = 5, unhealthy: int = 2
+    ) -> AbstractAsyncContextManager[Pool]:
         health_checker = HealthChecker(
             "/ready", 0.01, time, HealthCheckPolicy(1, unhealthy), lambda: 0.0
         )
-        pool = Pool([endpoint_at(url) for url in urls], supervisor=PoolSupervisor(health_checker))
-        await pool.start()
-        try:
-            yield pool
-        finally:
-            await pool.close()
+        endpoints = [endpoint_at(url) for url in urls]
+        return running(Pool(endpoints, supervisor=PoolSupervisor(health_checker)))
 
     return probing
 
@@ -165,32 +160,11 @@ async def test_endpoint_that_stays_healthy_stays_ejected(probing: Probing) -> No
         assert _lent(pool) == {good.url}
 
 
-async def test_check_that_the_gateway_cannot_make_has_no_result(
-    probing: Probing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = under_way = 0
-    ask = HealthChecker._check
-
-    async def counted(
-        health_checker: HealthChecker, endpoint: UpstreamEndpoint
-    ) -> tuple[bool, str] | None:
-        nonlocal asked, under_way
-        asked += 1
-        under_way += 1
-        try:
-            return await ask(health_checker, endpoint)
-        finally:
-            under_way -= 1
-
-    monkeypatch.setattr(HealthChecker, "_check", counted)
-    async with (
-        ScriptedServer(respond_in_turn(http_response(headers={"Connection": "close"}))) as server,
-        ScriptedServer() as other,
-        probing(server.url, other.url) as pool,
-    ):
-        # The servers are in this process: without descriptors they would drop a check in flight.
-        await until(lambda: not under_way and all(each.healthy for each in pool.snapshot()))
-        with no_descriptors():
-            before = asked
-            await until(lambda: asked > before + 8)
-        assert all(each.healthy for each in pool.snapshot())
+async def test_check_that_the_gateway_cannot_make_has_no_result() -> None:
+    lack = GatewayError(ErrorKind.EXHAUSTED, "the gateway is out of local resources")
+    turns = ScriptedUpstreamResponse(200), lack, lack, asyncio.Event()
+    endpoint = ScriptedEndpoint(EventLog(), *turns)
+    health_checker = HealthChecker("/", 0.01, 5, HealthCheckPolicy(1, 1), lambda: 0.0)
+    async with running(Pool([endpoint], supervisor=PoolSupervisor(health_checker))) as pool:
+        await until(lambda: len(endpoint.requests) == 4)
+        assert pool.snapshot()[0].healthy

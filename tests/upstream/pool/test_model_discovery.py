@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -11,15 +11,15 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import ModelName
-from gateway.upstream.pool.member import ANY_MODEL, ReadyModels
-from gateway.upstream.pool.model_discovery import (
+from gateway.upstream.pool.checks import (
     ModelDiscovery,
+    PoolSupervisor,
     fetch_ready_models,
     may_have_model,
     parse_ready_models,
 )
+from gateway.upstream.pool.member import ANY_MODEL, ReadyModels
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import ready
 from tests.support.gateway import until
 from tests.support.http_messages import http_response
@@ -31,7 +31,7 @@ from tests.support.servers.scripted_server import (
 )
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
-from tests.upstream.pools import used
+from tests.upstream.pools import running, used
 
 Discovering = Callable[..., AbstractAsyncContextManager[Pool]]
 
@@ -58,18 +58,9 @@ class _Repository:
 def discovering(endpoint_at: EndpointAt) -> Discovering:
     """Make pools with model discovery."""
 
-    @asynccontextmanager
-    async def discovering(*urls: str, interval: float = 0.01) -> AsyncIterator[Pool]:
-        model_discovery = ModelDiscovery(interval, lambda: 0.9)
-        pool = Pool(
-            [endpoint_at(url) for url in urls],
-            supervisor=PoolSupervisor(model_discovery=model_discovery),
-        )
-        await pool.start()
-        try:
-            yield pool
-        finally:
-            await pool.close()
+    def discovering(*urls: str, interval: float = 0.01) -> AbstractAsyncContextManager[Pool]:
+        supervisor = PoolSupervisor(model_discovery=ModelDiscovery(interval, lambda: 0.9))
+        return running(Pool([endpoint_at(url) for url in urls], supervisor=supervisor))
 
     return discovering
 
@@ -96,7 +87,7 @@ def _models(pool: Pool) -> list[tuple[str, ...] | None]:
 async def test_server_is_asked_whether_it_has_a_model(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.upstream.pool.model_discovery._TIMEOUT", 0.05)
+    monkeypatch.setattr("gateway.upstream.pool.checks._LIST_TIMEOUT", 0.05)
     plain = always_respond(http_response(b"none", status="404 Not Found"))
     for serve, b in ((_Repository("a"), False), (plain, True), (never_respond, True)):
         async with ScriptedServer(serve) as server:

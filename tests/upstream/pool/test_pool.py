@@ -20,11 +20,9 @@ from gateway.routing.endpoint_health import (
 from gateway.routing.endpoint_state import RecentCalls
 from gateway.routing.latency_outliers import Latency, ModelLatency
 from gateway.upstream.metadata_cache import UpstreamResponseError
-from gateway.upstream.pool.health_check import HealthChecker
+from gateway.upstream.pool.checks import HealthChecker, ModelDiscovery, PoolSupervisor
 from gateway.upstream.pool.member import ANY_MODEL, MemberState, Outcome
-from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ready
 from tests.support.gateway import no_leaks
 from tests.upstream.pools import (

@@ -13,7 +13,7 @@ from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.pools import ManualClock, fail_calls, make_pool
+from tests.upstream.pools import ManualClock, fail_calls, make_pool, running
 
 UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "cannot connect: Connection refused")
 LOST = "upstream u is not ready: 3 calls in a row could not connect; last error: cannot connect"
@@ -74,9 +74,10 @@ async def test_probes_find_that_an_upstream_is_back(
 ) -> None:
     monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     port = free_port()
-    async with no_leaks():
-        pool = Pool([endpoint_at(f"http://127.0.0.1:{port}")], upstream="u")
-        await pool.start()
+    async with (
+        no_leaks(),
+        running(Pool([endpoint_at(f"http://127.0.0.1:{port}")], upstream="u")) as pool,
+    ):
         fail_calls(pool, 0, UNREACHABLE, times=3)
         await asyncio.sleep(0.05)
         assert pool.unreachable is not None
@@ -87,7 +88,6 @@ async def test_probes_find_that_an_upstream_is_back(
             tried = len(server.requests)
             await asyncio.sleep(0.05)
             assert len(server.requests) == tried  # the probes have ended
-        await pool.close()
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "upstream u is not ready",
         "upstream u is ready again",
@@ -99,12 +99,12 @@ async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
 ) -> None:
     monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     lack = GatewayError(ErrorKind.EXHAUSTED, "the gateway is out of local resources")
-    async with no_leaks():
-        pool = Pool([ScriptedEndpoint(EventLog(), lack, url="http://0")], upstream="u")
-        await pool.start()
+    async with (
+        no_leaks(),
+        running(Pool([ScriptedEndpoint(EventLog(), lack, url="http://0")], upstream="u")) as pool,
+    ):
         fail_calls(pool, 0, UNREACHABLE, times=3)
         await until(lambda: pool.unreachable is None)
-        await pool.close()
     assert caplog.messages[1] == (
         "upstream u is ready again: it cannot be asked: the gateway is out of local resources"
     )
@@ -116,12 +116,9 @@ async def test_internal_error_does_not_end_the_probes(
     monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
     answers = (ZeroDivisionError(), UNREACHABLE, ScriptedUpstreamResponse(200))
     endpoint = ScriptedEndpoint(EventLog(), *answers, url="http://0")
-    async with no_leaks():
-        pool = Pool([endpoint], upstream="u")
-        await pool.start()
+    async with no_leaks(), running(Pool([endpoint], upstream="u")) as pool:
         fail_calls(pool, 0, UNREACHABLE, times=3)
         await until(lambda: pool.unreachable is None)
-        await pool.close()
     assert len(endpoint.requests) == 3
     assert caplog.messages[1] == "an endpoint could not be probed"
 
@@ -132,9 +129,7 @@ async def test_remote_report_counts_once_and_starts_probes(monkeypatch: pytest.M
     endpoint = ScriptedEndpoint(
         EventLog(), UNREACHABLE, ScriptedUpstreamResponse(200), url="http://0"
     )
-    async with no_leaks():
-        pool = Pool([endpoint], clock=clock, upstream="u")
-        await pool.start()
+    async with no_leaks(), running(Pool([endpoint], clock=clock, upstream="u")) as pool:
         clock.now = 10
         pool.outlier_detector.record_remote_unreachable(9)
         assert pool.unreachable is None  # the report has expired
@@ -144,30 +139,24 @@ async def test_remote_report_counts_once_and_starts_probes(monkeypatch: pytest.M
         await until(lambda: pool.unreachable is None)
         pool.outlier_detector.record_remote_unreachable(11)
         assert pool.unreachable is None
-        await pool.close()
     assert len(endpoint.requests) == 2
 
 
 async def test_probes_run_only_once_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.05)
     endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200), url="http://0")
-    async with no_leaks():
-        pool = Pool([endpoint], upstream="u")
-        await pool.start()
+    async with no_leaks(), running(Pool([endpoint], upstream="u")) as pool:
         for _ in range(5):
             fail_calls(pool, 0, UNREACHABLE, times=3)
             await asyncio.sleep(0)
             fail_calls(pool, 0, None)
         fail_calls(pool, 0, UNREACHABLE, times=3)
         await until(lambda: pool.unreachable is None)
-        await pool.close()
     assert len(endpoint.requests) == 1
 
 
 async def test_closed_pool_does_not_probe() -> None:
-    async with no_leaks():
-        pool = make_pool(1, upstream="u")
-        await pool.start()
+    async with no_leaks(), running(make_pool(1, upstream="u")) as pool:
         await pool.close()
         fail_calls(pool, 0, UNREACHABLE, times=3)
         assert pool.unreachable is not None

@@ -5,10 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from gateway.routing.endpoint_health import HealthCheckPolicy
+from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
 from gateway.upstream.pool.dialect import DialectDetector
-from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import Member
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 from tests.support.gateway import no_leaks, until
 

@@ -1,4 +1,4 @@
-"""Timeouts: the error names the late side and the limit."""
+"""Timeouts and sizes of a call: the error names the limit, and the late side."""
 
 import asyncio
 from contextlib import suppress
@@ -15,12 +15,15 @@ from tests.support.gateway import (
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
+    HEADER_LENGTH,
     INFER,
     binary_header,
     binary_response,
+    binary_response_header,
     infer_binary,
     infer_json,
     infer_raw,
+    json_request,
     metadata,
 )
 from tests.support.raw_client import RawClient
@@ -260,3 +263,55 @@ async def test_client_that_leaves_a_response_unread_is_dropped(headers: dict[str
         assert listener.buffers.buffered > size
         await until(lambda: not listener.connections)
         assert listener.buffers.buffered == 0
+
+
+# -------------------------------------------------------------------------------------------- sizes
+
+KIB = 1024
+
+
+@pytest.mark.parametrize("target", [INFER, "/v2/x"], ids=["infer", "passthrough"])
+async def test_request_bytes_are_capped(target: str) -> None:
+    chunked = message(f"POST {target} HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
+    body = json_request().ljust(KIB)
+    async with gateway_before(max_request_bytes=KIB) as (server, gateway):
+        too_large = (
+            [request("POST", target, headers={"Content-Length": str(KIB + 1)})],
+            [chunked + chunk(b" " * KIB), chunk(b"x")],
+        )
+        for parts in too_large:
+            async with gateway.client() as client:
+                await client.send(*parts)
+                reply = await client.read_response()
+            assert reply.status == 413
+            assert "1024 bytes (limits.max_request_bytes)" in reply.error
+        assert server.requests == []
+        for data in (request("POST", target, body), chunked + chunk(body) + chunk(b"")):
+            async with gateway.client() as client:
+                assert (await client.ask(data)).status == 200
+
+
+def _padded(size: int) -> bytes:
+    """Return a request whose JSON around the data has about this size."""
+    return json_request()[:-1] + b',"parameters":{"x":"%s"}}' % (b"x" * size)
+
+
+@pytest.mark.parametrize("size", [KIB, 200_000])
+async def test_header_bytes_of_a_request_are_capped(size: int) -> None:
+    async with served(max_inference_header_bytes=KIB) as (server, _, client):
+        for data in (infer_json(_padded(size)), infer_binary(_padded(size), b"")):
+            reply = await client.ask(data)
+            assert reply.status == 413
+            assert "1024 bytes (limits.max_inference_header_bytes)" in reply.error
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("size", [KIB, 20 * KIB])
+async def test_header_bytes_of_a_response_are_capped(size: int) -> None:
+    header = binary_response_header(8)[:-1] + b',"x":"%s"}' % (b"x" * size)
+    data = http_response(header + bytes(8), {HEADER_LENGTH: str(len(header))})
+    async with served(always_respond(data), max_inference_header_bytes=KIB) as (_, _, client):
+        reply = await client.ask(infer_json())
+        assert reply.status == 502
+        assert "limits.max_inference_header_bytes" in reply.error
+        assert UPSTREAM in reply.error

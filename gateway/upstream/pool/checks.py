@@ -1,0 +1,294 @@
+"""Background checks of a pool's members: their health, their models, their dialect, and DNS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import orjson
+
+from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
+from gateway.protocol.operations import ModelName
+from gateway.protocol.v1 import MODELS_PATH, ready_entries
+from gateway.routing.endpoint_health import HealthCheckPolicy, record_probe
+from gateway.routing.intervals import jittered_intervals
+from gateway.sizes import MAX_MODEL_DOCUMENT, MAX_PROBE_RESPONSE
+from gateway.upstream.control_client import send_control_request
+from gateway.upstream.pool.dialect import DialectDetector
+from gateway.upstream.pool.dns import Resolver
+from gateway.upstream.pool.member import ANY_MODEL, Member, ReadyModels
+from gateway.upstream.pool.outlier_detection import log_level
+from gateway.upstream.transport import UpstreamEndpoint
+
+_INDEX = "/v2/repository/index"
+
+_LIST_TIMEOUT = 5.0
+"""Seconds for the whole list."""
+
+# The server has no list, or not for everybody. Temporary errors such as 429 and 503 are not here.
+_NOT_SERVED = frozenset((400, 401, 403, 404, 405, 501))
+
+_START_DNS_TIMEOUT = 1.0
+"""Seconds for which the start waits for the addresses of names."""
+
+_RESTART_DELAY = 1.0
+"""Seconds until a task that has failed starts again."""
+
+_log = logging.getLogger("tensorgate.upstream")
+
+
+@dataclass(eq=False)
+class HealthChecker:
+    """Requests ``path`` every ``interval`` seconds; a 2xx within ``timeout`` is a success.
+
+    ``random`` gives numbers in [0, 1). ``notify`` is called with a member that has become
+    unhealthy, or healthy again; it returns True if another worker has told the same before.
+    """
+
+    path: str
+    interval: float
+    timeout: float
+    policy: HealthCheckPolicy
+    random: Callable[[], float] = random.random
+    notify: Callable[[Member], bool | None] = lambda _: None
+
+    async def run(self, member: Member, changed: Callable[[], None]) -> None:
+        """Check an endpoint until cancelled."""
+        for pause in jittered_intervals(self.interval, self.random()):
+            result = await self._check(member.endpoint)
+            if result is not None:
+                success, member.reason = result
+                before = member.probed
+                member.probed = record_probe(before, success, self.policy)
+                if member.probed.healthy is not before.healthy:
+                    self._log_change(member, before.healthy)
+                    changed()
+            await asyncio.sleep(pause)
+
+    async def _check(self, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
+        """Return success or failure and its reason; None if the gateway itself failed."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                response = await send_control_request(
+                    endpoint, "GET", self.path, MAX_PROBE_RESPONSE
+                )
+        except TimeoutError:
+            return False, f"no response to GET {self.path} within {self.timeout:g} s"
+        except GatewayError as error:
+            strip_tracebacks(error)
+            return None if error.kind is ErrorKind.EXHAUSTED else (False, error.message)
+        return 200 <= response.status < 300, f"GET {self.path} returned {response.status}"
+
+    def _log_change(self, member: Member, before: bool | None) -> None:
+        if member.is_healthy and before is None:
+            return
+        what = "healthy again" if member.is_healthy else "unhealthy"
+        level = log_level(self.notify(member))
+        _log.log(level, "%s is %s: %s", member.endpoint.url, what, member.reason)
+
+
+@dataclass(eq=False)
+class ModelDiscovery:
+    """Asks for ready models every ``interval`` seconds, and whenever they may have changed.
+
+    ``random`` gives numbers in [0, 1).
+    """
+
+    interval: float
+    random: Callable[[], float] = random.random
+    _refreshes: int = 0
+    _refresh: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def refresh_models(self) -> None:
+        """Ask all endpoints at once, after a model was loaded or unloaded."""
+        self._refreshes += 1
+        self._refresh.set()
+        self._refresh.clear()
+
+    async def run(self, member: Member, changed: Callable[[], None]) -> None:
+        """Keep the list of an endpoint's models up to date until cancelled."""
+        logged = ""
+        for pause in jittered_intervals(self.interval, self.random()):
+            refreshes = self._refreshes
+            error = await _update_models(member)
+            if error and error != logged:
+                _log.warning("%s", error)
+            logged = error
+            # A refresh that came during the request needs another request.
+            if refreshes == self._refreshes:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._refresh.wait()
+
+
+async def _update_models(member: Member) -> str:
+    """Ask an endpoint for its models; return an error text, empty without an error."""
+    url = member.endpoint.url
+    try:
+        async with asyncio.timeout(_LIST_TIMEOUT):
+            member.models = await fetch_ready_models(member.endpoint)
+    except TimeoutError:
+        return f"{url} does not say which models it has: no response within {_LIST_TIMEOUT:g} s"
+    except GatewayError as error:
+        return f"{url} does not say which models it has: {error.message}"
+    if member.models is ANY_MODEL:
+        return f"{url} serves no repository index, nor a list as KServe's: any model may be there"
+    return ""
+
+
+async def may_have_model(endpoint: UpstreamEndpoint, model: str) -> bool:
+    """Ask a server whether a model is ready there; without a clear answer it may be.
+
+    The lists of discovery are too old to decide which servers a change of the model is for.
+    """
+    try:
+        async with asyncio.timeout(_LIST_TIMEOUT):
+            return (await fetch_ready_models(endpoint)).includes(ModelName(model))
+    except (TimeoutError, GatewayError):
+        return True
+
+
+async def fetch_ready_models(endpoint: UpstreamEndpoint) -> ReadyModels:
+    """Fetch a server's list of ready models; ``ANY_MODEL`` if it serves none.
+
+    KServe has no repository index, only a V1 list of all its models. Raises GatewayError (502, 503)
+    for no response or one that makes no sense.
+    """
+    index = await _fetch_list(endpoint, "POST", _INDEX, b'{"ready":true}')
+    if index is not None:
+        models = _parse_list(index)
+        if models is None:
+            raise bad_response(f"{endpoint.url}{_INDEX} is no index of models", endpoint.name)
+        return models
+    v1_list = await _fetch_list(endpoint, "GET", MODELS_PATH)
+    # Servers of OpenAI's API serve another list at this path.
+    models = None if v1_list is None else _parse_list(v1_list)
+    return ANY_MODEL if models is None else models
+
+
+async def _fetch_list(
+    endpoint: UpstreamEndpoint, method: str, path: str, body: bytes | None = None
+) -> bytes | None:
+    """Fetch a list; None if it is not served. Raises GatewayError as ``fetch_ready_models``."""
+    response = await send_control_request(endpoint, method, path, MAX_MODEL_DOCUMENT, body)
+    if response.status in _NOT_SERVED:
+        return None
+    if response.status != 200:
+        raise bad_response(f"{endpoint.url}{path} returned {response.status}", endpoint.name)
+    return response.body
+
+
+def _parse_list(document: bytes) -> ReadyModels | None:
+    try:
+        return parse_ready_models(orjson.loads(document))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def parse_ready_models(document: Any) -> ReadyModels:
+    """Read a repository index, or KServe's list of models.
+
+    KServe's list has no versions, nor has MLServer's index for a model without one. Raises
+    TypeError, KeyError or AttributeError for anything else.
+    """
+    versions: dict[str, set[str]] = {}
+    for entry in ready_entries(document):
+        versions.setdefault(str(entry["name"]), set()).add(str(entry.get("version") or ""))
+    return ReadyModels(
+        {name: frozenset() if "" in each else frozenset(each) for name, each in versions.items()}
+    )
+
+
+@dataclass(eq=False)
+class PoolSupervisor:
+    """Runs the background tasks of a pool's members, as far as the settings ask for them."""
+
+    health_checker: HealthChecker | None = None
+    model_discovery: ModelDiscovery | None = None
+    resolver: Resolver | None = None
+    dialect_detector: DialectDetector | None = None
+    _tasks_by_member: dict[Member, list[asyncio.Task[None]]] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def resolve_names(self, use: Callable[[Sequence[UpstreamEndpoint]], None]) -> None:
+        """Start to resolve names; wait a moment for the first addresses.
+
+        ``use`` gets the endpoints whenever they change.
+        """
+        resolver = self.resolver
+        if resolver is None:
+            return
+        self.start_task(_keep_running(lambda: resolver.watch(lambda: use(resolver.endpoints))))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_START_DNS_TIMEOUT):
+                await resolver.all_resolved.wait()
+
+    def add(self, members: Iterable[Member], changed: Callable[[Member], None]) -> None:
+        """Start the tasks of members; ``changed`` gets a member whose health has changed."""
+        checks = self.health_checker, self.model_discovery, self.dialect_detector
+        for member in members:
+            if self.dialect_detector is not None:
+                self.dialect_detector.add(member)
+            on_change = partial(self._on_change, member, changed)
+            self._tasks_by_member[member] = [
+                self.start_task(_keep_running(partial(each.run, member, on_change)))
+                for each in checks
+                if each is not None
+            ]
+
+    def remove(self, members: Iterable[Member]) -> None:
+        """Stop the tasks of members and close their idle connections."""
+        for member in members:
+            for task in self._tasks_by_member.pop(member, ()):
+                task.cancel()
+            if self.dialect_detector is not None:
+                self.dialect_detector.remove(member)
+            self.start_task(member.endpoint.close())
+
+    def recheck(self, member: Member) -> None:
+        """Detect a member's dialect again, as it may be another server by now."""
+        if self.dialect_detector is not None:
+            self.dialect_detector.recheck(member)
+
+    def _on_change(self, member: Member, changed: Callable[[Member], None]) -> None:
+        self.recheck(member)
+        changed(member)
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait for their end."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run work in the background until it ends, or until ``close``."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a background task of an upstream failed and stopped", exc_info=error)
+
+
+async def _keep_running(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Do work that ends when it is cancelled; after an error it starts again.
+
+    An endpoint that is never checked again would stay as it is for good.
+    """
+    while True:
+        try:
+            return await work()
+        except Exception:
+            # An error of our own is logged, and must not end the task.
+            _log.exception("a background task of an upstream failed and starts again")
+        await asyncio.sleep(_RESTART_DELAY)
