@@ -1,16 +1,13 @@
 """Clients over gRPC get from Triton through the gateway what they get without it."""
 
 import math
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException
 
 from tests.integration.support.client_forms import open_channel, stub_of
 from tests.integration.support.gateway import Gateway, running_gateway
@@ -99,22 +96,6 @@ def test_unary_call_has_the_same_outcome(
     assert outcome(via_gateway, rpc, request_) == expected
 
 
-def test_settings_are_changed(direct: Any, via_gateway: Any) -> None:
-    value = service_pb2.TraceSettingRequest.SettingValue
-    changes = {"trace_rate": value(value=["77"]), "trace_level": value(value=["OFF"])}
-    request = request_of("TraceSetting", model_name="add", settings=changes)
-    changed = outcome(via_gateway, "TraceSetting", request)
-    assert changed.settings["trace_rate"].value == ["77"]
-    read = request_of("TraceSetting", model_name="add")
-    assert outcome(direct, "TraceSetting", read) == changed
-    cleared = request_of(
-        "TraceSetting", model_name="add", settings={name: value() for name in changes}
-    )
-    assert outcome(via_gateway, "TraceSetting", cleared) == outcome(
-        direct, "TraceSetting", request_of("TraceSetting")
-    )
-
-
 CONFIG_OF_ZEROS = """{
   "name": "zeros", "backend": "python", "max_batch_size": 0,
   "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
@@ -144,63 +125,6 @@ def test_model_is_unloaded_and_loaded(direct: Any, via_gateway: Any) -> None:
     assert config.parameters["color"].string_value == "red"
 
 
-@pytest.fixture
-def client(gateway: Gateway) -> Iterator[Any]:
-    with triton_grpc.InferenceServerClient(gateway.address) as client:
-        yield client
-
-
-ARRAY = np.array([0.1, 5e-324])
-
-
-def tensor_of(array: Any, datatype: str = "FP32", name: str = "INPUT0") -> Any:
-    tensor = triton_grpc.InferInput(name, list(array.shape), datatype)
-    tensor.set_data_from_numpy(array)
-    return tensor
-
-
-class Stream:
-    """What a client's stream receives."""
-
-    def __init__(self, client: Any, **options: Any) -> None:
-        self.results: list[Any] = []
-        self._received = threading.Condition()
-        client.start_stream(self._receive, **options)
-
-    def _receive(self, result: Any, error: Any) -> None:
-        with self._received:
-            self.results.append(error if error is not None else result)
-            self._received.notify_all()
-
-    def wait(self, count: int) -> list[Any]:
-        """Wait for so many responses and errors."""
-        with self._received:
-            assert self._received.wait_for(lambda: len(self.results) >= count, PATIENCE)
-            return self.results
-
-
-def text_input() -> Any:
-    return tensor_of(np.array([b"hello"], object), "BYTES", "text_input")
-
-
-@pytest.mark.parametrize("compression", [None, "gzip"])
-def test_one_stream_has_calls_of_several_models_and_errors_among_them(
-    client: Any, compression: str | None
-) -> None:
-    stream = Stream(client, compression_algorithm=compression, headers={"x-of-client": "1"})
-    client.async_stream_infer("identity_fp64", [tensor_of(ARRAY, "FP64")])
-    stream.wait(1)
-    client.async_stream_infer("nope", [tensor_of(ARRAY, "FP64")])
-    stream.wait(2)
-    client.async_stream_infer("stream", [text_input()])
-    first, error, *pieces = stream.wait(7)
-    client.stop_stream()
-    np.testing.assert_array_equal(first.as_numpy("OUTPUT0"), ARRAY)
-    assert isinstance(error, InferenceServerException)
-    assert "unknown model: 'nope'" in str(error)
-    assert len(pieces) == 5
-
-
 def _classified(model: str, datatype: str, raw: bytes) -> Any:
     request = request_of("ModelInfer", model_name=model)
     request.inputs.add(name="INPUT0", datatype=datatype, shape=[2])
@@ -216,10 +140,3 @@ def test_classification_of_strings_kills_no_triton(direct: Any, via_gateway: Any
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert text == "output 'OUTPUT0' of model 'identity_bytes' is BYTES, which cannot be classified"
     assert outcome(direct, "ServerLive", request_of("ServerLive")).live
-
-
-def test_classification_of_numbers_is_that_of_triton(direct: Any, via_gateway: Any) -> None:
-    request = _classified("identity_fp32", "FP32", np.array([1, 2], "<f4").tobytes())
-    found = outcome(via_gateway, "ModelInfer", request)
-    assert found == outcome(direct, "ModelInfer", request)
-    assert found.raw_output_contents

@@ -69,24 +69,6 @@ def test_unload_and_load(via_gateway: Client, direct: Client) -> None:
     assert via_gateway.get("/v2/models/versioned/ready").status == 200
 
 
-INFER = b'{"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}'
-WANTED = INFER[:-1] + b', "parameters": {"binary_data_output": true}}'
-
-
-@pytest.mark.parametrize("accepted", ["gzip", "gzip;q=0", "*"])
-def test_encoded_response_passes_unless_it_is_read(
-    via_gateway: Client, direct: Client, accepted: str
-) -> None:
-    headers = {"Accept-Encoding": accepted}
-    check_same(*(each.infer("identity_fp32", WANTED, headers) for each in (via_gateway, direct)))
-    response = via_gateway.infer("identity_fp32", INFER, headers)
-    assert response.status == 200
-    assert response.headers.get("Content-Encoding", "identity") == "identity"
-    assert response.fields["outputs"][0]["data"] == [1.0, 2.0]
-    extensions = via_gateway.send("GET", "/v2", headers=headers).fields["extensions"]
-    assert "binary_tensor_data" in extensions
-
-
 # What a client may ask for, and where the server has it.
 TRACES = [
     ("/v2/trace", "/v2/trace/setting"),

@@ -49,13 +49,6 @@ def test_many_small_requests_come_back_as_they_were(
         assert output["OUTPUT0"] == exchange["request_inputs"]["INPUT0"]
 
 
-@pytest.mark.triton
-def test_images_as_json(gateway: Gateway) -> None:
-    """Its random values hold some NaN, bare in JSON."""
-    forms = ("--input-tensor-format", "json", "--output-tensor-format", "json")
-    assert perf_analyzer(gateway, "image", 4, *forms) >= 4
-
-
 CALLS = 100
 
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from tests.interop.page.accessibility import violations
-from tests.interop.page.stand import BROKEN_PORTS, PANELS, Stand, calls_in_background, infer
+from tests.interop.page.stand import PANELS, Stand, calls_in_background, infer
 
 _FILLED = {
     "overview": "[...document.querySelectorAll('.value')].every(each => each.innerText !== '–')",
@@ -18,13 +18,7 @@ _FILLED = {
     "try": "document.querySelector('#panel-try .primary') !== null",
 }
 """What is true of a panel when it has something to show."""
-_NODES = (
-    "Object.fromEntries([...document.querySelectorAll('.picture .node')].map(each =>"
-    " [each.querySelector('.node-title').textContent,"
-    " [each.dataset.level, each.querySelector('.node-text').textContent]]))"
-)
 _ROWS = ".endpoints tbody tr"
-_STATES = ".upstream > .title-row .state"
 
 
 async def _show_with_calls(stand: Stand, panel: str) -> None:
@@ -48,37 +42,6 @@ async def test_panel_fits_windows_of_all_widths_and_is_accessible(stand: Stand, 
             await page.resize(width)
             assert await page.fits_width(), width
         assert await violations(page) == []
-
-
-async def test_failure_of_an_endpoint_fits_windows_of_all_widths(own_stand: Stand) -> None:
-    """With a sentence that has an address, and a button in each row."""
-    stand, page = own_stand, own_stand.page
-    async with calls_in_background(stand):
-        await stand.show("topology")
-        await page.wait_for_text("4xx", ".endpoints .statuses")
-        await stand.servers[1].stop()
-        await page.wait_for_text("refused", ".endpoints")
-        for width in (390, 768, 1080, 1150, 1200, 1201, 1280, 1560, 1561, 1920):
-            await page.resize(width)
-            assert await page.fits_width(), width
-            assert await page.evaluate(BROKEN_PORTS) == [], width
-            assert await page.lines(".endpoints .unbroken, .statuses .unbroken") == {1}, width
-        # The upstream says how many of its endpoints are not in use.
-        await page.wait_for(
-            "/^(.*1 (ejected|unhealthy) of 2 endpoints)$/.test("
-            f"document.querySelector('{_STATES}').innerText)"
-        )
-        box, text = (await page.evaluate(_NODES))["main"]
-        assert (await page.each(_STATES, "dataset.level"))[0] == box == "warning"
-        assert "of 2 endpoints" in text
-
-        await stand.show("overview")
-        await page.wait_for_text("(since", ".problems")
-        for width in (1280, 390):
-            await page.resize(width)
-            for place in (".tile", ".problems"):
-                assert await page.lines(f"{place} .unbroken:not(:empty)") == {1}, width
-            assert await page.evaluate("document.querySelector('.top').offsetHeight") < 90, width
 
 
 async def test_calls_of_two_workers_are_in_the_order_of_their_ends(stand: Stand) -> None:
