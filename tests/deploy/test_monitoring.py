@@ -13,11 +13,13 @@ from tests.deploy.monitoring import (
     PROMETHEUS,
     SCRAPED,
     Dashboard,
+    Expression,
+    Selector,
     adapter_rule,
     alert_rules,
     documented_series,
+    read_expression,
 )
-from tests.deploy.promql import Expression, Selector, read_expression
 from tests.docs.markdown import PAGES, blocks, name
 
 SERIES = documented_series()

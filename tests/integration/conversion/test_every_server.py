@@ -17,9 +17,15 @@ from hypothesis import strategies as st
 
 from tests.integration.support.client import HEADER_LENGTH, Client, Response
 from tests.integration.support.gateway import Gateway
-from tests.integration.support.infer_messages import Request, Tensor, read_outputs, tensor
+from tests.integration.support.infer_messages import (
+    Request,
+    Tensor,
+    check_echo,
+    read_outputs,
+    send,
+    tensor,
+)
 from tests.integration.support.real_server import Reached
-from tests.integration.support.round_trip import check_echo, send
 from tests.integration.support.strategies import SIZES, elements, requests
 from tests.support.scale import scaled
 

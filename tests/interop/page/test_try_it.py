@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import struct
+import zlib
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import pytest
 
-from tests.interop.page.accessibility import violations
 from tests.interop.page.browser import TIMEOUT
-from tests.interop.page.png import write_png
-from tests.interop.page.stand import TOKEN, Stand
+from tests.interop.page.stand import TOKEN, Stand, violations
 
 _SEND = "#panel-try .primary"
 _SHOWN_RESULT = "!document.querySelector('.result').hidden"
@@ -31,6 +32,23 @@ _ADD_FAILED_ATTEMPT = """
   };
 })()
 """
+
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def write_png(file: Path, pixels: Pixels) -> None:
+    """Write RGB pixels, an array of rows × columns × 3."""
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # each row without a filter
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    checksum = zlib.crc32(kind + data)
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
 
 
 async def _show_model(stand: Stand, model: str, inputs: int = 1) -> None:
