@@ -1,13 +1,13 @@
 """The models that the tests' Triton serves, as data, and the repository written from them.
 
-Their source is models/served.py.
+Their source is served.py.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SERVED = Path(__file__).with_name("models") / "served.py"
+SERVED = Path(__file__).with_name("served.py")
 WORK = Path(__file__).parents[2] / "support" / "servers" / "numpy_models.py"
 
 NUMERIC_DATATYPES = (
@@ -37,7 +37,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model; source is what models/served.py calls its work, max_batch_size 0 no batching."""
+    """One model; source is what served.py calls its work, max_batch_size 0 no batching."""
 
     name: str
     source: str
