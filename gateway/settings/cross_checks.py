@@ -332,7 +332,8 @@ def _routes(routes: Sequence[object], upstreams: Mapping[str, object]) -> Iterat
             if name not in upstreams:
                 message = f"no upstream is named {describe(name)}{suggest(name, upstreams)}"
                 yield ("routes", i, *path), message
-        if _mirrors_to_itself(route):
+        own = [name for _, name in _own_upstreams(route)]
+        if own == [_value(route, "mirror", "upstream")]:
             yield ("routes", i, "mirror", "upstream"), "mirrors to itself: it is the route's own"
         if catch_all is not None:
             yield ("routes", i), f"never reached: routes[{catch_all}] takes every request"
@@ -358,11 +359,6 @@ def _own_upstreams(route: object) -> Iterator[tuple[KeyPath, str]]:
         name = _value(share, "name")
         if isinstance(name, str):
             yield ("upstream", i, "name"), name
-
-
-def _mirrors_to_itself(route: object) -> bool:
-    names = [name for _, name in _own_upstreams(route)]
-    return names == [_value(route, "mirror", "upstream")]
 
 
 def _matches_everything(route: object) -> bool:
