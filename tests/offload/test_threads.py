@@ -19,10 +19,9 @@ from gateway.codec.offload_interface import ConversionJob, OffloadFuture
 from gateway.offload import threads as threads_module
 from gateway.offload.threads import OffloadThreads
 from gateway.protocol.datatypes import DATATYPES
-from tests.support.gateway import gateway_client, no_leaks, until
+from tests.support.gateway import gateway_client, no_leaks, served, until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import Connection, ScriptedServer
-from tests.support.servers.served import served
 
 if not NATIVE:
     pytest.skip("the C module is not compiled", allow_module_level=True)
