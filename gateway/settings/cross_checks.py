@@ -71,7 +71,20 @@ def cross_check(value: object) -> Iterator[CrossError]:
         yield ("routes",), "required, as there is more than one upstream"
 
 
-def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossError]:
+def unusable(
+    value: object, environ: Mapping[str, str], with_read_files: bool
+) -> Iterator[CrossError]:
+    """Yield what settings name and what cannot be used: packages, and files that are written.
+
+    ``with_read_files`` adds files that are read, and variables.
+    """
+    if with_read_files:
+        yield from _missing_files(value, environ)
+    yield from missing_packages(value)
+    yield from _unwritable_files(value)
+
+
+def _missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossError]:
     """Yield the files and variables that settings name and that cannot be used."""
     upstreams, groups = _mapping(value, "upstreams"), _mapping(value, "api_keys")
     files: list[tuple[str, ...]] = [("tls", name) for name in _SERVER_TLS_FILES]
@@ -88,7 +101,7 @@ def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossEr
             yield path, f"{file} cannot be read: {reason}"
 
 
-def unwritable_files(value: object) -> Iterator[CrossError]:
+def _unwritable_files(value: object) -> Iterator[CrossError]:
     """Yield the files that settings name and that cannot be written."""
     for path, file in _texts(value, [("log", "access", "path")]):
         if reason := _write_error(file):
