@@ -245,11 +245,6 @@ class Http2ServerConnection(Http2Session):
         """Done once the settings of the server are there, and allow a stream."""
 
     @property
-    def stream_count(self) -> int:
-        """The number of open streams."""
-        return len(self.http2.streams)
-
-    @property
     def max_streams(self) -> int:
         """The number of streams that may be open at a time."""
         return min(MAX_STREAMS, self.http2.peer_max_streams)
