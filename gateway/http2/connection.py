@@ -388,7 +388,7 @@ class Http2Connection:
         if stream.content_left > 0:
             raise protocol_error("the body does not have its Content-Length", stream.id)
         self._end_received(stream)
-        self._events.append(events.TrailersReceived(stream, headers))
+        self._events.append(events.DataReceived(stream, b"", 0, True, headers.fields))
 
     def _end_received(self, stream: Stream) -> None:
         stream.received_end = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.http2.errors import Http2Error
-from gateway.http2.hpack import HeaderList
+from gateway.http2.hpack import Header, HeaderList
 from gateway.http2.stream import Stream
 
 
@@ -33,27 +33,25 @@ class HeadersReceived(StreamEvent):
 
 
 class DataReceived(StreamEvent):
-    """A piece of a body came.
+    """A piece of a body came; or ``trailers``, with which the message ended.
 
     ``size`` is what it counts in flow control. ``Http2Connection.acknowledge`` must be called with
     it once the data are used.
     """
 
     def __init__(
-        self, stream: Stream, data: bytes | memoryview, size: int, end_stream: bool
+        self,
+        stream: Stream,
+        data: bytes | memoryview,
+        size: int,
+        end_stream: bool,
+        trailers: tuple[Header, ...] = (),
     ) -> None:
         super().__init__(stream)
         self.data: Final = data
         self.size: Final = size
         self.end_stream: Final = end_stream
-
-
-class TrailersReceived(StreamEvent):
-    """The trailers came, and the message ended with them."""
-
-    def __init__(self, stream: Stream, headers: HeaderList) -> None:
-        super().__init__(stream)
-        self.headers: Final = headers
+        self.trailers: Final = trailers
 
 
 class StreamReset(StreamEvent):

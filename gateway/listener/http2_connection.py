@@ -527,16 +527,10 @@ class Http2ClientConnection(Http2Session):
         self._begun.append(Http2Call(self, event.stream, event.headers))
 
     def on_data(self, handler: StreamHandler, event: DataReceived) -> None:
-        """Count a piece of a request's body."""
+        """Count a piece of a request's body; its trailers are for gRPC alone."""
         assert isinstance(handler, ClientStream)
         if handler.call is not None:
             handler.call.count_received(event.data)
-
-    def on_trailers(self, handler: StreamHandler) -> None:
-        """End a request; its trailers are for gRPC alone."""
-        assert isinstance(handler, ClientStream)
-        if handler.call is not None:
-            handler.call.count_received(b"")
 
     def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
         """Cancel the call of a stream."""

@@ -688,7 +688,8 @@ def check_content_length(
         peer.send(peer.headers(1, ((b"a", b"b"),), end=True))
     last = peer.events[-1]
     if fits:
-        assert isinstance(last, (events.DataReceived, events.TrailersReceived))
+        assert isinstance(last, events.DataReceived)
+        assert last.end_stream
         assert last.stream.received_end
     else:
         assert isinstance(last, events.StreamReset)

@@ -153,13 +153,13 @@ class OurEnd(End):
             assert got.headers is None
             got.headers = event.headers.fields
             got.ended = event.end_stream
-        elif isinstance(event, (events.DataReceived, events.TrailersReceived, events.StreamReset)):
+        elif isinstance(event, (events.DataReceived, events.StreamReset)):
             self._note_more(self.received[event.stream.id], event)
 
     def _note_more(
         self,
         got: Received,
-        event: events.DataReceived | events.TrailersReceived | events.StreamReset,
+        event: events.DataReceived | events.StreamReset,
     ) -> None:
         assert not got.reset
         if isinstance(event, events.StreamReset):
@@ -170,13 +170,12 @@ class OurEnd(End):
             return
         assert not got.ended
         assert got.headers is not None
-        if isinstance(event, events.DataReceived):
-            got.body += event.data
-            got.ended = event.end_stream
-            got.unused.append(event.size)
+        got.ended = event.end_stream
+        if event.trailers:
+            got.trailers = event.trailers
         else:
-            got.trailers = event.headers.fields
-            got.ended = True
+            got.body += event.data
+            got.unused.append(event.size)
 
 
 class PeerEnd(End):

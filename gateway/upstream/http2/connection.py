@@ -463,12 +463,6 @@ class Http2ServerConnection(Http2Session):
         elif handler.receiver is not None:
             handler.receiver.on_data(event.size)
 
-    def on_trailers(self, handler: StreamHandler) -> None:
-        """Tell the receiver; let another request have the stream's slot if it is complete."""
-        self._note_response()
-        assert isinstance(handler, ServerStream)
-        self._on_end(handler)
-
     def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
         """Fail a stream that the server has reset, or on which it has broken the protocol."""
         self._note_response()
