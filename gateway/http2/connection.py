@@ -91,7 +91,7 @@ class Http2Connection:
         self._reset_ids: dict[int, None] = {}
         self.output: list[bytes | memoryview] = []
         """What is to be sent; see ``take_output``."""
-        self._events: deque[events.Event] = deque()
+        self._events: deque[events.Event | frames.Frame] = deque()
         self._preface_left = b"" if is_client else frames.PREFACE
         self._has_settings = False
         self.settings_acknowledged = False
@@ -151,8 +151,10 @@ class Http2Connection:
             if data and not self._closed:
                 self.reader.feed(data)
 
-    def next_event(self) -> events.Event | None:
+    def next_event(self) -> events.Event | frames.Frame | None:
         """Return the next event, None if there is none yet, or none in this time slice.
+
+        SETTINGS, GOAWAY and the response to a PING are events themselves.
 
         Raises Http2Error, and the connection must be closed.
         """
@@ -255,7 +257,7 @@ class Http2Connection:
             self._handle_settings(frame)
         elif isinstance(frame, frames.PingFrame):
             if frame.ack:
-                self._events.append(events.PingAcknowledged(frame.data))
+                self._events.append(frame)
             else:
                 self.output.append(frames.encode_ping(frame.data, ack=True))
         elif isinstance(frame, frames.RstStreamFrame):
@@ -490,7 +492,7 @@ class Http2Connection:
             # Once for all values of a frame: it costs a step for each stream.
             self._set_initial_send_window(initial_window)
         self.output.append(frames.SETTINGS_ACK)
-        self._events.append(events.SettingsReceived())
+        self._events.append(frame)
 
     def _set_initial_send_window(self, size: int) -> None:
         """Change the windows of all streams by the difference: section 6.9.2."""
@@ -512,7 +514,7 @@ class Http2Connection:
         """Handle GOAWAY: section 6.8."""
         self.going_away = True
         last = frame.last_stream_id
-        self._events.append(events.GoAwayReceived(last, frame.error_code, frame.debug_data))
+        self._events.append(frame)
         if not self._is_client:
             return
         for stream in [each for each in self.streams.values() if each.id > last]:
@@ -646,7 +648,7 @@ class Http2Connection:
             self._drop_stream(stream)
 
     def ping(self, data: bytes) -> None:
-        """Send a PING with 8 bytes; its response is PingAcknowledged."""
+        """Send a PING with 8 bytes; its response is an event."""
         with self._guard:
             self.output.append(frames.encode_ping(data))
 

@@ -1,4 +1,4 @@
-"""What a connection tells of its peer."""
+"""What a connection tells of its peer, beside the frames that say all: SETTINGS, PING, GOAWAY."""
 
 from __future__ import annotations
 
@@ -79,23 +79,3 @@ class WindowOpened(Event):
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream: Final = stream
-
-
-class SettingsReceived(Event):
-    """The settings of the peer have changed."""
-
-
-class PingAcknowledged(Event):
-    """The response to a PING came."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data: Final = data
-
-
-class GoAwayReceived(Event):
-    """The peer accepts no new streams, and has not processed those after ``last_stream_id``."""
-
-    def __init__(self, last_stream_id: int, error_code: int, debug_data: bytes) -> None:
-        self.last_stream_id: Final = last_stream_id
-        self.error_code: Final = error_code
-        self.debug_data: Final = debug_data

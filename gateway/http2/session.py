@@ -8,7 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 
-from gateway.http2 import events
+from gateway.http2 import events, frames
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.hpack import Header
@@ -342,20 +342,20 @@ class Http2Session(Connection):
         if not (self.closed or self.transport.is_closing()):
             self.run_guarded(self.process_received)
 
-    def _handle(self, event: events.Event) -> None:
+    def _handle(self, event: events.Event | frames.Frame) -> None:
         if isinstance(event, events.HeadersReceived):
             self.on_headers(event)
         elif isinstance(event, events.StreamEvent):
             self._handle_on_stream(event)
         elif isinstance(event, events.WindowOpened):
             self._on_window(event.stream)
-        elif isinstance(event, events.GoAwayReceived):
+        elif isinstance(event, frames.GoAwayFrame):
             self.on_goaway(event)
         elif isinstance(event, events.StreamRefused):
             self.on_refused(event.error)
-        elif isinstance(event, events.SettingsReceived):
+        elif isinstance(event, frames.SettingsFrame):
             self.on_settings()
-        elif isinstance(event, events.PingAcknowledged):
+        elif isinstance(event, frames.PingFrame):
             self.on_ping_acknowledged(event.data)
 
     def _handle_on_stream(self, event: events.StreamEvent) -> None:
@@ -413,7 +413,7 @@ class Http2Session(Connection):
     def on_refused(self, error: Http2Error) -> None:
         """Handle that a stream of the peer was reset before it had a handler, or after that."""
 
-    def on_goaway(self, event: events.GoAwayReceived) -> None:
+    def on_goaway(self, event: frames.GoAwayFrame) -> None:
         """Handle that the peer accepts no more streams."""
 
     def on_settings(self) -> None:

@@ -18,7 +18,8 @@ from gateway.http1.head import (
 )
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
-from gateway.http2.events import DataReceived, GoAwayReceived, HeadersReceived, StreamReset
+from gateway.http2.events import DataReceived, HeadersReceived, StreamReset
+from gateway.http2.frames import GoAwayFrame
 from gateway.http2.hpack import MAX_HEADER_LIST, Header, HeaderList
 from gateway.http2.session import (
     CONNECTION_WINDOW,
@@ -560,7 +561,7 @@ class Http2ClientConnection(Http2Session):
         self._log_refusal("connection", error)
         self._cancel_calls(_protocol_error_text(error))
 
-    def on_goaway(self, event: GoAwayReceived) -> None:
+    def on_goaway(self, event: GoAwayFrame) -> None:
         """Close the connection once its calls have ended, also those that follow in its packet."""
         self._shut_down = True
         self.loop.call_soon(self.run_guarded, self._close_if_done)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.http2 import events
+from gateway.http2 import events, frames
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode
 from gateway.http2.frames import (
@@ -140,8 +140,8 @@ class OurEnd(End):
         while (event := self.http2.next_event()) is not None:
             self._note(event)
 
-    def _note(self, event: events.Event) -> None:
-        if isinstance(event, events.PingAcknowledged):
+    def _note(self, event: events.Event | frames.Frame) -> None:
+        if isinstance(event, frames.PingFrame):
             self.pings.append(event.data)
         elif isinstance(event, events.HeadersReceived):
             assert not event.headers.too_large

@@ -20,7 +20,8 @@ from gateway.errors import (
 )
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
-from gateway.http2.events import DataReceived, GoAwayReceived, HeadersReceived, StreamReset
+from gateway.http2.events import DataReceived, HeadersReceived, StreamReset
+from gateway.http2.frames import GoAwayFrame
 from gateway.http2.hpack import MAX_HEADER_LIST, HeaderList
 from gateway.http2.session import MAX_RECEIVED_FRAME, STREAM_WINDOW, Http2Session, StreamHandler
 from gateway.http2.stream import Stream
@@ -477,7 +478,7 @@ class Http2ServerConnection(Http2Session):
         handler.fail(self._error(kind, "", f"{what}: {error.reason}"))
         self._owner.on_capacity()
 
-    def on_goaway(self, event: GoAwayReceived) -> None:
+    def on_goaway(self, event: GoAwayFrame) -> None:
         """Open no more streams; those that the server has accepted go on."""
         name = _ERROR_NAMES.get(event.error_code, f"error {event.error_code}")
         text = event.debug_data[:QUOTED_TEXT].decode(errors="replace")
