@@ -551,18 +551,6 @@ def test_server_must_not_enable_push() -> None:
     Peer(is_client=False).send(frames.encode_settings([(frames.ENABLE_PUSH, 1)]))
 
 
-def test_pings_are_answered() -> None:
-    peer = Peer()
-    peer.send(frames.encode_ping(b"12345678"))
-    assert peer.told() == [("PingFrame", 0, True, b"12345678")]
-    peer.http2.ping(b"abcdefgh")
-    assert peer.told() == [("PingFrame", 0, False, b"abcdefgh")]
-    peer.send(frames.encode_ping(b"abcdefgh", ack=True))
-    (event,) = peer.events
-    assert isinstance(event, frames.PingFrame)
-    assert event.data == b"abcdefgh"
-
-
 # --------------------------------------------------------------------------------- section 6.8
 
 
@@ -630,15 +618,6 @@ def test_client_learns_which_requests_were_not_processed() -> None:
     peer.send(peer.headers(1, OK, end=True))
     assert len(peer.events) == 1
     assert (peer.http2.streams, peer.frames()) == ({}, [])
-
-
-def test_server_goes_on_after_goaway_of_a_client() -> None:
-    peer = Peer()
-    stream = peer.request()
-    peer.send(frames.encode_goaway(0, CODE.NO_ERROR))
-    peer.http2.send_headers(stream, OK, True)
-    assert stream.sent_end
-    assert peer.http2.streams == {1: stream}
 
 
 def test_unknown_codes_are_internal_errors() -> None:
