@@ -16,8 +16,7 @@ class Event:
 class StreamEvent(Event):
     """Something that the peer did on a stream."""
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream: Final = stream
+    stream: Stream
 
 
 class HeadersReceived(StreamEvent):
@@ -27,7 +26,7 @@ class HeadersReceived(StreamEvent):
     """
 
     def __init__(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
-        super().__init__(stream)
+        self.stream = stream
         self.headers: Final = headers
         self.end_stream: Final = end_stream
 
@@ -47,7 +46,7 @@ class DataReceived(StreamEvent):
         end_stream: bool,
         trailers: tuple[Header, ...] = (),
     ) -> None:
-        super().__init__(stream)
+        self.stream = stream
         self.data: Final = data
         self.size: Final = size
         self.end_stream: Final = end_stream
@@ -62,7 +61,7 @@ class StreamReset(StreamEvent):
     """
 
     def __init__(self, stream: Stream, error: Http2Error, by_peer: bool) -> None:
-        super().__init__(stream)
+        self.stream = stream
         self.error: Final = error
         self.by_peer: Final = by_peer
 
