@@ -406,14 +406,12 @@ class Http2Connection:
                 ErrorCode.STREAM_CLOSED, f"{kind} after the end of the stream", stream_id
             )
         self._check_not_idle(stream_id, kind)
-        if stream_id not in self._reset_ids and not self._is_unaccepted(stream_id):
+        # Section 6.8: frames of streams that were opened after GOAWAY are ignored.
+        is_unaccepted = not self._is_client and stream_id > self._last_accepted_id
+        if stream_id not in self._reset_ids and not is_unaccepted:
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"{kind} on a closed stream")
         if ends_frame:
             self._ignore_frame()
-
-    def _is_unaccepted(self, stream_id: int) -> bool:
-        """Whether a stream was opened after GOAWAY, whose frames are ignored: section 6.8."""
-        return not self._is_client and stream_id > self._last_accepted_id
 
     def _ignore_frame(self) -> None:
         if not self._control.spend():
