@@ -6,10 +6,10 @@ import pytest
 
 from gateway.observe.call_record import CallRecord
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import gateway_client, served
+from tests.support.gateway import served
 from tests.support.http_messages import chunk, http_response, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_json
-from tests.support.servers.scripted_server import ScriptedServer, always_respond
+from tests.support.servers.scripted_server import always_respond
 
 HOST = "Host: x\r\n"
 
@@ -36,7 +36,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 async def test_malformed_http_is_a_4xx_in_json(data: bytes) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         client.send_nowait(data)
         reply = await client.read_response()
         assert 400 <= reply.status < 500
@@ -49,7 +49,7 @@ async def test_malformed_http_is_a_4xx_in_json(data: bytes) -> None:
 async def test_broken_chunk_after_some_time_is_a_400(case: str, target: str) -> None:
     head, end, body = MALFORMED[case].partition(b"\r\n\r\n")
     head = head.replace(b"/v2/models/m/generate", target.encode())
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         await client.send(head + end + chunk(b'{"inputs":['))
         await asyncio.sleep(0.02)
         client.send_nowait(body)
@@ -62,7 +62,7 @@ async def test_broken_chunk_after_some_time_is_a_400(case: str, target: str) -> 
 @pytest.mark.parametrize("target", ["*", "v2/models/m", "/v2/m#x", "ftp://x/v2", "?x", "/\xff"])
 async def test_unusual_target_gets_a_response(target: str) -> None:
     none = always_respond(http_response(b'{"error":"none"}', status="404 Not Found"))
-    async with ScriptedServer(none) as server, gateway_client(server.url) as client:
+    async with served(none) as (_, _, client):
         client.send_nowait(_get(f"OPTIONS {target} HTTP/1.1"))
         reply = await client.read_response()
         assert 400 <= reply.status < 500
@@ -75,7 +75,7 @@ async def test_unusual_target_gets_a_response(target: str) -> None:
 )
 async def test_other_protocols_get_no_response(line: str, call_records: list[CallRecord]) -> None:
     """RFC 9113, section 3.4: a wrong preface is no request of HTTP/1.1."""
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (_, _, client):
         client.send_nowait(f"{line}\r\n".encode())
         assert await client.rest() == b""
     (record,) = call_records
@@ -93,7 +93,7 @@ async def test_other_protocols_get_no_response(line: str, call_records: list[Cal
     ],
 )
 async def test_target_reaches_the_server_byte_for_byte(target: str, sent: str) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         client.send_nowait(_get(f"GET {target} HTTP/1.1"))
         assert (await client.read_response()).status == 200
         assert [received.head.target for received in server.requests] == [sent]
@@ -111,7 +111,7 @@ async def test_http_1_0_request_is_served_and_keep_alive_honored() -> None:
 
 async def test_chunked_response_to_http_1_0_ends_with_the_connection() -> None:
     data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"old") + chunk(b"")
-    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+    async with served(always_respond(data)) as (_, _, client):
         client.send_nowait(b"GET /v2/models/m HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
         head = await client.head()
         assert head.get("Transfer-Encoding") is None
@@ -120,7 +120,7 @@ async def test_chunked_response_to_http_1_0_ends_with_the_connection() -> None:
 
 async def test_pipelined_bodies_are_not_mixed_up() -> None:
     bodies = [bytes([number]) * (number * 997) for number in range(50)]
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         client.send_nowait(b"".join(request("POST", "/v2/x", body) for body in bodies))
         for _ in bodies:
             assert (await client.read_response()).status == 200
@@ -130,7 +130,7 @@ async def test_pipelined_bodies_are_not_mixed_up() -> None:
 @pytest.mark.parametrize("data", [infer_json(), request("POST", "/v2/x", b"hello")])
 async def test_client_that_expects_100_continue_gets_it(data: bytes) -> None:
     head, _, body = data.partition(b"\r\n\r\n")
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         for _ in range(2):
             await client.send(head + b"\r\nExpect: 100-continue\r\n\r\n")
             assert (await client.head()).first == "HTTP/1.1 100 Continue"
@@ -147,7 +147,7 @@ async def test_client_that_expects_100_continue_gets_it(data: bytes) -> None:
 async def test_client_that_expects_100_continue_gets_the_error(
     headers: dict[str, str], status: int
 ) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         await client.send(request("POST", INFER, headers={"Expect": "100-continue", **headers}))
         reply = await client.read_response()
         assert reply.status == status

@@ -23,7 +23,7 @@ from tests.end_to_end.connections.smuggled_requests import (
     _post,
     _sized,
 )
-from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.gateway import running_gateway, served, until
 from tests.support.http_messages import chunked, read_chunk
 from tests.support.inference_messages import HEADER_LENGTH, INFER
 from tests.support.raw_client import RawClient, ReceivedResponse
@@ -64,7 +64,7 @@ async def test_ambiguous_request_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize("way", ["whole", "bytewise"])
 @pytest.mark.parametrize("case", ACCEPTED.values(), ids=ACCEPTED)
 async def test_accepted_request_is_one_request(case: Accepted, way: str) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         # With an idle connection and without one: the fast path and the streaming path.
         for number in range(2):
             await _send(client, case.data, way)
@@ -91,7 +91,7 @@ async def test_infer_request_contains_no_other(way: str) -> None:
         ([b"Content-Length: %d" % SIZE, HEADER_LENGTH.encode() + b": 0"], INNER),
         ([b"Content-Length: %d" % SIZE, HEADER_LENGTH.encode() + b": 2"], INNER),
     ):
-        async with ScriptedServer() as server, gateway_client(server.url) as client:
+        async with served() as (server, _, client):
             await _send(client, _post(*lines, body=body, target=INFER.encode()), way)
             client.shutdown_write()
             assert [reply.status >= 400 for reply in await _replies(client)] in ([True], [])
@@ -110,10 +110,7 @@ async def test_bytes_after_a_huge_chunk_size_belong_to_the_chunk(size: bytes) ->
                 received += piece
 
     upstream = {"dialect": "kserve"}  # the server gets chunks as they arrive
-    async with (
-        ScriptedServer(script) as server,
-        gateway_client(server.url, upstream=upstream) as client,
-    ):
+    async with served(script, upstream=upstream) as (_, _, client):
         await client.send(_chunks(size + b"\r\n" + INNER), INNER)
         await until(lambda: received == 2 * INNER)
         client.reset()
@@ -131,7 +128,7 @@ async def test_ambiguous_request_after_a_valid_one_is_refused() -> None:
 
 
 async def test_pipelined_requests_are_no_smuggling() -> None:
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         await client.send(_sized() + _post(b"Content-Length: 0") + _sized() + INNER)
         for _ in range(4):
             assert (await client.read_response()).status == 200
