@@ -103,13 +103,6 @@ async def test_threads_start_with_the_first_job() -> None:
         await until(lambda: len(_threads()) == 2)  # a thread takes its name when it first runs
 
 
-async def test_threads_convert_in_both_directions() -> None:
-    async with _offload() as offload:
-        assert await _result(await _submit(offload, TO_BINARY, TEXT)) == DATA
-        assert await _result(await _submit(offload, TO_JSON, DATA)) == TEXT[1:-1]
-        assert await _result(await _submit(offload, TO_BINARY, b"[1," * 9000)) is None
-
-
 @pytest.mark.parametrize("size", [0, 16 * 1024 - 4, 512 * 1024 + 4])
 async def test_small_and_large_jobs_are_not_offloaded(size: int) -> None:
     async with _offload() as offload:
