@@ -15,7 +15,7 @@ from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.frame_reader import FrameReader
 from gateway.http2.hpack import Header
 from gateway.http2.stream import ReceiveWindow, Stream
-from tests.http1.splits import LAW, all_splits
+from tests.http1.splits import LAW
 from tests.http2.frame_bytes import frame, priority
 from tests.http2.raw_peer import GET, OK, POST, Peer, data, open_request
 
@@ -46,12 +46,6 @@ def test_each_end_opens_with_its_settings_and_window() -> None:
     first = reader.next_frame()
     assert isinstance(first, frames.SettingsFrame)
     assert dict(first.values)[frames.MAX_CONCURRENT_STREAMS] == 7
-
-
-def test_preface_may_come_in_any_pieces() -> None:
-    for pieces in all_splits(frames.PREFACE + frames.encode_settings([])):
-        found = _receive(Http2Connection(is_client=False), pieces)
-        assert [type(event) for event in found] == [frames.SettingsFrame]
 
 
 @pytest.mark.parametrize(

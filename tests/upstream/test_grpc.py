@@ -46,49 +46,33 @@ def test_settings_have_the_same_words() -> None:
 BOTH = InferenceProtocol(has_http=True, has_grpc=True)
 
 
+OF_HTTP, OF_GRPC = InferenceProtocol(), InferenceProtocol(has_http=False, has_grpc=True)
+SLOW_JSON = replace(JSON, faster_over_grpc=False)
+
+
 @pytest.mark.parametrize(
-    ("dialect", "name", "reason"),
+    ("protocol", "dialect", "name", "reason"),
     [
-        (TRITON, "http", "dialect triton takes binary tensors over HTTP"),
-        (KSERVE, "grpc", "dialect kserve is faster over gRPC"),
-        (
-            replace(JSON, faster_over_grpc=False),
-            "http",
-            "dialect json is not known to be faster over gRPC",
-        ),
-        (None, None, "the dialect is not known"),
+        (BOTH, TRITON, "http", "dialect triton takes binary tensors over HTTP"),
+        (BOTH, KSERVE, "grpc", "dialect kserve is faster over gRPC"),
+        (BOTH, SLOW_JSON, "http", "dialect json is not known to be faster over gRPC"),
+        (BOTH, None, None, "the dialect is not known"),
+        (replace(BOTH, setting="http"), KSERVE, "http", "configured"),
+        (replace(BOTH, setting="grpc"), None, "grpc", "configured"),
+        (OF_HTTP, KSERVE, "http", "the endpoints have no gRPC address"),
+        (OF_GRPC, None, "grpc", "the endpoints have no HTTP address"),
     ],
 )
-def test_dialect_decides_for_endpoints_with_both_addresses(
-    dialect: Dialect | None, name: str | None, reason: str
+def test_addresses_and_setting_decide_before_the_dialect(
+    protocol: InferenceProtocol, dialect: Dialect | None, name: str | None, reason: str
 ) -> None:
-    assert (BOTH.name(dialect), BOTH.reason(dialect)) == (name, reason)
-
-
-@pytest.mark.parametrize("dialect", [TRITON, KSERVE, None])
-def test_setting_decides_whatever_the_dialect(dialect: Dialect | None) -> None:
-    for name in ("http", "grpc"):
-        configured = replace(BOTH, setting=name)
-        assert (configured.name(dialect), configured.reason(dialect)) == (name, "configured")
-
-
-@pytest.mark.parametrize("dialect", [TRITON, KSERVE, None])
-def test_single_address_leaves_no_choice(dialect: Dialect | None) -> None:
-    http, grpc = InferenceProtocol(), InferenceProtocol(has_http=False, has_grpc=True)
-    assert (http.name(dialect), http.reason(dialect)) == (
-        "http",
-        "the endpoints have no gRPC address",
-    )
-    assert (grpc.name(dialect), grpc.reason(dialect)) == (
-        "grpc",
-        "the endpoints have no HTTP address",
-    )
-    assert http.describe(TRITON) == grpc.describe(TRITON) == ""
-
-
-def test_choice_is_described_for_the_log() -> None:
-    assert BOTH.describe(KSERVE) == "inference over gRPC: dialect kserve is faster over gRPC"
-    assert replace(BOTH, setting="http").describe(KSERVE) == "inference over HTTP: configured"
+    assert (protocol.name(dialect), protocol.reason(dialect)) == (name, reason)
+    described = protocol.describe(dialect)
+    if protocol in (OF_HTTP, OF_GRPC):
+        assert described == ""
+    elif name is not None:
+        protocol_name = "gRPC" if name == "grpc" else "HTTP"
+        assert described == f"inference over {protocol_name}: {reason}"
 
 
 HTTP, GRPC = "http://a:8000", "grpc://a:8001"
@@ -115,15 +99,6 @@ def _requests(endpoint: DualEndpoint) -> list[int]:
         assert isinstance(address, ScriptedEndpoint)
         counts.append(len(address.requests))
     return counts
-
-
-@pytest.mark.parametrize(("is_grpc", "url"), [(False, HTTP), (True, GRPC)])
-async def test_grpc_call_goes_to_the_grpc_address(is_grpc: bool, url: str) -> None:
-    endpoint = _endpoint(ScriptedUpstreamResponse(200))
-    request = _request(is_grpc)
-    assert endpoint.server_for(is_grpc=request.is_grpc).url == url
-    await endpoint.send(request)
-    assert _requests(endpoint) == ([0, 1] if is_grpc else [1, 0])
 
 
 def test_endpoint_is_named_by_its_http_address() -> None:

@@ -300,25 +300,6 @@ async def test_disconnect_of_the_client_ends_its_call_and_pipelined_requests(lea
         assert len(server.connections) == 1
 
 
-@pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
-async def test_disconnect_of_the_client_during_the_response_ends_the_call(leave: Leave) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response())
-        await connection.request()
-        await connection.send(CHUNKED + chunk(b"begun"))
-        await connection.wait_for_close()
-
-    async with serving(script) as (here, client):
-        await client.send(GET)
-        await client.head()
-        assert await client.chunk() == b"begun"
-        assert here.outstanding == 1
-        await leave(client)
-        await _left(here.server)
-        await here.until_idle()
-
-
 @needs_source
 async def test_disconnect_of_the_client_at_the_start_of_the_response_ends_the_call(
     monkeypatch: pytest.MonkeyPatch,

@@ -12,7 +12,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import Body, UpstreamRequest
-from tests.support.http_messages import chunk, chunked, http_response, message
+from tests.support.http_messages import chunk, http_response, message
 from tests.support.servers.scripted_server import Connection, never_respond, respond_in_turn
 from tests.upstream.calls import ask, make_request, read_whole
 from tests.upstream.endpoints import EndpointAt, Serve
@@ -181,23 +181,3 @@ async def test_body_until_close_over_tls_needs_close_notify(
             assert error.message.endswith("closed the connection before the end of its response")
         else:
             assert await ask(endpoint) == data
-
-
-async def test_cancellation_drops_the_connection(serve: Serve, endpoint_at: EndpointAt) -> None:
-    async with serve(never_respond) as server:
-        sending = asyncio.create_task(endpoint_at(server.url).send(make_request()))
-        connection = await server.connection()
-        sending.cancel()
-        async with asyncio.timeout(5):
-            await connection.left.wait()
-        with pytest.raises(asyncio.CancelledError):
-            await sending
-
-
-async def test_tiny_chunks_are_read(serve: Serve, endpoint_at: EndpointAt) -> None:
-    """All chunks are read although the server closes after them."""
-    count = 100_000
-    head = {"Transfer-Encoding": "chunked"}
-    body = chunk(b"x") * count + chunked()
-    async with serve(respond_in_turn(message("HTTP/1.1 200 OK", head, body))) as server:
-        assert await ask(endpoint_at(server.url)) == b"x" * count

@@ -27,32 +27,19 @@ from tests.upstream.pools import (
 )
 
 
-@pytest.mark.parametrize(
-    ("error", "used"),
-    [
-        (GatewayError(ErrorKind.UNREACHABLE, ""), "12"),
-        (GatewayError(ErrorKind.SERVER_TIMEOUT, ""), "12"),
-        (GatewayError(ErrorKind.CLIENT_TIMEOUT, ""), "012"),
-        (ConnectionError(), "012"),
-    ],
-)
-def test_failing_endpoint_is_ejected(error: Exception | None, used: str) -> None:
-    pool = make_pool(3)
-    fail_calls(pool, 0, error, times=5)
-    assert set(used_endpoints(pool)) == set(used)
-
-
 def test_ejected_endpoint_gets_one_trial_request(caplog: pytest.LogCaptureFixture) -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "nobody\nthere")
-    clock = ManualClock()
-    endpoints = scripted_endpoints(3)
-    pool = Pool(endpoints, OutlierPolicy(base_ejection_time=10), clock)
-    fail_calls(pool, 0, error, times=5)
+    clock, told = ManualClock(), _Told()
+    pool = _telling_pool(3, clock, told)
+    fail_calls(pool, 0, error, times=4)
+    fail_calls(pool, 1, None)
+    assert told.all == []
+    fail_calls(pool, 0, error)
     left_out = r"http://0 failed 5 times in a row: ejected for 10 s; last error: nobody\nthere"
     assert left_out in caplog.text
     clock.now = 10
-    on_trial = pool.lease(endpoints[1:])
-    assert on_trial.acquire() is endpoints[0]
+    on_trial = pool.lease(pool.endpoints[1:])
+    assert on_trial.acquire() is pool.endpoints[0]
     assert set(used_endpoints(pool)) == set("12")
     on_trial.release(Outcome.UNKNOWN)
     fail_calls(pool, 0, error)
@@ -62,6 +49,7 @@ def test_ejected_endpoint_gets_one_trial_request(caplog: pytest.LogCaptureFixtur
     clock.now = 30
     assert set(used_endpoints(pool)) == set("012")
     assert "http://0: ejection ended" in caplog.text
+    assert told.all == [("http://0", 1, 10), ("http://0", 2, 30), ("http://0", 0, 0)]
 
 
 def test_outage_of_all_endpoints_does_not_extend_ejections(
@@ -82,34 +70,6 @@ def test_outage_of_all_endpoints_does_not_extend_ejections(
     assert set(used_endpoints(pool)) == set("01")
 
 
-@pytest.mark.parametrize(
-    ("status", "outcome"),
-    [
-        (200, Outcome.SUCCEEDED),
-        (429, Outcome.FAILED),
-        (500, Outcome.SUCCEEDED),
-    ],
-)
-def test_failure_statuses_are_failures(status: int, outcome: Outcome) -> None:
-    pool = Pool([], OutlierPolicy(failure_statuses=frozenset((429, 503))))
-    reason = f"it returned {status}" if outcome is Outcome.FAILED else ""
-    assert pool.outlier_detector.classify_status(status) == (outcome, reason)
-
-
-async def test_failure_of_a_removed_endpoint_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    pool = make_pool(3)
-    _, one, two = pool.endpoints
-    leases = [pool.lease([one, two]) for _ in range(5)]
-    for lease in leases:
-        lease.acquire()
-    pool.set_endpoints([one, two])
-    for lease in leases:
-        lease.release(Outcome.FAILED, "it is gone")
-    assert [state.consecutive_failures for state in pool.snapshot()] == [0, 0]
-    assert not caplog.records
-    await pool.close()
-
-
 class _Told:
     """The notifications of a pool."""
 
@@ -122,22 +82,6 @@ class _Told:
 
 def _telling_pool(count: int, clock: ManualClock, told: _Told) -> Pool:
     return make_pool(count, OutlierPolicy(base_ejection_time=10), clock, notify=told)
-
-
-def test_listener_hears_of_ejections_and_recoveries() -> None:
-    error = GatewayError(ErrorKind.UNREACHABLE, "")
-    clock, told = ManualClock(), _Told()
-    pool = _telling_pool(3, clock, told)
-    fail_calls(pool, 0, error, times=4)
-    fail_calls(pool, 1, None)
-    assert told.all == []
-    fail_calls(pool, 0, error)
-    assert told.all == [("http://0", 1, 10)]
-    clock.now = 10
-    fail_calls(pool, 0, error)
-    clock.now = 30
-    fail_calls(pool, 0, None, times=2)
-    assert told.all[1:] == [("http://0", 2, 30), ("http://0", 0, 0)]
 
 
 def test_return_to_use_after_a_failure_is_no_recovery() -> None:
@@ -266,6 +210,8 @@ def test_upstream_is_unreachable_after_three_connect_failures_in_a_row(
     assert pool.unreachable is None
     fail_calls(pool, 0, UNREACHABLE, times=10)
     assert pool.unreachable == str(UNREACHABLE)
+    pool.judge({}, {}, leads=True)
+    assert pool.snapshot()[0].state == "unreachable"
     fail_calls(pool, 0, None, times=2)
     assert pool.unreachable is None
     first, second = caplog.messages
@@ -274,27 +220,19 @@ def test_upstream_is_unreachable_after_three_connect_failures_in_a_row(
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "ends"),
     [
-        GatewayError(ErrorKind.BAD_RESPONSE, "nonsense"),
-        GatewayError(ErrorKind.SERVER_TIMEOUT, "no answer"),
-        None,
+        (GatewayError(ErrorKind.BAD_RESPONSE, "nonsense"), True),
+        (None, True),
+        (ConnectionError("the client left"), False),
     ],
 )
-def test_call_that_connects_ends_the_row(error: Exception | None) -> None:
+def test_only_a_call_that_connects_ends_the_row(error: Exception | None, ends: bool) -> None:
     pool = make_pool(1, upstream="u")
     for _ in range(5):
         fail_calls(pool, 0, UNREACHABLE, times=2)
         fail_calls(pool, 0, error)
-    assert pool.unreachable is None
-
-
-def test_client_that_leaves_does_not_count_as_connected() -> None:
-    pool = make_pool(1, upstream="u")
-    for _ in range(3):
-        fail_calls(pool, 0, UNREACHABLE)
-        fail_calls(pool, 0, ConnectionError("the client left"))
-    assert pool.unreachable is not None
+    assert (pool.unreachable is None) is ends
 
 
 def test_upstream_is_reachable_while_one_endpoint_is() -> None:

@@ -181,16 +181,11 @@ def test_ejected_endpoint_is_preferred_to_an_unhealthy_one() -> None:
     assert not pool.has_alternative(pool.endpoints)
 
 
-def test_drained_endpoint_is_never_tried() -> None:
+def test_pool_says_that_all_its_endpoints_are_drained() -> None:
     pool = _probed("+-")
     pool.set_drained([pool.endpoints[1].url])
-    assert not pool.has_alternative([pool.endpoints[0]])
-
-
-def test_pool_says_that_all_its_endpoints_are_drained() -> None:
-    pool = _probed("++")
-    pool.set_drained([pool.endpoints[0].url])
     assert not pool.is_drained
+    assert not pool.has_alternative([pool.endpoints[0]])  # it is never tried
     pool.set_drained([endpoint.url for endpoint in pool.endpoints])
     assert pool.is_drained
     with pytest.raises(GatewayError, match="an operator has drained all endpoints"):
@@ -402,14 +397,6 @@ def test_endpoint_that_refuses_is_unreachable_until_a_call_succeeds(
     ]
 
 
-def test_upstream_that_is_unreachable_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    pool = make_pool(1, upstream="u")
-    fail_calls(pool, 0, REFUSED, times=3)
-    pool.judge({}, {}, leads=True)
-    assert pool.snapshot()[0].state == "unreachable"
-    assert sum("Connection refused" in message for message in caplog.messages) == 1
-
-
 def test_new_worker_does_not_log_the_failures_of_an_unreachable_upstream_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -466,8 +453,11 @@ def _metadata(status: int) -> Callable[[Lease], None]:
     return lambda lease: lease.finish(error)
 
 
+_LATE, _LATE_CLIENT = ErrorKind.SERVER_TIMEOUT, ErrorKind.CLIENT_TIMEOUT
 ENDS: dict[str, tuple[Callable[[Lease], None], int, int]] = {
     "no connection": (lambda lease: lease.finish(CONNECT_ERROR), 1, 1),
+    "no response in time": (lambda it: it.finish(GatewayError(_LATE, "late")), 1, 1),
+    "a client that is late": (lambda it: it.finish(GatewayError(_LATE_CLIENT, "late")), 0, 0),
     "500": (_responds(500), 1, 0),
     # With it, and with an unknown RPC, the client asks for what the server never does.
     "501": (_responds(501), 0, 0),
