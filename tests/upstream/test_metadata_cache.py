@@ -81,13 +81,6 @@ async def _let_them_run() -> None:
         await asyncio.sleep(0)
 
 
-async def test_model_is_fetched_once(cache: MetadataCache, server: _Server) -> None:
-    first = await cache.get("m", None, server)
-    assert first == ModelMetadata("m", (TensorSpec("IN", DATATYPES["FP32"], (-1, 3)),), True)
-    assert await cache.get("m", None, server) is first
-    assert server.asked == ["/v2/models/m", "/v2/models/m/config"]
-
-
 @pytest.mark.parametrize(
     ("document", "outputs"),
     [
@@ -131,13 +124,16 @@ async def test_max_batch_size_is_read_from_the_config(
     assert await fetch_max_batch_size("m", "1", server) == size
 
 
-async def test_concurrent_calls_share_one_fetch(cache: MetadataCache, server: _Server) -> None:
+async def test_model_is_fetched_once(cache: MetadataCache, server: _Server) -> None:
     server.ready.clear()
     gets = [asyncio.create_task(cache.get("m", None, server)) for _ in range(100)]
     await _let_them_run()
     server.ready.set()
     results = await asyncio.gather(*gets)
     assert all(result is results[0] for result in results)
+    expected = ModelMetadata("m", (TensorSpec("IN", DATATYPES["FP32"], (-1, 3)),), True)
+    assert results[0] == expected
+    assert await cache.get("m", None, server) is results[0]
     assert server.asked == ["/v2/models/m", "/v2/models/m/config"]
 
 
@@ -316,29 +312,24 @@ def _fetch(*turns: ScriptedUpstreamResponse) -> Awaitable[ModelMetadata]:
     return fetch_metadata("m", "7", ScriptedEndpoint(EventLog(), *turns))
 
 
-async def test_model_of_batch_size_0_does_not_batch() -> None:
-    config = ScriptedUpstreamResponse(200, {}, [b'{"max_batch_size":0}'])
-    found = await _fetch(ScriptedUpstreamResponse(200, {}, [metadata(-1)]), config)
-    assert found.batching is False
-
-
-@pytest.mark.parametrize("status", [500, 502])
-async def test_temporary_error_of_the_config_fails_the_fetch(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "headers", "is_config"), [(404, {}, False), (500, {"Content-Type": "text/x"}, True)]
+)
+async def test_error_response_of_the_server_is_passed_on(
+    status: int, headers: dict[str, str], is_config: bool
+) -> None:
     """Without the config, the gateway would guess the batch dimension, and guess wrong."""
-    refusal = ScriptedUpstreamResponse(status, {"Content-Type": "text/x"}, [b"later"])
+    refusal = ScriptedUpstreamResponse(status, headers, [b'{"error":', b'"no"}'])
+    known = [ScriptedUpstreamResponse(200, {}, [metadata(-1)])] * is_config
     with pytest.raises(UpstreamResponseError) as caught:
-        await _fetch(ScriptedUpstreamResponse(200, {}, [metadata(-1)]), refusal)
+        await _fetch(*known, refusal)
     error = caught.value
-    assert (error.status, error.content_type, error.body) == (status, "text/x", b"later")
-
-
-@pytest.mark.parametrize("status", [404, 500])
-async def test_error_response_of_the_server_is_passed_on(status: int) -> None:
-    with pytest.raises(UpstreamResponseError) as caught:
-        await _fetch(ScriptedUpstreamResponse(status, {}, [b'{"error":', b'"no"}']))
-    error = caught.value
-    assert (error.status, error.content_type) == (status, "application/json")
-    assert error.body == b'{"error":"no"}'
+    content_type = headers.get("Content-Type", "application/json")
+    assert (error.status, error.content_type, error.body) == (
+        status,
+        content_type,
+        b'{"error":"no"}',
+    )
 
 
 @pytest.mark.parametrize(
@@ -362,18 +353,11 @@ async def test_error_of_invalid_metadata_names_the_server_and_the_inputs(documen
     )
 
 
-async def test_config_is_not_fetched_from_a_server_without_one() -> None:
-    endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200, {}, [metadata(-1)]))
-    found = await fetch_metadata("m", None, endpoint, has_config=False)
-    assert [request.target for request in endpoint.requests] == ["/v2/models/m"]
-    assert found.batching is None
-
-
 async def test_entries_with_and_without_config_are_separate(
     cache: MetadataCache, server: _Server
 ) -> None:
     """A recheck may have found another server meanwhile."""
-    assert not (await cache.get("m", None, server, has_config=False)).batching
+    assert (await cache.get("m", None, server, has_config=False)).batching is None
     assert (await cache.get("m", None, server, has_config=True)).batching
     assert server.asked == ["/v2/models/m", "/v2/models/m", "/v2/models/m/config"]
     cache.invalidate("m")

@@ -11,7 +11,7 @@ import struct
 import threading
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -129,20 +129,25 @@ async def test_server_name_can_be_set() -> None:
         assert reason == "its certificate does not name another.example"
 
 
-async def test_certificate_of_an_unknown_authority_is_refused() -> None:
-    stranger = trustme.CA().issue_cert("127.0.0.1")
-    async with ScriptedServer(ssl=server_context(stranger)) as server:
-        reason = await refusal(server.url)
-        assert reason == "its certificate is not trusted (unable to get local issuer certificate)"
-        # The system does not trust the tests' authority.
-    async with ScriptedServer(ssl=server_context()) as server:
-        reason = await refusal(server.url, client_context(CertificateFiles()))
-        assert reason.startswith("its certificate is not trusted (")
+UNTRUSTED: dict[str, tuple[Callable[[], trustme.LeafCert], bool, str]] = {
+    "unknown authority": (
+        lambda: trustme.CA().issue_cert("127.0.0.1"),
+        True,
+        "its certificate is not trusted (unable to get local issuer certificate)",
+    ),
+    # The system does not trust the tests' authority.
+    "trust of the system": (server_certificate, False, "its certificate is not trusted ("),
+    "expired": (expired_certificate, True, "its certificate has expired"),
+}
 
 
-async def test_expired_certificate_is_refused() -> None:
-    async with ScriptedServer(ssl=server_context(expired_certificate())) as server:
-        assert await refusal(server.url) == "its certificate has expired"
+@pytest.mark.parametrize(("certificate", "trusts", "said"), UNTRUSTED.values(), ids=UNTRUSTED)
+async def test_certificate_that_is_not_trusted_is_refused(
+    certificate: Callable[[], trustme.LeafCert], trusts: bool, said: str
+) -> None:
+    context = None if trusts else client_context(CertificateFiles())
+    async with ScriptedServer(ssl=server_context(certificate())) as server:
+        assert (await refusal(server.url, context)).startswith(said)
 
 
 async def test_server_with_an_old_tls_version_is_refused() -> None:

@@ -249,17 +249,29 @@ class _FullServer:
             each.close()
 
 
-async def test_request_takes_a_connection_that_becomes_idle(endpoint_at: EndpointAt) -> None:
+@pytest.mark.parametrize("connects", [False, True])
+async def test_request_takes_a_connection_that_becomes_idle(
+    endpoint_at: EndpointAt, connects: bool
+) -> None:
+    """That which it has begun to connect serves a later request."""
     async with ScriptedServer(YES) as server:
-        endpoint, second = endpoint_at(server.url), RecordingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         sent = await _busy(endpoint)
-        waiting = _send(endpoint, second, "/second")
-        sent.close()  # before the task of the second one connects
-        await second.wait()
-        waiting.close()
+        waiting = _send(endpoint, receiver, "/second")
+        if connects:
+            await _settle()
+        sent.close()  # else before the task of the second one connects
+        await receiver.wait()
         assert [each.head.target for each in server.requests] == ["/first", "/second"]
-        assert len(server.connections) == 1
+        await until(lambda: not endpoint.connections.connecting)
         assert not endpoint.connections.waiting
+        if connects:
+            later = _send(endpoint, receiver)
+            await receiver.wait()
+            assert len(server.connections[1].requests) == 1
+            later.close()
+        assert len(server.connections) == 1 + connects
+        waiting.close()
 
 
 async def test_failed_connect_is_told_to_one_request_only(endpoint_at: EndpointAt) -> None:
@@ -302,24 +314,6 @@ async def test_connects_are_no_more_than_waiting_requests(endpoint_at: EndpointA
             sent.close()
             async with asyncio.timeout(1):  # the connect would take longer
                 await endpoint.close()
-
-
-async def test_spare_connection_serves_a_later_request(endpoint_at: EndpointAt) -> None:
-    async with ScriptedServer(YES) as server:
-        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
-        sent = _send(endpoint, first)
-        await first.wait()
-        waiting = _send(endpoint, second)
-        await _settle()
-        sent.close()
-        await second.wait()
-        await until(lambda: not endpoint.connections.connecting)
-        later = _send(endpoint, first)
-        await first.wait()
-        assert len(server.connections) == 2
-        assert len(server.connections[1].requests) == 1
-        waiting.close()
-        later.close()
 
 
 async def test_request_over_a_connection_that_is_lost_fails_once(endpoint_at: EndpointAt) -> None:

@@ -18,6 +18,7 @@ from tests.support.gateway import until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
     Connection,
+    Script,
     ScriptedServer,
     always_respond,
     respond_in_turn,
@@ -73,16 +74,32 @@ async def _error(asking: Awaitable[bytes]) -> GatewayError:
     return caught.value
 
 
-@pytest.mark.parametrize("body", [None, (b"",), (b"ab", b"c"), LARGE], ids=["no", "0", "3", "400k"])
+class Rereadable(AsyncIterable[bytes]):
+    """A body that can be read again."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return _pieces()
+
+
+BODIES: dict[str, tuple[Body, bytes]] = {
+    "no": (None, b""),
+    "0": ((b"",), b""),
+    "3": ((b"ab", b"c"), b"abc"),
+    "400k": (LARGE, b"".join(LARGE)),
+    "repeatable": (Rereadable(), b"onetwo"),
+}
+
+
+@pytest.mark.parametrize(("body", "sent"), BODIES.values(), ids=BODIES)
 async def test_request_over_a_stale_connection_is_sent_again(
-    endpoint_at: EndpointAt, body: Body
+    endpoint_at: EndpointAt, body: Body, sent: bytes
 ) -> None:
     async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
         assert await _ask(endpoint, body) == b"yes"
         assert server.connections[0].requests[1:] == server.connections[1].requests
-        assert server.requests[-1].body == b"".join(body or ())  # type: ignore[arg-type]
+        assert server.requests[-1].body == sent
 
 
 async def test_partly_read_body_is_not_sent_again(endpoint_at: EndpointAt) -> None:
@@ -95,52 +112,30 @@ async def test_partly_read_body_is_not_sent_again(endpoint_at: EndpointAt) -> No
         assert len(server.connections) == 1
 
 
-class Rereadable(AsyncIterable[bytes]):
-    """A body that can be read again."""
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return _pieces()
-
-
-async def test_repeatable_body_is_sent_again(endpoint_at: EndpointAt) -> None:
-    async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
-        endpoint = endpoint_at(server.url)
-        await _ask(endpoint)
-        assert await _ask(endpoint, Rereadable()) == b"yes"
-        assert server.connections[0].requests[1:] == server.connections[1].requests
-        assert server.requests[-1].body == b"onetwo"
+CLOSED = "closed the connection before it responded"
+BROKEN_OFF = "closed the connection before the end of its response"
+ENDS: dict[str, tuple[tuple[Script, ...], str, int]] = {
+    "close of a new connection": ((respond_in_turn(b""),), CLOSED, 1),
+    "second close": ((closing, respond_in_turn(b"")), CLOSED, 3),
+    "part of a head": ((respond_in_turn(http_response(), b"H"),), "", 2),
+    "interim": ((respond_in_turn(http_response(), b"HTTP/1.1 100 Continue\r\n\r\n"),), "", 2),
+}
+"""Scripts of the server, the message, and how many requests the server gets."""
 
 
 @both_ways
-async def test_close_of_a_new_connection_is_not_stale(endpoint_at: EndpointAt, ask: Ask) -> None:
-    async with ScriptedServer(respond_in_turn(b"")) as server:
-        error = await _error(ask(endpoint_at(server.url)))
-        assert error.message == f"{server.url} closed the connection before it responded"
-        assert len(server.requests) == 1
-
-
-@both_ways
-@pytest.mark.parametrize("data", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
-async def test_partly_responded_request_is_not_sent_again(
-    endpoint_at: EndpointAt, ask: Ask, data: bytes
+@pytest.mark.parametrize(("scripts", "message", "requests"), ENDS.values(), ids=ENDS)
+async def test_request_is_sent_again_once_after_a_close_without_a_byte_of_a_response(
+    endpoint_at: EndpointAt, ask: Ask, scripts: tuple[Script, ...], message: str, requests: int
 ) -> None:
-    async with ScriptedServer(
-        respond_in_turn(http_response(), data), always_respond(http_response())
-    ) as server:
+    async with ScriptedServer(*scripts, always_respond(http_response())) as server:
         endpoint = endpoint_at(server.url)
-        await _ask(endpoint)
-        assert SENT not in (await _error(ask(endpoint))).message
-        assert len(server.requests) == 2
-
-
-@both_ways
-async def test_request_is_sent_again_only_once(endpoint_at: EndpointAt, ask: Ask) -> None:
-    async with ScriptedServer(closing, respond_in_turn(b"")) as server:
-        endpoint = endpoint_at(server.url)
-        await _ask(endpoint)
+        if requests > 1:
+            await _ask(endpoint)
         error = await _error(ask(endpoint))
-        assert error.message == f"{server.url} closed the connection before it responded"
-        assert len(server.requests) == 3
+        assert SENT not in error.message
+        assert error.message == f"{server.url} {message or CLOSED}"
+        assert len(server.requests) == requests
 
 
 @both_ways

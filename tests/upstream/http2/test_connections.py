@@ -150,6 +150,7 @@ async def test_failed_connect_fails_all_that_wait_for_it(http2_at: Http2Endpoint
         errors = await asyncio.gather(*(call(endpoint) for _ in range(5)), return_exceptions=True)
         kinds = Counter(error.kind for error in errors if isinstance(error, GatewayError))
         assert kinds == {ErrorKind.UNREACHABLE: 5}
+        assert len({id(error) for error in errors}) == 5
         assert len(server.connections) == 1
 
 
@@ -174,15 +175,9 @@ async def test_failed_connect_fails_no_request_that_can_wait_for_a_stream(
         assert _streams(peers) == [2]
 
 
-async def test_idle_connection_is_closed_after_its_time(http2_at: Http2EndpointAt) -> None:
-    async with connected(http2_at, answering(b"ok"), idle_timeout=0.05) as (server, endpoint):
-        await call(endpoint)
-        await server.connections[0].left.wait()
-        await until(lambda: len(endpoint.connections.sessions) == 0)
-        assert (await call(endpoint)).body == b"ok"
-
-
-async def test_busy_connection_is_not_idle(http2_at: Http2EndpointAt) -> None:
+async def test_connection_is_closed_once_it_is_idle_for_its_time(
+    http2_at: Http2EndpointAt,
+) -> None:
     may_respond = asyncio.Event()
 
     async def play(peer: Http2Peer) -> None:
@@ -192,7 +187,10 @@ async def test_busy_connection_is_not_idle(http2_at: Http2EndpointAt) -> None:
         await peer.respond(second, b"ok")
         await peer.serve_to_end()
 
-    async with connected(http2_at, http2_script(play), idle_timeout=0.02) as (server, endpoint):
+    async with connected(http2_at, http2_script(play), answering(b"new"), idle_timeout=0.02) as (
+        server,
+        endpoint,
+    ):
         await call(endpoint)
         pending = asyncio.create_task(call(endpoint))
         await asyncio.sleep(0.1)
@@ -200,26 +198,24 @@ async def test_busy_connection_is_not_idle(http2_at: Http2EndpointAt) -> None:
         may_respond.set()
         assert (await pending).body == b"ok"
         assert len(server.connections) == 1
+        await server.connections[0].left.wait()
+        await until(lambda: len(endpoint.connections.sessions) == 0)
+        assert (await call(endpoint)).body == b"new"
 
 
+@pytest.mark.parametrize("connects", [False, True])
 async def test_close_lets_calls_finish_and_then_closes_their_connection(
-    http2_at: Http2EndpointAt,
+    http2_at: Http2EndpointAt, connects: bool
 ) -> None:
     gate, peers = asyncio.Event(), list[Http2Peer]()
     async with connected(http2_at, _gated(gate, 100, peers)) as (_, endpoint):
         pending = asyncio.create_task(call(endpoint))
-        await until(lambda: _streams(peers) == [1])
+        if connects:
+            await asyncio.sleep(0)
+        else:
+            await until(lambda: _streams(peers) == [1])
         await endpoint.close()
         gate.set()
-        assert (await pending).body == b"ok"
-        await until(lambda: len(endpoint.connections.sessions) == 0)
-
-
-async def test_close_during_a_connect_lets_its_call_finish(http2_at: Http2EndpointAt) -> None:
-    async with connected(http2_at, answering(b"ok")) as (_, endpoint):
-        pending = asyncio.create_task(call(endpoint))
-        await asyncio.sleep(0)
-        await endpoint.close()
         assert (await pending).body == b"ok"
         await until(lambda: len(endpoint.connections.sessions) == 0)
 

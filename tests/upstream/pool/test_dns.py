@@ -75,19 +75,8 @@ def _urls(pool: Pool) -> list[str]:
     return [endpoint.url for endpoint in pool.endpoints]
 
 
-async def test_each_address_is_an_endpoint() -> None:
-    names = NameService(triton=["127.0.0.2", "127.0.0.1", "127.0.0.2"])
-    async with _servers("127.0.0.1", "127.0.0.2") as servers:
-        name = f"triton:{servers[0].port}"
-        async with _pool(names, f"http://{name}") as pool:
-            assert _urls(pool) == [f"http://{name} (127.0.0.1)", f"http://{name} (127.0.0.2)"]
-            assert await _asked(pool) == {"127.0.0.1", "127.0.0.2"}
-        for server in servers:
-            assert {each.head.get("Host") for each in server.requests} == {name}
-
-
-async def test_addresses_come_and_go() -> None:
-    names = NameService(triton=["127.0.0.1"])
+async def test_each_address_is_an_endpoint_and_addresses_come_and_go() -> None:
+    names = NameService(triton=["127.0.0.1", "127.0.0.1"])
     async with (
         _servers("127.0.0.1", "127.0.0.2", "127.0.0.3") as servers,
         _pool(names, f"http://triton:{servers[0].port}") as pool,
@@ -97,6 +86,8 @@ async def test_addresses_come_and_go() -> None:
         (first,) = pool.members
         names.answers["triton"] = ["127.0.0.3", "127.0.0.1", "127.0.0.2"]
         await until(lambda: len(pool.endpoints) == 3)
+        name = f"triton:{servers[0].port}"
+        assert sorted(_urls(pool)) == [f"http://{name} (127.0.0.{number})" for number in (1, 2, 3)]
         assert pool.members[0] is first
         assert await _asked(pool) == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
         names.answers["triton"] = ["127.0.0.3"]
@@ -105,6 +96,8 @@ async def test_addresses_come_and_go() -> None:
         await until(servers[0].connections[0].left.is_set)
         await until(servers[1].connections[0].left.is_set)
         assert await _asked(pool) == {"127.0.0.3"}
+        for server in servers:
+            assert {each.head.get("Host") for each in server.requests} == {name}
         assert not servers[2].connections[0].left.is_set()
 
 
