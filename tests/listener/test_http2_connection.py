@@ -71,20 +71,6 @@ async def wait_forever(_: ClientRequest, __: ClientResponse) -> None:
     await asyncio.Event().wait()
 
 
-async def test_requests_over_one_connection() -> None:
-    async with running_listener(echo) as running, client_of(running) as client:
-        for body in (b"", b"abc", bytes(1_000_000)):
-            # White space around a value is no part of it.
-            reply = await client.call("POST", "/x?y", body, [("x", "\t1 \t")])
-            assert reply.status == 200
-            assert reply.body == b"POST /x?y %d 1 " % len(body) + body
-            assert reply.get("server") == "tensorgate"
-            assert reply.get("date")
-            assert reply.get("content-length") == str(len(reply.body))
-            assert reply.reset is None
-        assert (await client.call("GET", "/")).body == b"GET / 0 None "
-
-
 async def test_preface_may_come_in_pieces() -> None:
     async with running_listener(echo) as running, open_http2(running.url) as client:
         client.writes = False  # nothing may come between the pieces
@@ -112,10 +98,11 @@ async def test_preface_is_accepted_only_as_a_whole_and_at_the_start() -> None:
 
 async def test_body_without_a_length() -> None:
     async with running_listener(echo) as running, client_of(running) as client:
-        stream = client.send_headers("POST", "/", flush=False)
+        # White space around a value is no part of it.
+        stream = client.send_headers("POST", "/", [("x", "\t1 \t")], flush=False)
         await client.send_data(stream, b"complete")
         # All of it came at once, so that its length is known.
-        assert (await client.response(stream)).body == b"POST / 8 None complete"
+        assert (await client.response(stream)).body == b"POST / 8 1 complete"
         stream = client.send_headers("POST", "/")
         await until(lambda: running.listener.requests)
         await client.send_data(stream, b"streamed")
@@ -183,7 +170,7 @@ async def test_expect_100_continue() -> None:
         assert (reply.status, reply.interim) == (400, [])
 
 
-async def test_reset_cancels_the_call_and_no_other() -> None:
+async def test_reset_cancels_the_call_and_a_lost_connection_all() -> None:
     records: list[CallRecord] = []
     async with (
         running_listener(wait_forever, records.append) as running,
@@ -198,6 +185,9 @@ async def test_reset_cancels_the_call_and_no_other() -> None:
         assert record.error == "the client reset the stream: CANCEL"
         client.ping()
         await client.until(lambda: client.pings)
+        client.reset()
+        await until(lambda: not running.listener._connections)
+    assert [record.error for record in records[1:]] == ["the client closed the connection"] * 2
 
 
 async def test_request_that_is_reset_at_once_never_starts() -> None:
@@ -219,19 +209,6 @@ async def test_request_that_is_reset_at_once_never_starts() -> None:
     assert started == ["/first", "/last"]
     assert [record.target for record in records] == ["/first", "/reset", "/last"]
     assert records[1].error
-
-
-async def test_lost_connection_cancels_all_calls() -> None:
-    records: list[CallRecord] = []
-    async with running_listener(wait_forever, records.append) as running:
-        async with client_of(running) as client:
-            for number in range(3):
-                await client.start("GET", f"/{number}")
-            await until(lambda: running.listener.requests == 3)
-            client.reset()
-            await until(lambda: not running.listener.requests)
-        await until(lambda: not running.listener._connections)
-    assert {record.error for record in records} == {"the client closed the connection"}
 
 
 @pytest.mark.parametrize("sent", ["nothing", "a start that waits", "a start", "an end"])
@@ -455,32 +432,6 @@ async def test_drain_ends_calls_that_take_too_long_and_those_of_grpc_with_unavai
     reason = "the gateway stopped before the call ended (limits.drain_timeout)"
     assert {each.error for each in records} == {reason}
     assert [(each.status, each.grpc_status) for each in records[:2]] == [(503, 14)] * 2
-
-
-async def test_idle_connection_is_closed_with_goaway() -> None:
-    async with running_listener(echo) as running:
-        running.listener.idle_timeouts = IdleTimeouts(keep_alive_timeout=0.05)
-        async with client_of(running) as client:
-            assert (await client.call("GET", "/")).status == 200
-            await client.until_closed()
-            assert client.goaways == [(1, 0, b"idle for too long")]
-
-
-async def test_client_that_sends_goaway_is_closed_after_its_calls() -> None:
-    go_on = asyncio.Event()
-
-    async def handle(client: ClientRequest, response: ClientResponse) -> None:
-        await go_on.wait()
-        await echo(client, response)
-
-    async with running_listener(handle) as running, client_of(running) as client:
-        stream = await client.start("GET", "/")
-        await until(lambda: running.listener.requests)
-        client.send_goaway()
-        await asyncio.sleep(0.01)
-        go_on.set()
-        await client.until_closed()
-    assert stream == 1
 
 
 @pytest.mark.parametrize("is_known", [False, True])

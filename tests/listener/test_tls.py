@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from gateway.listener import tls
-from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles, is_world_readable
+from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles
 from gateway.system import certificates
 from tests.support.certificates import authority, ca_file, certificate_files
 from tests.support.gateway import until
@@ -128,14 +128,6 @@ def test_weak_certificate_raises(tmp_path: Path) -> None:
     with pytest.raises(TlsFileError) as caught:
         ReloadingTlsContext(TlsFiles(certificate, file))
     assert str(caught.value) == f"tls.certificate: {certificate} is too weak: ee key too small"
-
-
-@pytest.mark.parametrize(("mode", "open_to_all"), [(0o600, False), (0o640, False), (0o644, True)])
-def test_world_readable_file_is_detected(tmp_path: Path, mode: int, open_to_all: bool) -> None:
-    file = tmp_path / "key.pem"
-    file.touch()
-    file.chmod(mode)
-    assert is_world_readable(str(file)) is open_to_all
 
 
 def test_replaced_files_are_reloaded(tmp_path: Path) -> None:

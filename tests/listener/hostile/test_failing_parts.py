@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from h2.exceptions import StreamClosedError
@@ -48,7 +49,7 @@ from tests.support.inference_messages import (
     infer_json,
     json_request,
 )
-from tests.support.raw_client import RawClient, connect
+from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 _MOST_CALLS = 300
@@ -278,73 +279,6 @@ async def _world(failing: int) -> AsyncIterator[tuple[_World, str]]:
         assert world.closed > 1
 
 
-async def _calls(client: RawClient, *data: bytes) -> None:
-    for each in data:
-        await client.ask(each)
-
-
-async def _fast(client: RawClient) -> None:
-    await _calls(client, request("GET", "/v2/x"), infer_json())
-
-
-async def _pipelined(client: RawClient) -> None:
-    await client.send(request("GET", "/v2/x") * 3)
-    for _ in range(3):
-        await client.read_response()
-
-
-async def _deferred(client: RawClient) -> None:
-    data = infer_json()
-    await client.send(data[:-1])
-    await client.ask(data[-1:])
-
-
-async def _streamed(client: RawClient) -> None:
-    head = message("POST /v2/x HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
-    await client.ask(head + chunked(b"abc", b"d"))
-    await client.ask(request("GET", "/v2/streamed"))
-
-
-async def _streamed_infer(client: RawClient) -> None:
-    await client.ask(infer_json(headers={"X": "x" * 3000}))
-
-
-async def _failed(client: RawClient) -> None:
-    await _calls(client, request("GET", "/v2/busy"), request("GET", "/v2/broken"))
-    await client.ask(request("GET", "/v2/dies"))
-
-
-async def _failed_while_streamed(client: RawClient) -> None:
-    large = {"X": "x" * 3000}
-    await _calls(client, request("GET", "/v2/busy", headers=large))
-    await client.ask(request("GET", "/v2/broken", headers=large))
-
-
-async def _left_on_the_fast_path(client: RawClient) -> None:
-    await client.send(request("GET", "/v2/never"))
-    await asyncio.sleep(0.02)
-
-
-async def _left_on_the_streaming_path(client: RawClient) -> None:
-    await client.send(request("GET", "/v2/never", headers={"X": "x" * 3000}))
-    await asyncio.sleep(0.02)
-
-
-async def _left_with_half_a_response(client: RawClient) -> None:
-    await client.send(request("GET", "/v2/half"))
-    await asyncio.sleep(0.15)  # longer than a response is deferred
-
-
-async def _left_with_half_a_request(client: RawClient) -> None:
-    await client.send(infer_json()[:-1])
-    await asyncio.sleep(0.02)
-
-
-async def _malformed(client: RawClient) -> None:
-    await client.send(request("GET", "/v2/x") + b"GET /v2/x HTTP/1.1\r\n: no name\r\n\r\n")
-    await client.rest()
-
-
 async def _streams(client: Http2Client) -> None:
     calls = [
         client.call("GET", "/v2/x"),
@@ -386,57 +320,64 @@ async def _left_streams(client: Http2Client) -> None:
     await asyncio.sleep(0.02)
 
 
-_SCENARIOS: tuple[Callable[[RawClient], Awaitable[None]], ...] = (
-    _fast,
-    _pipelined,
-    _deferred,
-    _streamed,
-    _streamed_infer,
-    _failed,
-    _failed_while_streamed,
-    _left_on_the_fast_path,
-    _left_on_the_streaming_path,
-    _left_with_half_a_response,
-    _left_with_half_a_request,
-    _malformed,
-)
+_LONG = {"X": "x" * 3000}
+"""Headers for the streaming path."""
+_CHUNKED = message("POST /v2/x HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
+
+Step = bytes | int | float
+_STEPS: dict[str, tuple[Step, ...]] = {
+    "fast": (request("GET", "/v2/x"), 1, infer_json(), 1),
+    "pipelined": (request("GET", "/v2/x") * 3, 3),
+    "deferred": (infer_json()[:-1], infer_json()[-1:], 1),
+    "streamed": (_CHUNKED + chunked(b"abc", b"d"), 1, request("GET", "/v2/streamed"), 1),
+    "streamed infer": (infer_json(headers=_LONG), 1),
+    "failed": (
+        *(request("GET", "/v2/busy"), 1, request("GET", "/v2/broken"), 1),
+        *(request("GET", "/v2/dies"), 1),
+    ),
+    "failed while streamed": (
+        *(request("GET", "/v2/busy", headers=_LONG), 1),
+        *(request("GET", "/v2/broken", headers=_LONG), 1),
+    ),
+    "left on the fast path": (request("GET", "/v2/never"), 0.02),
+    "left on the streaming path": (request("GET", "/v2/never", headers=_LONG), 0.02),
+    # Longer than a response is deferred.
+    "left with half a response": (request("GET", "/v2/half"), 0.15),
+    "left with half a request": (infer_json()[:-1], 0.02),
+    "malformed": (request("GET", "/v2/x") + b"GET /v2/x HTTP/1.1\r\n: no name\r\n\r\n", 2),
+}
+"""Bytes to send, the number of responses to read, and seconds to wait."""
+
+_HTTP2_PLAYS = (_streams, _streams_in_parts, _reset_streams, _left_streams)
 
 
-_HTTP2_SCENARIOS: tuple[Callable[[Http2Client], Awaitable[None]], ...] = (
-    _streams,
-    _streams_in_parts,
-    _reset_streams,
-    _left_streams,
-)
+def _plays() -> dict[str, Callable[[str], Awaitable[None]]]:
+    """Return what clients do at a URL."""
 
-
-@pytest.mark.parametrize("scenario", _SCENARIOS, ids=lambda each: each.__name__.strip("_"))
-async def test_part_that_fails_leaves_nothing_counted(
-    scenario: Callable[[RawClient], Awaitable[None]], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each call of each part fails once: an observer, a sampler, an endpoint, a pool's listener."""
-
-    async def play(url: str) -> None:
+    async def take(steps: tuple[Step, ...], url: str) -> None:
         async with connect(url) as client:
-            await scenario(client)
+            for step in steps:
+                if isinstance(step, bytes):
+                    await client.send(step)
+                elif isinstance(step, float):
+                    await asyncio.sleep(step)
+                else:
+                    for _ in range(step):
+                        await client.read_response()
 
-    await _play_with_each_fault(play, caplog)
-
-
-@pytest.mark.parametrize("scenario", _HTTP2_SCENARIOS, ids=lambda each: each.__name__.strip("_"))
-async def test_part_that_fails_leaves_nothing_counted_over_http2(
-    scenario: Callable[[Http2Client], Awaitable[None]], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def play(url: str) -> None:
+    async def play(over_http2: Callable[[Http2Client], Awaitable[None]], url: str) -> None:
         async with connect_http2(url) as client:
-            await scenario(client)
+            await over_http2(client)
 
-    await _play_with_each_fault(play, caplog)
+    plays = {name: partial(take, steps) for name, steps in _STEPS.items()}
+    return plays | {each.__name__.strip("_"): partial(play, each) for each in _HTTP2_PLAYS}
 
 
-async def _play_with_each_fault(
+@pytest.mark.parametrize("play", _plays().values(), ids=_plays())
+async def test_part_that_fails_leaves_nothing_counted(
     play: Callable[[str], Awaitable[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Each call of each part fails once: an observer, a sampler, an endpoint, a pool's listener."""
     for failing in range(1, _MOST_CALLS):
         async with _world(failing) as (world, url):
             with suppress(asyncio.IncompleteReadError, ConnectionError, TimeoutError):

@@ -283,10 +283,6 @@ async def until_settled(gateway: RunningGateway) -> None:
 # ---------------------------------------------------------------------------- what is slow
 
 
-class Http2Bodies(Http2Uploads):
-    """Bodies that stream through."""
-
-
 class GrpcBodies(Http2Uploads):
     """Streams of gRPC, with few on each connection; they may be silent for long."""
 
@@ -351,7 +347,7 @@ class GrpcReaders(Http2Readers):
     body = framed(infer_message())
 
 
-TRICKLING: list[Kind] = [Http1Uploads, Http2Bodies, GrpcBodies]
+TRICKLING: list[Kind] = [Http1Uploads, Http2Uploads, GrpcBodies]
 RESERVED: list[Kind] = [Http1LargeBodies, Http2LargeBodies, GrpcLargeBodies]
 READERS: list[Kind] = [Http1Readers, Http2Readers, BufferedReaders, GrpcReaders]
 
@@ -405,7 +401,7 @@ async def test_client_of_many_trickling_bodies_keeps_nobody_out(kind: Kind) -> N
                 leave_no_room(gateway)
         await until(lambda: len(greedy.statuses()) == 10)
         assert set(greedy.statuses()) == {200 if kind is GrpcBodies else 408}
-        if isinstance(greedy, Http2Bodies):
+        if isinstance(greedy, Http2Uploads):
             ended = [reply for _, _, reply in greedy.streams if reply.ended]
             assert all("stalled" in reply.json["error"] for reply in ended)
         for client in usual:
@@ -474,7 +470,7 @@ async def test_all_clients_behind_one_address_lose_no_call_that_goes_on(kind: Ki
 async def test_call_that_is_buffered_gets_the_room_of_trickling_bodies() -> None:
     """It takes more than a body in transit counts."""
     async with gateway_with_little_room() as gateway, AsyncExitStack() as clients:
-        greedy = Http2Bodies(gateway.url, GREEDY, clients)
+        greedy = Http2Uploads(gateway.url, GREEDY, clients)
         await fill(gateway, greedy)
         async with connect(gateway.url, None, INNOCENT) as innocent:
             await innocent.send(request("POST", INFER, json_request(*[1.5] * 100_000)))
