@@ -137,18 +137,8 @@ async def test_longer_ejection_is_no_new_event() -> None:
         assert [kind for kind, *_ in _told(journal)] == ["endpoint_ejected"]
 
 
-async def test_upstream_that_cannot_be_reached_is_recorded() -> None:
-    async with _upstream([f"http://127.0.0.1:{free_port()}"]) as (upstream, journal):
-        pool = upstream.upstream.pool
-        for _ in range(3):
-            pool.outlier_detector.record(pool.members[0], Outcome.UNREACHABLE, "refused")
-        assert _told(journal) == [("upstream_unreachable", "", "calls", "refused")]
-        pool.outlier_detector.record(pool.members[0], Outcome.SUCCEEDED, "")
-        assert [kind for kind, *_ in _told(journal)][1:] == ["upstream_reachable"]
-
-
 @pytest.mark.parametrize(("required", "level"), [(True, "error"), (False, "warning")])
-async def test_event_of_an_upstream_that_is_not_required_is_a_warning(
+async def test_upstream_that_cannot_be_reached_is_an_error_if_it_is_required(
     required: bool, level: str
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"
@@ -156,7 +146,9 @@ async def test_event_of_an_upstream_that_is_not_required_is_a_warning(
         pool = upstream.upstream.pool
         for _ in range(3):
             pool.outlier_detector.record(pool.members[0], Outcome.UNREACHABLE, "refused")
+        assert _told(journal) == [("upstream_unreachable", "", "calls", "refused")]
         pool.outlier_detector.record(pool.members[0], Outcome.SUCCEEDED, "")
+        assert journal.read()[0]["kind"] == "upstream_reachable"
         assert [each["level"] for each in reversed(journal.read())] == [level, "info"]
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.errors import GatewayError, bad_request
+from gateway.errors import bad_request
 from gateway.http1.connection import Http1Body
 from gateway.listener import client_call
 from gateway.observe.failure_log import LimitedLog
@@ -40,24 +40,6 @@ async def test_large_unread_body_does_not_block_the_connection() -> None:
         for size in range(500_000, 800_000, 60_000):
             client.send_nowait(request("POST", "/", bytes(size)))
             assert (await client.read_response()).status == 200
-
-
-async def test_malformed_body_is_an_error_for_its_reader() -> None:
-    async def handle(client: ClientRequest, _: ClientResponse) -> None:
-        with pytest.raises(GatewayError, match=r"^the request body is malformed: ") as caught:
-            await read_body(client)
-        raise caught.value
-
-    head = message("PUT / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
-    async with running_listener(handle) as running, connect(running.url) as client:
-        await client.send(head + b"2\r\nab\r\n")
-        await asyncio.sleep(0.01)
-        await client.send(b"what?\r\n")
-        reply = await client.read_response()
-        assert reply.status == 400
-        assert "\n" not in reply.error
-        assert reply.head.get("Connection") == "close"
-        assert await client.rest() == b""
 
 
 async def test_malformed_unread_body_closes_after_the_response(

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.errors import ErrorKind, bad_request
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.listener.running_listener import echo, respond, running_listener
@@ -86,16 +86,6 @@ async def test_response_to_head_has_no_body() -> None:
             assert head.status == (400 if target == "/error" else 200)
             assert head.get("Content-Length") == {"/sized": "4", "/error": "15"}.get(target)
         assert (await client.call("GET", "/sized")).body == b"body"
-
-
-async def test_gateway_error_becomes_the_response() -> None:
-    async def handle(_: ClientRequest, __: ClientResponse) -> None:
-        raise GatewayError(ErrorKind.EXHAUSTED, "why")
-
-    async with running_listener(handle) as running, connect(running.url) as client:
-        for _ in range(2):
-            reply = await client.call("GET", "/")
-            assert (reply.status, reply.error) == (ErrorKind.EXHAUSTED.value.status, "why")
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])

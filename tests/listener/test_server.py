@@ -74,7 +74,10 @@ async def test_client_with_the_most_idle_connections_makes_room_for_others() -> 
         await listener.drain(0, 0)
 
 
-async def test_drain_closes_idle_connections_after_the_grace() -> None:
+@pytest.mark.parametrize(("drain_timeout", "grace"), [(60, 0.05), (60, 0), (0.05, 60)])
+async def test_drain_closes_idle_connections_after_the_grace_or_the_drain_timeout(
+    drain_timeout: float, grace: float
+) -> None:
     async with (
         running_listener(echo) as running,
         connect(running.url) as used,
@@ -82,20 +85,12 @@ async def test_drain_closes_idle_connections_after_the_grace() -> None:
     ):
         assert (await used.call("GET", "/")).status == 200
         async with asyncio.timeout(5):
-            assert await running.listener.drain(60, 0.05) == 0
+            assert await running.listener.drain(drain_timeout, grace) == 0
         assert await used.rest() == b""
         assert await fresh.rest() == b""
         with pytest.raises(ConnectionRefusedError):
             async with connect(running.url):
                 pass
-
-
-@pytest.mark.parametrize(("drain_timeout", "grace"), [(60, 0), (0.05, 60)])
-async def test_grace_ends_with_the_drain_timeout(drain_timeout: float, grace: float) -> None:
-    async with running_listener(echo) as running, connect(running.url) as client:
-        async with asyncio.timeout(5):
-            assert await running.listener.drain(drain_timeout, grace) == 0
-        assert await client.rest() == b""
 
 
 async def test_response_during_the_grace_closes_the_connection() -> None:

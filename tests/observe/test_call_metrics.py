@@ -80,6 +80,7 @@ def test_call_is_counted_with_its_times_and_sizes() -> None:
     metrics = _Metrics()
     sizes: dict[str, Any] = {"request_bytes": 10, "response_bytes": 20}
     sizes |= {"sent_bytes": 30, "received_bytes": 40}
+    sizes |= {"request_elements": 16, "response_elements": 4}
     metrics.observe(_record(**sizes), _record(**sizes))
     assert metrics.value("requests_total", **CALL) == 2
     assert metrics.value("request_duration_seconds_count", **CALL) == 2
@@ -93,6 +94,8 @@ def test_call_is_counted_with_its_times_and_sizes() -> None:
     assert metrics.value("server_sent_body_bytes_total", **ENDPOINT) == 60
     assert metrics.value("server_received_body_bytes_total", **ENDPOINT) == 80
     assert metrics.value("conversions_total", client_form="json", server_form="binary") == 2
+    assert metrics.value("converted_elements_total", direction="request") == 32
+    assert metrics.value("converted_elements_total", direction="response") == 8
     assert metrics.labels("errors_total", "kind") == metrics.labels("retries_total", "upstream")
 
 
@@ -261,14 +264,6 @@ def test_models_whose_latency_is_measured_apart_are_bounded() -> None:
     series = [labels for labels in metrics.store.sums(ENDPOINT_LATENCY) if labels[0] == "u"]
     assert sum(bool(model) for _, _, model in series) == 500
     assert len({url for _, url, _ in series}) == 300
-
-
-def test_converted_elements_are_counted_by_direction() -> None:
-    metrics = _Metrics()
-    elements: dict[str, Any] = {"request_elements": 16, "response_elements": 4}
-    metrics.observe(_record(**elements), _record(**elements), _record())
-    assert metrics.value("converted_elements_total", direction="request") == 32
-    assert metrics.value("converted_elements_total", direction="response") == 8
 
 
 def test_mirrored_request_counts_at_its_endpoint_and_is_no_call() -> None:

@@ -74,7 +74,7 @@ def test_series_are_summed_over_segments_and_sorted() -> None:
     store = MetricStore(FAMILIES, segments=2)
     for segment, amount in ((0, 5.5), (1, 40)):
         writer = store.writer(segment)
-        for model in ("b", "a", f"only {segment}"):
+        for model in ("b", "a")[segment:]:
             writer.counter(CALLS, (model, "200")).add(amount)
             writer.histogram(SECONDS, (model,)).observe(amount)
         writer.counter(RESTARTS).add(1)
@@ -82,9 +82,7 @@ def test_series_are_summed_over_segments_and_sorted() -> None:
         "# HELP tensorgate_calls_total Calls.\n"
         "# TYPE tensorgate_calls_total counter\n"
         'tensorgate_calls_total{model="a",status="200"} 45.5\n'
-        'tensorgate_calls_total{model="b",status="200"} 45.5\n'
-        'tensorgate_calls_total{model="only 0",status="200"} 5.5\n'
-        'tensorgate_calls_total{model="only 1",status="200"} 40.0\n'
+        'tensorgate_calls_total{model="b",status="200"} 5.5\n'
         "# HELP tensorgate_restarts_total Restarts.\n"
         "# TYPE tensorgate_restarts_total counter\n"
         "tensorgate_restarts_total 2.0\n"
@@ -97,12 +95,7 @@ def test_series_are_summed_over_segments_and_sorted() -> None:
             f'tensorgate_seconds_bucket{{le="+Inf",model="{model}"}} {count}\n'
             f'tensorgate_seconds_count{{model="{model}"}} {count}\n'
             f'tensorgate_seconds_sum{{model="{model}"}} {total}\n'
-            for model, count, total in (
-                ("a", 2.0, 45.5),
-                ("b", 2.0, 45.5),
-                ("only 0", 1.0, 5.5),
-                ("only 1", 1.0, 40.0),
-            )
+            for model, count, total in (("a", 2.0, 45.5), ("b", 1.0, 5.5))
         )
         + "# HELP tensorgate_sizes Bytes.\n"
         "# TYPE tensorgate_sizes histogram\n"

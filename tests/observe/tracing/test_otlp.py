@@ -45,26 +45,21 @@ def _batch() -> ExportTraceServiceRequest:
 
 
 @pytest.mark.parametrize(
-    ("status", "is_retryable"),
-    [(400, False), (401, False), (404, False), (429, True), (500, False), (502, True), (503, True)],
+    ("protocol", "status", "is_retryable"),
+    [
+        *(("http", status, False) for status in (400, 404, 500)),
+        *(("http", status, True) for status in (429, 502, 503)),
+        ("grpc", 503, True),
+    ],
 )
-def test_status_says_whether_to_try_again(status: int, is_retryable: bool) -> None:
-    with trace_receiver() as receiver:
+def test_status_says_whether_to_try_again(protocol: str, status: int, is_retryable: bool) -> None:
+    said = "UNAVAILABLE" if protocol == "grpc" else f"the receiver returned {status}"
+    with trace_receiver(protocol) as receiver:
         receiver.status = status
-        sender = make_sender(Receiver(receiver.endpoint))
-        with pytest.raises(ExportError, match=f"the receiver returned {status}: busy") as error:
+        sender = make_sender(Receiver(receiver.endpoint, protocol))
+        with pytest.raises(ExportError, match=f"{said}: busy") as error:
             sender.send(_batch(), 5.0)
         assert error.value.is_retryable == is_retryable
-        sender.close()
-
-
-def test_unavailable_receiver_over_grpc_is_tried_again() -> None:
-    with trace_receiver("grpc") as receiver:
-        receiver.status = 503
-        sender = make_sender(Receiver(receiver.endpoint, "grpc"))
-        with pytest.raises(ExportError, match="UNAVAILABLE: busy") as error:
-            sender.send(_batch(), 5.0)
-        assert error.value.is_retryable
         sender.close()
 
 
