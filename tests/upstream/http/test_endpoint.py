@@ -16,7 +16,7 @@ from tests.support.checks.descriptors import no_descriptors
 from tests.support.checks.garbage import no_garbage
 from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
-from tests.support.http_messages import chunk, http_response, message
+from tests.support.http_messages import http_response, message
 from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
@@ -77,34 +77,6 @@ async def test_error_of_the_body_is_raised(endpoint_at: EndpointAt) -> None:
         with pytest.raises(GatewayError) as caught:
             await endpoint_at(server.url).send(make_request(_pieces(b"begun", fault)))
         assert caught.value is fault
-        await _left(server)
-
-
-async def test_error_of_the_body_during_the_response_fails_its_reader(
-    endpoint_at: EndpointAt,
-) -> None:
-    stumble = asyncio.Event()
-    fault = bad_request("the client stumbled")
-
-    async def body() -> AsyncIterator[bytes]:
-        yield b"begun"
-        await stumble.wait()
-        raise fault
-
-    async def script(connection: Connection) -> None:
-        await connection.head()
-        head = {"Transfer-Encoding": "chunked"}
-        await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"begun")))
-        await never_respond(connection)
-
-    async with ScriptedServer(script) as server:
-        response = await endpoint_at(server.url).send(make_request(body()))
-        assert await response.read() == b"begun"
-        stumble.set()
-        with pytest.raises(GatewayError) as caught:
-            await response.read()
-        assert caught.value is fault
-        response.close()
         await _left(server)
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import struct
 import threading
 from collections.abc import AsyncIterator
 
@@ -30,6 +29,7 @@ from tests.support.servers.http2_server import (
 )
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 from tests.upstream.calls import call, make_request, read_reply
+from tests.upstream.endpoints import blocking_server, reset_on_close
 from tests.upstream.http2.conftest import Http2EndpointAt, connected
 
 HTTP_1_ADDRESS = "the address of a server that speaks HTTP/1.1 begins with http:// or https://"
@@ -284,23 +284,16 @@ async def test_early_response_is_read_although_the_next_write_fails(
     closed = threading.Event()
     refusal = ((b":status", b"200"), (b"grpc-status", b"8"))
 
-    def serve() -> None:
-        connection, _ = listening.accept()
-        # Else the response waits here for an acknowledgement, and a reset throws it away.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if is_tls:
-            connection = http2_tls().wrap_socket(connection, server_side=True)
-        with connection:
-            connection.sendall(
-                encode_settings([(INITIAL_WINDOW_SIZE, 1 << 30)]) + encode_window_update(0, 1 << 30)
-            )
-            received = 0
-            while received < 64 * 1024:
-                received += len(connection.recv(64 * 1024 - received))
-            connection.sendall(encode_headers(1, Encoder().encode(refusal), end_stream=True))
-            if resets:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        closed.set()
+    def refuse(sock: socket.socket) -> None:
+        sock.sendall(
+            encode_settings([(INITIAL_WINDOW_SIZE, 1 << 30)]) + encode_window_update(0, 1 << 30)
+        )
+        received = 0
+        while received < 64 * 1024:
+            received += len(sock.recv(64 * 1024 - received))
+        sock.sendall(encode_headers(1, Encoder().encode(refusal), end_stream=True))
+        if resets:
+            reset_on_close(sock)
 
     async def body() -> AsyncIterator[bytes]:
         yield bytes(128 * 1024)
@@ -309,11 +302,6 @@ async def test_early_response_is_read_although_the_next_write_fails(
         for _ in range(100):
             yield bytes(128 * 1024)
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        scheme = "https" if is_tls else "http"
-        endpoint = http2_at("{}://{}:{}".format(scheme, *listening.getsockname()))
-        reply = await read_reply(await endpoint.send(make_request(body())))
+    with blocking_server(refuse, http2_tls() if is_tls else None, closed.set) as url:
+        reply = await read_reply(await http2_at(url).send(make_request(body())))
         assert (reply.status, reply.headers["grpc-status"], reply.body) == (200, "8", b"")
-        thread.join()

@@ -81,34 +81,6 @@ class _Moody:
             await connection.send(self.http_response)
 
 
-async def test_unhealthy_endpoint_is_not_used_until_it_is_healthy(
-    probing: Probing, caplog: pytest.LogCaptureFixture
-) -> None:
-    moody = _Moody()
-    async with (
-        ScriptedServer(moody) as bad,
-        ScriptedServer() as good,
-        probing(bad.url, good.url) as pool,
-    ):
-        await until(lambda: all(each.healthy for each in pool.snapshot()))
-        assert not caplog.records
-        assert _lent(pool) == {bad.url, good.url}
-        moody.http_response = ILL
-        await until(lambda: pool.snapshot()[0].healthy is False)
-        assert _lent(pool) == {good.url}
-        assert pool.snapshot()[0].health_check_result == "GET /ready returned 503"
-        moody.http_response = http_response(status="204 No Content")
-        await until(lambda: pool.snapshot()[0].healthy)
-        assert _lent(pool) == {bad.url, good.url}
-        assert pool.outstanding == [0, 0]
-        assert {received.head.first for received in bad.requests} == {"GET /ready HTTP/1.1"}
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{bad.url} is unhealthy: GET /ready returned 503",
-        f"{bad.url} is healthy again: GET /ready returned 204",
-    ]
-    assert {record.levelno for record in caplog.records} == {logging.WARNING}
-
-
 async def _close(connection: Connection) -> None:
     await connection.request()
 
