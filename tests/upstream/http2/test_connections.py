@@ -198,8 +198,8 @@ async def test_connection_is_closed_once_it_is_idle_for_its_time(
         may_respond.set()
         assert (await pending).body == b"ok"
         assert len(server.connections) == 1
-        await server.connections[0].left.wait()
         await until(lambda: len(endpoint.connections.sessions) == 0)
+        await server.connections[0].left.wait()
         assert (await call(endpoint)).body == b"new"
 
 
