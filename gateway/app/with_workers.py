@@ -67,35 +67,28 @@ def serve_with_workers(workers: int, settings: Settings, source: SettingsSource)
     supervisor = Supervisor(
         gateway.sockets,
         workers,
-        lambda channel: run(_serve_as_worker(channel, gateway)),
-        lambda channel: run(_serve_as_admin(channel, gateway)),
+        lambda channel: run(_serve(channel, gateway.shared, gateway.worker)),
+        lambda channel: run(_serve(channel, gateway.shared, gateway.admin_process)),
         settings.limits.drain_timeout,
         gateway,
     )
     log_stopped(supervisor.run())
 
 
-async def _serve_as_worker(channel: WorkerChannel, supervised: GatewayWithWorkers) -> None:
-    """Serve the connections that the supervisor accepts."""
-    gateway = supervised.worker(channel.count_closed, channel.slot)
-    await _serve(channel, gateway, supervised.shared)
-    channel.send(FromWorker.DROPPED, str(gateway.dropped))
-
-
-async def _serve_as_admin(channel: WorkerChannel, supervised: GatewayWithWorkers) -> None:
-    """Serve the admin address for the workers."""
-    await _serve(channel, supervised.admin_process(), supervised.shared)
-
-
 async def _serve(
-    channel: WorkerChannel, gateway: Gateway | AdminProcess, shared: SharedMemory
+    channel: WorkerChannel,
+    shared: SharedMemory,
+    build: Callable[[Callable[[], None], int], Gateway | AdminProcess],
 ) -> None:
+    """Serve the connections that the supervisor accepts: those of clients, or of operators."""
     handle_signals(partial(channel.send, FromWorker.LEAVING), *STOP_SIGNALS)
+    gateway = build(channel.count_closed, channel.slot)
     reloader = WorkerReloader(gateway, shared, partial(channel.send, FromWorker.RELOAD_DONE))
     async with gateway, reloader, MallocTrim():
         tune_garbage_collector()
         channel.send(FromWorker.READY)
         await channel.receive(gateway, reloader.enqueue)
+    channel.send(FromWorker.DROPPED, str(gateway.dropped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +98,7 @@ class _Prepared:
     read: Settings
     resources: LoadedResources
     bound: tuple[BoundAddress, ...]
+    changes: str
 
 
 class GatewayWithWorkers(SupervisedGateway):
@@ -125,8 +119,8 @@ class GatewayWithWorkers(SupervisedGateway):
         self._has_started = self._is_requested = False
         self._prepared: _Prepared | None = None
         """What is made for new settings, until all processes use them or none."""
-        self._replaced: _Prepared | None = None
-        """What new settings have replaced, until that is logged."""
+        self._log_applied: Callable[[], None] = lambda: None
+        """Logs what has changed, once all processes use it."""
 
     @property
     def settings(self) -> Settings:
@@ -148,7 +142,7 @@ class GatewayWithWorkers(SupervisedGateway):
         # It gets what is loaded already: the files may have become unusable since then.
         return Gateway(self._resources, self.shared, slot, on_closed)
 
-    def admin_process(self) -> AdminProcess:
+    def admin_process(self, *_: object) -> AdminProcess:
         """Build what the admin process runs."""
         return AdminProcess(self._resources, self.shared)
 
@@ -178,15 +172,22 @@ class GatewayWithWorkers(SupervisedGateway):
         if not self.shared.new_settings.publish(0, pickle.dumps(settings)):
             raise OSError("they are too large")
         bound = listening.listen(listening.addresses_of(settings), self._bound)
-        self._prepared = _Prepared(read, resources, bound)
+        changes = describe_changes(resources, self._resources)
+        self._prepared = _Prepared(read, resources, bound, changes)
         return ConfigUpdate(_sockets(bound, settings), settings.limits.drain_timeout)
 
     def commit(self) -> None:
         """Use what is prepared, by assignments: each process is ready."""
         assert self._prepared is not None
-        self._replaced = _Prepared(self.settings, self._resources, self._bound)
-        self._resources, self._bound = self._prepared.resources, self._prepared.bound
+        now, self._prepared = self._prepared, None
+        before, left = self.settings, self.addresses
+        self._resources, self._bound = now.resources, now.bound
         self._reload_log.record_reload()
+        addresses = self.addresses, left
+        self._log_applied = partial(
+            self._reload_log.log_reload,
+            *(now.changes, now.read, before, addresses, self._is_requested),
+        )
 
     def abort(self, errors: Mapping[str, str]) -> None:
         """Close the new addresses, and log which processes have refused the settings, and why."""
@@ -204,15 +205,7 @@ class GatewayWithWorkers(SupervisedGateway):
 
     def on_applied(self, late: Sequence[str]) -> None:
         """Log what has changed, and which processes go on with the previous settings for now."""
-        assert self._prepared is not None
-        assert self._replaced is not None
-        now, before = self._prepared, self._replaced
-        self._prepared = self._replaced = None
-        left = listening.describe(before.bound, before.read)
-        changes = describe_changes(now.resources, before.resources)
-        self._reload_log.log_reload(
-            changes, now.read, before.read, (self.addresses, left), self._is_requested
-        )
+        self._log_applied()
         for name in late:
             _log.warning("%s does not respond: it uses the new settings once it does", name)
 
@@ -265,6 +258,8 @@ class AdminProcess:
         """What operators see."""
         self._site = AdminSite(self.source)
         self._key_watch: asyncio.Task[None] | None = None
+        self.dropped = 0
+        """Calls that it cut at its end: it has none."""
 
     @property
     def settings(self) -> Settings:
