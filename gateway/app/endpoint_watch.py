@@ -31,8 +31,10 @@ from gateway.routing.latency_outliers import (
     Latencies,
     Latency,
     ModelLatency,
+    Silence,
+    SilentEndpoints,
+    UsualLatency,
 )
-from gateway.routing.silence import Silence, SilentEndpoints, UsualLatency
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
 
