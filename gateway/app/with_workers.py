@@ -161,7 +161,8 @@ class GatewayWithWorkers(SupervisedGateway):
         try:
             return self._prepare()
         except Exception as error:  # whatever it is, it must not end the supervisor
-            self._refuse(failure_text(error, self._reload_log.source.file))
+            reason = failure_text(error, self._reload_log.source.file)
+            self._reload_log.record_failure(reason, requested)
             return None
 
     def _prepare(self) -> ConfigUpdate:
@@ -198,9 +199,7 @@ class GatewayWithWorkers(SupervisedGateway):
         for name, error in errors.items():
             processes[error].append(name)
         reasons = [f"{', '.join(names)}: {error}" for error, names in processes.items()]
-        self._refuse(f"{self._reload_log.source.file}: {'; '.join(reasons)}")
-
-    def _refuse(self, reason: str) -> None:
+        reason = f"{self._reload_log.source.file}: {'; '.join(reasons)}"
         self._reload_log.record_failure(reason, self._is_requested)
 
     def on_applied(self, late: Sequence[str]) -> None:
