@@ -18,6 +18,7 @@ from gateway.errors import GatewayError
 from gateway.observe.call_record import CallRecord
 from gateway.settings.load import load
 from gateway.settings.schema import Settings
+from gateway.workers.control import Question
 from tests.app.reloading import NOWHERE, settings_for
 from tests.support.addresses import free_address
 from tests.support.certificates import certificate_files, server_certificate
@@ -188,6 +189,10 @@ async def test_gateway_serves_and_counts_connections_accepted_elsewhere(
             worker.take(await asyncio.to_thread(lambda: listening.accept()[0]))
             assert await client == 503
             await until(lambda: len(closed) == 2)
+            ours, theirs = socket.socketpair()
+            await worker.reply(Question.CONNECT, theirs)  # of operators, which nobody counts
+            ours.close()
+            await until(lambda: not worker.listener.connections)
             with socket.create_connection(address) as silent:
                 worker.take(listening.accept()[0])
                 await asyncio.sleep(0.02)
