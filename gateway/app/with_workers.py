@@ -48,8 +48,8 @@ from gateway.observe.gateway_metrics import WORKER_RESTARTS
 from gateway.settings.schema import Settings
 from gateway.system.memory import tune_garbage_collector
 from gateway.workers.control import ControlClient
-from gateway.workers.ipc import ConnectionKind, FromWorker, ToWorker, WorkerChannel
-from gateway.workers.reload_broadcast import PREPARE_TIMEOUT, ConfigUpdate
+from gateway.workers.ipc import FromWorker, ListeningSockets, ToWorker, WorkerChannel
+from gateway.workers.reload_broadcast import PREPARE_TIMEOUT
 from gateway.workers.signals import STOP_SIGNALS
 from gateway.workers.supervisor import SupervisedGateway, Supervisor
 from gateway.workers.worker_pool import WorkerProcess
@@ -65,11 +65,9 @@ def serve_with_workers(workers: int, settings: Settings, source: SettingsSource)
     gateway = GatewayWithWorkers(settings, source, workers)
     tune_garbage_collector()
     supervisor = Supervisor(
-        gateway.sockets,
         workers,
         lambda channel: run(_serve(channel, gateway.shared, gateway.worker)),
         lambda channel: run(_serve(channel, gateway.shared, gateway.admin_process)),
-        settings.limits.drain_timeout,
         gateway,
     )
     log_stopped(supervisor.run())
@@ -128,7 +126,12 @@ class GatewayWithWorkers(SupervisedGateway):
         return self._resources.settings
 
     @property
-    def sockets(self) -> dict[socket.socket, ConnectionKind]:
+    def drain_timeout(self) -> float:
+        """Return the seconds that calls in progress have when the gateway stops."""
+        return self.settings.limits.drain_timeout
+
+    @property
+    def sockets(self) -> ListeningSockets:
         """Return the listening sockets, with who connects there."""
         return _sockets(self._bound, self.settings)
 
@@ -146,7 +149,7 @@ class GatewayWithWorkers(SupervisedGateway):
         """Build what the admin process runs."""
         return AdminProcess(self._resources, self.shared)
 
-    def poll(self, requested: bool) -> ConfigUpdate | None:
+    def poll(self, requested: bool) -> ListeningSockets | None:
         """Read the settings if that is requested, or if their files have changed."""
         try:
             # Workers that start later get the files that the others reload by themselves.
@@ -165,7 +168,7 @@ class GatewayWithWorkers(SupervisedGateway):
             self._reload_log.record_failure(reason, requested)
             return None
 
-    def _prepare(self) -> ConfigUpdate:
+    def _prepare(self) -> ListeningSockets:
         """Read the settings, load what they name and open their addresses, or raise."""
         read = self._reload_log.source.read()
         settings = keep_workers(read, self.settings)
@@ -175,7 +178,7 @@ class GatewayWithWorkers(SupervisedGateway):
         bound = listening.listen(listening.addresses_of(settings), self._bound)
         changes = describe_changes(resources, self._resources)
         self._prepared = _Prepared(read, resources, bound, changes)
-        return ConfigUpdate(_sockets(bound, settings), settings.limits.drain_timeout)
+        return _sockets(bound, settings)
 
     def commit(self) -> None:
         """Use what is prepared, by assignments: each process is ready."""
@@ -219,7 +222,7 @@ class GatewayWithWorkers(SupervisedGateway):
         """Log that no client is accepted any more."""
         if self._has_started:
             log_stopping(self.settings)
-            self._journal.record_drain(self.settings.limits.drain_timeout)
+            self._journal.record_drain(self.drain_timeout)
 
     def on_worker_ended(self, process: WorkerProcess, why: str) -> None:
         """Record that a process has ended unexpectedly."""
@@ -234,9 +237,7 @@ class GatewayWithWorkers(SupervisedGateway):
         self._journal.record(WORKER_RESTARTED, who="supervisor", why=why, subject=name, process=pid)
 
 
-def _sockets(
-    bound: Sequence[BoundAddress], settings: Settings
-) -> dict[socket.socket, ConnectionKind]:
+def _sockets(bound: Sequence[BoundAddress], settings: Settings) -> ListeningSockets:
     """Return the listening sockets, with who connects there."""
     return {
         sock: ToWorker.ADMIN if each.address == settings.admin.listen else ToWorker.CLIENT
