@@ -79,6 +79,7 @@ async def _serve(
     build: Callable[[Callable[[], None], int], Gateway | AdminProcess],
 ) -> None:
     """Serve the connections that the supervisor accepts: those of clients, or of operators."""
+    # The first thing to do, as the rest takes a while: the supervisor ends this process.
     handle_signals(partial(channel.send, FromWorker.LEAVING), *STOP_SIGNALS)
     gateway = build(channel.count_closed, channel.slot)
     reloader = WorkerReloader(gateway, shared, partial(channel.send, FromWorker.RELOAD_DONE))
