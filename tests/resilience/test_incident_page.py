@@ -15,8 +15,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.routing.endpoint_state import NO_CALLS, RecentCalls
-from gateway.routing.latency_outliers import Latency, ModelLatency
-from gateway.routing.silence import Silence, UsualLatency
+from gateway.routing.latency_outliers import Latency, ModelLatency, Silence, UsualLatency
 from gateway.upstream.pool.pool import Pool
 from tests.docs.markdown import blocks
 from tests.resilience.fleet import FleetServer, fleet

@@ -13,7 +13,7 @@ from tests.integration.mlserver.server import MLServer
 from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.support.real_server import InferenceServer, RealServer
 from tests.integration.triton.server import TritonServer
-from tests.support.servers.openvino.server import OpenVino
+from tests.support.servers.openvino import OpenVino
 
 Server = TypeVar("Server", bound=RealServer)
 
