@@ -181,6 +181,8 @@ def test_half_floats_cannot_be_typed(datatype: str) -> None:
     [
         ("BOOL", (2,), b"\x01\x02", "input 'x' is BOOL, but holds bytes other than 0 and 1"),
         ("BYTES", (1,), b"\x02\0\0\0a", "input 'x' ends inside an element"),
+        ("BYTES", (1,), b"\x01\0\0", "input 'x' ends inside an element"),
+        ("BYTES", (2,), b"\x01\0\0\0a", "input 'x': shape [2] takes 2 elements, data has 1"),
     ],
 )
 def test_invalid_data_cannot_be_typed(

@@ -187,3 +187,8 @@ def test_any_bytes_are_read_or_invalid(data: bytes) -> None:
     except GatewayError as error:
         refused = error.kind
     assert refused in (None, ErrorKind.BAD_RESPONSE)
+
+
+def test_unknown_fields_are_skipped() -> None:
+    inner = service_pb2.ModelStreamInferResponse(infer_response=response()).SerializeToString()
+    assert read_stream_response(b"\x78\x05" + inner, CAP).response is not None
