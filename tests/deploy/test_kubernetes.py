@@ -1,7 +1,9 @@
-"""The manifests in deploy/kubernetes/ are valid, and their parts fit together."""
+"""The manifests in deploy/kubernetes/ are valid, fit together, and their gateways run."""
 
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -9,10 +11,11 @@ import kubernetes_validate
 import pytest
 
 from gateway import __version__
+from gateway.demo.server.server import DemoServer
 from gateway.settings.values.addresses import TcpAddress
 from gateway.settings.values.units import parse_size
 from tests.deploy.dockerfile import read_stages
-from tests.deploy.files import DEPLOY, Document, documents
+from tests.deploy.files import DEPLOY, Document, documents, replace_folders
 from tests.deploy.manifest import (
     FOLDER,
     GATEWAY,
@@ -24,6 +27,10 @@ from tests.deploy.manifest import (
     Pod,
     ports,
 )
+from tests.deploy.running import run_gateway
+from tests.support.addresses import free_address
+from tests.support.gateway_process import TENSORGATE, run
+from tests.support.raw_client import connect
 
 CUSTOM = "servicemonitor.yaml"
 """The file with a kind that Kubernetes itself does not have."""
@@ -52,29 +59,6 @@ def test_the_manifests_name_the_oldest_version_that_they_fit(file: Path) -> None
     assert f"For Kubernetes {OLDEST} or newer." in file.read_text()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda spec: spec.update(replica=2),
-        lambda spec: spec.update(replicas="2"),
-        lambda spec: spec.pop("selector"),
-    ],
-    ids=["unknown key", "wrong type", "missing key"],
-)
-def test_the_schema_check_finds_errors(change: Callable[[Document], object]) -> None:
-    deployment = Manifest(SIDECAR).one("Deployment", "triton")
-    change(deployment["spec"])
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(deployment, OLDEST, strict=True)
-
-
-def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
-    twice = tmp_path / "twice.yaml"
-    twice.write_text("spec: {replicas: 1, replicas: 2}")
-    with pytest.raises(AssertionError, match="given twice"):
-        documents(twice)
-
-
 # What belongs together
 
 
@@ -85,13 +69,6 @@ def test_every_selector_matches_pods(manifest: Manifest) -> None:
     ]
     assert [len(pods) for pods in chosen] == [1] * len(chosen)
     assert len(chosen) >= len(manifest.pods) + len(manifest.all("Service"))
-
-
-def test_workloads_match_their_own_pods(manifest: Manifest) -> None:
-    for pod in manifest.pods:
-        assert pod.is_selected_by(pod.workload["spec"]["selector"]["matchLabels"])
-        for constraint in pod.spec.get("topologySpreadConstraints", []):
-            assert pod.is_selected_by(constraint["labelSelector"]["matchLabels"])
 
 
 def test_services_lead_to_existing_ports(manifest: Manifest) -> None:
@@ -144,13 +121,6 @@ def test_each_pod_of_a_gateway_has_an_address_for_prometheus(manifest: Manifest)
     assert manifest.pod_with(GATEWAY).is_selected_by(service["selector"])
     (port,) = service["ports"]
     assert port["targetPort"] == "admin"
-
-
-def test_port_names_and_numbers_are_unique(manifest: Manifest) -> None:
-    for pod in manifest.pods:
-        ports = [port for each in pod.containers.values() for port in each["ports"]]
-        assert len({port["name"] for port in ports}) == len(ports)
-        assert len({port["containerPort"] for port in ports}) == len(ports)
 
 
 def test_every_volume_exists_and_is_mounted(manifest: Manifest) -> None:
@@ -313,3 +283,73 @@ def test_the_autoscaler_sets_the_number_of_gateways() -> None:
     assert "replicas" not in pod.workload["spec"]
     # Without a request there is nothing to be a share of.
     assert "cpu" in manifest.gateway["resources"]["requests"]
+
+
+# Running gateways
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A gateway's command line for this machine, and the URL of its admin address."""
+
+    arguments: list[str]
+    admin: str
+
+
+def moved(manifest: Manifest, folder: Path, url: str) -> Moved:
+    """Write the settings for a server and for addresses of this machine."""
+    settings, admin = manifest.write_settings(folder), free_address()
+    if settings.upstreams["triton"].dns_refresh is not None:
+        url = url.replace("127.0.0.1", "localhost")
+    for name, text in manifest.settings_text().items():
+        here = text.replace(str(settings.listen[0]), "127.0.0.1:0")
+        here = here.replace(str(settings.admin.listen), admin)
+        for endpoint in settings.upstreams["triton"].endpoints:
+            here = here.replace(str(endpoint), url)
+        (folder / name).write_text(here)
+    arguments = replace_folders(manifest.gateway["args"], {manifest.settings_folder: folder})
+    return Moved(arguments, f"http://{admin}")
+
+
+@asynccontextmanager
+async def started(gateway: Moved) -> AsyncIterator[str]:
+    """Run a gateway with its admin address; yield the address for clients."""
+    async with run_gateway(gateway.arguments) as (process, url):
+        await process.wait_for_output(r"listening on \S+ \(admin\)")
+        yield url
+
+
+async def probe(container: Document, name: str, admin: str) -> int:
+    """Return the status of the response to a probe."""
+    async with connect(admin) as kubelet:
+        return (await kubelet.call("GET", container[name]["httpGet"]["path"])).status
+
+
+async def test_the_gateway_accepts_its_settings(manifest: Manifest, tmp_path: Path) -> None:
+    manifest.write_settings(tmp_path)
+    file = replace_folders(manifest.gateway["args"], {manifest.settings_folder: tmp_path})[-1]
+    status, out, err = await run(TENSORGATE, "check", file)
+    assert status == 0, err
+    assert "listen on 0.0.0.0:8080" in out
+
+
+async def test_the_gateway_serves_and_answers_its_probes(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    async with DemoServer() as server:
+        gateway = moved(manifest, tmp_path, server.url)
+        async with started(gateway) as url, connect(url) as client:
+            for name in PROBES:
+                assert await probe(manifest.gateway, name, gateway.admin) == 200
+            reply = await client.call("GET", "/v2/models/identity_fp32")
+            assert reply.json["name"] == "identity_fp32"
+
+
+async def test_a_gateway_without_triton_is_alive_and_not_ready(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    gateway = moved(manifest, tmp_path, "http://127.0.0.1:1")
+    async with started(gateway):
+        assert await probe(manifest.gateway, "readinessProbe", gateway.admin) == 503
+        for name in ("startupProbe", "livenessProbe"):
+            assert await probe(manifest.gateway, name, gateway.admin) == 200

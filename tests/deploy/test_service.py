@@ -150,19 +150,6 @@ def test_systemd_verifies_the_unit(unit: Path) -> None:
 
 
 @needs_systemd
-@pytest.mark.parametrize(
-    ("line", "other"),
-    [("NoNewPrivileges=yes", "NoNewPriveleges=yes"), ("TimeoutStopSec=40", "TimeoutStopSec=x")],
-)
-def test_systemd_finds_errors_in_the_unit(unit: Path, line: str, other: str) -> None:
-    text = unit.read_text()
-    assert line in text
-    unit.write_text(text.replace(line, other))
-    _, said = analyze("verify", str(unit))
-    assert f"{unit.name}:{text[: text.index(line)].count(chr(10)) + 1}: " in said
-
-
-@needs_systemd
 def test_systemd_rates_the_unit_as_little_exposed(unit: Path) -> None:
     _, said = analyze("security", "--offline=yes", str(unit))
     if "--offline" in said:

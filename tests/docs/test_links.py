@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,14 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             if link.endswith(".md") and (target := (page.parent / link).resolve()).exists()
         ]
     assert set(PAGES) <= reached
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """MkDocs takes dead links, and pages that the navigation lacks, for errors."""
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "settings.html").exists()

@@ -1,9 +1,12 @@
-"""Settings that the documentation shows can be used as they stand."""
+"""Settings and commands that the documentation shows can be used as they stand."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +63,24 @@ def test_limit_in_the_readme_takes_eight_images_in_json() -> None:
     route = yaml.safe_load(sample)["routes"][0]
     element = len(json.dumps([-1.1920928955078125e-07, 1])) - len("[1]")
     assert 8 * 3 * 224 * 224 * element < parse_size(route["limits"]["max_request_bytes"])
+
+
+PAGE = ROOT / "docs" / "guide" / "upgrade.md"
+UNIT = ROOT / "deploy" / "tensorgate.service"
+
+
+def _programs(unit: Path) -> set[str]:
+    lines = unit.read_text().splitlines()
+    return {line.split("=")[1].split()[0] for line in lines if line.startswith("ExecStart")}
+
+
+def test_unit_starts_the_new_version_and_then_the_old_one(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT.name
+    shutil.copy(UNIT, unit)
+    lines = [line for block in blocks(PAGE) for line in block.text.splitlines()]
+    to_new, to_old = [shlex.split(line) for line in lines if line.startswith("sed ")]
+    before = _programs(unit)
+    subprocess.run([*to_new[:-1], str(unit)], check=True)
+    assert _programs(unit) == {"/opt/tensorgate-0.2.0/bin/tensorgate"}
+    subprocess.run([*to_old[:-1], str(unit)], check=True)
+    assert _programs(unit) == before == {"/opt/tensorgate/bin/tensorgate"}

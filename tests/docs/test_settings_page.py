@@ -15,13 +15,9 @@ def test_the_page_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.path)
-def test_every_setting_has_a_description(setting: Setting) -> None:
+def test_every_setting_has_a_description_a_type_and_a_default(setting: Setting) -> None:
     assert setting.description.endswith((".", "?", ")"))
     assert len(setting.description.split()) > 1
-
-
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.path)
-def test_every_setting_has_a_type_and_a_default(setting: Setting) -> None:
     assert setting.kind
     assert setting.default
 

@@ -71,7 +71,6 @@ install_by_pip() {
 }
 install_by_pip .cache/grpcio-tools grpcio-tools==1.85.1
 install_by_pip .cache/httpx "httpx[http2]==0.28.1"
-install_by_pip .cache/pycurl pycurl==7.49.0  # its wheel has libcurl 8
 install_by_npm() {
   local folder=$1
   shift

@@ -80,7 +80,6 @@ def running_gateway(
     servers: Sequence[FleetServer],
     more: str = "",
     upstream: str = "",
-    listen: str = f"{HOST}:0",
 ) -> AbstractAsyncContextManager[tuple[Process, str]]:
     """Run a gateway in front of servers, with its settings in ``file``.
 
@@ -88,7 +87,7 @@ def running_gateway(
     """
     urls = ", ".join(server.url for server in servers)
     file.write_text(
-        f"listen: {listen}\n"
+        f"listen: {HOST}:0\n"
         # Nobody reads the log while clients run, so it must not fill the pipe.
         "log: {access: false}\n"
         f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton, {upstream}}}}}\n{more}"

@@ -5,8 +5,7 @@
 Careful clients check each response, over HTTP and over gRPC, from servers over HTTP and over gRPC.
 Others send every form and leave at a random stage; gRPC clients cancel calls, miss deadlines and
 break connections; hostile clients send what the fuzz tests of HTTP/2 send. Servers are killed,
-stopped and told to fail, and settings are reloaded all the while. If a real Triton is installed,
-clients that wait for almost nothing call it over gRPC, and it must live. In two quiet moments,
+stopped and told to fail, and settings are reloaded all the while. In two quiet moments,
 after a warm-up and at the end, nothing may be left of the clients, the next one is served, and
 memory, descriptors, tasks and processes are counted.
 """
@@ -22,19 +21,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tests.fuzz.http2.hostile_clients import hostile_client
-from tests.integration.environment import MissingServerError
-from tests.integration.support.impatient_clients import MODELS as TRITON_MODELS
-from tests.integration.support.impatient_clients import ImpatientClients, impatient_clients_of
-from tests.integration.triton.installation import find
-from tests.integration.triton.models import named
-from tests.integration.triton.server import TritonServer
 from tests.resilience.fleet import FleetServer, fleet
 from tests.resilience.grpc_load import GrpcLoad, grpc_load_on
 from tests.resilience.hostile_traffic import uploads
@@ -222,7 +215,6 @@ class _Traffic:
     http: Load
     to_grpc_servers: Load
     grpc: GrpcLoad
-    impatient: ImpatientClients | None
 
     @property
     def wrong(self) -> int:
@@ -249,7 +241,7 @@ async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Tas
 
 @asynccontextmanager
 async def _traffic(
-    url: str, disconnecting: Sequence[_DisconnectingClient], triton: TritonServer | None
+    url: str, disconnecting: Sequence[_DisconnectingClient]
 ) -> AsyncIterator[_Traffic]:
     """Have all clients at work; inside, some leave, and others check what they get."""
     over_http, over_grpc = MODELS
@@ -258,12 +250,9 @@ async def _traffic(
         load_on(url, MIXED, pause=0.01, model=over_http) as http,
         load_on(url, some, pause=0.01, model=over_grpc) as to_grpc_servers,
         grpc_load_on(url, MODELS, pause=0.01) as grpc,
-        nullcontext()
-        if triton is None
-        else impatient_clients_of(url.removeprefix("http://")) as impatient,
         asyncio.TaskGroup() as group,
     ):
-        traffic = _Traffic(http, to_grpc_servers, grpc, impatient)
+        traffic = _Traffic(http, to_grpc_servers, grpc)
         tasks = [group.create_task(leaver.run()) for leaver in disconnecting]
         tasks += [group.create_task(_attack(url)) for _ in range(HOSTILE)]
         yield traffic
@@ -272,56 +261,30 @@ async def _traffic(
         await traffic.end()
 
 
-@contextmanager
-def _real_triton() -> Iterator[TritonServer | None]:
-    """Run a real Triton if one is installed."""
-    try:
-        find()
-    except MissingServerError:
-        print("without a real Triton: none is installed", flush=True)
-        yield None
-        return
-    with TritonServer(named(*TRITON_MODELS)) as server:
-        yield server
-
-
-def _settings(servers: Sequence[FleetServer], triton: TritonServer | None) -> str:
-    """Write upstreams: servers over HTTP, for one model those over gRPC, for others a Triton."""
+def _settings(servers: Sequence[FleetServer]) -> str:
+    """Write upstreams: servers over HTTP, and for one model those over gRPC."""
     urls = {
         over_grpc: ", ".join(each.url for each in servers if each.over_grpc is over_grpc)
         for over_grpc in (False, True)
     }
-    upstream = routes = ""
-    if triton is not None:
-        upstream = (
-            f"  triton: {{endpoints: {{http: '{triton.http_url}', grpc: '{triton.grpc_url}'}},"
-            " concurrency: {max_requests: 1000}}\n"
-        )
-        routes = "".join(
-            f"  - {{match: {{model: {model}}}, upstream: triton}}\n" for model in TRITON_MODELS
-        )
     return (
         "log: {access: false}\n"
         "upstreams:\n"
-        f"{upstream}"
         f"  fleet: {{endpoints: [{urls[False]}], dialect: triton}}\n"
         f"  grpc_fleet: {{endpoints: [{urls[True]}], dialect: triton}}\n"
         "routes:\n"
-        f"{routes}"
         f"  - {{match: {{model: {MODELS[1]}}}, upstream: grpc_fleet}}\n"
         "  - upstream: fleet\n"
     )
 
 
-async def soak(minutes: float, folder: Path, triton: TritonServer | None) -> list[str]:
+async def soak(minutes: float, folder: Path) -> list[str]:
     """Run it all; print what is seen, and give what is wrong."""
     port, admin = free_port(), free_port()
     file = folder / "gateway.yaml"
     async with fleet() as http_servers, fleet(2, over_grpc=True) as grpc_servers:
         servers = [*http_servers, *grpc_servers]
-        file.write_text(
-            f"listen: {HOST}:{port}\nadmin: {HOST}:{admin}\n{_settings(servers, triton)}"
-        )
+        file.write_text(f"listen: {HOST}:{port}\nadmin: {HOST}:{admin}\n{_settings(servers)}")
         calm = asyncio.Lock()
         async with (
             gateway_process(str(file)) as (process, url),
@@ -333,7 +296,7 @@ async def soak(minutes: float, folder: Path, triton: TritonServer | None) -> lis
             samples, wrong = [], 0
             for share in (WARM_UP, 1 - WARM_UP):
                 end = time.monotonic() + 60 * minutes * share
-                async with _traffic(url, disconnecting, triton) as traffic:
+                async with _traffic(url, disconnecting) as traffic:
                     while time.monotonic() < end:
                         await asyncio.sleep(min(10, 60 * minutes * share))
                         now = await _sample(process, f"http://{HOST}:{admin}")
@@ -342,8 +305,6 @@ async def soak(minutes: float, folder: Path, triton: TritonServer | None) -> lis
                 gc.collect()
                 wrong += traffic.wrong
                 print("gRPC:", dict(traffic.grpc.counts), flush=True)
-                if traffic.impatient is not None:
-                    print("impatient:", dict(traffic.impatient.counts), flush=True)
                 async with calm:
                     await _check_quiet(process, url, f"http://{HOST}:{admin}")
                     await asyncio.sleep(QUIET)
@@ -356,10 +317,7 @@ async def soak(minutes: float, folder: Path, triton: TritonServer | None) -> lis
             async with asyncio.timeout(TIMEOUT):
                 await reading
                 status = await process.process.wait()
-    found = _find_problems(samples, wrong, status)
-    if triton is not None and not triton.is_alive():
-        found.append(f"Triton died:\n{triton.log_tail()}")
-    return found
+    return _find_problems(samples, wrong, status)
 
 
 def _line(sample: Sample, traffic: _Traffic, disconnecting: Sequence[_DisconnectingClient]) -> str:
@@ -405,8 +363,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     minutes = parser.parse_args().minutes
-    with tempfile.TemporaryDirectory() as folder, _real_triton() as triton:
-        found = asyncio.run(soak(minutes, Path(folder), triton))
+    with tempfile.TemporaryDirectory() as folder:
+        found = asyncio.run(soak(minutes, Path(folder)))
     print("\n".join(found) or "nothing grew")
     sys.exit(bool(found))
 

@@ -13,22 +13,15 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError
-from gateway.routing.endpoint_state import NO_CALLS, RecentCalls
-from gateway.routing.latency_outliers import Latency, ModelLatency
-from gateway.routing.silence import Silence, UsualLatency
-from gateway.upstream.pool.pool import Pool
 from tests.docs.markdown import blocks
 from tests.resilience.fleet import FleetServer, fleet
-from tests.resilience.incident_page import PAGE, is_shown, normalized
+from tests.resilience.incident_page import PAGE, is_shown
 from tests.resilience.server import Behaviour
 from tests.support.addresses import HOST, free_address
-from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 from tests.support.gateway import until
 from tests.support.gateway_process import FAST_FILE_WATCH, Process, gateway_process
 from tests.support.http_messages import request
 from tests.support.raw_client import connect
-from tests.upstream.pools import fail_calls
 
 TARGET = "/v2/models/resnet50/infer"
 
@@ -83,46 +76,6 @@ async def _site(folder: Path, more: str = "", upstream: str = "") -> AsyncIterat
             yield _Site(process, url, f"http://{admin}", server, file, log)
 
 
-def test_first_lines_of_the_page_are_those_of_the_states_of_endpoints(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Each state has its line, and each of these lines is that of a state."""
-    url, sibling = "http://10.0.0.8:8000", "http://10.0.0.9:8000"
-
-    def judged(
-        recent: RecentCalls = NO_CALLS,
-        slow: bool = False,
-        again: bool = False,
-        connects: bool = True,
-    ) -> None:
-        endpoints = [ScriptedEndpoint(EventLog(), url=each) for each in (url, sibling)]
-        pool = Pool(endpoints, upstream="triton")
-        if recent.failures:
-            calls = pool.members[0].calls
-            calls.record_failure("it returned 500: CUDA out of memory on device 0", False)
-        if not connects:
-            why = f"cannot connect to {url}: Connection refused"
-            fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, why), times=3)
-        medians = {url: 2.02 if slow else 0.00202, sibling: 0.00202}
-        for _ in range(1 + slow):
-            latencies = {
-                each: {"resnet50": ModelLatency([Latency(100, median)])}
-                for each, median in medians.items()
-            }
-            pool.judge({url: recent}, latencies, leads=True)
-            medians[url] = medians[sibling]
-
-    silence = Silence("resnet50", 0.0, 5.0, 5.0, UsualLatency(50, 0.0021, 3485.0))
-    judged(RecentCalls(25, 12, 10))
-    judged(RecentCalls(silence=str(silence)))
-    judged(connects=False)
-    judged(slow=True)
-    lines = [f"{each.levelname} {each.name}: {each.getMessage()}" for each in caplog.records]
-    first = next(block.text for block in blocks(PAGE) if not block.language)
-    shown = [line.partition(" ")[2] for line in first.splitlines()]
-    assert list(map(normalized, lines)) == list(map(normalized, shown))
-
-
 async def test_lines_of_calls_that_find_no_slot(tmp_path: Path) -> None:
     limit = "concurrency: {max_requests: 1, max_queue: 1, queue_timeout: 100ms}"
     async with _site(tmp_path, upstream=limit) as site:
@@ -136,27 +89,6 @@ async def test_lines_of_calls_that_find_no_slot(tmp_path: Path) -> None:
         assert await first == 200
         assert is_shown(await site.line("more wait"))
         assert is_shown(await site.line("none ended within"))
-
-
-async def test_line_of_a_call_that_finds_no_memory(tmp_path: Path) -> None:
-    sizes = "max_buffered_bytes: 4MiB, max_buffered_body_bytes: 1MiB, max_request_bytes: 2MiB"
-    limits = f"limits: {{{sizes}, max_inference_header_bytes: 64KiB}}"
-    async with _site(tmp_path, limits) as site:
-        data = request("POST", TARGET, _body(500_000))
-        statuses: list[int] = []
-
-        async def upload() -> None:
-            async with connect(site.url) as client:
-                await client.send(data[:1_400_000])
-                statuses.append((await client.head()).status)
-
-        clients = [asyncio.create_task(upload()) for _ in range(12)]
-        await until(lambda: statuses)
-        for client in clients:
-            client.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
-        assert set(statuses) == {503}
-        assert is_shown(await site.line("limits.max_buffered_bytes"))
 
 
 FAILURES: dict[str, tuple[Behaviour | None, str, str]] = {
@@ -207,21 +139,6 @@ async def test_line_of_a_client_that_leaves(tmp_path: Path) -> None:
             await site.in_progress(1)
             await asyncio.sleep(0.2)  # in which the request goes to the server
         assert is_shown(await site.line("the client closed the connection"))
-
-
-async def test_failed_reload(tmp_path: Path) -> None:
-    async with _site(tmp_path) as site:
-        with site.file.open("a") as file:
-            file.write("limits: {idle_timeout: soon}\n")
-        await site.process.wait_for_output("settings not reloaded")
-        assert any(map(is_shown, site.process.said.splitlines()))
-        shown = [json.loads(block.text) for block in blocks(PAGE) if block.language == "json"]
-        settings = (await site.status())["settings"]
-        (like,) = [each for each in shown if "last_failure" in each]
-        assert list(settings) == list(like)
-        assert (
-            settings["last_failure"].partition(": ")[2] == like["last_failure"].partition(": ")[2]
-        )
 
 
 async def test_slow_call_and_endpoint(tmp_path: Path) -> None:

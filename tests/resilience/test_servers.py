@@ -66,16 +66,6 @@ async def test_a_single_server_is_used_as_soon_as_it_is_back(file: Path) -> None
         assert all("upstream 'fleet'" in message for message in load.counts.messages)
 
 
-async def test_servers_that_close_reused_connections_cause_no_errors(file: Path) -> None:
-    async with fleet() as servers, running_gateway(file, servers) as (_, url), load_on(url) as load:
-        assert not await load.wait_for_good()
-        for server in servers:
-            await server.behave(Behaviour(closes_unanswered=True))
-        await load.wait_for_good(300)
-        await load.end()
-        assert not load.counts.failures
-
-
 async def test_cut_responses_are_never_taken_for_complete(file: Path) -> None:
     async with (
         fleet(1) as servers,

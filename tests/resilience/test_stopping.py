@@ -10,7 +10,6 @@ import pytest
 
 from tests.resilience.fleet import FleetServer, fleet, running_gateway
 from tests.resilience.load import MIXED, Kind, load_on
-from tests.support.addresses import HOST
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway_process import Process
 from tests.support.scale import SCALE, scaled
@@ -46,10 +45,9 @@ async def _stop_under_load(
     more: str,
     kinds: tuple[Kind, ...] = MIXED,
     stop: Callable[[Process], None] = _to_the_gateway,
-    listen: str = f"{HOST}:0",
 ) -> None:
     async with (
-        running_gateway(file, servers, more, listen=listen) as (process, url),
+        running_gateway(file, servers, more) as (process, url),
         load_on(url, kinds) as load,
     ):
         assert not await load.wait_for_good(100)
@@ -63,17 +61,15 @@ async def _stop_under_load(
         assert word not in err
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_no_request_is_lost_when_the_gateway_stops(file: Path, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "stop"), [(1, _to_the_gateway), (2, _to_the_gateway), (2, _to_all_processes)]
+)
+async def test_no_request_is_lost_when_the_gateway_stops(
+    file: Path, workers: int, stop: Callable[[Process], None]
+) -> None:
     async with fleet(2) as servers:
         for kinds in (MIXED, FRESH) * scaled(2):
-            await _stop_under_load(file, servers, f"workers: {workers}\n", kinds)
-
-
-async def test_no_request_is_lost_when_every_process_gets_the_signal(file: Path) -> None:
-    async with fleet(2) as servers:
-        for kinds in (MIXED, FRESH):
-            await _stop_under_load(file, servers, "workers: 2\n", kinds, _to_all_processes)
+            await _stop_under_load(file, servers, f"workers: {workers}\n", kinds, stop)
 
 
 @pytest.mark.parametrize(("workers", "kinds"), OVER_TLS)

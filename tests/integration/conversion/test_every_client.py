@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tritonclient.http as triton_http
 
-from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.infer_messages import Array
 from tests.integration.support.python_server import Script
+from tests.integration.support.real_server import Reached
 
 ARRAYS: dict[str, Array] = {
     "FP32": np.array([0.1, -2, 3e38], np.float32),

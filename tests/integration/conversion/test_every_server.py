@@ -12,15 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.integration.support.client import HEADER_LENGTH, Client, Response
-from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
-from tests.integration.support.infer_messages import Request, Tensor, read_outputs, tensor
-from tests.integration.support.round_trip import check_echo, send
-from tests.integration.support.strategies import SIZES, elements, generated, requests
+from tests.integration.support.infer_messages import (
+    Request,
+    Tensor,
+    check_echo,
+    read_outputs,
+    send,
+    tensor,
+)
+from tests.integration.support.real_server import Reached
+from tests.integration.support.strategies import SIZES, elements, requests
 from tests.support.scale import scaled
 
 SAGEMAKER = "application/vnd.sagemaker-triton.binary+json;json-header-size="
@@ -72,7 +78,7 @@ REQUESTS: dict[str, Request] = {
 }
 
 
-@generated(max_examples=scaled(80))
+@settings(max_examples=scaled(80))
 @given(data=st.data())
 def test_any_mix_of_forms(via_gateway: Client, any_upstream: Reached, data: st.DataObject) -> None:
     inputs = []

@@ -11,9 +11,8 @@ from tests.integration.kserve.server import KServe
 from tests.integration.mlserver.server import MLServer
 from tests.integration.support.client import Client
 from tests.integration.support.gateway import running_gateway
-from tests.integration.support.infer_messages import Request, read_outputs, tensor
+from tests.integration.support.infer_messages import Request, check_echo, read_outputs, send, tensor
 from tests.integration.support.real_server import RealServer
-from tests.integration.support.round_trip import check_echo, send
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import pytest
 
 from tests.integration.support.client import HEADER_LENGTH, Client, Response
 from tests.integration.support.infer_messages import read_outputs
-from tests.integration.support.tap import Tap
 
 pytestmark = pytest.mark.triton
 
@@ -52,33 +51,6 @@ def test_accepted(
     assert output.binary
     assert list(output.shape) == shape
     assert output.data == data
-
-
-# Model, body, what the gateway says.
-REFUSED: list[tuple[str, bytes, list[str]]] = [
-    ("mixed", floats(1), ["'mixed'", "4 inputs"]),
-    ("two_variable", floats(4), ["'INPUT0'", "[-1, -1]", "1 variable dimension"]),
-    ("identity_bytes", b"abc", ["'INPUT0'", "[-1]", "[1]"]),
-    ("identity_fp32", bytes(7), ["'INPUT0'", "FP32", "multiple of 4", "7"]),
-    ("batched_fp32", floats(8), ["'INPUT0'", "16 bytes", "32"]),
-]
-
-
-@pytest.mark.parametrize(("model", "body", "said"), REFUSED)
-def test_refused(
-    tapped: Client, direct: Client, tap: Tap, model: str, body: bytes, said: list[str]
-) -> None:
-    """As by the server, which is asked for its metadata only."""
-    assert direct.infer(model, body, RAW).status == 400
-    tap.forget()
-    response = tapped.infer(model, body, RAW)
-    assert response.status == 400
-    for words in said:
-        assert words in response.error
-    connection = tapped.local_port
-    assert all(request.startswith("GET ") for request in tap.requests)
-    assert tapped.infer("identity_fp32", floats(1), RAW).status == 200
-    assert tapped.local_port == connection
 
 
 def load(client: Client, model: str, **config: Any) -> None:

@@ -41,28 +41,6 @@ def wanted(name: str, *, binary: bool) -> Any:
     return triton_http.InferRequestedOutput(name, binary_data=binary)
 
 
-CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "ready": ("is_server_ready", ()),
-    "model ready": ("is_model_ready", ("add",)),
-    "unknown model ready": ("is_model_ready", ("nope",)),
-    "server metadata": ("get_server_metadata", ()),
-    "model metadata": ("get_model_metadata", ("add",)),
-    "model config": ("get_model_config", ("batched_fp32", "1")),
-    "repository index": ("get_model_repository_index", ()),
-    "statistics": ("get_inference_statistics", ("add",)),
-    "log settings": ("get_log_settings", ()),
-    "system shared memory": ("get_system_shared_memory_status", ()),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_calls(client: Any, plain: Any, call: str) -> None:
-    name, arguments = CALLS[call]
-    result = getattr(client, name)(*arguments)
-    assert result == getattr(plain, name)(*arguments)
-    assert result is not None
-
-
 @pytest.fixture
 def region(client: Any) -> Iterator[memoryview]:
     """Shared memory of 48 bytes, known to the server as "region"."""

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.integration.support.client import Client
@@ -19,7 +19,6 @@ from tests.integration.support.client_forms import (
     FORMS,
     InferCall,
     Outcome,
-    ReceivedTensor,
     Target,
     open_channel,
     send_binary,
@@ -29,9 +28,8 @@ from tests.integration.support.client_forms import (
 )
 from tests.integration.support.gateway import running_gateway
 from tests.integration.support.generated_infer_calls import Scene, infer_calls
-from tests.integration.support.infer_messages import DTYPES, FLOATS, Array, Tensor
+from tests.integration.support.infer_messages import DTYPES, FLOATS, Array, Output, Tensor
 from tests.integration.support.real_server import HOST, RealServer
-from tests.integration.support.strategies import generated
 from tests.support.scale import scaled
 
 CALLS = 5000
@@ -92,7 +90,7 @@ def via_gateway(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@generated(max_examples=scaled(round(CALLS / 36)))
+@settings(max_examples=scaled(round(CALLS / 36)))
 @given(data=st.data())
 def test_outcome_is_that_of_the_server(
     direct: Target,
@@ -192,11 +190,11 @@ def check_outputs(outcome: Outcome, reference: Outcome, scene: Scene, call: Infe
     assert outcome.id == (call.id or outcome.id)
 
 
-def sorted_json(tensor: ReceivedTensor) -> str:
+def sorted_json(tensor: Output) -> str:
     return json.dumps(json.loads(tensor.elements[0]), sort_keys=True)
 
 
-def check_output(output: ReceivedTensor, like: ReceivedTensor, *, has_one_nan: bool) -> None:
+def check_output(output: Output, like: Output, *, has_one_nan: bool) -> None:
     assert (output.datatype, output.shape) == (like.datatype, like.shape)
     if has_one_nan and output.datatype in FLOATS:
         check_numbers(output.elements, like.elements)
@@ -211,7 +209,7 @@ def check_numbers(values: Array, like: Array) -> None:
     assert values[~is_nan].tobytes() == like[~is_nan].tobytes()
 
 
-def check_v1_outputs(values: Mapping[str, Any], like: Mapping[str, ReceivedTensor]) -> None:
+def check_v1_outputs(values: Mapping[str, Any], like: Mapping[str, Output]) -> None:
     """Check the values of V1, where the name of a single output is not told."""
     named = dict(zip([""], like.values(), strict=True)) if "" in values else like
     assert list(values) == list(named)

@@ -1,20 +1,19 @@
 """Clients over gRPC get the same tensors from every server, over HTTP and over gRPC."""
 
+import json
 import queue
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.integration.support.client_forms import CONTENTS
-from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
+from tests.integration.support.python_server import Script
+from tests.integration.support.real_server import Reached
 
 PATIENCE = 10.0
 
@@ -23,12 +22,6 @@ PATIENCE = 10.0
 def client(any_gateway: Gateway) -> Iterator[Any]:
     with triton_grpc.InferenceServerClient(any_gateway.address) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def stub(any_gateway: Gateway) -> Any:
-    channel = grpc.insecure_channel(any_gateway.address)
-    return service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
 ARRAYS: dict[str, Any] = {
@@ -73,31 +66,6 @@ def test_tritonclient_gets_its_tensor_back(client: Any, any_upstream: Reached) -
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
 
 
-@pytest.mark.parametrize("datatype", ["BOOL", "INT8", "UINT64", "FP32", "BYTES"])
-def test_typed_contents_come_back_typed(stub: Any, any_upstream: Reached, datatype: str) -> None:
-    array = ARRAYS[datatype]
-    request = service_pb2.ModelInferRequest(model_name=f"identity_{datatype.lower()}")
-    tensor = request.inputs.add(name="INPUT0", datatype=datatype, shape=array.shape)
-    getattr(tensor.contents, CONTENTS[datatype]).extend(array.tolist())
-    response = stub.ModelInfer(request, timeout=PATIENCE)
-    (output,) = response.outputs
-    if any_upstream.over_grpc and any_upstream.name == "triton":
-        # It answers raw, whatever it gets, and the gateway passes that.
-        result = triton_grpc.InferResult(response)
-        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
-    else:
-        assert not response.raw_output_contents
-        back = getattr(output.contents, CONTENTS[datatype])
-        assert list(back) == array.astype(array.dtype).tolist()
-
-
-def test_requested_outputs(client: Any, any_upstream: Reached) -> None:
-    inputs = [given(np.array([3, 5], np.float32), "FP32", name) for name in ("INPUT0", "INPUT1")]
-    result = client.infer("add", inputs, outputs=[triton_grpc.InferRequestedOutput("DIFFERENCE")])
-    assert result.as_numpy("DIFFERENCE").tolist() == [0, 0]
-    assert (result.as_numpy("SUM") is not None) == (any_upstream.name == "openvino")
-
-
 def test_what_tritonclient_asks_beside(client: Any, any_upstream: Reached) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
@@ -114,15 +82,6 @@ def test_what_tritonclient_asks_beside(client: Any, any_upstream: Reached) -> No
         with pytest.raises(InferenceServerException, match=r"upstream 'server'.*trace") as raised:
             client.get_trace_settings()
         assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
-
-
-def test_unknown_model_is_not_ready(client: Any, any_upstream: Reached) -> None:
-    if any_upstream.name == "triton":
-        assert not client.is_model_ready("nope")
-        return
-    with pytest.raises(InferenceServerException) as raised:
-        client.is_model_ready("nope")
-    assert raised.value.status() in ("StatusCode.NOT_FOUND", "StatusCode.UNKNOWN")
 
 
 def test_stream(client: Any, any_upstream: Reached) -> None:
@@ -142,13 +101,28 @@ def test_stream(client: Any, any_upstream: Reached) -> None:
     client.stop_stream()
 
 
-def test_versions(client: Any, any_upstream: Reached) -> None:
-    array = ARRAYS["FP32"]
-    if any_upstream.name == "kserve" and not any_upstream.over_grpc:
-        with pytest.raises(InferenceServerException, match="versions; leave it out") as raised:
-            client.infer("identity_fp32", [given(array)], model_version="1")
-        assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
+# What tests/integration/kserve/grpc_client.py sends.
+MIXED = {
+    "OUT_FP32": ("FP32", "float32", np.array([0.1, -2, 3e38, 0], np.float32).tolist()),
+    "OUT_INT64": ("INT64", "int64", [2**53 + 1, -(2**63)]),
+    "OUT_BYTES": ("BYTES", "object", ["é", "", "a\0b"]),
+    "OUT_BOOL": ("BOOL", "bool", [True, False]),
+}
+HALVES = np.array([0.1, -2, 65504], np.float16).tolist()
+
+
+def test_each_call_of_the_client_of_kserve_ends_as_it_should(
+    any_gateway: Gateway, any_upstream: Reached, kserve_grpc_client: Script
+) -> None:
+    asked = json.loads(kserve_grpc_client.ask(any_gateway.address))
+    assert [asked[call] for call in ("live", "ready", "model ready")] == [True] * 3
+    for call in ("raw", "typed", "after"):
+        outputs = asked[call]["outputs"]
+        assert {name: tuple(output.values()) for name, output in outputs.items()} == MIXED
+    assert asked["error"]["code"] == "NOT_FOUND"
+    if any_upstream.name == "openvino":  # it knows no FP16, and has no slow model
+        assert asked["halves"]["code"] == "INVALID_ARGUMENT"
         return
-    # KServe ignores it over gRPC.
-    result = client.infer("identity_fp32", [given(array)], model_version="1")
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+    assert asked["halves"]["outputs"]["OUTPUT0"]["values"] == HALVES
+    assert asked["deadline"]["code"] == "DEADLINE_EXCEEDED"
+    assert asked["cancel"] is True

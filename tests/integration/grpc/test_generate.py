@@ -119,25 +119,6 @@ def _without_order(text: bytes) -> bytes:
     return text
 
 
-# The gateway's own words are in tests/codec/generate; these Triton says in others, or not at all.
-OWN: list[tuple[str, bytes, str]] = [
-    ("decoupled", b"nope", "no JSON"),
-    ("decoupled", b'{"text_input": "x", "a": 1, "a": 2}', "twice"),
-    ("identity_uint8", b'{"INPUT0": 300}', "300"),
-    ("decoupled", b'{"text_input": "x", "triton_x": 1}', "reserved for Triton usage"),
-]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("model", "body", "text"), OWN)
-def test_invalid_request_is_refused(
-    over_grpc: Client, model: str, body: bytes, text: str, kind: str
-) -> None:
-    response = over_grpc.send("POST", _path(model, kind), body)
-    assert response.status == 400
-    assert text in response.error
-
-
 @pytest.mark.parametrize("count", [0, 1000])
 def test_generate_wants_one_response(direct: Client, over_grpc: Client, count: int) -> None:
     body = json.dumps(_text(count=count)).encode()
@@ -145,23 +126,3 @@ def test_generate_wants_one_response(direct: Client, over_grpc: Client, count: i
     found = over_grpc.send("POST", _path("decoupled", "generate"), body)
     assert (found.status, found.body) == (400, expected.body)
     assert expected.status == 200
-
-
-def test_numbers_have_the_same_values(direct: Client, over_grpc: Client) -> None:
-    body = b'{"INPUT0": [NaN, Infinity, 0.1, 1e-7, 1e30, 123456789012345678]}'
-    path = _path("identity_fp64", "generate")
-    expected, found = direct.send("POST", path, body), over_grpc.send("POST", path, body)
-    assert repr(found.fields) == repr(expected.fields)
-
-
-@pytest.mark.parametrize("datatype", ["fp16", "bf16"])
-def test_small_floats_are_served(over_grpc: Client, datatype: str) -> None:
-    path = _path(f"identity_{datatype}", "generate")
-    response = over_grpc.send("POST", path, b'{"INPUT0": [1.5, -2]}')
-    assert response.fields["OUTPUT0"] == [1.5, -2.0]
-
-
-def test_bytes_that_are_no_text_are_an_error(over_grpc: Client) -> None:
-    response = over_grpc.send("POST", _path("bad_bytes", "generate_stream"), b'{"INPUT0": "a"}')
-    assert response.status == 406
-    assert "not UTF-8" in response.error

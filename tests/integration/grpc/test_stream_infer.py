@@ -45,16 +45,35 @@ def over_http(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) ->
         yield f"{gateway.host}:{gateway.port}"
 
 
-def _stream(
-    address: str, *requests: service_pb2.ModelInferRequest
-) -> list[service_pb2.ModelStreamInferResponse]:
+def _outcome(
+    address: str, *requests: service_pb2.ModelInferRequest, **metadata: str
+) -> tuple[list[service_pb2.ModelStreamInferResponse], grpc.StatusCode, str]:
+    """Return the messages of a stream, and its status."""
     with grpc.insecure_channel(address) as channel:
         call = channel.stream_stream(
             METHOD,
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-        )
-        return list(call(iter(requests), timeout=60))
+        )(iter(requests), timeout=60, metadata=[*metadata.items()])
+        messages = []
+        with suppress(grpc.RpcError):
+            messages.extend(call)
+        return messages, call.code(), call.details()
+
+
+def _stream(
+    address: str, *requests: service_pb2.ModelInferRequest
+) -> list[service_pb2.ModelStreamInferResponse]:
+    messages, code, text = _outcome(address, *requests)
+    assert code is grpc.StatusCode.OK, text
+    return messages
+
+
+def _until_error(
+    address: str, request: service_pb2.ModelInferRequest
+) -> tuple[list[service_pb2.ModelStreamInferResponse], grpc.StatusCode, str]:
+    """Send a request of a client that wants the first error as the status."""
+    return _outcome(address, request, triton_grpc_error="true")
 
 
 def test_messages_are_those_of_triton(triton: TritonServer, over_http: str) -> None:
@@ -76,22 +95,6 @@ def _decoupled(**parameters: int) -> service_pb2.ModelInferRequest:
     for name, value in parameters.items():
         request.parameters[name].int64_param = value
     return request
-
-
-def _until_error(
-    address: str, request: service_pb2.ModelInferRequest
-) -> tuple[list[service_pb2.ModelStreamInferResponse], grpc.StatusCode, str]:
-    """Send a request of a client that wants the first error as the status."""
-    with grpc.insecure_channel(address) as channel:
-        call = channel.stream_stream(
-            METHOD,
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-        )(iter([request]), timeout=60, metadata=[("triton_grpc_error", "true")])
-        messages = []
-        with suppress(grpc.RpcError):
-            messages.extend(call)
-        return messages, call.code(), call.details()
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,13 @@
 """Clients over gRPC get from Triton through the gateway what they get without it."""
 
 import math
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException, shared_memory
 
 from tests.integration.support.client_forms import open_channel, stub_of
 from tests.integration.support.gateway import Gateway, running_gateway
@@ -72,30 +69,19 @@ def typed_request() -> Any:
 
 CALLS: dict[str, tuple[str, Any]] = {
     "server metadata": ("ServerMetadata", request_of("ServerMetadata")),
-    "unknown model ready": ("ModelReady", request_of("ModelReady", name="nope")),
     "no model metadata": ("ModelMetadata", request_of("ModelMetadata")),
     "config": ("ModelConfig", request_of("ModelConfig", name="batched_fp32")),
-    "all statistics": ("ModelStatistics", request_of("ModelStatistics")),
     "index": ("RepositoryIndex", request_of("RepositoryIndex", ready=True)),
     "load unknown": ("RepositoryModelLoad", request_of("RepositoryModelLoad", model_name="nope")),
     "cuda register": (
         "CudaSharedMemoryRegister",
         request_of("CudaSharedMemoryRegister", name="r", raw_handle=b"\0" * 64, byte_size=8),
     ),
-    "trace file": (
-        "TraceSetting",
-        request_of(
-            "TraceSetting",
-            settings={"trace_file": service_pb2.TraceSettingRequest.SettingValue(value=["/tmp/x"])},
-        ),
-    ),
-    "log settings": ("LogSettings", request_of("LogSettings")),
     "infer typed": ("ModelInfer", typed_request()),
     "infer an image": ("ModelInfer", infer_request("image", (1, 3, 224, 224))),
     "infer of an unknown version": ("ModelInfer", infer_request(model_version="9")),
     "infer that fails": ("ModelInfer", infer_request("fails", (1,))),
     "infer decoupled": ("ModelInfer", infer_request("stream")),
-    "infer without a model": ("ModelInfer", infer_request("")),
     "infer nothing": ("ModelInfer", request_of("ModelInfer", model_name="add")),
 }
 """Calls that pass: what Triton does with them is not the gateway's."""
@@ -108,22 +94,6 @@ def test_unary_call_has_the_same_outcome(
     # In this order, so that what is loaded has been loaded.
     expected = outcome(direct, rpc, request_)
     assert outcome(via_gateway, rpc, request_) == expected
-
-
-def test_settings_are_changed(direct: Any, via_gateway: Any) -> None:
-    value = service_pb2.TraceSettingRequest.SettingValue
-    changes = {"trace_rate": value(value=["77"]), "trace_level": value(value=["OFF"])}
-    request = request_of("TraceSetting", model_name="add", settings=changes)
-    changed = outcome(via_gateway, "TraceSetting", request)
-    assert changed.settings["trace_rate"].value == ["77"]
-    read = request_of("TraceSetting", model_name="add")
-    assert outcome(direct, "TraceSetting", read) == changed
-    cleared = request_of(
-        "TraceSetting", model_name="add", settings={name: value() for name in changes}
-    )
-    assert outcome(via_gateway, "TraceSetting", cleared) == outcome(
-        direct, "TraceSetting", request_of("TraceSetting")
-    )
 
 
 CONFIG_OF_ZEROS = """{
@@ -155,121 +125,6 @@ def test_model_is_unloaded_and_loaded(direct: Any, via_gateway: Any) -> None:
     assert config.parameters["color"].string_value == "red"
 
 
-@pytest.fixture
-def client(gateway: Gateway) -> Iterator[Any]:
-    with triton_grpc.InferenceServerClient(gateway.address) as client:
-        yield client
-
-
-ARRAY = np.array([0.1, 5e-324])
-
-
-def tensor_of(array: Any, datatype: str = "FP32", name: str = "INPUT0") -> Any:
-    tensor = triton_grpc.InferInput(name, list(array.shape), datatype)
-    tensor.set_data_from_numpy(array)
-    return tensor
-
-
-def test_tritonclient_asks_for_classification(client: Any) -> None:
-    output = triton_grpc.InferRequestedOutput("OUTPUT0", class_count=2)
-    array = np.array([[0.5, 3, 1, 2]], np.float32)
-    result = client.infer("batched_fp32", [tensor_of(array)], outputs=[output])
-    assert result.as_numpy("OUTPUT0").tolist() == [[b"3.000000:1", b"2.000000:3"]]
-
-
-class Stream:
-    """What a client's stream receives."""
-
-    def __init__(self, client: Any, **options: Any) -> None:
-        self.results: list[Any] = []
-        self._received = threading.Condition()
-        client.start_stream(self._receive, **options)
-
-    def _receive(self, result: Any, error: Any) -> None:
-        with self._received:
-            self.results.append(error if error is not None else result)
-            self._received.notify_all()
-
-    def wait(self, count: int) -> list[Any]:
-        """Wait for so many responses and errors."""
-        with self._received:
-            assert self._received.wait_for(lambda: len(self.results) >= count, PATIENCE)
-            return self.results
-
-
-def text_input() -> Any:
-    return tensor_of(np.array([b"hello"], object), "BYTES", "text_input")
-
-
-def test_decoupled_model_is_streamed(client: Any) -> None:
-    stream = Stream(client)
-    client.async_stream_infer(
-        "stream", [text_input()], request_id="7", enable_empty_final_response=True
-    )
-    responses = stream.wait(6)
-    client.stop_stream()
-    texts = [response.as_numpy("text_output")[0] for response in responses[:5]]
-    assert texts == [b"hello %d" % number for number in range(5)]
-    finals = [
-        response.get_response().parameters["triton_final_response"].bool_param
-        for response in responses
-    ]
-    assert finals == [False] * 5 + [True]
-
-
-@pytest.mark.parametrize("compression", [None, "gzip"])
-def test_one_stream_has_calls_of_several_models_and_errors_among_them(
-    client: Any, compression: str | None
-) -> None:
-    stream = Stream(client, compression_algorithm=compression, headers={"x-of-client": "1"})
-    client.async_stream_infer("identity_fp64", [tensor_of(ARRAY, "FP64")])
-    stream.wait(1)
-    client.async_stream_infer("nope", [tensor_of(ARRAY, "FP64")])
-    stream.wait(2)
-    client.async_stream_infer("stream", [text_input()])
-    first, error, *pieces = stream.wait(7)
-    client.stop_stream()
-    np.testing.assert_array_equal(first.as_numpy("OUTPUT0"), ARRAY)
-    assert isinstance(error, InferenceServerException)
-    assert "unknown model: 'nope'" in str(error)
-    assert len(pieces) == 5
-
-
-def test_cancelled_stream_ends(client: Any) -> None:
-    stream = Stream(client)
-    client.async_stream_infer("stream", [text_input()])
-    stream.wait(1)
-    client.stop_stream(cancel_requests=True)
-    assert client.is_server_live()
-
-
-def test_tensors_in_shared_memory(client: Any) -> None:
-    array = np.arange(4, dtype=np.float32)
-    regions = [
-        shared_memory.create_shared_memory_region(name, f"/tensorgate_{name}", array.nbytes)
-        for name in ("grpc_in", "grpc_out")
-    ]
-    try:
-        shared_memory.set_shared_memory_region(regions[0], [array])
-        for name in ("grpc_in", "grpc_out"):
-            client.register_system_shared_memory(name, f"/tensorgate_{name}", array.nbytes)
-        status = client.get_system_shared_memory_status("grpc_in")
-        assert status.regions["grpc_in"].byte_size == array.nbytes
-        tensor = triton_grpc.InferInput("INPUT0", [4], "FP32")
-        tensor.set_shared_memory("grpc_in", array.nbytes)
-        output = triton_grpc.InferRequestedOutput("OUTPUT0")
-        output.set_shared_memory("grpc_out", array.nbytes)
-        client.infer("identity_fp32", [tensor], outputs=[output])
-        result = shared_memory.get_contents_as_numpy(regions[1], np.float32, [4])
-        np.testing.assert_array_equal(result, array)
-        client.unregister_system_shared_memory("grpc_in")
-        client.unregister_system_shared_memory()
-        assert not client.get_system_shared_memory_status().regions
-    finally:
-        for region in regions:
-            shared_memory.destroy_shared_memory_region(region)
-
-
 def _classified(model: str, datatype: str, raw: bytes) -> Any:
     request = request_of("ModelInfer", model_name=model)
     request.inputs.add(name="INPUT0", datatype=datatype, shape=[2])
@@ -285,10 +140,3 @@ def test_classification_of_strings_kills_no_triton(direct: Any, via_gateway: Any
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert text == "output 'OUTPUT0' of model 'identity_bytes' is BYTES, which cannot be classified"
     assert outcome(direct, "ServerLive", request_of("ServerLive")).live
-
-
-def test_classification_of_numbers_is_that_of_triton(direct: Any, via_gateway: Any) -> None:
-    request = _classified("identity_fp32", "FP32", np.array([1, 2], "<f4").tobytes())
-    found = outcome(via_gateway, "ModelInfer", request)
-    assert found == outcome(direct, "ModelInfer", request)
-    assert found.raw_output_contents

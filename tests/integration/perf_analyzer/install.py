@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tests.integration.environment import InstallError, MissingServerError
-from tests.integration.triton.installation import Installation, find
+from tests.integration.triton.install import Installation, find
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 

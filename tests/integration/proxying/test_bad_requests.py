@@ -29,32 +29,6 @@ def send_good(client: Client) -> None:
     assert response.fields["outputs"][0]["data"] == [1.0, 2.0]
 
 
-def binary(promised: int) -> tuple[bytes, dict[str, str]]:
-    header = body(data=None, shape=[2], parameters={"binary_data_size": promised})
-    return header, {HEADER_LENGTH: str(len(header))}
-
-
-def inference_count(client: Client) -> int:
-    """Ask how many requests the model has run, well or not."""
-    stats = client.get("/v2/models/identity_fp32/stats").fields["model_stats"][0]
-    return sum(stats["inference_stats"][outcome]["count"] for outcome in ("success", "fail"))
-
-
-@pytest.mark.parametrize("data", [b"1234567", b"123456789"])
-def test_chunked_binary_part_of_another_size_is_not_run(
-    via_gateway: Client, direct: Client, data: bytes
-) -> None:
-    """Its length is not known beforehand: the server may see a part, but never a whole request."""
-    header, length = binary(8)
-    before = inference_count(direct)
-    response = via_gateway.infer("identity_fp32", iter([header, data]), length)
-    assert response.status == 400
-    assert "the body" in response.error
-    assert inference_count(direct) == before
-    send_good(via_gateway)
-    assert inference_count(direct) == before + 1
-
-
 REGION = {"shared_memory_region": "x", "shared_memory_byte_size": 4}
 SERVER_ERRORS = {
     "unknown model": ("nope", GOOD),

@@ -10,7 +10,7 @@ from tests.integration.support.client import Client
 from tests.integration.support.gateway import gateway_with_settings
 from tests.integration.support.real_server import InferenceServer
 from tests.integration.triton.server import TritonServer
-from tests.support.servers.openvino.server import OpenVino
+from tests.support.servers.openvino import OpenVino
 
 pytestmark = [pytest.mark.triton, pytest.mark.kserve, pytest.mark.mlserver]
 
@@ -45,10 +45,6 @@ def via_gateway(
         yield client
 
 
-def has_list(servers: dict[str, InferenceServer]) -> list[InferenceServer]:
-    return [server for name, server in servers.items() if name != "openvino"]
-
-
 def listed_by(server: InferenceServer) -> Listed:
     """Ask a server itself, as it wants to be asked; a version is None where it says none."""
     with Client("127.0.0.1", server.http_port) as client:
@@ -59,32 +55,24 @@ def listed_by(server: InferenceServer) -> Listed:
         return {(server.name, entry["name"], entry.get("version")) for entry in index}
 
 
-@pytest.mark.parametrize("body", [None, b'{"ready": true}'])
-def test_the_index_merges_all_servers_that_list_models(
-    via_gateway: Client, servers: dict[str, InferenceServer], body: bytes | None
-) -> None:
-    response = via_gateway.send("POST", INDEX, body)
-    assert response.status == 200, response.body
-    entries = response.fields
-    for entry in entries:
-        of_kserve = entry["upstream"] == "kserve"
-        assert set(entry) == {"name", "upstream"} if of_kserve else entry["state"] == "READY"
-    listed = [(entry["upstream"], entry["name"], entry.get("version")) for entry in entries]
-    lists = [listed_by(server) for server in has_list(servers)]
-    assert all(lists)
-    assert sorted(listed, key=str) == sorted(set().union(*lists), key=str)
-    assert response.headers[FAILED] == "upstream 'openvino'"
-
-
-def test_the_v1_list_merges_all_servers_that_list_models(
+def test_lists_merge_those_of_all_servers_that_list_models(
     via_gateway: Client, servers: dict[str, InferenceServer]
 ) -> None:
+    listing = [server for name, server in servers.items() if name != "openvino"]
+    lists = [listed_by(server) for server in listing]
+    assert all(lists)
+    expected = set().union(*lists)
+    for body in (None, b'{"ready": true}'):
+        response = via_gateway.send("POST", INDEX, body)
+        assert (response.status, response.headers[FAILED]) == (200, "upstream 'openvino'")
+        for entry in response.fields:
+            of_kserve = entry["upstream"] == "kserve"
+            assert set(entry) == {"name", "upstream"} if of_kserve else entry["state"] == "READY"
+        listed = [(each["upstream"], each["name"], each.get("version")) for each in response.fields]
+        assert sorted(listed, key=str) == sorted(expected, key=str)
     response = via_gateway.get("/v1/models")
-    assert response.status == 200, response.body
+    assert (response.status, response.headers[FAILED]) == (200, "upstream 'openvino'")
     models = response.fields["models"]
     assert len(models) == len(set(models))
-    expected = {name for server in has_list(servers) for _, name, _ in listed_by(server)}
-    assert set(models) == expected
-    for server in has_list(servers):
-        assert {model.name for model in server.models} <= expected
-    assert response.headers[FAILED] == "upstream 'openvino'"
+    assert set(models) == {name for _, name, _ in expected}
+    assert {model.name for server in listing for model in server.models} <= set(models)

@@ -1,4 +1,4 @@
-"""Client, gateway and Triton tell of a call in one trace, over HTTP and over gRPC.
+"""Client, gateway and Triton tell of a call in one trace.
 
 The gateway's own spans, of retries, mirrored copies and canaries, are in tests/end_to_end/traces.
 """
@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from tests.integration.support.client import Client
 from tests.integration.support.gateway import Gateway, gateway_with_settings
 from tests.integration.triton.models import MODELS
 from tests.integration.triton.server import TritonServer
-from tests.support.grpc.client import SERVICE
-from tests.support.grpc.proto_file import message_class
 from tests.support.servers.trace_receiver import (
     CLIENT,
     SERVER,
@@ -31,7 +27,7 @@ from tests.support.servers.trace_receiver import (
 
 pytestmark = pytest.mark.triton
 
-TRACE = "4bf92f3577b34da6a3ce929d0e0e47{:02x}"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4701"
 PARENT = "00f067aa0ba902b7"
 INPUTS = [
     {"name": name, "datatype": "FP32", "shape": [2], "data": [1, 2]}
@@ -88,93 +84,34 @@ def gateway(
         yield running
 
 
-@pytest.fixture(scope="module", autouse=True)
-def switched_on(gateway: Gateway) -> None:
-    """Triton's tracing is switched on through the gateway, as it runs."""
-    with _client(gateway) as client:
+def test_call_over_http_is_one_trace(gateway: Gateway, receiver: TraceReceiver) -> None:
+    with Client(gateway.host, gateway.port) as client:
+        # Triton's tracing is switched on through the gateway, as it runs.
         assert client.get("/v2/trace").fields["trace_level"] == ["OFF"]
         changes = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}
         changed = client.send("POST", "/v2/trace", json.dumps(changes).encode()).fields
-    assert {name: changed[name] for name in changes} == changes
-    assert changed["trace_mode"] == "opentelemetry"
-
-
-@contextmanager
-def _client(gateway: Gateway) -> Iterator[Client]:
-    with Client(gateway.host, gateway.port) as client:
-        yield client
-
-
-def _parent(number: int) -> dict[str, str]:
-    return {"traceparent": f"00-{TRACE.format(number)}-{PARENT}-01"}
-
-
-def _until(condition: Callable[[], bool]) -> None:
+        assert {name: changed[name] for name in changes} == changes
+        assert changed["trace_mode"] == "opentelemetry"
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        assert client.send("POST", "/v2/models/add/infer", INFER, headers).status == 200
     end = time.monotonic() + 10
-    while not condition():
+    while not _has(spans := receiver.trace(TRACE), GATEWAY, "POST /v2/models/{model}/infer") or (
+        not _has(spans, TRITON, "InferRequest")
+    ):
         assert time.monotonic() < end, "the spans never came"
         time.sleep(0.02)
-
-
-def _trace(receiver: TraceReceiver, number: int, requests: int) -> list[ReceivedSpan]:
-    """Return the spans of a trace once the gateway and Triton have exported theirs."""
-    trace_id = TRACE.format(number)
-
-    def is_complete() -> bool:
-        spans = receiver.trace(trace_id)
-        of_gateway = [each for each in spans if each.service == GATEWAY and each.kind == SERVER]
-        return len(of_gateway) == 1 and len(_requests(spans)) == requests
-
-    _until(is_complete)
-    return receiver.trace(trace_id)
-
-
-def _requests(spans: list[ReceivedSpan]) -> list[ReceivedSpan]:
-    """Return Triton's spans of whole requests."""
-    return [each for each in spans if each.service == TRITON and each.name == "InferRequest"]
-
-
-def _check_joined(spans: list[ReceivedSpan], attempts: int) -> list[ReceivedSpan]:
-    """Check that all spans nest below the client's; return the attempts that Triton has seen."""
     (call,) = [each for each in spans if each.service == GATEWAY and each.kind == SERVER]
-    assert call.parent_id == PARENT
+    (attempt,) = [each for each in spans if each.kind == CLIENT]
+    (seen,) = [each for each in spans if each.name == "InferRequest"]
+    assert (call.parent_id, seen.parent_id) == (PARENT, attempt.span_id)
+    assert attempt.start <= seen.start
     by_id = {each.span_id: each for each in spans}
     assert len(by_id) == len(spans)
-    for each in spans:
-        assert each is call or each.parent_id in by_id
-    sent = [each for each in spans if each.kind == CLIENT]
-    assert len(sent) == attempts
-    seen = [by_id[each.parent_id] for each in _requests(spans)]
-    assert all(each.kind == CLIENT and each.service == GATEWAY for each in seen)
-    for request in _requests(spans):
-        attempt = by_id[request.parent_id]
-        assert attempt.start <= request.start
-    return seen
-
-
-def test_call_over_http_is_one_trace(gateway: Gateway, receiver: TraceReceiver) -> None:
-    with _client(gateway) as client:
-        assert client.send("POST", "/v2/models/add/infer", INFER, _parent(1)).status == 200
-    spans = _trace(receiver, 1, 1)
-    assert len(_check_joined(spans, 1)) == 1
+    assert all(each is call or each.parent_id in by_id for each in spans)
     names = {each.name for each in spans if each.service == GATEWAY}
-    assert names == {"POST /v2/models/{model}/infer", "convert request", "convert response"}
+    assert names == {call.name, "convert request", "convert response"}
     assert {"InferRequest", "add", "compute"} == {e.name for e in spans if e.service == TRITON}
 
 
-def _grpc_request() -> bytes:
-    request = message_class("ModelInferRequest")(model_name="add")
-    for name in ("INPUT0", "INPUT1"):
-        tensor = request.inputs.add(name=name, datatype="FP32", shape=[2])
-        tensor.contents.fp32_contents.extend([1.0, 2.0])
-    return bytes(request.SerializeToString())
-
-
-def test_grpc_client_of_triton_over_http_is_in_one_trace(
-    gateway: Gateway, receiver: TraceReceiver
-) -> None:
-    with grpc.insecure_channel(gateway.address) as channel:
-        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
-        call(_grpc_request(), metadata=[*_parent(7).items()], timeout=10)
-    (seen,) = _check_joined(_trace(receiver, 7, 1), 1)
-    assert seen.name == "POST /v2/models/{model}/infer"
+def _has(spans: list[ReceivedSpan], service: str, name: str) -> bool:
+    return any((each.service, each.name) == (service, name) for each in spans)

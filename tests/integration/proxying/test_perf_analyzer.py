@@ -1,16 +1,39 @@
-"""NVIDIA's load generator runs through the gateway over HTTP without an error."""
+"""NVIDIA's load generator runs through the gateway without an error, over HTTP and over gRPC."""
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.integration.environment import CACHE
+from tests.integration.perf_analyzer.install import environment, program
 from tests.integration.support.gateway import Gateway
-from tests.integration.support.perf_analyzer import perf_analyzer
+from tests.integration.support.real_server import Reached
 
-pytestmark = pytest.mark.triton
+FOLDER = CACHE / "perf_analyzer"
 
 
+def perf_analyzer(gateway: Gateway, model: str, requests: int, *options: str) -> int:
+    """Send so many requests over two connections; return how many were answered."""
+    if not (FOLDER / ".ready").exists():
+        pytest.fail(f"no perf_analyzer in {FOLDER}: run `make test`, it sets one up", pytrace=False)
+    words = ("-u", gateway.address, "-m", model, "--concurrency-range", "2")
+    done = subprocess.run(
+        [program(FOLDER), *words, "--request-count", str(requests), *options],
+        env=environment(FOLDER),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    counted = re.search(r"\bRequest count: (\d+)", done.stdout)
+    assert counted, done.stdout
+    return int(counted[1])
+
+
+@pytest.mark.triton
 @pytest.mark.parametrize("form", ["json", "binary"])
 def test_many_small_requests_come_back_as_they_were(
     gateway: Gateway, tmp_path: Path, form: str
@@ -26,7 +49,14 @@ def test_many_small_requests_come_back_as_they_were(
         assert output["OUTPUT0"] == exchange["request_inputs"]["INPUT0"]
 
 
-def test_images_as_json(gateway: Gateway) -> None:
-    """Its random values hold some NaN, bare in JSON."""
-    forms = ("--input-tensor-format", "json", "--output-tensor-format", "json")
-    assert perf_analyzer(gateway, "image", 4, *forms) >= 4
+CALLS = 100
+
+
+def test_each_server_answers_over_grpc(any_gateway: Gateway, any_upstream: Reached) -> None:
+    shapes = ("--shape", "INPUT0:8", "--shape", "INPUT1:8")
+    text = ("--shape", "INPUT0:2", "--string-length", "16", "--grpc-compression-algorithm", "gzip")
+    assert perf_analyzer(any_gateway, "add", CALLS, "-i", "grpc", *shapes) >= CALLS
+    assert perf_analyzer(any_gateway, "identity_bytes", CALLS, "-i", "grpc", *text) >= CALLS
+    if not any_upstream.over_grpc or any_upstream.name == "triton":
+        stream = ("--streaming", "--shape", "INPUT0:8")
+        assert perf_analyzer(any_gateway, "identity_fp32", CALLS, "-i", "grpc", *stream) >= CALLS

@@ -1,4 +1,4 @@
-"""`tensorgate check --probe` detects the dialect of real servers, and compares declared models."""
+"""`tensorgate check --probe` detects the dialect of real servers."""
 
 import subprocess
 from pathlib import Path
@@ -54,49 +54,3 @@ def test_check_knows_each_server(
         for line, (name, server) in zip(lines[1::2], servers.items(), strict=True):
             found = IS[name].format(", as declared" if is_declared else "")
             assert line.startswith(f"  {server.http_url}: ready; {found}")
-
-
-def _tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
-    return {"name": name, "datatype": datatype, "shape": list(shape)}
-
-
-MODELS = {
-    "identity_fp32": {
-        "inputs": [_tensor("INPUT0", "FP32", -1)],
-        "outputs": [_tensor("OUTPUT0", "FP32", -1)],
-    },
-    "batched_fp32": {
-        "inputs": [_tensor("INPUT0", "FP32", 4)],
-        "outputs": [_tensor("OUTPUT0", "FP32", 4)],
-        "max_batch_size": 8,
-    },
-}
-WRONG = {
-    "batched_bytes": {"inputs": [_tensor("INPUT0", "BYTES", 1)], "max_batch_size": 4},
-    "add": {"inputs": [_tensor("INPUT0", "FP64", -1), _tensor("INPUT2", "FP32", -1)]},
-    "nowhere": {"inputs": [_tensor("INPUT0", "FP32", -1)]},
-}
-
-
-@pytest.mark.triton
-def test_check_compares_declared_models_with_the_server(
-    triton: TritonServer, tmp_path: Path
-) -> None:
-    where = f"  {triton.http_url} (upstream triton): "
-    good = [line for name in MODELS for line in (f"model {name}:", f"{where}as declared")]
-    file = tmp_path / "gateway.yaml"
-    upstreams = {"triton": {"endpoints": [triton.http_url], "dialect": "triton"}}
-    status, (_, _, *lines) = _probe(file, upstreams=upstreams, models=MODELS)
-    assert (status, lines) == (0, good)
-    status, (_, _, *lines) = _probe(file, upstreams=upstreams, models=MODELS | WRONG)
-    assert status == 3
-    assert lines[: len(good)] == good
-    assert lines[len(good) : -1] == [
-        "model batched_bytes:",
-        f"{where}max_batch_size is 8, declared 4",
-        "model add:",
-        f"{where}input 'INPUT0' is FP32 [-1], declared FP64 [-1]; there is no input 'INPUT2'; "
-        "input 'INPUT1' is not declared",
-        "model nowhere:",
-    ]
-    assert lines[-1].startswith(f"{where}does not know it: 4")

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.try_it.forms import FORMS
+from gateway.admin.try_it.requests import FORMS
 from tests.integration.support.gateway import gateway_with_settings
-from tests.integration.support.real_server import InferenceServer
 from tests.integration.triton.server import TritonServer
 from tests.support.addresses import free_address
 
@@ -120,13 +119,3 @@ def test_triton_and_the_python_code_return_what_was_sent(try_triton: Try, tmp_pa
         if datatype == "FP32":
             values = [round(values[0], 3), float(f"{values[1]:.6g}")]
         assert values == VALUES[datatype], (datatype, form)
-
-
-def test_each_server_returns_what_was_sent(any_server: InferenceServer, tmp_path: Path) -> None:
-    with _serve(tmp_path, any_server.http_url, "auto") as try_call:
-        for form in ("json", "grpc"):
-            done = try_call(_identity(form, "FP32"))
-            assert (done["status"], done["error"]) == (200, None)
-            (output,) = done["outputs"]
-            assert output["values"] == [0.5, -3e38]
-            assert done["attempts"][-1]["error"] is None

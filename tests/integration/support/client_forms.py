@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import RemoteDisconnected
 from typing import Any
 
@@ -14,14 +14,14 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.integration.support.client import HEADER_LENGTH, Client, Response
 from tests.integration.support.infer_messages import (
     DTYPES,
-    Array,
+    Output,
+    Parameters,
+    Request,
     Tensor,
-    decode,
     encode,
+    in_pieces,
     read_outputs,
 )
-
-Parameters = Mapping[str, bool | int | float | str]
 
 PATIENCE = 20.0
 
@@ -65,20 +65,6 @@ class InferCall:
     def path(self) -> str:
         """Return the model with its version, as a path has it."""
         return f"{self.model}/versions/{self.version}" if self.version else self.model
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedTensor:
-    """An output; ``data`` is in binary form."""
-
-    datatype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-    @property
-    def elements(self) -> Array:
-        """The elements, flat."""
-        return decode(self.datatype, self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +125,26 @@ def open_channel(address: str) -> grpc.Channel:
 
 def send_json(target: Target, call: InferCall) -> Outcome:
     """Send and request JSON."""
-    return _read(_post(target, call, json.dumps(_header(call, binary=False)).encode()))
+    return _send(target, call, binary=False)
 
 
 def send_binary(target: Target, call: InferCall) -> Outcome:
     """Send and request binary tensors."""
-    text = json.dumps(_header(call, binary=True)).encode()
-    body = b"".join([text, *(each.encoded() for each in call.inputs)])
-    return _read(_post(target, call, body, {HEADER_LENGTH: str(len(text))}))
+    return _send(target, call, binary=True)
+
+
+def _send(target: Target, call: InferCall, *, binary: bool) -> Outcome:
+    request = Request(
+        call.path,
+        tuple(replace(each, binary=binary) for each in call.inputs),
+        outputs=tuple((name, binary) for name, _ in call.outputs),
+        binary_data_output=binary or None,
+        id=call.id or None,
+        with_length=binary,
+        classes={name: classes for name, classes in call.outputs if classes},
+        parameters=call.parameters,
+    )
+    return _read(_post(target, call, *request.encoded()))
 
 
 def send_raw(target: Target, call: InferCall) -> Outcome:
@@ -166,7 +164,7 @@ def send_v1(target: Target, call: InferCall) -> Outcome:
     else:
         fields = {"inputs": columns}
     path = f"/v1/models/{call.path}:predict"
-    response = target.post(path, _pieces(call, json.dumps(fields).encode()))
+    response = target.post(path, in_pieces(json.dumps(fields).encode(), call.pieces))
     if response.status != 200:
         return Outcome(response.status, error=response.error)
     (values,) = response.fields.values()
@@ -175,50 +173,17 @@ def send_v1(target: Target, call: InferCall) -> Outcome:
     return Outcome(200, values if isinstance(values, dict) else {"": values})
 
 
-def _header(call: InferCall, *, binary: bool) -> dict[str, Any]:
-    parameters = {**call.parameters, **({"binary_data_output": True} if binary else {})}
-    members = {
-        "id": call.id,
-        "inputs": [_input(each, binary) for each in call.inputs],
-        "outputs": [_output(name, classes, binary) for name, classes in call.outputs],
-        "parameters": parameters,
-    }
-    return {name: value for name, value in members.items() if value}
-
-
-def _input(tensor: Tensor, binary: bool) -> dict[str, Any]:
-    entry = {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype}
-    if binary:
-        return {**entry, "parameters": {"binary_data_size": len(tensor.encoded())}}
-    return {**entry, "data": tensor.values() if tensor.data is None else tensor.data}
-
-
-def _output(name: str, classes: int, binary: bool) -> dict[str, Any]:
-    parameters = {"binary_data": binary, **({"classification": classes} if classes else {})}
-    return {"name": name, "parameters": parameters}
-
-
 def _post(
     target: Target, call: InferCall, body: bytes, headers: Mapping[str, str] | None = None
 ) -> Response:
-    return target.post(f"/v2/models/{call.path}/infer", _pieces(call, body), headers)
-
-
-def _pieces(call: InferCall, body: bytes) -> Any:
-    if not call.pieces or not body:
-        return body
-    starts = range(0, len(body), call.pieces)
-    return iter([body[start : start + call.pieces] for start in starts])
+    return target.post(f"/v2/models/{call.path}/infer", in_pieces(body, call.pieces), headers)
 
 
 def _read(response: Response) -> Outcome:
     if response.status != 200:
         return Outcome(response.status, error=_error_text(response.body))
     fields = response.fields
-    outputs = {
-        each.name: ReceivedTensor(each.datatype, each.shape, each.data)
-        for each in read_outputs(response)
-    }
+    outputs = {each.name: each for each in read_outputs(response)}
     assert len(outputs) == len(fields["outputs"])
     version = fields.get("model_version") or ""
     return Outcome(200, outputs, fields["model_name"], version, fields.get("id") or "")
@@ -301,7 +266,7 @@ def _infer(target: Target, request: Any) -> Outcome:
     outputs = {}
     for each in response.outputs:
         data = raw.pop(0) if raw else _typed_data(each)
-        outputs[each.name] = ReceivedTensor(each.datatype, tuple(each.shape), data)
+        outputs[each.name] = Output(each.name, each.datatype, tuple(each.shape), data)
     assert len(outputs) == len(response.outputs)
     return Outcome(
         grpc.StatusCode.OK, outputs, response.model_name, response.model_version, response.id

@@ -63,13 +63,6 @@ class Gateway:
         """Return whether the process is running."""
         return self._process.poll() is None
 
-    def memory(self, field: str = "VmRSS") -> int:
-        """Return the memory that it has, or with VmHWM the most that it ever had, in bytes."""
-        text = Path(f"/proc/{self._process.pid}/status").read_text()
-        found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
-        assert found
-        return int(found[1]) * 1024
-
     def _wait_until_listening(self, seconds: float) -> re.Match[str]:
         deadline = time.monotonic() + seconds
         while (found := _LISTENING.search(self.log)) is None:

@@ -1,18 +1,19 @@
-"""Builds infer requests in every encoding, and reads responses in any encoding."""
+"""Builds and sends infer requests in every encoding, and reads responses in any encoding."""
 
 import json
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from tests.integration.support.client import HEADER_LENGTH, Response
+from tests.integration.support.client import HEADER_LENGTH, Client, Response
 
 Array = npt.NDArray[Any]
+Parameters = Mapping[str, bool | int | float | str]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
@@ -80,7 +81,8 @@ def tensor(
 class Request:
     """An infer request.
 
-    ``outputs`` are those listed: each name with its own ``binary_data``, None for none.
+    ``outputs`` are those listed: each name with its own ``binary_data``, None for none; ``classes``
+    are those that some of them are to have. ``parameters`` are the request's own.
     ``with_length`` sends the header length even where all is JSON. ``order`` is the order of the
     top-level members, by their number. ``pieces`` is the size of the chunks that the body is sent
     in, 0 where it is sent whole.
@@ -96,29 +98,13 @@ class Request:
     data_first: bool = False
     order: tuple[int, ...] = (0, 1, 2, 3)
     pieces: int = 0
+    classes: Mapping[str, int] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=dict)
 
     def wants_binary(self, output: str) -> bool:
         """Tell what the specification says of an output's form."""
         own = dict(self.outputs).get(output)
         return bool(self.binary_data_output) if own is None else own
-
-    def spelled_out(self) -> "Request":
-        """Say the same in one piece, with ``binary_data`` on every listed output.
-
-        Triton knows ``binary_data_output`` only where no output is listed.
-        """
-        outputs = tuple((name, self.wants_binary(name)) for name, _ in self.outputs)
-        return replace(self, outputs=outputs, pieces=0)
-
-    def all_binary(self) -> "Request":
-        """Ask for the same in one piece, with all inputs and outputs in binary form."""
-        return replace(
-            self,
-            inputs=tuple(replace(each, binary=True) for each in self.inputs),
-            outputs=tuple((name, True) for name, _ in self.outputs),
-            binary_data_output=True,
-            pieces=0,
-        )
 
     def encoded(self) -> tuple[bytes, dict[str, str]]:
         """Give body and headers."""
@@ -130,12 +116,12 @@ class Request:
 
     def _header(self) -> dict[str, Any]:
         wanted = self.binary_data_output
-        parameters = None if wanted is None else {"binary_data_output": wanted}
+        binary = {} if wanted is None else {"binary_data_output": wanted}
         members = [
             ("id", self.id),
             ("inputs", [self._input(each) for each in self.inputs]),
-            ("outputs", [_output(*each) for each in self.outputs] or None),
-            ("parameters", parameters),
+            ("outputs", [self._output(*each) for each in self.outputs] or None),
+            ("parameters", {**self.parameters, **binary} or None),
         ]
         return {key: value for key, value in (members[i] for i in self.order) if value is not None}
 
@@ -146,11 +132,11 @@ class Request:
         data = {"data": each.values() if each.data is None else each.data}
         return {**data, **described} if self.data_first else {**described, **data}
 
-
-def _output(name: str, binary_data: bool | None) -> dict[str, Any]:
-    if binary_data is None:
-        return {"name": name}
-    return {"name": name, "parameters": {"binary_data": binary_data}}
+    def _output(self, name: str, binary_data: bool | None) -> dict[str, Any]:
+        classes = self.classes.get(name)
+        parameters = {"binary_data": binary_data, "classification": classes}
+        said = {name: value for name, value in parameters.items() if value is not None}
+        return {"name": name, "parameters": said} if said else {"name": name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +146,9 @@ class Output:
     name: str
     datatype: str
     shape: tuple[int, ...]
-    keys: tuple[str, ...]
-    binary: bool
     data: bytes
+    keys: tuple[str, ...] = ()
+    binary: bool = True
 
     @property
     def elements(self) -> Array:
@@ -233,3 +219,33 @@ def _encode_json(datatype: str, values: list[Any]) -> bytes:
     assert kinds <= wanted
     with np.errstate(over="raise"):
         return np.array(values, dtype=DTYPES[datatype]).tobytes()
+
+
+def send(client: Client, request: Request, content_type: str | None = None) -> Response:
+    """Send a request as it is, with a Content-Type only where one is given."""
+    body, headers = request.encoded()
+    if content_type is not None:
+        headers["Content-Type"] = content_type
+    return client.infer(request.model, in_pieces(body, request.pieces), headers)
+
+
+def in_pieces(body: bytes, size: int) -> bytes | Iterator[bytes]:
+    """Return what sends a body in chunks of a size, or whole if that is 0."""
+    if not size or not body:
+        return body
+    return iter([body[start : start + size] for start in range(0, len(body), size)])
+
+
+def check_echo(outputs: tuple[Output, ...], sent: Tensor) -> None:
+    """Check that an identity model's answer is what was sent, bit by bit but for NaN's own bits."""
+    (output,) = outputs
+    assert (output.datatype, output.shape) == (sent.datatype, sent.shape)
+    if sent.datatype in FLOATS and not (sent.binary and output.binary):
+        # Every datatype fits into FP64, and numpy cannot compare BF16 without a warning.
+        with np.errstate(invalid="ignore"):  # raised by the cast of a signalling NaN
+            values, wanted = (each.astype(np.float64) for each in (output.elements, sent.elements))
+        np.testing.assert_array_equal(values, wanted)
+        is_number = ~np.isnan(wanted)
+        np.testing.assert_array_equal(np.signbit(values)[is_number], np.signbit(wanted)[is_number])
+    else:
+        assert output.data == sent.encoded()

@@ -25,6 +25,7 @@ _PORTS = range(20_000, 32_000)
 
 BOUND_CHILD = Path(__file__).with_name("bound_child.py")
 _POLL_SECONDS = 0.05
+_READY_SECONDS = 60.0
 _LOG_TAIL_LINES = 40
 _LOG_LINE_CHARACTERS = 400
 
@@ -44,6 +45,20 @@ class InferenceServer(Protocol):
     def http_port(self) -> int: ...
     @property
     def http_url(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A server and the address at which a gateway reaches it; over gRPC it is the same server."""
+
+    name: str
+    dialect: str
+    url: str
+
+    @property
+    def over_grpc(self) -> bool:
+        """Return whether the address is that of gRPC."""
+        return self.url.startswith("grpc")
 
 
 class ServerError(Exception):
@@ -75,15 +90,12 @@ class RealServer(abc.ABC):
     datatypes: ClassVar[tuple[str, ...]]
     """Those that there is a model for: identity_DATATYPE, in lower case."""
 
-    def __init__(
-        self, models: Sequence[Model], *, ports: Sequence[int] = (0, 0), ready_within: float = 60.0
-    ) -> None:
+    def __init__(self, models: Sequence[Model], *, ports: Sequence[int] = (0, 0)) -> None:
         self.models = tuple(models)
         self.ports = _ports(*ports)
         self.http_port, self.grpc_port = self.ports[:2]
         self.http_url = f"http://{HOST}:{self.http_port}"
         self.grpc_url = f"grpc://{HOST}:{self.grpc_port}"
-        self._ready_within = ready_within
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -187,14 +199,14 @@ class RealServer(abc.ABC):
             )
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + self._ready_within
+        deadline = time.monotonic() + _READY_SECONDS
         while not self._answers_ready():
             status = self._running().poll()
             if status is not None:
                 raise ServerError(f"{self.name} ended with status {status}:\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise ServerError(
-                    f"{self.name} was not ready within {self._ready_within} s:\n{self.log_tail()}"
+                    f"{self.name} was not ready within {_READY_SECONDS} s:\n{self.log_tail()}"
                 )
             time.sleep(_POLL_SECONDS)
 

@@ -5,12 +5,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.integration.support.infer_messages import DTYPES, FLOATS, Array, Request, Tensor
-
-generated = settings
 
 SIZES = st.integers(0, 8)
 FLAGS = st.sampled_from([None, True, False])
@@ -67,19 +64,3 @@ def requests(
         order=tuple(draw(st.permutations(range(4)))),
         pieces=draw(st.sampled_from([0, 0, 1, 7, 100])),
     )
-
-
-@st.composite
-def rearranged(draw: st.DrawFn, values: list[Any]) -> list[Any]:
-    """Nest some of the values, however that goes: servers count the elements only."""
-    cuts = sorted(draw(st.lists(st.integers(0, len(values)), max_size=3)))
-    bounds = zip([0, *cuts], [*cuts, len(values)], strict=True)
-    pieces = [values[start:end] for start, end in bounds]
-    depths = draw(st.lists(st.integers(0, 3), min_size=len(pieces), max_size=len(pieces)))
-    nested: list[Any] = []
-    for piece, depth in zip(pieces, depths, strict=True):
-        wrapped = piece
-        for _ in range(depth):
-            wrapped = [wrapped]
-        nested += wrapped
-    return nested

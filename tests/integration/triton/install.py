@@ -1,21 +1,88 @@
-"""Put a Triton server into a virtual environment: python -m tests.integration.triton.install DIR.
+"""Put a Triton server into a virtual environment, and find it there.
+
+Usage: python -m tests.integration.triton.install DIR.
 
 Needs the standard library only. The environment may get another Python than the one that runs
 this: see choose_python.
 """
 
+import os
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.environment import PYTHON_VERSIONS, InstallError, create, pythons
-from tests.integration.interpreter import Interpreter
-from tests.integration.triton.installation import Installation, at
+from tests.integration.environment import (
+    CACHE,
+    PYTHON_VERSIONS,
+    InstallError,
+    Interpreter,
+    create,
+    python_in,
+    pythons,
+)
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 # There are wheels of numpy 1 for these; pip must compile it for any later Python.
 _WITH_NUMPY_WHEEL = ("3.11", "3.12")
+
+
+FOLDER = CACHE / "triton"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A virtual environment that holds the wheel with the server."""
+
+    interpreter: Interpreter
+
+    @property
+    def _wheel(self) -> Path:
+        return self.interpreter.site_packages / "pytriton" / "tritonserver"
+
+    @property
+    def tritonserver(self) -> Path:
+        """The server's executable."""
+        return self._wheel / "bin" / "tritonserver"
+
+    @property
+    def stub(self) -> Path:
+        """The executable that runs Python models, for this environment's Python."""
+        stubs = self._wheel / "python_backend_stubs"
+        return stubs / self.interpreter.version / "triton_python_backend_stub"
+
+    @property
+    def libraries(self) -> Path:
+        """The folder of the shared libraries that the wheel brings."""
+        return self.interpreter.site_packages / "nvidia_pytriton.libs"
+
+    def copy_backends(self, folder: Path) -> None:
+        """Lay out the folder for --backend-directory: the wheel keeps the stub elsewhere."""
+        python = folder / "python"
+        shutil.copytree(self._wheel / "backends" / "python", python)
+        shutil.copy2(self.stub, python)
+
+    def environment(self) -> dict[str, str]:
+        """Give the environment variables in which the server and its stubs find all they load."""
+        kept = {name: value for name, value in os.environ.items() if name[:6] != "PYTHON"}
+        libraries = [str(self.libraries)]
+        if self.interpreter.library_folder:
+            libraries.append(self.interpreter.library_folder)
+        # The embedded Python finds its virtual environment through the first python3 on PATH.
+        path = [str(self.interpreter.path.parent), kept.get("PATH", os.defpath)]
+        return kept | {
+            "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+            "PATH": os.pathsep.join(path),
+            # Each of the stubs would start a thread per core for nothing.
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+
+
+def find(folder: Path = FOLDER) -> Installation:
+    """Find the installation in folder; raise MissingServerError if it is not there."""
+    return Installation(python_in(folder))
 
 
 def choose_python() -> Interpreter:
@@ -58,7 +125,7 @@ def main() -> None:
     try:
         folder = Path(sys.argv[1])
         create(folder, choose_python(), REQUIREMENTS)
-        check_libraries(at(folder))
+        check_libraries(Installation(python_in(folder, ready=False)))
     except InstallError as error:
         sys.exit(str(error))
     except subprocess.CalledProcessError as error:

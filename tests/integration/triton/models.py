@@ -1,14 +1,14 @@
 """The models that the tests' Triton serves, as data, and the repository written from them.
 
-The sources are in the folder models/: one may serve many models.
+Their source is served.py.
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SOURCES = Path(__file__).with_name("models")
+SERVED = Path(__file__).with_name("served.py")
+WORK = Path(__file__).parents[2] / "support" / "servers" / "numpy_models.py"
 
 NUMERIC_DATATYPES = (
     *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
@@ -37,7 +37,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model; source is the name of its file in models/, max_batch_size 0 means no batching."""
+    """One model; source is what served.py calls its work, max_batch_size 0 no batching."""
 
     name: str
     source: str
@@ -70,7 +70,8 @@ def write_repository(models: tuple[Model, ...], folder: Path) -> None:
         for version in model.versions:
             version_home = home / str(version)
             version_home.mkdir(parents=True)
-            shutil.copyfile(SOURCES / f"{model.source}.py", version_home / "model.py")
+            texts = (f"SOURCE = {model.source!r}\n", WORK.read_text(), SERVED.read_text())
+            (version_home / "model.py").write_text("\n".join(texts))
         (home / "config.pbtxt").write_text(model.config())
 
 
@@ -115,7 +116,6 @@ _MANY_TENSORS = (
 
 _SPECIAL = (
     _one_to_one("zeros", Tensor("INPUT0", "INT32", (1,)), Tensor("OUTPUT0", "FP32")),
-    _one_to_one("bad_bytes", Tensor("INPUT0", "BYTES"), Tensor("OUTPUT0", "BYTES")),
     _one_to_one("slow", Tensor("INPUT0", "FP32", (1,)), Tensor("OUTPUT0", "FP32", (1,))),
     _one_to_one("fails", Tensor("INPUT0", "FP32"), Tensor("OUTPUT0", "FP32")),
     _one_to_one("with_parameters", Tensor("INPUT0", "FP32"), Tensor("OUTPUT0", "BYTES", (1,))),

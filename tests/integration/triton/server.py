@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.integration.support.real_server import HOST, Program, RealServer, ServerError
-from tests.integration.triton.installation import find
+from tests.integration.triton.install import find
 from tests.integration.triton.models import DATATYPES, MODELS, Model, write_repository
 
-__all__ = ["HOST", "SHARED_MEMORY", "TritonServer", "free_shared_memory"]
+__all__ = ["HOST", "TritonServer"]
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -35,11 +35,8 @@ class TritonServer(RealServer):
         http_port: int = 0,
         grpc_port: int = 0,
         metrics_port: int = 0,
-        ready_within: float = 60.0,
     ) -> None:
-        super().__init__(
-            models, ports=(http_port, grpc_port, metrics_port), ready_within=ready_within
-        )
+        super().__init__(models, ports=(http_port, grpc_port, metrics_port))
         self.metrics_port = self.ports[2]
         self.metrics_url = f"http://{HOST}:{self.metrics_port}/metrics"
         self.region_prefix = f"tensorgate_{secrets.token_hex(4)}_"
@@ -86,17 +83,10 @@ class TritonServer(RealServer):
         super()._clean_up()
 
 
-def free_shared_memory() -> int:
-    """Return the free bytes of shared memory: a tensor takes its size there, on the way in and out.
-
-    Triton keeps what it has taken until the model is unloaded.
-    """
-    return shutil.disk_usage(SHARED_MEMORY).free
-
-
 def _check_shared_memory(models: Sequence[Model]) -> None:
+    # A tensor takes its size there, on the way in and out, until its model is unloaded.
     needed = sum(len(model.versions) for model in models) * _REGION_BYTES + _SPARE_BYTES
-    free = free_shared_memory()
+    free = shutil.disk_usage(SHARED_MEMORY).free
     if free < needed:
         raise ServerError(
             f"{SHARED_MEMORY} has {free} bytes free, and Triton needs {needed} to start: "

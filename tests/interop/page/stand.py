@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gateway.demo.server.server import DemoServer
 from tests.interop.page.browser import BrowserPage, browser_page
+from tests.interop.programs import installed_folder
 from tests.support.addresses import HOST, free_address, free_port
 from tests.support.gateway_process import TENSORGATE, Process, gateway_process
 from tests.support.http_messages import request
@@ -179,3 +181,15 @@ async def calls_in_background(stand: Stand) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def violations(page: BrowserPage) -> list[Any]:
+    """Return what axe-core finds on a page as it is now, or skip the test without axe-core."""
+    script = installed_folder("axe-core/node_modules/axe-core") / "axe.min.js"
+    await page.evaluate(f"{script.read_text()};0")
+    found = await page.evaluate(
+        "axe.run(document).then(({violations}) => violations.map("
+        "({id, help, nodes}) => [id, help, ...nodes.slice(0, 3).map(({html}) => html)]))"
+    )
+    assert isinstance(found, list)
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.interop.page.accessibility import violations
 from tests.interop.page.stand import (
     TOKEN,
     Stand,
@@ -12,6 +11,7 @@ from tests.interop.page.stand import (
     infer,
     page_of,
     running_site,
+    violations,
 )
 
 _ROWS = ".endpoints tbody tr"

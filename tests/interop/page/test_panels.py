@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
 
-from tests.interop.page.accessibility import violations
-from tests.interop.page.stand import BROKEN_PORTS, PANELS, Stand, calls_in_background, infer
-from tests.support.grpc.client import grpc_client
+from tests.interop.page.stand import (
+    HOSTILE_SORTS,
+    NAMES,
+    PANELS,
+    Stand,
+    calls_in_background,
+    infer,
+    shown_begin,
+    violations,
+)
+from tests.support.http_messages import request
+from tests.support.inference_messages import json_request
 
 _FILLED = {
     "overview": "[...document.querySelectorAll('.value')].every(each => each.innerText !== '–')",
@@ -19,28 +29,7 @@ _FILLED = {
     "try": "document.querySelector('#panel-try .primary') !== null",
 }
 """What is true of a panel when it has something to show."""
-_COVERED = """
-(() => {
-  const shapes = (selector) => [...document.querySelectorAll(`.picture ${selector}`)]
-    .map((each) => [each.textContent, each.getBoundingClientRect()]);
-  const labels = shapes(".edge-text");
-  const boxes = [...document.querySelectorAll(".picture .node")].map((each) =>
-    [each.textContent, each.querySelector("rect").getBoundingClientRect()]);
-  const covers = (a, b) =>
-    a.left < b.right && b.left < a.right && a.top + 3 < b.bottom - 3 && b.top + 3 < a.bottom - 3;
-  return labels.flatMap(([text, box], index) =>
-    [...labels.slice(index + 1), ...boxes]
-      .filter(([, other]) => covers(box, other))
-      .map(([other]) => `${text} | ${other}`));
-})()
-"""
-_NODES = (
-    "Object.fromEntries([...document.querySelectorAll('.picture .node')].map(each =>"
-    " [each.querySelector('.node-title').textContent,"
-    " [each.dataset.level, each.querySelector('.node-text').textContent]]))"
-)
 _ROWS = ".endpoints tbody tr"
-_STATES = ".upstream > .title-row .state"
 
 
 async def _show_with_calls(stand: Stand, panel: str) -> None:
@@ -64,95 +53,6 @@ async def test_panel_fits_windows_of_all_widths_and_is_accessible(stand: Stand, 
             await page.resize(width)
             assert await page.fits_width(), width
         assert await violations(page) == []
-
-
-async def test_rows_of_calls_are_low_in_windows_of_all_widths(stand: Stand) -> None:
-    page = stand.page
-    for _ in range(4):
-        assert await stand.call(infer("half")) == 200
-    async with grpc_client(stand.url) as client:
-        await client.call("ModelInfr", b"")
-    await stand.show("calls")
-    await page.wait_for_text("gRPC 12", ".calls")
-    for width in (390, 768, 1150, 1200, 1201, 1280, 1400):
-        await page.resize(width)
-        assert await page.fits_width(), width
-        assert await page.lines(".calls .unbroken") == {1}, width
-        heights = await page.each(".calls tbody tr:not([data-level])", "offsetHeight")
-        assert max(heights) < (90 if width < 768 else 60), width
-
-
-async def test_picture_fits_a_narrow_window_with_all_its_boxes(stand: Stand) -> None:
-    page = stand.page
-    await page.resize(390)
-    async with calls_in_background(stand):
-        await _show_with_calls(stand, "topology")
-        await page.wait_for("document.querySelector('.picture').clientWidth < 390")
-    assert await page.each(".picture .node-title", "textContent") == [
-        *("model half", "→ main", "→ spare", "every request", "→ main", "→ spare"),
-        *("main", *(each.url.removeprefix("http://") for each in stand.servers)),
-        *("spare", stand.servers[0].url.removeprefix("http://")),
-    ]
-    texts = await page.each(".picture .node-text", "textContent")
-    assert any(text.startswith("mirror 50 %") for text in texts), texts
-
-
-async def test_failure_of_an_endpoint_fits_windows_of_all_widths(own_stand: Stand) -> None:
-    """With a sentence that has an address, and a button in each row."""
-    stand, page = own_stand, own_stand.page
-    async with calls_in_background(stand):
-        await stand.show("topology")
-        await page.wait_for_text("4xx", ".endpoints .statuses")
-        await stand.servers[1].stop()
-        await page.wait_for_text("refused", ".endpoints")
-        for width in (390, 768, 1080, 1150, 1200, 1201, 1280, 1560, 1561, 1920):
-            await page.resize(width)
-            assert await page.fits_width(), width
-            assert await page.evaluate(BROKEN_PORTS) == [], width
-            assert await page.lines(".endpoints .unbroken, .statuses .unbroken") == {1}, width
-        # The upstream says how many of its endpoints are not in use.
-        await page.wait_for(
-            "/^(.*1 (ejected|unhealthy) of 2 endpoints)$/.test("
-            f"document.querySelector('{_STATES}').innerText)"
-        )
-        box, text = (await page.evaluate(_NODES))["main"]
-        assert (await page.each(_STATES, "dataset.level"))[0] == box == "warning"
-        assert "of 2 endpoints" in text
-
-        await stand.show("overview")
-        await page.wait_for_text("(since", ".problems")
-        for width in (1280, 390):
-            await page.resize(width)
-            for place in (".tile", ".problems"):
-                assert await page.lines(f"{place} .unbroken:not(:empty)") == {1}, width
-            assert await page.evaluate("document.querySelector('.top').offsetHeight") < 90, width
-
-
-async def test_upstream_that_is_not_required_is_a_warning_in_the_picture(own_stand: Stand) -> None:
-    stand, page = own_stand, own_stand.page
-    async with calls_in_background(stand):
-        await stand.servers[0].stop()
-        await stand.show("topology")
-        await page.wait_for_text("refused", ".endpoints")
-        await page.wait_for("document.querySelectorAll('.edge[data-level=error]').length > 2")
-        # Rates cover neither boxes nor each other.
-        for width in (768, 1280, 1920):
-            await page.resize(width)
-            await page.wait_for("document.querySelectorAll('.picture .edge-text').length > 3")
-            assert await page.evaluate(_COVERED) == [], width
-        await page.wait_for_text("cannot be reached", _STATES)
-        level = (await page.each(_STATES, "dataset.level"))[1]
-        box, _ = (await page.evaluate(_NODES))["spare"]
-        assert level == box == "warning"
-        for width in (768, 390):
-            await page.resize(width)
-            # The spare has no health checks, and its only endpoint is never ejected.
-            await page.wait_for(
-                "[...document.querySelectorAll('.picture .node-text')]"
-                ".some(each => /^✖ .*unreachable:/.test(each.textContent))"
-            )
-        # In a narrow window, the box of an arrow is red.
-        await page.wait_for(f"({_NODES})['→ spare']?.[0] === 'error'")
 
 
 async def test_calls_of_two_workers_are_in_the_order_of_their_ends(stand: Stand) -> None:
@@ -309,3 +209,36 @@ async def test_chosen_theme_stays(stand: Stand) -> None:
     assert dark != light
     await stand.show("topology")
     assert await page.evaluate(background) == dark
+
+
+async def test_hostile_model_names_are_text(stand: Stand) -> None:
+    page, number = stand.page, str(uuid4())
+    for name in NAMES:
+        target = f"/v2/models/{quote(name, safe='')}/infer"
+        call = request("POST", target, json_request(), {"X-Request-Id": number})
+        assert await stand.call(call) >= 400
+    await stand.show(f"calls?request_id={number}")
+    await page.wait_for_count(len(NAMES), ".toggle")
+    await page.evaluate("document.querySelectorAll('.toggle').forEach(each => each.click())")
+    await page.wait_for_count(len(NAMES), ".details")
+    text = await page.text("main")
+    assert "<script>window.hacked=1</script>" in text
+    assert "⟨U+202E⟩gnp.exe" in text
+    assert "نموذج" in text
+    assert "x" * 400 not in text  # a server's words of it are 300 characters
+    assert await page.evaluate("window.hacked === undefined && !document.querySelector('main img')")
+    assert await page.count("script") == 1
+    assert await page.fits_width()
+
+
+async def test_details_of_hostile_model_names_are_shown(stand: Stand) -> None:
+    page = stand.page
+    for name in HOSTILE_SORTS:
+        await stand.show(f"models?name={quote(name, safe='')}")
+        await page.wait_for_text("Its calls")
+        title = await page.text("#panel-models h2")
+        assert title.startswith(shown_begin(name))
+        assert len(title) < 100
+        assert await page.evaluate("window.hacked === undefined")
+    await page.press_button("Show the whole name")
+    assert await page.text("#panel-models h2") == name
