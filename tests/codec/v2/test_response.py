@@ -16,7 +16,7 @@ from gateway.codec.json.array_scanner import WINDOW
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v2.buffered_response import write_json_fast
 from gateway.codec.v2.response import encoded_converter, json_converter
-from gateway.codec.v2.response_reader import InferResponseReader
+from gateway.codec.v2.response_reader import InferResponseReader, read_without_data
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import OutputEncoding
 from tests.codec import reference, strategies
@@ -385,6 +385,14 @@ def test_fast_path_converts_numbers(datatype: str) -> None:
     shown = [False, True, True, True] if datatype == "BOOL" else [0, 1, 2, 3]
     assert json.loads(written[0])["outputs"][0]["data"] == shown
     assert written[1] == 4
+
+
+def test_headers_that_differ_in_their_id_are_parsed_once() -> None:
+    texts = [b'{"id":"%d","outputs":[]}' % number for number in range(9)]
+    read = [read_without_data(text) for text in texts][
+        2:
+    ]  # a full cache takes it at its second use
+    assert len({id(each.head) for each in read if each is not None}) == 1
 
 
 def test_responses_have_their_own_ids() -> None:
