@@ -19,7 +19,13 @@ from pydantic_core import PydanticUndefined
 
 from gateway.settings.json_schema import field_texts
 from gateway.settings.schema import Settings
-from gateway.settings.values.units import parse_count, parse_duration, parse_percent, parse_size
+from gateway.settings.values.units import (
+    Bounded,
+    parse_count,
+    parse_duration,
+    parse_percent,
+    parse_size,
+)
 
 PAGE = Path(__file__).with_name("settings.md")
 
@@ -176,7 +182,7 @@ def _value(value: Any, bounds: Any) -> str:
 def _bounds(metadata: Any) -> Any:
     """Return the validator that holds a value within two bounds, None if there is none."""
     validators = (getattr(each, "func", None) for each in metadata)
-    return next((each for each in validators if hasattr(each, "least")), None)
+    return next((each for each in validators if isinstance(each, Bounded) and not each.word), None)
 
 
 def _metadata(annotation: Any) -> tuple[Any, ...]:

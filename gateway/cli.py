@@ -21,9 +21,7 @@ from typing import TypeVar
 import click
 
 from gateway import __version__
-from gateway.app.build.api_keys import ApiKeysError
-from gateway.app.build.listen import ListenError
-from gateway.app.build.tls import UpstreamTlsError
+from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.build.worker_count import worker_count
 from gateway.build_info import COMPILED, describe_build
 from gateway.observe.stderr_handler import StderrHandler
@@ -116,10 +114,8 @@ def check(config: Path, probe: bool) -> None:
     settings = loaded.settings
     with _exit_on_errors():
         resources = load_resources(settings)
-    for path, message in settings_warnings(settings):
+    for path, message in (*settings_warnings(settings), *find_self_references(settings)):
         click.echo(loaded.problem(path, f"warning: {message}").describe(config), err=True)
-    for warning in find_self_references(settings):
-        click.echo(warning.describe(config, loaded.positions), err=True)
     click.echo(_summary(settings))
     if probe:
         from gateway.app.preflight.probe import probe_servers
@@ -210,10 +206,7 @@ def _start_logging(level: str, many: bool = False) -> None:
 
 @contextmanager
 def _exit_on_errors(*more: type[Exception]) -> Iterator[None]:
-    expected: tuple[type[Exception], ...] = (
-        *(ListenError, UpstreamTlsError, ApiKeysError),
-        *more,
-    )
+    expected: tuple[type[Exception], ...] = (UnusableSettingsError, *more)
     try:
         yield
     except expected as error:

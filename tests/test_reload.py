@@ -162,34 +162,6 @@ async def test_reloads_fail_no_request(file: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_log_shows_what_reloads_change(file: Path, workers: int) -> None:
-    async with _Server("one") as one, _Server("two") as two:
-        _write(file, _settings(workers, one.url))
-        async with gateway_process(str(file)) as (process, url), connect(url) as client:
-            assert (await client.call("GET", "/v2/x")).body == b"one"
-            _write(file, "upstreams: {}\nlimits: {idle_timeout: 0}\n")
-            said = await _reload(process, "keeping the previous settings")
-            assert re.search(
-                rf"settings not reloaded: {file}:1: upstreams: .* \(2 problems\); keeping", said
-            )
-            assert said.count("settings not reloaded") == 1
-            assert (await client.call("GET", "/v2/x")).body == b"one"
-            _write(file, _settings(workers + 1, two.url, more="log: {level: warning}\n"))
-            said = await _reload(process, "takes effect after a restart")
-            # The level that was asked for holds from this very line on.
-            assert "settings reloaded" not in said
-            warning = (
-                f"workers: {workers + 1} takes effect after a restart; until then it is {workers}"
-            )
-            assert said.count(warning) == 1
-            assert (await client.call("GET", "/v2/x")).body == b"two"
-            _write(file, _settings(workers, two.url))
-            said = await _reload(process)
-            assert f"settings reloaded from {file}: log changed" in said
-            assert "settings" not in await _ended(process)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
 async def test_addresses_and_tls_change_and_connections_stay(
     file: Path, tmp_path: Path, workers: int
 ) -> None:

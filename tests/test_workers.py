@@ -115,32 +115,6 @@ async def test_connections_are_spread_evenly(file: Path) -> None:
         assert err.count(line) == 1
 
 
-async def test_killed_worker_costs_only_its_own_calls(file: Path) -> None:
-    gated = GatedResponse()
-    async with ScriptedServer(gated) as server, _gateway(file, server.url) as (process, url):
-        async with AsyncExitStack() as stack:
-            clients = await _busy(stack, url, server)
-            victim, other = process.children
-            os.kill(victim, signal.SIGKILL)
-            await process.wait_for_output(
-                f"worker {victim} was killed by SIGKILL; another one start"
-            )
-            found = await process.wait_for_output(r"worker (\d+) is up")
-            assert set(process.children) == {other, int(found[1])}
-            gated.may_respond.set()
-            assert sorted([await _outcome(client) for client in clients]) == [0, 0, 200, 200]
-            connections = _Connections(int(found[1]))
-            clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
-            await until(lambda: connections.counts[0] >= 2)
-            for client in clients:
-                assert (await client.call("GET", "/v2/after")).status == 200
-        process.signal(signal.SIGTERM)
-        status, _, err = await process.end()
-    assert status == 0
-    assert err.count('"GET /v2/after" 200') == 4
-    assert "Traceback" not in err
-
-
 async def test_connections_that_a_dead_worker_has_not_received_go_to_another(file: Path) -> None:
     async with ScriptedServer() as server, _gateway(file, server.url) as (process, url):
         victim = process.children[0]

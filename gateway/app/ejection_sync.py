@@ -17,7 +17,7 @@ import orjson
 from gateway.app.process import BackgroundTask
 from gateway.routing.endpoint_health import EjectionState
 from gateway.upstream.pool.pool import Pool
-from gateway.workers.shared_documents import SharedDocuments
+from gateway.workers.shared_records import SharedDocuments
 
 _POLL_INTERVAL = 0.5
 """Seconds between two looks at the ejections of other workers."""

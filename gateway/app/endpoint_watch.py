@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -31,8 +31,10 @@ from gateway.routing.latency_outliers import (
     Latencies,
     Latency,
     ModelLatency,
+    Silence,
+    SilentEndpoints,
+    UsualLatency,
 )
-from gateway.routing.silence import Silence, SilentEndpoints, UsualLatency
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
 
@@ -47,9 +49,6 @@ _LATENCY_WINDOWS = (MEMORY, 15.0, _MINUTE)
 _UNSENT = Outcome.UNREACHABLE.value
 _WITHOUT_RESPONSE = (_UNSENT, Outcome.NO_RESPONSE.value)
 """The kinds of failures of calls that got no byte of a response."""
-
-_MAX_SILENCE = 5_000
-"""Milliseconds after which a worker whose event loop has not run leads the others no more."""
 
 _log = logging.getLogger("tensorgate")
 
@@ -196,15 +195,6 @@ class RecentLooks:
         if self._hour is None:
             self._hour = self._latencies.hour()
         return self._hour
-
-
-def leads_workers(heartbeats: Sequence[memoryview], slot: int, now: float) -> bool:
-    """Tell whether a worker is the first of those whose event loops run.
-
-    ``heartbeats`` are those of SharedMemory, ``now`` is of ``time.monotonic``.
-    """
-    oldest = now * 1000 - _MAX_SILENCE
-    return not any(heartbeat[0] > oldest for heartbeat in heartbeats[:slot])
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -21,7 +21,7 @@ from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstrea
 from gateway.app.build.worker_count import offload_threads
 from gateway.app.captured_calls import CapturedCalls
 from gateway.app.ejection_sync import EjectionSync
-from gateway.app.endpoint_watch import EndpointWatch, RecentLooks, leads_workers
+from gateway.app.endpoint_watch import EndpointWatch, RecentLooks
 from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload import CloseReplaced, PreparedReload, describe_changes, keep_workers
 from gateway.app.shared_memory import SharedMemory
@@ -57,9 +57,6 @@ from gateway.workers.worker_watch import WorkerWatch
 
 _NOTED_WAIT = 1.0
 """Seconds after which other workers learn that a call waits for its endpoint."""
-
-_UNKNOWN_VERSION = -1
-"""Of the drained endpoints: they are read at the next look."""
 
 _log = logging.getLogger("tensorgate")
 
@@ -128,7 +125,8 @@ class Gateway:
         self._loaded = resources
         self._on_closed = on_closed
         self._uncounted_connections = 0
-        self._drained_version = 0
+        self._drained: set[tuple[str, str]] | None = None
+        """The endpoints that operators have drained; None before they are read again."""
         self.shared = shared
         self._slot = slot
         self.metric_store = shared.metric_store
@@ -147,9 +145,9 @@ class Gateway:
         self._status_publisher = StatusPublisher(
             *(shared.statuses, slot, self.status, self._metrics, self._tick, self._each_second)
         )
-        looks = RecentLooks(self.metric_store)
-        self._endpoint_watch = EndpointWatch(looks, shared.waiting.read, self._pools, self._leads)
         self._worker_watch = WorkerWatch(shared.worker_pids, shared.heartbeats, slot)
+        looks, leads = RecentLooks(self.metric_store), self._worker_watch.leads
+        self._endpoint_watch = EndpointWatch(looks, shared.waiting.read, self._pools, leads)
         self._captured = CapturedCalls(self._capturing_listener, self._handle_request)
         self._background = AsyncExitStack()
         self._retired: set[asyncio.Task[None]] = set()
@@ -210,8 +208,8 @@ class Gateway:
         """Make all that other settings need, but for the number of workers.
 
         Running calls end as they began. Only one reload is prepared at a time. Whatever this
-        raises, nothing has changed: ListenError, UpstreamTlsError and ApiKeysError for settings
-        that cannot be used, and RuntimeError or OSError where the system has no room for a part.
+        raises, nothing has changed: UnusableSettingsError for settings that cannot be used, and
+        RuntimeError or OSError where the system has no room for a part.
         """
         before = self.parts
         settings = keep_workers(settings, self.settings)
@@ -259,7 +257,7 @@ class Gateway:
             last = before and before.tracing and before.tracing.exporter
             undo.push_async_callback(_close, tracing.exporter, last)
         watches = self._watch_files(resources, undo)
-        self._drain_endpoints(upstreams_by_name(upstreams))
+        _drain(upstreams_by_name(upstreams), self.shared.drained.read())
         observers = self._make_observers(settings, writer, tracing)
         config = ActiveConfig(upstreams, router, limits)
         return Parts(resources, config, offload, writer, tracing, observers, watches)
@@ -268,7 +266,7 @@ class Gateway:
         """Use parts from now on, by assignments that cannot fail."""
         self.parts = parts
         parts.active_config.activate()
-        self._drained_version = _UNKNOWN_VERSION  # operators may have drained more meanwhile
+        self._drained = None  # operators may have drained more meanwhile
         self.listener.reconfigure(
             parts.active_config.fast_path,
             parts.observers,
@@ -349,30 +347,19 @@ class Gateway:
         else:
             self._on_closed()
 
-    def _drain_endpoints(self, upstreams: Mapping[str, Upstream]) -> None:
-        """Apply what operators have drained or restored."""
-        urls: defaultdict[str, set[str]] = defaultdict(set)
-        for upstream, url in self.shared.drained.read():
-            urls[upstream].add(url)
-        for name, each in upstreams.items():
-            each.pool.set_drained(urls[name])
-
-    def _leads(self) -> bool:
-        return leads_workers(self.shared.heartbeats, self._slot, time.monotonic())
-
     def _tick(self) -> None:
         self.shared.heartbeats[self._slot][0] = int(time.monotonic() * 1000)
-        version = self.shared.drained.version
-        if self._drained_version != version:
-            self._drain_endpoints(self.active_config.upstreams)
-            self._drained_version = version
+        drained = self.shared.drained.read()
+        if self._drained != drained:
+            _drain(self.active_config.upstreams, drained)
+            self._drained = drained
         self.shared.calls_in_progress[self._slot][0] = self.listener.requests
 
     def _each_second(self) -> None:
         FAILURE_LOG.flush_if_due()
         REFUSAL_LOG.flush_if_due()
         self.active_config.flush_mirror_logs()
-        self._worker_watch.look(self._leads())
+        self._worker_watch.look(self._worker_watch.leads())
         self._recent_calls.flush()
         now, waiting = time.monotonic(), self.listener.find_waiting(_NOTED_WAIT)
         sent = {key: now - seconds for key, seconds in waiting.items()}
@@ -451,6 +438,15 @@ class Gateway:
 
     async def _handle_request(self, request: ClientRequest, response: ClientResponse) -> None:
         await self.parts.active_config.handle_request(request, response)
+
+
+def _drain(upstreams: Mapping[str, Upstream], drained: Iterable[tuple[str, str]]) -> None:
+    """Apply what operators have drained or restored."""
+    urls: defaultdict[str, set[str]] = defaultdict(set)
+    for upstream, url in drained:
+        urls[upstream].add(url)
+    for name, each in upstreams.items():
+        each.pool.set_drained(urls[name])
 
 
 def _access_log(settings: Settings, writer: LogWriter) -> AccessLog:

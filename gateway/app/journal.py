@@ -21,7 +21,7 @@ from gateway.errors import replace_surrogates, shorten
 from gateway.routing.endpoint_health import EjectionState
 from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.pool import Pool
-from gateway.workers.shared_rings import SharedRing
+from gateway.workers.shared_records import SharedRing
 
 MAX_EVENTS = 1000
 """Events that are kept: the last ones of all processes."""

@@ -57,8 +57,8 @@ def load_resources(settings: Settings, before: LoadedResources | None = None) ->
     """Load what settings name, which takes a while.
 
     If their settings are as ``before``, the server certificate and the API keys are those from
-    before, which follow their files. The identity is always that from before. Raises ListenError,
-    UpstreamTlsError and ApiKeysError.
+    before, which follow their files. The identity is always that from before. Raises
+    UnusableSettingsError.
     """
     if before is not None and settings.tls == before.settings.tls:
         tls = before.tls
@@ -69,7 +69,11 @@ def load_resources(settings: Settings, before: LoadedResources | None = None) ->
     else:
         api_keys = ApiKeys(settings, os.environ)
     identity = new_identity() if before is None else before.forwarding.identity
-    forwarding = _forwarded_policy(settings, identity)
+    declared = settings.forwarded
+    trusted = tuple(map(ip_network, declared.trusted_proxies))
+    forwarding = ForwardedPolicy(
+        declared.headers, trusted, declared.via, settings.request_id, identity
+    )
     specs = tuple(_upstream_spec(settings, name, forwarding) for name in settings.upstreams)
     return LoadedResources(settings, tls, api_keys, specs, forwarding)
 
@@ -78,12 +82,6 @@ def unwatched_files(settings: Settings) -> tuple[str, ...]:
     """Return the files that only a reload loads again: those of TLS to upstreams."""
     upstreams = settings.upstreams.values()
     return tuple(file for upstream in upstreams for file in upstream_tls_files(upstream))
-
-
-def _forwarded_policy(settings: Settings, identity: str) -> ForwardedPolicy:
-    declared = settings.forwarded
-    trusted = tuple(map(ip_network, declared.trusted_proxies))
-    return ForwardedPolicy(declared.headers, trusted, declared.via, settings.request_id, identity)
 
 
 def _upstream_spec(settings: Settings, name: str, forwarding: ForwardedPolicy) -> UpstreamSpec:

@@ -9,9 +9,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.app.build.api_keys import ApiKeysError
-from gateway.app.build.listen import ListenError
-from gateway.app.build.tls import UpstreamTlsError, server_tls_files, tls_warnings
+from gateway.app.build.listening import UnusableSettingsError
+from gateway.app.build.tls import server_tls_files, tls_warnings
 from gateway.app.build.worker_count import offload_warnings
 from gateway.app.journal import RELOAD_REFUSED, SETTINGS_RELOADED, EventKind
 from gateway.app.loaded_resources import LoadedResources, unwatched_files
@@ -219,7 +218,7 @@ def failure_reason(error: Exception) -> str:
 
     An error of our own is logged with its traceback.
     """
-    if isinstance(error, ListenError | UpstreamTlsError | ApiKeysError):
+    if isinstance(error, UnusableSettingsError):
         return str(error)
     if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
         return (

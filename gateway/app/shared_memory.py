@@ -16,8 +16,12 @@ from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore, clean_label
 from gateway.observe.recent_calls import RecentCalls
 from gateway.workers.control import ControlSockets
-from gateway.workers.shared_documents import SharedDocuments, shared_counters
-from gateway.workers.shared_rings import SharedRing
+from gateway.workers.shared_records import (
+    MAX_DOCUMENT,
+    SharedDocuments,
+    SharedRing,
+    shared_counters,
+)
 
 _ORDINARY_CALLS, _NOTABLE_CALLS = 512 * 1024, 1024 * 1024
 """Bytes of the rings of a worker. Memory is used as calls are written."""
@@ -27,6 +31,8 @@ _MAX_DRAINED = 256 * 1024
 """Bytes of the list of drained endpoints."""
 _MAX_EJECTIONS = 1024 * 1024
 """Bytes of the list of a worker's ejections."""
+_MAX_STATUSES = 32 * 2**20
+"""Bytes of the statuses of all workers."""
 _MAX_SETTINGS = 16 * 2**20
 """Bytes of settings."""
 _WAITING, _MAX_WAITING = 100, 512 * 1024
@@ -61,11 +67,6 @@ class DrainedEndpoints:
 
     def __init__(self) -> None:
         self._documents = SharedDocuments(1, _MAX_DRAINED)
-
-    @property
-    def version(self) -> int:
-        """Return a number that changes with each change."""
-        return self._documents.published()
 
     def read(self) -> set[tuple[str, str]]:
         """Return all drained endpoints."""
@@ -136,7 +137,7 @@ class SharedMemory:
         self.ejections = SharedDocuments(workers, _MAX_EJECTIONS)
         self.metric_store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, workers + 1)
         """A segment for each worker, and one for who reads the settings."""
-        self.statuses = SharedDocuments(workers)
+        self.statuses = SharedDocuments(workers, max(MAX_DOCUMENT, _MAX_STATUSES // workers))
         """The status of each worker, as JSON."""
         self.worker_pids = shared_counters(workers)
         """The process id of each worker, one number; 0 before the first one."""

@@ -9,17 +9,11 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from gateway.app.admin_source import DRAIN_GRACE, AdminSource
-from gateway.app.build.listen import (
-    BoundAddress,
-    close,
-    describe_addresses,
-    difference,
-    listen,
-    listen_addresses,
-)
+from gateway.app.build import listening
+from gateway.app.build.listening import BoundAddress
 from gateway.app.gateway import Gateway, Parts, logged
 from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.process import (
@@ -39,7 +33,6 @@ from gateway.app.reload import (
     failure_text,
 )
 from gateway.app.shared_memory import SharedMemory
-from gateway.app.status_publisher import decode_status, encode_status
 from gateway.listener.accept import AcceptingSockets
 from gateway.settings.schema import Settings
 from gateway.settings.values.addresses import Address
@@ -54,7 +47,7 @@ if TYPE_CHECKING:
 def serve(settings: Settings, source: SettingsSource) -> None:
     """Serve until SIGTERM or Ctrl-C, and finish the calls in progress.
 
-    Raises ListenError, UpstreamTlsError and ApiKeysError.
+    Raises UnusableSettingsError.
     """
     run(_serve(settings, source))
 
@@ -111,28 +104,28 @@ class _Doors(NamedTuple):
 class StandaloneGateway(Gateway):
     """A gateway that serves at the addresses of its settings while its context is open.
 
-    Raises UpstreamTlsError and ApiKeysError; entering raises ListenError.
+    Raises UnusableSettingsError, as entering does.
     """
 
     def __init__(self, settings: Settings) -> None:
         resources, shared = load_resources(settings), SharedMemory()
-        super().__init__(resources, shared, 0, _ignore)
-        self.source = _OwnSource(self, resources, shared)
+        super().__init__(resources, shared, 0, lambda: None)  # nobody counts connections
+        self.source = AdminSource(resources, shared, self.journal, self._ask_itself)
         """What operators see of it."""
         self._doors = _Doors(settings, (), None)
 
     @property
     def addresses(self) -> list[str]:
         """Return where clients and operators connect: URLs, or unix:/path."""
-        return describe_addresses(self._doors.bound, self._doors.settings)
+        return listening.describe(self._doors.bound, self._doors.settings)
 
     async def __aenter__(self) -> Self:
         settings = self._doors.settings
-        self._doors = _Doors(settings, listen(listen_addresses(settings)), None)
+        self._doors = _Doors(settings, listening.listen(listening.addresses_of(settings)), None)
         try:
             await super().__aenter__()
         except BaseException:
-            close(self._doors.bound)
+            listening.close(self._doors.bound)
             raise
         self._doors.open(self._doors.of(clients=True), self.listener.sockets)
         self._serving_operators = asyncio.create_task(self._serve_operators())
@@ -153,7 +146,7 @@ class StandaloneGateway(Gateway):
 
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__(None, None, None)
-        close(self._doors.bound)
+        listening.close(self._doors.bound)
 
     async def _drain(self) -> None:
         await super()._drain()
@@ -184,9 +177,9 @@ class StandaloneGateway(Gateway):
             undo.push_async_callback(parts.abort)
             # An address that clients and operators swap needs sockets of its own for either.
             swapped = {before.settings.admin.listen} ^ {settings.admin.listen}
-            bound = listen(listen_addresses(settings), before.bound, swapped)
-            opened = difference(bound, before.bound)
-            undo.callback(close, opened)
+            bound = listening.listen(listening.addresses_of(settings), before.bound, swapped)
+            opened = listening.difference(bound, before.bound)
+            undo.callback(listening.close, opened)
             admin = await self._admin_site(settings)
             undo.push_async_callback(_close_admin, admin, before.admin)
             doors = _Doors(settings, bound, admin)
@@ -207,7 +200,7 @@ class StandaloneGateway(Gateway):
     async def _close_doors(self, replaced: _Doors, close_parts: CloseReplaced) -> None:
         """Close what is not used any more; what fails is logged, as the reload has happened."""
         kept_addresses = {each.address for each in self._doors.bound}
-        for each in difference(replaced.bound, self._doors.bound):
+        for each in listening.difference(replaced.bound, self._doors.bound):
             sockets = replaced.sockets(each, self.listener.sockets)
             with logged(f"the address {each.address}"):
                 try:
@@ -237,33 +230,14 @@ class StandaloneGateway(Gateway):
             raise
         return admin
 
-    def _note_certificate(self, resources: LoadedResources, failure: str) -> None:
-        resources.record_certificate(self.journal, failure)
-
-
-class _OwnSource(AdminSource):
-    """Reads the gateway of this process, which may be asked without a socket."""
-
-    def __init__(
-        self, gateway: StandaloneGateway, resources: LoadedResources, shared: SharedMemory
-    ) -> None:
-        super().__init__(resources, shared, gateway.journal, self._ask_itself)
-        self._gateway = gateway
-
     async def _ask_itself(
         self, _: int, question: Question, __: float, connection: socket.socket | None
     ) -> str:
-        """Return the reply of the gateway, however long it takes."""
-        return await self._gateway.reply(question, connection and connection.dup())
+        """Reply to operators without a socket, however long it takes."""
+        return await self.reply(question, connection and connection.dup())
 
-    async def worker_statuses(self) -> list[dict[str, Any]]:
-        """Return the status of this process as another one would read it; of any length."""
-        status = self._gateway.status()
-        return [await asyncio.to_thread(lambda: decode_status(encode_status(status)))]
-
-
-def _ignore() -> None:
-    """Do nothing for a closed connection: nobody counts those that are open."""
+    def _note_certificate(self, resources: LoadedResources, failure: str) -> None:
+        resources.record_certificate(self.journal, failure)
 
 
 async def _close_admin(admin: AdminSite | None, kept: AdminSite | None) -> None:

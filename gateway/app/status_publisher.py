@@ -18,7 +18,7 @@ from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
 from gateway.upstream.pool.member import MemberState
-from gateway.workers.shared_documents import SharedDocuments
+from gateway.workers.shared_records import SharedDocuments
 from gateway.workers.worker_watch import is_alive
 
 _LAG_INTERVAL = 0.25

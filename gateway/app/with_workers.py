@@ -18,14 +18,8 @@ from functools import partial
 from typing import Self
 
 from gateway.app.admin_source import DRAIN_GRACE, AdminSource
-from gateway.app.build.listen import (
-    BoundAddress,
-    close,
-    describe_addresses,
-    difference,
-    listen,
-    listen_addresses,
-)
+from gateway.app.build import listening
+from gateway.app.build.listening import BoundAddress
 from gateway.app.gateway import Gateway
 from gateway.app.journal import WORKER_ENDED, WORKER_RESTARTED
 from gateway.app.loaded_resources import LoadedResources, load_resources
@@ -66,7 +60,7 @@ _log = logging.getLogger("tensorgate")
 def serve_with_workers(workers: int, settings: Settings, source: SettingsSource) -> None:
     """Serve until SIGTERM or Ctrl-C, and finish the calls in progress.
 
-    Raises ListenError, UpstreamTlsError, ApiKeysError and NoWorkerError.
+    Raises UnusableSettingsError and NoWorkerError.
     """
     gateway = GatewayWithWorkers(settings, source, workers)
     tune_garbage_collector()
@@ -116,12 +110,12 @@ class _Prepared:
 class GatewayWithWorkers(SupervisedGateway):
     """What the supervisor serves: it reads the settings and opens the sockets for the workers.
 
-    Raises ListenError, UpstreamTlsError and ApiKeysError.
+    Raises UnusableSettingsError.
     """
 
     def __init__(self, settings: Settings, source: SettingsSource, workers: int) -> None:
         self._resources = load_resources(settings)
-        self._bound = listen(listen_addresses(settings))
+        self._bound = listening.listen(listening.addresses_of(settings))
         # Made before the first fork, as all workers share it. It outlives them, and each reload.
         self.shared = SharedMemory.for_workers(workers)
         writer = self.shared.metric_store.writer(workers)
@@ -147,7 +141,7 @@ class GatewayWithWorkers(SupervisedGateway):
     @property
     def addresses(self) -> list[str]:
         """Return where clients and operators connect."""
-        return describe_addresses(self._bound, self.settings)
+        return listening.describe(self._bound, self.settings)
 
     def worker(self, on_closed: Callable[[], None], slot: int = 0) -> Gateway:
         """Build the gateway of a worker that starts now; see Gateway for the parameters."""
@@ -183,7 +177,7 @@ class GatewayWithWorkers(SupervisedGateway):
         resources = load_resources(settings, self._resources)
         if not self.shared.new_settings.publish(0, pickle.dumps(settings)):
             raise OSError("they are too large")
-        bound = listen(listen_addresses(settings), self._bound)
+        bound = listening.listen(listening.addresses_of(settings), self._bound)
         self._prepared = _Prepared(read, resources, bound)
         return ConfigUpdate(_sockets(bound, settings), settings.limits.drain_timeout)
 
@@ -197,7 +191,7 @@ class GatewayWithWorkers(SupervisedGateway):
     def abort(self, errors: Mapping[str, str]) -> None:
         """Close the new addresses, and log which processes have refused the settings, and why."""
         assert self._prepared is not None
-        close(difference(self._prepared.bound, self._bound))
+        listening.close(listening.difference(self._prepared.bound, self._bound))
         self._prepared = None
         processes = defaultdict(list)
         for name, error in errors.items():
@@ -214,7 +208,7 @@ class GatewayWithWorkers(SupervisedGateway):
         assert self._replaced is not None
         now, before = self._prepared, self._replaced
         self._prepared = self._replaced = None
-        left = describe_addresses(before.bound, before.read)
+        left = listening.describe(before.bound, before.read)
         changes = describe_changes(now.resources, before.resources)
         self._reload_log.log_reload(
             changes, now.read, before.read, (self.addresses, left), self._is_requested
@@ -309,7 +303,7 @@ class AdminProcess:
         return False
 
     async def prepare(self, settings: Settings) -> PreparedReload:
-        """Load what other settings name. Raises UpstreamTlsError, ApiKeysError and ListenError."""
+        """Load what other settings name. Raises UnusableSettingsError."""
         resources = await asyncio.to_thread(load_resources, settings, self.source.resources)
         return PreparedReload("", partial(self._swap, resources), AsyncExitStack())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.errors import GatewayError
@@ -36,6 +37,7 @@ _GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBIT
 """The formats of a stream as zlib's ``wbits``."""
 
 
+@dataclass(slots=True)
 class Decompressor:
     """Decompresses a body of content coding ``gzip`` or ``deflate`` that arrives in chunks.
 
@@ -49,28 +51,21 @@ class Decompressor:
     split. They are those of ``words``, and name it by ``body``.
     """
 
-    def __init__(
-        self,
-        coding: str,
-        max_ratio: int,
-        words: ErrorVocabulary = REQUEST,
-        body: str = "the request's body",
-    ) -> None:
-        self.consumed = 0
-        """Compressed bytes read so far."""
-        self.produced = 0
-        """Decompressed bytes so far."""
-        self.last = False
-        """Whether the whole body was fed."""
-        self._coding = coding
-        self._max_ratio = max_ratio
-        self._words = words
-        self._body = body
-        self._input = bytearray()
-        self._window = b""
-        self._stream: _Decompress | None = None
-        self._stream_count = 0
-        self._has_more_output = False
+    coding: str
+    max_ratio: int
+    words: ErrorVocabulary = REQUEST
+    body: str = "the request's body"
+    consumed: int = field(default=0, init=False)
+    """Compressed bytes read so far."""
+    produced: int = field(default=0, init=False)
+    """Decompressed bytes so far."""
+    last: bool = field(default=False, init=False)
+    """Whether the whole body was fed."""
+    _input: bytearray = field(default_factory=bytearray, init=False)
+    _window: bytes = field(default=b"", init=False)
+    _stream: _Decompress | None = field(default=None, init=False)
+    _stream_count: int = field(default=0, init=False)
+    _has_more_output: bool = field(default=False, init=False)
 
     @property
     def buffered_bytes(self) -> int:
@@ -111,7 +106,7 @@ class Decompressor:
             piece = stream.decompress(self._window, room)
         except zlib.error as error:
             why = str(error).rpartition(": ")[2]
-            raise self._malformed(f"is not valid {self._coding}: {why}") from None
+            raise self._malformed(f"is not valid {self.coding}: {why}") from None
         rest = stream.unused_data if stream.eof else stream.unconsumed_tail
         self.consumed += len(self._window) - len(rest)
         self.produced += len(piece)
@@ -131,13 +126,13 @@ class Decompressor:
         if len(self._window) >= least:
             return True
         if self.last and not self._window and (self._stream or not self._stream_count):
-            raise self._malformed(f"ends before its {self._coding} data does")
+            raise self._malformed(f"ends before its {self.coding} data does")
         return self.last and bool(self._window)
 
     def _open_stream(self) -> _Decompress:
-        is_gzip = self._coding == "gzip"
+        is_gzip = self.coding == "gzip"
         if self._stream_count and not (is_gzip and self._window.startswith(_GZIP_MAGIC)):
-            raise self._malformed(f"has data after its {self._coding} data")
+            raise self._malformed(f"has data after its {self.coding} data")
         self._stream_count += 1
         self._check_members()
         if is_gzip:
@@ -156,12 +151,12 @@ class Decompressor:
             )
 
     def _check_growth(self) -> None:
-        if self.produced > max(FREE_OUTPUT_BYTES, self._max_ratio * self.consumed):
+        if self.produced > max(FREE_OUTPUT_BYTES, self.max_ratio * self.consumed):
             raise GatewayError(
-                self._words.too_large,
-                f"{self._body} is {self._coding}, and grows to more than {self._max_ratio} times "
+                self.words.too_large,
+                f"{self.body} is {self.coding}, and grows to more than {self.max_ratio} times "
                 "its size (limits.max_decompression_ratio)",
             )
 
     def _malformed(self, what: str) -> GatewayError:
-        return self._words.malformed(f"{self._body} {what}")
+        return self.words.malformed(f"{self.body} {what}")

@@ -9,11 +9,15 @@ from enum import Enum
 class Nonfinite(Enum):
     """How NaN and the infinities are written in JSON."""
 
+    ERROR = "error"
+    NULL = "null"
     LITERAL = "literal"
     """Bare tokens NaN, Infinity and -Infinity, as Triton writes them."""
-    NULL = "null"
     STRING = "string"
-    ERROR = "error"
+
+
+NONFINITE_CODES = {each: code for code, each in enumerate(Nonfinite)}
+"""The codes that the C module knows: encode_numbers.h."""
 
 
 class BytesEncoding(Enum):

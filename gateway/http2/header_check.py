@@ -22,7 +22,7 @@ _STATUS = re.compile(rb"[1-9][0-9]{2}")
 # RFC 3986, section 3.2: a host and a port; section 8.3.1 forbids user names.
 _AUTHORITY = re.compile(rb"(?:\[[0-9A-Za-z:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 
-_CONNECTION_SPECIFIC: Final = frozenset(
+CONNECTION_SPECIFIC: Final = frozenset(
     (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 )
 """Section 8.2.2."""
@@ -153,7 +153,7 @@ def _check_field(field: Header, stream_id: int) -> None:
             raise _malformed(f"the name {_quoted(name)} has upper-case letters", stream_id)
         raise _malformed(f"invalid name {_quoted(name)}", stream_id)
     _check_value(name, value, stream_id)
-    if name in _CONNECTION_SPECIFIC:
+    if name in CONNECTION_SPECIFIC:
         raise _malformed(f"{_quoted(name)} has no meaning in HTTP/2", stream_id)
     if name == b"te" and value.lower() != b"trailers":
         raise _malformed("'te' may only be trailers", stream_id)

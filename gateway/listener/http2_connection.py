@@ -38,15 +38,17 @@ from gateway.listener.connection_host import (
     unread_response_error,
 )
 from gateway.listener.dispatcher import RequestDispatcher
-from gateway.listener.http2_messages import (
-    CONTINUE,
+from gateway.listener.lingering import LingeringStreams
+from gateway.listener.messages import (
+    CONTINUE_FIELDS,
     Http2Response,
+    ListenerRequest,
+    ListenerResponse,
     encode_fields,
     encode_request_head,
     response_fields,
+    with_request_id,
 )
-from gateway.listener.lingering import LingeringStreams
-from gateway.listener.messages import ListenerRequest, ListenerResponse, with_request_id
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.body_io import split
@@ -332,7 +334,7 @@ class Http2Call(ClientCall):
 
     def send_continue(self) -> None:
         """Tell the client to send its body."""
-        self.stream.send_headers(CONTINUE)
+        self.stream.send_headers(CONTINUE_FIELDS)
 
     def _make_messages(self) -> tuple[ListenerRequest, ListenerResponse]:
         if self.head is None:  # it was rejected

@@ -41,9 +41,12 @@ class LimitedLog:
     plural what a message is about. ``clock`` returns seconds.
     """
 
-    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, what: str, clock: Callable[[], float] = time.monotonic, log: logging.Logger = _log
+    ) -> None:
         self._what = what
         self._clock = clock
+        self._log = log
         self._window_end = float("-inf")
         self._logged: set[str] = set()
         self._suppressed = 0
@@ -64,7 +67,7 @@ class LimitedLog:
             self._suppressed += 1
             return
         self._logged.add(cause)
-        _log.warning("%s: %s", prefix, escape_for_log(message))
+        self._log.warning("%s: %s", prefix, escape_for_log(message))
 
     def flush_if_due(self) -> None:
         """Log how many messages were not logged, once the ten seconds are over.
@@ -77,7 +80,7 @@ class LimitedLog:
     def flush(self) -> None:
         """Log how many messages were not logged until now."""
         if self._suppressed:
-            _log.warning("%d more %s within %g s", self._suppressed, self._what, _WINDOW)
+            self._log.warning("%d more %s within %g s", self._suppressed, self._what, _WINDOW)
             self._suppressed = 0
 
 

@@ -108,12 +108,8 @@ class MetricStore:
         self.shown = tuple(each for each in families if not getattr(each, "is_internal", False))
         """The families that are metrics."""
         self._families = tuple(each for each in families if not isinstance(each, CountFamily))
+        self.segments = segments
         self._segments = [_Segment(self._families, size) for _ in range(segments)]
-
-    @property
-    def segments(self) -> int:
-        """Return the number of segments."""
-        return len(self._segments)
 
     def writer(self, segment: int) -> MetricWriter:
         """Return the writer of a segment, for one process at a time.
@@ -126,7 +122,7 @@ class MetricStore:
     @property
     def full(self) -> int:
         """How often a series was asked for that had no room, in all segments."""
-        return sum(segment.full for segment in self._segments)
+        return sum(int(segment.words[_FULL]) for segment in self._segments)
 
     def sums(self, family: Family) -> dict[Labels, list[float]]:
         """Return the words of each series of a family, summed over all processes.
@@ -181,11 +177,6 @@ class MetricWriter:
         self._histograms: dict[int, Histogram] = {}
         """One object for each series, by its first word: it knows the numbers."""
 
-    @property
-    def full(self) -> int:
-        """How often a series was asked for that had no room, in this segment."""
-        return self._segment.full
-
     def counter(self, family: CounterFamily, labels: Labels = ()) -> Counter:
         """Return the counter with these label values, in the order of the family's labels.
 
@@ -228,10 +219,6 @@ class _Segment:
         if end > len(self.words):
             raise ValueError(f"the families take {end * _WORD} bytes, the segment has {size}")
         self._known_end = self._ends[_END] = end * _WORD
-
-    @property
-    def full(self) -> int:
-        return int(self.words[_FULL])
 
     def find(self, index: int, labels: Labels) -> int:
         """Return the first word of a series, which is made if need be."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -110,13 +111,13 @@ def _metric(family: Family | CountFamily, series: Iterable[tuple[Labels, list[fl
 
 
 class StoreCollector(Collector):
-    """Yields the metrics of a store, with exemplars."""
+    """Yields the metrics of a store, with the last exemplar of each bucket."""
 
     def __init__(self, store: MetricStore, exemplars: Iterable[Sequence[Any]] = ()) -> None:
         self._store = store
         self._exemplars = {
             tuple(labels): Exemplar({"trace_id": trace_id}, seconds, time)
-            for labels, trace_id, seconds, time in sorted(exemplars, key=_time)
+            for labels, trace_id, seconds, time in sorted(exemplars, key=itemgetter(3))
         }
 
     def collect(self) -> Iterator[Metric]:
@@ -198,9 +199,3 @@ def _gauges(table: Mapping[str, str], labels: Labels, rows: Iterable[_Row]) -> I
             if value is not None:
                 gauge.add_metric(part, float(value))
     return iter(gauges)
-
-
-def _time(exemplar: Sequence[Any]) -> float:
-    """Return when an exemplar was taken; the last one of a bucket is shown."""
-    time: float = exemplar[3]
-    return time

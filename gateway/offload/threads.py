@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gateway.codec.elements.encode import NONFINITE_CODES
 from gateway.codec.native import DATATYPE_CODES, ThreadPool
 from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
+from gateway.codec.policies import NONFINITE_CODES
 
 if TYPE_CHECKING:
     from gateway.codec.native import _native

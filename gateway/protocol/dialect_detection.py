@@ -58,7 +58,7 @@ def parse_server_metadata(status: int, document: bytes) -> DetectedDialect:
 
 def _by_fields(fields: Mapping[str, Any]) -> DetectedDialect:
     name, version = _text(fields.get("name")), _text(fields.get("version"))
-    extensions = frozenset(filter(_is_text, _extensions(fields)))
+    extensions = frozenset(each for each in _extensions(fields) if isinstance(each, str))
     who = f"names itself {_shown(name)}" if name else "has no name"
     who += f", version {_shown(version)}" if version else ""
     if _BINARY_EXTENSION in extensions:
@@ -74,7 +74,7 @@ def _with_binary(name: str, version: str, who: str, extensions: frozenset[str]) 
     if name == TRITON.name or extensions >= _TRITON_EXTENSIONS:
         # A Triton without tracing, by build or by age, does not list it.
         dialect = TRITON if "trace" in extensions else replace(TRITON, trace=None)
-        if _is_release_since(version, _TRITON_SURVIVES_CANCELLATION_SINCE):
+        if (_release(version) or (0, 0)) >= _TRITON_SURVIVES_CANCELLATION_SINCE:
             dialect = replace(dialect, grpc=replace(dialect.grpc, survives_cancellation=True))
         return DetectedDialect(dialect, f"{who} and lists the extensions of Triton")
     if name in _BINARY_SINCE:
@@ -90,10 +90,10 @@ def _with_binary(name: str, version: str, who: str, extensions: frozenset[str]) 
 
 def _by_release(name: str, who: str, version: str) -> DetectedDialect:
     dialect, since = _BINARY_SINCE[name]
-    release = _RELEASE.match(version)
+    release = _release(version)
     if release is None:
         return _unknown(f"{who}, which is no release's")
-    if (int(release[1]), int(release[2])) < since:
+    if release < since:
         older = replace(dialect, binary=False, binary_only_if_listed=False)
         return DetectedDialect(
             older, f"{who}: it takes the binary form since {since[0]}.{since[1]}"
@@ -101,9 +101,9 @@ def _by_release(name: str, who: str, version: str) -> DetectedDialect:
     return DetectedDialect(dialect, who)
 
 
-def _is_release_since(version: str, since: tuple[int, int]) -> bool:
-    release = _RELEASE.match(version)
-    return release is not None and (int(release[1]), int(release[2])) >= since
+def _release(version: str) -> tuple[int, int] | None:
+    match = _RELEASE.match(version)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def _unknown(what: str) -> DetectedDialect:
@@ -114,10 +114,6 @@ def _unknown(what: str) -> DetectedDialect:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _shown(text: str) -> str:

@@ -13,7 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from gateway.settings.schema import Settings, all_sections
 from gateway.settings.values.fields import Check, Section
-from gateway.settings.values.units import Bounded, BoundedOr
+from gateway.settings.values.units import Bounded
 
 _FROM_ENVIRONMENT = "FromEnvironment"
 _REFERENCE = {"$ref": f"#/$defs/{_FROM_ENVIRONMENT}"}
@@ -92,10 +92,10 @@ def _describe(field: FieldInfo, text: str) -> str:
     return " ".join(parts)
 
 
-def _bounds(kind: object) -> Iterator[Bounded[Any] | BoundedOr]:
+def _bounds(kind: object) -> Iterator[Bounded]:
     """Yield the bounds that a type and its metadata name, however deep."""
     if isinstance(kind, Check):
-        if isinstance(kind.func, Bounded | BoundedOr):
+        if isinstance(kind.func, Bounded):
             yield kind.func
         return
     for each in kind if isinstance(kind, tuple) else get_args(kind):

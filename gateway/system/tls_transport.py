@@ -19,6 +19,7 @@ import asyncio
 import logging
 import ssl
 from contextlib import suppress
+from itertools import chain
 from typing import Any, cast
 
 from gateway.system.buffers import MIN_WINDOW
@@ -82,8 +83,6 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Whether the handshake has ended well, so that the connection has this transport."""
         self._received = _NOTHING
         """Received bytes that are not in ``_incoming`` yet."""
-        self._pinned = 0
-        """Bytes of the memory that ``_received`` is a part of."""
         self._counted = 0
         """Bytes that are counted in the buffers of the connection."""
         self._records_left = 0
@@ -144,18 +143,13 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def _receive_rest(self, exc: Exception | None) -> None:
         """Decrypt what the peer had sent before a write to it failed."""
         self._reading = True
-        self._process_all_received()
-        for data in unread_data(self._socket, exc):
+        for data in chain((b"",), unread_data(self._socket, exc)):
             self._received = memoryview(b"".join((self._received, data)))
-            self._process_all_received()
+            size = -1
+            while len(self._received) != size and not self._input_closed:
+                size = len(self._received)
+                self._process_received()
             if self._input_closed:
-                return
-
-    def _process_all_received(self) -> None:
-        while self._received and not self._input_closed:
-            size = len(self._received)
-            self._process_received()
-            if len(self._received) == size:
                 return
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -179,7 +173,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             assert self._connection is not None
             self._connection.defer_next_read()
         # The next read, perhaps of another connection, overwrites the shared buffer.
-        self._copy_received()
+        self._keep_received()
 
     def eof_received(self) -> None:
         """Note the end of input; the socket's transport then closes itself."""
@@ -209,7 +203,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Let another connection get what is received from now on."""
         self._count(0)
         self._connection = cast("Connection", protocol)
-        self._count_received()
+        self._keep_received()
 
     def is_closing(self) -> bool:
         """Whether the connection is closed or closing."""
@@ -302,10 +296,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if self._waits_for_time_slice or self._input_closed:
             return
         self._process_received()
-        if len(self._received) * 2 <= self._pinned:
-            self._copy_received()
-        else:
-            self._count_received()
+        self._keep_received()
 
     def _wait_for_time_slice(self) -> None:
         """Go on in the next time slice, and read nothing meanwhile."""
@@ -321,15 +312,13 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._socket.resume_reading()
             self._process_rest()
 
-    def _copy_received(self) -> None:
-        """Keep what waits in memory of its own."""
-        self._received = memoryview(bytes(self._received)) if self._received else _NOTHING
-        self._pinned = len(self._received)
-        self._count_received()
+    def _keep_received(self) -> None:
+        """Keep what waits in memory of its own.
 
-    def _count_received(self) -> None:
-        """Count what waits to be decrypted, but for a record whose rest is yet to come."""
-        waiting = self._incoming.pending + (self._pinned if self._received else 0)
+        It is counted, but for a record whose rest is yet to come.
+        """
+        self._received = memoryview(bytes(self._received)) if self._received else _NOTHING
+        waiting = self._incoming.pending + len(self._received)
         self._count(0 if self._input_closed else max(0, waiting - _MAX_RECORD))
 
     def _count(self, size: int) -> None:

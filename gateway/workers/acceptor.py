@@ -18,8 +18,7 @@ import logging
 import selectors
 import socket
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from gateway.system.accept_queue import (
@@ -30,7 +29,7 @@ from gateway.system.accept_queue import (
     has_pending_handshakes,
 )
 from gateway.workers.ipc import ConnectionKind, ToWorker
-from gateway.workers.worker_pool import NEVER, PendingConnection, WorkerPool
+from gateway.workers.worker_pool import NEVER, WorkerPool
 
 _RETRY_DELAY = 0.01
 """Seconds until the next try to hand out a connection that no process could take."""
@@ -55,12 +54,8 @@ class Acceptor:
     def __init__(
         self, sockets: ListeningSockets, pool: WorkerPool, selector: selectors.BaseSelector
     ) -> None:
-        self._pending: dict[ConnectionKind, deque[PendingConnection]] = {
-            ToWorker.CLIENT: deque(),
-            ToWorker.ADMIN: deque(),
-        }
-        """Connections that no process could take yet."""
         self._pool = pool
+        self._pending = pool.pending
         self._selector = selector
         self._sockets = _nonblocking(sockets)
         self._accepting: set[socket.socket] = set()
@@ -142,7 +137,7 @@ class Acceptor:
             self._next_check = now + HANDSHAKE_POLL_INTERVAL
             return False
         for sock, kind in self._draining.items():
-            self._add(PendingConnection(each, kind) for each in drain_accept_queue(sock))
+            self._pending[kind].extend(drain_accept_queue(sock))
             sock.close()
         self._draining.clear()
         self._next_check = NEVER
@@ -162,31 +157,19 @@ class Acceptor:
 
         Connections that none can take yet are kept.
         """
-        self._add(self._pool.returned)
-        self._pool.returned.clear()
         for kind, pending in self._pending.items():
-            self._hand_out(kind, pending)
-
-    def _hand_out(self, kind: ConnectionKind, pending: deque[PendingConnection]) -> None:
-        while pending:
-            processes = [each for each in self._pool.processes_by_load if each.accepts(kind)]
-            if not any(each.send_connection(pending[0]) for each in processes):
-                if processes or not self._pool.is_stopping:
-                    return
-                pending[0].sock.close()  # no process is left to serve it
-            pending.popleft()
+            while pending:
+                processes = [each for each in self._pool.processes_by_load if each.accepts(kind)]
+                if not any(each.send_connection(pending[0]) for each in processes):
+                    if processes or not self._pool.is_stopping:
+                        break
+                    pending[0].close()  # no process is left to serve it
+                pending.popleft()
 
     def close_in_child(self) -> None:
         """Close, in a child, the sockets of the supervisor."""
         for sock in (*self._sockets, *self._draining):
             sock.close()
-        for pending in self._pending.values():
-            for connection in pending:
-                connection.sock.close()
-
-    def _add(self, connections: Iterable[PendingConnection]) -> None:
-        for each in connections:
-            self._pending[each.kind].append(each)
 
     def _pause_all(self) -> None:
         for sock in tuple(self._accepting):
@@ -210,7 +193,7 @@ class Acceptor:
                 self._log_after = now + _LOG_INTERVAL
                 _log.error("cannot accept a connection: %s", error.strerror or error)
             return
-        self._add([PendingConnection(connection, self._sockets[sock])])
+        self._pending[self._sockets[sock]].append(connection)
 
 
 def _nonblocking(sockets: ListeningSockets) -> ListeningSockets:

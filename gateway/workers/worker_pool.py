@@ -31,7 +31,7 @@ from gateway.workers.ipc import (
     receive,
     send,
 )
-from gateway.workers.shared_documents import shared_counters
+from gateway.workers.shared_records import shared_counters
 from gateway.workers.signals import HANDLED_SIGNALS, STOP_SIGNALS
 
 NEVER = float("inf")
@@ -49,14 +49,6 @@ _log = logging.getLogger("tensorgate.workers")
 
 WorkerMain = Callable[[WorkerChannel], None]
 """What a worker runs; it returns when the worker is to exit."""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingConnection:
-    """A connection that no worker has received yet."""
-
-    sock: socket.socket
-    kind: ConnectionKind
 
 
 class WorkerState(IntEnum):
@@ -84,7 +76,7 @@ class WorkerProcess:
     """The gateway started with it."""
     is_leaving: bool = False
     """It got a signal of its own, or could not use new settings: another one takes its place."""
-    unacknowledged: deque[PendingConnection] = field(default_factory=deque)
+    unacknowledged: deque[socket.socket] = field(default_factory=deque)
     """Connections that were sent: another worker gets them if this one dies."""
     sent_connections: int = 0
     pending_reload_steps: deque[ReloadStep] = field(default_factory=deque)
@@ -102,11 +94,11 @@ class WorkerProcess:
         """Tell whether it serves such connections now."""
         return kind == self.serves and self.state is WorkerState.READY
 
-    def send_connection(self, connection: PendingConnection) -> bool:
+    def send_connection(self, connection: socket.socket) -> bool:
         """Send a connection, which this owns from then on; false if the worker cannot take it."""
-        if not self.accepts(connection.kind) or len(self.unacknowledged) >= MAX_UNACKNOWLEDGED:
+        if len(self.unacknowledged) >= MAX_UNACKNOWLEDGED:
             return False
-        if not self.send(connection.kind, connection.sock.fileno()):
+        if not self.send(self.serves, connection.fileno()):
             return False
         self.sent_connections += 1
         self.unacknowledged.append(connection)
@@ -137,7 +129,7 @@ class WorkerProcess:
         if kind == FromWorker.READY:
             self.state = max(self.state, WorkerState.READY)
         elif kind == FromWorker.RECEIVED:
-            self.unacknowledged.popleft().sock.close()
+            self.unacknowledged.popleft().close()
         elif kind == FromWorker.RELOAD_DONE:
             self.reload_error = text
             if self.pending_reload_steps.popleft() == ToWorker.COMMIT and text:
@@ -235,8 +227,11 @@ class WorkerPool:
         """Workers that exit are not replaced any more."""
         self.dropped_calls = 0
         """Calls that workers cut at the drain timeout."""
-        self.returned: list[PendingConnection] = []
-        """Connections that were on the way to a process when it died."""
+        self.pending: dict[ConnectionKind, deque[socket.socket]] = {
+            ToWorker.CLIENT: deque(),
+            ToWorker.ADMIN: deque(),
+        }
+        """Connections that no process could take yet, or that were on the way to one that died."""
         self._selector = selector
         self._close_in_child = close_in_child
         self._events = events
@@ -287,16 +282,16 @@ class WorkerPool:
         for worker in self.processes:
             worker.channel.close()
             for connection in worker.unacknowledged:
-                connection.sock.close()
-        for connection in self.returned:
-            connection.sock.close()
+                connection.close()
+        for pending in self.pending.values():
+            for connection in pending:
+                connection.close()
 
     def _start(self, slot: WorkerSlot) -> None:
         now = time.monotonic()
         slot.closed_connections[0] = 0
-        number = self._all_slots.index(slot)
         try:
-            pid, channel = _fork(slot.main, slot.closed_connections, number, self._close_in_child)
+            pid, channel = self._fork(slot)
         except OSError as error:
             delay = slot.remove_worker(now, now)
             _log.error("cannot start a worker: %s; next try in %g s", error.strerror, delay)
@@ -309,6 +304,42 @@ class WorkerPool:
         if slot.replaces:
             slot.replaces = False
             self._events.on_worker_restarted(slot.worker)
+
+    def _fork(self, slot: WorkerSlot) -> tuple[int, socket.socket]:
+        """Fork a worker; return its process id, and the supervisor's end of its channel."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        # Until the child has reset its handlers, its signals would wake the parent.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                number = self._all_slots.index(slot)
+                channel = WorkerChannel(theirs, slot.closed_connections, number)
+                self._run_in_child(partial(slot.main, channel), mask)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
+        return pid, ours
+
+    def _run_in_child(self, main: Callable[[], None], mask: set[signal.Signals | int]) -> NoReturn:
+        """Run a worker in a forked child; none of the parent's code runs after it."""
+        status = 1
+        try:
+            self._close_in_child()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            main()
+            status = 0
+        except BaseException:
+            _log.exception("a worker failed")
+        finally:
+            with suppress(Exception):
+                sys.stderr.flush()
+            os._exit(status)
 
     def _read(self, slot: WorkerSlot, worker: WorkerProcess) -> None:
         was_starting = worker.state is WorkerState.STARTING
@@ -323,7 +354,7 @@ class WorkerPool:
         worker.channel.close()
         code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
         self.dropped_calls += worker.dropped_calls
-        self.returned += worker.unacknowledged
+        self.pending[worker.serves].extend(worker.unacknowledged)
         delay = slot.remove_worker(worker.started_at, time.monotonic())
         self.reap_adopted_children()
         if slot.is_wanted and not self.is_stopping:
@@ -361,50 +392,3 @@ def reap_adopted_children(workers: Collection[int]) -> None:
         if found is None or found.si_pid in workers:
             return
         os.waitpid(found.si_pid, 0)
-
-
-def _fork(
-    main: WorkerMain,
-    closed_connections: memoryview,
-    slot: int,
-    close_in_child: Callable[[], None],
-) -> tuple[int, socket.socket]:
-    """Fork a worker; return its process id, and the supervisor's end of its channel."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    # Until the child has reset its handlers, its signals would wake the parent.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
-    try:
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            channel = WorkerChannel(theirs, closed_connections, slot)
-            _run_worker(main, channel, close_in_child, mask)
-    except OSError:
-        ours.close()
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        theirs.close()
-    return pid, ours
-
-
-def _run_worker(
-    main: WorkerMain,
-    channel: WorkerChannel,
-    close_in_child: Callable[[], None],
-    mask: set[signal.Signals | int],
-) -> NoReturn:
-    """Run a worker in a forked child; none of the parent's code runs after it."""
-    status = 1
-    try:
-        close_in_child()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        main(channel)
-        status = 0
-    except BaseException:
-        _log.exception("a worker failed")
-    finally:
-        with suppress(Exception):
-            sys.stderr.flush()
-        os._exit(status)

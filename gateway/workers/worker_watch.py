@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 _LOOKS = 5
 """Looks, a second apart, without a sign of life, after which a worker is said to hang."""
+_MAX_SILENCE = 5_000
+"""Milliseconds after which a worker whose event loop has not run leads the others no more."""
 
 _log = logging.getLogger("tensorgate.workers")
 
@@ -31,6 +33,11 @@ class WorkerWatch:
     silent_looks: Counter[int] = field(default_factory=Counter)
     logged: set[int] = field(default_factory=set)
     """The processes of which the log says that they hang."""
+
+    def leads(self) -> bool:
+        """Tell whether this worker is the first of those whose event loops run."""
+        oldest = time.monotonic() * 1000 - _MAX_SILENCE
+        return not any(heartbeat[0] > oldest for heartbeat in self.heartbeats[: self.slot])
 
     def look(self, leads: bool) -> None:
         """Look at the workers, once a second; one that ``leads`` the others logs what it sees.

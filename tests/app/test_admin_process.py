@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -207,45 +207,10 @@ async def _gateway(
             yield process, url, admin, file
 
 
-def _children(process: Process) -> list[int]:
-    text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    return [int(pid) for pid in text.split()]
-
-
 async def _admin_pid(process: Process, admin: str) -> int:
     workers = {each["pid"] for each in (await Operator(admin).status())["workers"]}
-    (pid,) = set(_children(process)) - workers
+    (pid,) = set(process.children) - workers
     return pid
-
-
-class _Load:
-    """Calls on connections that wait for nothing; all must succeed."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.calls = 0
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> "_Load":
-        self._task = asyncio.create_task(self._run())
-        await until(lambda: self.calls)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        assert not self._task.done(), self._task.exception()
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
-
-    async def _run(self) -> None:
-        async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(connect(self._url)) for _ in range(4)]
-            while True:
-                for client in clients:
-                    assert (await client.ask(CALL)).status == 200
-                    self.calls += 1
-                await asyncio.sleep(0.002)
 
 
 async def _until_served(admin: str) -> None:
@@ -271,7 +236,8 @@ async def _until_recent(admin: str) -> None:
 @in_processes
 async def test_killed_admin_process_is_replaced_and_no_call_is_lost(tmp_path: Path) -> None:
     async with _gateway(tmp_path) as (process, url, admin, _):
-        async with _Load(url) as load:
+        async with connect(url) as caller:
+            calls = 0
             for _ in range(2):
                 async with connect(f"http://{admin}") as client:
                     await client.send(request("GET", "/api/events", headers=LOCAL))
@@ -280,13 +246,13 @@ async def test_killed_admin_process_is_replaced_and_no_call_is_lost(tmp_path: Pa
                     with suppress(ConnectionResetError, asyncio.IncompleteReadError):
                         while await client.chunk():
                             pass
-                await _until_served(admin)
-                calls = load.calls
-                await until(lambda calls=calls: load.calls > calls + 20)  # type: ignore[misc]
-                counted = sum((await Operator(admin).counted()).values())
-                assert counted >= calls
+                served = asyncio.create_task(_until_served(admin))
+                while not served.done():
+                    assert (await caller.ask(CALL)).status == 200
+                    calls += 1
+                await served
+                await Operator(admin).until_counted(calls)
                 await _until_recent(admin)
-        # After the load: a gateway that drains closes its connections.
         process.signal(signal.SIGTERM)
         await process.wait_for_output("stopping")
 
@@ -398,7 +364,7 @@ async def test_reload_adds_moves_and_removes_the_admin_address(tmp_path: Path) -
             for other in {admin, moved} - {address}:
                 await _until_refused(other)
             if not address:
-                await until(lambda: len(_children(process)) == 2, TIMEOUT)
+                await until(lambda: len(process.children) == 2, TIMEOUT)
 
 
 async def _until_refused(address: str) -> None:

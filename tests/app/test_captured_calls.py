@@ -26,14 +26,13 @@ from tests.support.gateway import (
     running_gateway,
     until,
 )
-from tests.support.http_messages import chunked, http_response, message
+from tests.support.http_messages import http_response
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
     INFER,
     binary_header,
     binary_response,
-    binary_response_header,
     infer_binary,
     metadata,
 )
@@ -152,34 +151,6 @@ async def test_call_may_skip_conversion(gateway: RunningGateway) -> None:
     assert response.status == 200
     assert _body(attempt["request"]) == body
     assert _body(attempt["response"]) == response.body
-
-
-async def test_chunked_bodies_are_captured_as_a_whole(gateway: RunningGateway) -> None:
-    data = [b"a" * 100_000, b"b" * 50_000]
-    asked = [binary_header(150_000, binary_output=True), *data]
-    told = [binary_response_header(150_000), *data]
-
-    async def respond(connection: Connection) -> None:
-        received = await connection.request()
-        assert received.body == b"".join(asked)
-        await connection.send(_chunked("HTTP/1.1 200 OK", told))
-
-    async with _capturing(respond) as (_, client, sink):
-        response = await client.ask(_chunked(f"POST {INFER} HTTP/1.1", asked))
-        assert response.body == b"".join(told)
-        (attempt,) = await _read(sink)
-    for each, pieces in ((attempt["request"], asked), (attempt["response"], told)):
-        assert each["size"] == 150_000 + len(pieces[0])
-        assert _body(each) == b"".join(pieces)[:65536]
-
-
-def _chunked(first: str, pieces: list[bytes]) -> bytes:
-    headers = {
-        "Host": "localhost",
-        HEADER_LENGTH: str(len(pieces[0])),
-        "Transfer-Encoding": "chunked",
-    }
-    return message(first, headers) + chunked(*pieces)
 
 
 async def test_each_attempt_is_captured() -> None:

@@ -17,7 +17,7 @@ from gateway.routing.endpoint_health import EjectionState
 from gateway.settings.schema import Settings
 from gateway.upstream.pool import outlier_detection
 from gateway.upstream.pool.pool import Pool
-from gateway.workers.shared_documents import SharedDocuments
+from gateway.workers.shared_records import SharedDocuments
 from tests.support.gateway import no_leaks, until, worker_client, worker_of
 from tests.support.http_messages import http_response
 from tests.support.raw_client import RawClient
@@ -276,4 +276,6 @@ def test_newest_thousand_endpoints_are_shared(monkeypatch: pytest.MonkeyPatch) -
     assert list(syncs[1].read()) == [f"u http://{number}" for number in range(20, 30)]
     assert syncs[1].publish("u", "http://29", EjectionState(ejections=1, until=1e9))
     assert not syncs[1].publish("v", "http://29", EjectionState(ejections=1, until=1e9))
+    # The worker that takes the place of one goes on with its list.
     assert EjectionSync(documents, 0, dict).publish("u", "http://28", EjectionState(1, 1, 1e9))
+    assert "u http://27" in syncs[1].read()

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.app.endpoint_watch import EndpointWatch, RecentLooks, leads_workers
+from gateway.app.endpoint_watch import EndpointWatch, RecentLooks
 from gateway.app.shared_memory import Waiting
 from gateway.observe.call_metrics import (
     CALL_FAMILIES,
@@ -19,7 +19,6 @@ from gateway.observe.call_metrics import (
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
 from gateway.routing.latency_outliers import Latency
-from gateway.workers.shared_documents import shared_counters
 from tests.support.gateway import no_leaks, until
 from tests.upstream.pools import make_pool
 
@@ -138,21 +137,6 @@ def test_latency_is_that_of_the_latest_calls() -> None:
     assert older[0].median == pytest.approx(0.002, rel=0.02)
 
 
-def test_median_is_that_of_all_calls_not_of_seconds() -> None:
-    """Most seconds have a median of 1 ms, but most calls took longer."""
-    looked = _Looked()
-    for _ in range(4):
-        looked.serve(10, seconds=0.001)
-        looked.pass_by(1)
-    looked.serve(60, seconds=0.3)
-    looked.serve(59, seconds=0.2)
-    looked.serve(100, seconds=0.1)
-    looked.pass_by(1)
-    (latency, *_) = looked.looks.latencies()[ENDPOINT]["m"].recent
-    assert latency.calls == 259
-    assert latency.median == pytest.approx(0.1, rel=0.02)
-
-
 def test_time_of_which_a_latency_is_named_as_it_was_measured() -> None:
     """With many endpoints the gateway looks less often than it should."""
     looked = _Looked()
@@ -250,37 +234,6 @@ async def _slow_endpoint_is_seen(leads: Callable[[], bool]) -> AsyncIterator[Non
         looked.serve(20, endpoint=("u", "http://1"))
         await until(lambda: _states(pool.snapshot()) == ["slow", "in_use"])
         yield
-
-
-@pytest.mark.parametrize("leads", [True, False])
-async def test_watch_tells_the_pools_and_only_the_worker_that_leads_logs(
-    leads: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.app.endpoint_watch._INTERVAL", 0.01)
-    caplog.set_level(logging.WARNING)
-    async with _slow_endpoint_is_seen(lambda: leads):
-        pass
-    slow = [each for each in caplog.messages if "is slow" in each]
-    assert len(slow) == (1 if leads else 0)
-    if leads:
-        assert slow[0].startswith("http://0 of upstream  is slow: its calls of m take ")
-
-
-def test_first_worker_whose_event_loop_runs_leads() -> None:
-    beats = shared_counters(3)
-
-    def leaders(now: float) -> list[int]:
-        return [slot for slot in range(3) if leads_workers(beats, slot, now)]
-
-    for beat in beats:
-        beat[0] = 100_000
-    assert leaders(101) == [0]
-    beats[1][0] = beats[2][0] = 109_000
-    assert leaders(110) == [0, 1], "the first one hangs, and does not learn of it"
-    beats[2][0] = 119_000
-    assert leaders(120) == [0, 1, 2]
-    beats[0][0] = 120_000
-    assert leaders(121) == [0]
 
 
 async def test_worker_that_begins_to_lead_logs_the_states_of_that_time(

@@ -1,8 +1,7 @@
 """Failing endpoints in the status, the metrics and the log."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,15 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.app import gateway as gateway_module
 from gateway.observe.failure_log import FailureLog
 from gateway.proxy import errors
-from gateway.proxy.calls.buffered import BufferedCall
 from gateway.settings.schema import Settings
-from gateway.upstream.pool import outlier_detection
 from tests.support.addresses import free_address, free_port
 from tests.support.gateway import LIMITS, gateway_of, no_leaks, until
 from tests.support.http_messages import http_response
-from tests.support.inference_messages import HEADER_LENGTH, binary_response_header, infer_json
 from tests.support.raw_client import RawClient, connect
-from tests.support.servers.scripted_server import ScriptedServer, always_respond, respond_in_turn
+from tests.support.servers.scripted_server import ScriptedServer, respond_in_turn
 
 
 @pytest.fixture(autouse=True)
@@ -109,30 +105,7 @@ async def test_number_of_failures_that_are_not_logged_is_written_without_another
     assert caplog.messages.count(said) == 1
 
 
-async def test_failed_calls_before_the_dialect_is_known_are_counted() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    async with _serving(url, dialect="auto") as (client, operator):
-        for _ in range(4):
-            assert (await client.ask(infer_json())).status == 503
-        endpoint = await _status_of(operator)
-        assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
-        assert endpoint["last_error"] == f"cannot connect to {url}: Connection refused"
-        assert endpoint["requests_in_progress"] == 0
-        upstream = (await operator.call("GET", "/status")).json["upstreams"]["u"]
-        assert upstream["unreachable_reason"] == endpoint["last_error"]
-
-
-async def test_responses_with_500_are_counted_on_the_fast_path(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fast: list[int] = []
-    whole = BufferedCall.on_complete
-
-    def counted(self: BufferedCall, head: Any, *rest: Any) -> bool:
-        fast.append(head.status)
-        return whole(self, head, *rest)
-
-    monkeypatch.setattr(BufferedCall, "on_complete", counted)
+async def test_responses_with_500_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         ScriptedServer(respond_in_turn(*(BROKEN,) * 4, http_response(), http_response())) as server,
         _serving(server.url) as (client, operator),
@@ -151,57 +124,7 @@ async def test_responses_with_500_are_counted_on_the_fast_path(
         assert (await client.call("GET", "/v2/models/m/ready")).status == 200
         endpoint = await _status_of(operator)
         assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (0, 4)
-    assert fast == [500, 500, 500, 500, 200]
     warnings = [each for each in caplog.records if each.levelname == "WARNING"]
     # The state of the endpoint may have its line already.
     (said,) = [each.message for each in warnings if "failed with 500" in each.message]
     assert f"failed with 500: {server.url} returned 500: out of memory" in said
-
-
-async def test_broken_responses_are_counted_on_the_fast_path() -> None:
-    """The first call with a head takes the streaming path, those that follow the fast path."""
-    broken = http_response(
-        binary_response_header(8) + bytes(4), {HEADER_LENGTH: str(len(binary_response_header(8)))}
-    )
-    async with (
-        ScriptedServer(always_respond(broken)) as server,
-        _serving(server.url) as (client, operator),
-    ):
-        for _ in range(4):
-            assert (await client.ask(infer_json())).status == 502
-        endpoint = await _status_of(operator)
-        assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
-        assert (endpoint["failures"], endpoint["requests_in_progress"]) == ({"bad_response": 4}, 0)
-        assert endpoint["last_error"].startswith(f"{server.url}: ")
-
-
-async def _until_ready_is(operator: RawClient, status: int) -> str:
-    """Poll /ready until it has a status; return its last error."""
-    async with asyncio.timeout(5):
-        while (reply := await operator.call("GET", "/ready")).status != status:  # noqa: ASYNC110  # nobody tells
-            await asyncio.sleep(0.02)
-    return reply.body.decode()
-
-
-async def test_readiness_follows_failed_calls_and_recovers_without_calls(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.02)
-    async with AsyncExitStack() as stack:
-        # One health check succeeds, and the next one is due after the test.
-        health = {"path": "/up", "interval": "1h"}
-        async with ScriptedServer(always_respond(http_response())) as server:
-            url, port = server.url, server.port
-            client, operator = await stack.enter_async_context(_serving(url, health_check=health))
-            await _until_ready_is(operator, 200)
-        for _ in range(4):  # the first may find a connection from before
-            assert (await client.call("GET", "/v2/x")).status in (502, 503)
-        said = await _until_ready_is(operator, 503)
-        assert f"cannot connect to {url}: Connection refused" in said
-        async with ScriptedServer(always_respond(http_response()), port=port):
-            await _until_ready_is(operator, 200)
-    assert [message for message in caplog.messages if message.startswith("upstream u")] == [
-        f"upstream u is not ready: 3 calls in a row could not connect; "
-        f"last error: cannot connect to {url}: Connection refused",
-        f"upstream u is ready again: {url} responds",
-    ]

@@ -11,7 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.app import standalone
 from gateway.app.build import upstreams as build_upstreams
-from gateway.app.build.listen import ListenError
+from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.reload import settings_warnings
 from gateway.app.standalone import StandaloneGateway
 from gateway.errors import GatewayError
@@ -46,13 +46,13 @@ async def test_ipv6_addresses_are_shown_as_urls() -> None:
             assert gateway.addresses[0].startswith("http://[::1]:")
             async with connect(gateway.addresses[0]) as client:
                 assert (await client.call("GET", "/")).status == 503
-    except ListenError:
+    except UnusableSettingsError:
         pytest.skip("no IPv6 here")
 
 
 async def _refused(settings: Settings) -> str:
     async with no_leaks():
-        with pytest.raises(ListenError) as caught:
+        with pytest.raises(UnusableSettingsError) as caught:
             async with gateway_of(settings):
                 pass
         gc.collect()
@@ -193,24 +193,31 @@ async def test_example_settings_route_several_models(
     assert shown == found
 
 
-async def test_gateway_serves_connections_accepted_elsewhere() -> None:
+@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "TLS"])
+async def test_gateway_serves_and_counts_connections_accepted_elsewhere(
+    tmp_path: Path, with_tls: bool
+) -> None:
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    settings = _settings(tls={"certificate": certificate, "key": key} if with_tls else None)
     closed: list[None] = []
-    async with no_leaks():
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            async with worker_of(_settings(), on_closed=lambda: closed.append(None)) as gateway:
-                async with connect("http://{}:{}".format(*listening.getsockname())) as client:
-                    gateway.take(listening.accept()[0])
-                    for _ in range(2):
-                        assert (await client.call("GET", "/v2")).status == 503
-                    assert not closed
-                await until(lambda: len(closed) == 1)
-                with socket.create_connection(listening.getsockname()) as gone:
-                    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1] + [0] * 7))
-                gateway.take(listening.accept()[0])
-                await until(lambda: len(closed) == 2)
-                async with connect("http://{}:{}".format(*listening.getsockname())) as client:
-                    gateway.take(listening.accept()[0])  # and close at once
-        assert len(closed) == 3
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = listening.getsockname()
+        async with no_leaks(), worker_of(settings, on_closed=lambda: closed.append(None)) as worker:
+            with socket.create_connection(address) as gone:  # without a handshake
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1] + [0] * 7))
+            worker.take(listening.accept()[0])
+            await until(lambda: len(closed) == 1)
+            scheme = "https" if with_tls else "http"
+            client = asyncio.create_task(_status("{}://{}:{}".format(scheme, *address)))
+            worker.take(await asyncio.to_thread(lambda: listening.accept()[0]))
+            assert await client == 503
+            await until(lambda: len(closed) == 2)
+            with socket.create_connection(address) as silent:
+                worker.take(listening.accept()[0])
+                await asyncio.sleep(0.02)
+                assert len(closed) == 2
+                silent.setblocking(False)
+    assert len(closed) == 3
 
 
 async def test_tls_is_spoken_on_tcp_addresses_alone(tmp_path: Path) -> None:
@@ -223,29 +230,6 @@ async def test_tls_is_spoken_on_tcp_addresses_alone(tmp_path: Path) -> None:
         assert second == unix
         for url in gateway.addresses:
             assert await _status(url) == 503
-
-
-async def test_gateway_speaks_tls_on_connections_accepted_elsewhere(tmp_path: Path) -> None:
-    certificate, key = certificate_files(tmp_path, server_certificate())
-    settings = _settings(tls={"certificate": certificate, "key": key})
-    closed: list[None] = []
-    async with no_leaks():
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            address = listening.getsockname()
-            async with worker_of(settings, on_closed=lambda: closed.append(None)) as gateway:
-                with socket.create_connection(address):
-                    gateway.take(listening.accept()[0])
-                await until(lambda: len(closed) == 1)  # it closed without a handshake
-                client = asyncio.create_task(_status("https://{}:{}".format(*address)))
-                gateway.take(await asyncio.to_thread(lambda: listening.accept()[0]))
-                assert await client == 503
-                await until(lambda: len(closed) == 2)
-                with socket.create_connection(address) as silent:
-                    gateway.take(listening.accept()[0])
-                    await asyncio.sleep(0.02)
-                    assert len(closed) == 2
-                    silent.setblocking(False)
-        assert len(closed) == 3
 
 
 async def _status(url: str) -> int:

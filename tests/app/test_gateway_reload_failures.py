@@ -176,43 +176,6 @@ async def test_reload_holds_although_an_old_part_cannot_be_closed(
         assert await _refuses(running.url.removeprefix("http://"))
 
 
-async def test_prepared_reload_that_is_aborted_changes_nothing(tmp_path: Path) -> None:
-    free = free_address()
-    async with (
-        no_leaks(),
-        server_named("one") as one,
-        server_named("two") as two,
-        checked_gateway(settings_for(one.url, log={"access": False})) as running,
-    ):
-        gateway, old_url = running.gateway, running.url
-        settings = _all_is_new(two.url, tmp_path, free)
-        before = gateway.settings, gateway.active_config, gateway.addresses, _threads()
-        for _ in range(2):
-            prepared = await gateway.prepare(settings)
-            assert _threads() == ["access log", "traces"]
-            assert await _is_served(old_url) == b"one"
-            await prepared.abort()
-            after = gateway.settings, gateway.active_config, gateway.addresses, _threads()
-            assert after == before
-            assert await _refuses(free)
-        await gateway.reload(settings)
-        assert await _is_served(f"http://{free}") == b"two"
-
-
-async def test_limits_change_with_the_commit_and_not_before() -> None:
-    one_call = {"max_requests": 1, "max_queue": 0}
-    async with no_leaks(), checked_gateway(settings_for(concurrency=one_call)) as running:
-        gateway = running.gateway
-        more = settings_for(concurrency={"max_requests": 7, "max_queue": 0})
-        limit = gateway.active_config.limits.concurrency_limit
-        assert limit is not None
-        prepared = await gateway.prepare(more)
-        assert limit.max_requests == 1
-        await prepared.commit()()
-        assert gateway.active_config.limits.concurrency_limit is limit
-        assert limit.max_requests == 7
-
-
 async def test_endpoint_that_was_drained_while_a_reload_was_prepared_stays_drained() -> None:
     async with (
         no_leaks(),

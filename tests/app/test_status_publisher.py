@@ -18,11 +18,10 @@ from gateway.app.status_publisher import (
     WELL_BELOW,
     EventLoopWatch,
     StatusPublisher,
-    read_statuses,
 )
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.metrics import StoreCollector
-from gateway.workers.shared_documents import SharedDocuments
+from gateway.workers.shared_records import SharedDocuments
 from tests.support.gateway import until
 
 
@@ -39,24 +38,6 @@ def _value(shared: SharedMemory, name: str) -> float:
     registry = CollectorRegistry()
     registry.register(StoreCollector(shared.metric_store))
     return registry.get_sample_value(name) or 0.0
-
-
-async def test_statuses_of_all_workers_are_read() -> None:
-    shared = SharedMemory.for_workers(3)
-    one, two = (_publisher(shared, slot, number=slot) for slot in (0, 2))
-    async with one, two:
-        await until(lambda: all(shared.statuses.read_all()[slot] for slot in (0, 2)))
-    assert [status["number"] for status in read_statuses(shared.statuses)] == [0, 2]
-
-
-async def test_status_of_a_dead_worker_is_not_shown() -> None:
-    shared = SharedMemory.for_workers(2)
-    process = await asyncio.create_subprocess_exec("true")
-    await process.wait()
-    await _publisher(shared, 1, pid=process.pid).publish()
-    await _publisher(shared, 0).publish()
-    statuses = read_statuses(shared.statuses)
-    assert [status["pid"] for status in statuses] == [os.getpid()]
 
 
 def test_oldest_call_that_waits_in_any_worker_that_runs_is_known() -> None:

@@ -261,6 +261,7 @@ async def test_worker_gives_back_what_it_has_prepared(
             reloads.supervisor.abort({"worker 7": "no luck"})
             if is_told:
                 assert await worker.do(ToWorker.ABORT) == ""
+                assert _log_threads() == before
         assert _log_threads() == before
 
 

@@ -538,7 +538,7 @@ def test_check_warns_of_an_endpoint_that_is_the_gateway_itself(call: Call, file:
     assert (status, err) == (
         0,
         f"{file}:5: upstreams.a.endpoints[1]: warning: http://localhost:8080 is the gateway itself"
-        " (listen, line 6: 0.0.0.0:8080); requests come back and are answered with 508\n",
+        " (listen: 0.0.0.0:8080); requests come back and are answered with 508\n",
     )
 
 

@@ -13,7 +13,7 @@ from gateway.codec.v2.buffered_request import read_json_fast
 from gateway.codec.v2.buffered_response import write_json_fast
 from gateway.codec.v2.request import InferRequestReader
 from gateway.codec.v2.response_reader import read_without_data
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind
 from gateway.protocol.datatypes import (
     DATATYPES,
     Datatype,
@@ -21,13 +21,9 @@ from gateway.protocol.datatypes import (
     float_datatype,
     integer_datatype,
 )
-from gateway.protocol.raw_binary import read_raw_binary
-from gateway.protocol.request_header import parse_request_header, read_inputs
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
-from tests.codec.reference_v1 import Declared
 from tests.codec.strategies import output, response_body
-from tests.codec.strategies_v1 import model
-from tests.codec.v1 import predict_requests, predict_responses
+from tests.codec.v1 import predict_responses
 from tests.codec.v2.infer_requests import Failed
 from tests.codec.v2.infer_responses import Converted, as_json, convert_response
 
@@ -67,57 +63,12 @@ def convert(body: bytes) -> bytes:
     return b"".join(codec.finish().chunks)
 
 
-def refusal(body: bytes) -> str:
-    with pytest.raises(GatewayError) as caught:
-        convert(body)
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
-    assert read_json_fast(body, 64) is None
-    return caught.value.message
-
-
 def test_json_of_a_new_datatype_is_converted(new: Datatype) -> None:
     body = json_request(new.name, "[1,[2,3]]")
     assert convert(body) == packed(new)
     small = read_json_fast(body, 64)
     assert small is not None
     assert b"".join(small.chunks) == packed(new)
-
-
-def test_size_of_binary_tensors_of_a_new_datatype_is_checked(new: Datatype) -> None:
-    def inputs(size: int) -> bytes:
-        return json.dumps(
-            {
-                "inputs": [
-                    {
-                        "name": "x",
-                        "datatype": new.name,
-                        "shape": [3],
-                        "parameters": {"binary_data_size": size},
-                    }
-                ]
-            }
-        ).encode()
-
-    size = 3 * (new.size or 0)
-    assert read_inputs(parse_request_header(inputs(size), 64))[0].binary_size == size
-    assert f"takes {size} bytes" in refusal(inputs(size + 1))
-    request = read_raw_binary(model({"x": (new.name, [-1])}), size)
-    assert request.head.inputs[0].shape == (3,)
-
-
-def test_v1_accepts_a_new_datatype(new: Datatype) -> None:
-    declared: Declared = {"x": (new.name, [-1])}
-    for fields in (
-        {"instances": VALUES},
-        {"instances": [{"x": value} for value in VALUES]},
-        {"inputs": VALUES},
-    ):
-        request, _ = predict_requests.convert([json.dumps(fields).encode()], declared)
-        assert b"".join(request.chunks) == packed(new)
-    error = predict_requests.refusal({"instances": [1, 10**9]}, declared)
-    assert error.message.endswith(f"(1000000000) does not fit {new.name}")
-    error = predict_requests.refusal({"instances": [1, {"b64": "AA=="}]}, declared)
-    assert error.kind is ErrorKind.BAD_REQUEST
 
 
 def test_responses_of_a_new_datatype_are_converted(new: Datatype) -> None:

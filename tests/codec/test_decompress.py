@@ -36,12 +36,6 @@ def bare(data: bytes) -> bytes:
     return pack.compress(data) + pack.flush()
 
 
-def with_name(data: bytes) -> bytes:
-    """Compress as gzip(1) does, with the name of a file."""
-    packed = gzip.compress(data)
-    return packed[:3] + b"\x08" + packed[4:10] + b"tensor.json\0" + packed[10:]
-
-
 def pieces(coding: str, *chunks: bytes, max_ratio: int = MOST) -> Iterator[bytes]:
     """Decompress a body that comes in chunks."""
     inflater = Decompressor(coding, max_ratio)
@@ -67,41 +61,6 @@ def byte_by_byte(body: bytes) -> list[bytes]:
 
 
 # ----------------------------------------------------------------------- valid bodies
-
-BODIES = {
-    "gzip with a name": ("gzip", with_name(TEXT), TEXT),
-    "gzip of nothing": ("gzip", gzip.compress(b""), b""),
-    "bare deflate": ("deflate", bare(TEXT), TEXT),
-    "bare deflate of nothing": ("deflate", bare(b""), b""),
-}
-
-
-@pytest.mark.parametrize(("coding", "body", "plain"), BODIES.values(), ids=BODIES)
-def test_valid_bodies_are_decompressed(coding: str, body: bytes, plain: bytes) -> None:
-    assert outcome(coding, body) == plain
-    assert outcome(coding, *byte_by_byte(body)) == plain
-    for at in range(len(body)):
-        assert outcome(coding, body[:at], body[at:]) == plain
-
-
-@pytest.mark.parametrize(
-    "size",
-    [
-        CONVERT_CHUNK - 1,
-        CONVERT_CHUNK,
-        CONVERT_CHUNK + 1,
-        3 * CONVERT_CHUNK,
-        3 * CONVERT_CHUNK + 1,
-        FREE_OUTPUT_BYTES,
-    ],
-)
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_large_bodies_are_decompressed_in_pieces(size: int, coding: str) -> None:
-    pack = gzip.compress if coding == "gzip" else zlib.compress
-    for plain in (bytes(size), NOISE * 11):
-        found = list(pieces(coding, pack(plain)))
-        assert b"".join(found) == plain
-        assert len(found) >= len(plain) / CONVERT_CHUNK
 
 
 def test_output_that_zlib_holds_after_all_input_is_not_lost() -> None:

@@ -171,42 +171,6 @@ def test_error_quotes_a_truncated_body_at_its_end(good: tuple[Convert, bytes], s
     check_quotes(error.message, body)
 
 
-ONE = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[11,12]%b}]}'
-TWO = ONE.replace(b"}]}", b'},{"name":"y","data":[13],"shape":[1]%b,"datatype":"INT8"}]}')
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (
-            ONE % b",",
-            "the request is not valid JSON (trailing comma is not allowed at byte 67), "
-            'near: hape":[2],"data":[…],}]}',
-        ),
-        (
-            ONE % b"" + b"x",
-            "the request is not valid JSON (unexpected content after document at byte 70), "
-            'near: e":[2],"data":[…]}]}x',
-        ),
-        (
-            TWO % (b"", b" 5"),
-            "the request is not valid JSON (unexpected character, expected ',' or '}' at byte 105),"
-            ' near: ta":[…],"shape":[1] 5,"datatype":"INT8"}',
-        ),
-        (
-            b'{"inputs":[{"name":"\xc3\xa9\xff","data":[11]}]}',
-            "the request is not valid JSON (not UTF-8 at byte 22), "
-            'near: inputs":[{"name":"é\\xff","data":',
-        ),
-    ],
-)
-def test_error_quotes_the_text_as_it_was_sent(body: bytes, message: str) -> None:
-    error = refusal(convert_request, body)
-    assert error is not None
-    assert error.message == message
-    check_quotes(message, body)
-
-
 def test_error_quotes_a_cached_header() -> None:
     good = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2]%b}]}'
     part = good % b',"parameters":{"binary_data_size":8 8}'

@@ -11,7 +11,7 @@ from itertools import count, islice
 import pytest
 
 from gateway.http2.errors import ErrorCode, Http2Error
-from gateway.http2.events import HeadersReceived, StreamRefused, StreamReset
+from gateway.http2.events import StreamReset
 from gateway.http2.flood_limits import (
     CONTROL_FRAMES_PER_MESSAGE,
     MAX_CONTROL_FRAMES,
@@ -27,7 +27,6 @@ from gateway.http2.flood_limits import (
 from gateway.http2.frames import (
     INITIAL_WINDOW_SIZE,
     MAX_FRAME_SIZE,
-    SETTINGS_ACK,
     encode_goaway,
     encode_headers,
     encode_ping,
@@ -81,43 +80,11 @@ def reset_by_zero_increment(peer: Peer, stream_id: int) -> bytes:
     return peer.headers(stream_id) + encode_window_update(stream_id, 0)
 
 
-def reset_by_overflow(peer: Peer, stream_id: int) -> bytes:
-    return peer.headers(stream_id) + encode_window_update(stream_id, 2**31 - 1)
-
-
-def reset_by_late_data(peer: Peer, stream_id: int) -> bytes:
-    return peer.headers(stream_id, end=True) + data(stream_id, b"")
-
-
-def reset_by_late_headers(peer: Peer, stream_id: int) -> bytes:
-    return peer.headers(stream_id, end=True) + peer.headers(stream_id, end=True)
-
-
 def reset_by_length(peer: Peer, stream_id: int) -> bytes:
     return peer.headers(stream_id, (*POST, (b"content-length", b"0"))) + data(stream_id)
 
 
-def reset_by_bad_headers(peer: Peer, stream_id: int) -> bytes:
-    return peer.headers(stream_id, OK)
-
-
-def reset_by_self_dependency(peer: Peer, stream_id: int) -> bytes:
-    return peer.headers(stream_id) + priority(stream_id, stream_id)
-
-
-RESETS = [
-    rapid_reset,
-    reset_by_zero_increment,
-    reset_by_overflow,
-    reset_by_late_data,
-    reset_by_late_headers,
-    reset_by_length,
-    reset_by_bad_headers,
-    reset_by_self_dependency,
-]
-
-
-@pytest.mark.parametrize("attack", RESETS)
+@pytest.mark.parametrize("attack", [rapid_reset, reset_by_zero_increment, reset_by_length])
 def test_streams_that_are_opened_and_reset(attack: Callable[[Peer, int], bytes]) -> None:
     """MAX_RESETS, whoever sends RST_STREAM: CVE-2023-44487 and CVE-2025-8671."""
     peer = Peer(clock=Clock().time)
@@ -135,25 +102,11 @@ def test_resets_in_the_long_run() -> None:
     assert peer.request(9001).id == 9001
 
 
-def test_streams_that_never_end_hold_a_slot_each_only() -> None:
-    """max_streams. How long a stream may wait is for its user to limit."""
-    peer = Peer(max_streams=10, clock=Clock().time)
-    for stream_id in range(1, 100, 2):
-        peer.send(peer.headers(stream_id))
-    assert len(peer.http2.streams) == 10
-    assert [type(event) for event in peer.events] == [HeadersReceived] * 10 + [StreamRefused] * 40
-
-
 CONTROL: dict[str, bytes] = {
     "PING": encode_ping(b"12345678"),
-    "PING that nobody asked for": encode_ping(b"12345678", ack=True),
     "SETTINGS": encode_settings([(INITIAL_WINDOW_SIZE, 1), (MAX_FRAME_SIZE, 20_000)]),
-    "empty SETTINGS": encode_settings([]),
-    "SETTINGS with ACK": SETTINGS_ACK,
     "PRIORITY": priority(99, 0),
     "WINDOW_UPDATE": encode_window_update(0, 1),
-    "WINDOW_UPDATE of a stream": encode_window_update(1, 1),
-    "WINDOW_UPDATE of a closed stream": encode_window_update(3, 1),
     "RST_STREAM of a closed stream": encode_rst_stream(3, 0),
     "GOAWAY": encode_goaway(0, 0),
     "unknown": frame(99, 0, 0, b"abc"),
@@ -375,47 +328,29 @@ def test_server_may_reset_any_number_of_requests() -> None:
 # ------------------------------------------------------------------------------------ rates
 
 
-def allowed_now(limit: RateLimit) -> int:
-    """Return how many events are allowed now."""
-    found = 0
-    while limit.spend():
-        found += 1
-        assert found < 10_000
-    return found
-
-
 def test_events_are_allowed_at_once_and_in_time_but_never_more_than_the_most() -> None:
     clock = Clock()
-    assert allowed_now(RateLimit(5, 2, clock.time)) == 5
     limit = RateLimit(5, 2, clock.time)
-    for _ in range(5):
-        assert limit.spend()
-    clock.now += 1.5
-    assert allowed_now(limit) == 3
-    clock.now += 1000
-    assert allowed_now(limit) == 5
 
+    def allowed_now() -> int:
+        """Spend all that is allowed, and three more."""
+        found = 0
+        while limit.spend():
+            found += 1
+        assert [limit.spend(), limit.spend()] == [False, False]
+        return found
 
-def test_limit_tells_when_it_is_kept_again() -> None:
-    clock = Clock()
-    limit = RateLimit(5, 2, clock.time)
-    for _ in range(5):
-        assert limit.spend()
-    assert limit.excess() == 0.0
-    for _ in range(3):
-        assert not limit.spend()
+    assert allowed_now() == 5
     assert limit.excess() == 1.5
     clock.now += 1.0
     assert limit.excess() == 0.5
-    clock.now += 10.0
-    assert limit.excess() == 0.0
-
-
-def test_events_can_be_earned() -> None:
-    limit = RateLimit(5, 2, Clock().time)
-    limit.earn(100)  # it has all
-    for _ in range(5):
-        assert limit.spend()
+    clock.now += 1.5
+    assert (limit.excess(), allowed_now()) == (0.0, 2)
+    clock.now += 1000
+    assert allowed_now() == 5
+    limit.earn(100)  # not more than the most
     limit.earn(1.5)
-    limit.earn(1.5)
-    assert allowed_now(limit) == 3
+    assert allowed_now() == 5
+    for _ in range(2):
+        limit.earn(2.5)
+    assert allowed_now() == 2

@@ -27,18 +27,13 @@ VALID_REQUESTS: list[tuple[Fields, int]] = [
     ((*without(AUTHORITY), (b"host", b"b.test")), -1),
     ((*REQUEST, (b"host", b"A.TEST:80")), -1),
     ((*REQUEST, (b"host", b"a.test:80"), (b"host", b"a.test:80")), -1),
-    ((PATH, AUTHORITY, SCHEME, METHOD), -1),
     ((*REQUEST, (b"te", b"trailers")), -1),
-    ((*REQUEST, (b"te", b"Trailers")), -1),
-    ((*REQUEST, (b"content-length", b"0")), 0),
     ((*REQUEST, (b"content-length", b"17")), 17),
-    ((*REQUEST, (b"content-length", b"17"), (b"content-length", b"17")), 17),
     ((*REQUEST, (b"content-length", b"017"), (b"content-length", b"17")), 17),
     ((*REQUEST, (b"x-empty", b"")), -1),
     ((*REQUEST, (b"x-text", b"a b\tc \xe4")), -1),
     ((*REQUEST, (b"x!#$%&'*+-.^_`|~9", b"a")), -1),
     (((b":method", b"OPTIONS"), SCHEME, (b":path", b"*"), AUTHORITY), -1),
-    (((b":method", b"CONNECT"), AUTHORITY), -1),
     (((b":method", b"CONNECT"), AUTHORITY, (b"content-length", b"5")), -1),
     (((b":method", b"M-SEARCH"), SCHEME, (b":path", b"/?q=%20#"), (b":authority", b"[::1]:1")), -1),
 ]
@@ -54,47 +49,33 @@ INVALID_REQUESTS: list[tuple[Fields, str]] = [
     (without(METHOD), ":method is missing"),
     (without(SCHEME), ":scheme is missing"),
     (without(PATH), ":path is missing"),
-    ((*without(METHOD), (b":method", b"")), "invalid ':method'"),
     ((*without(METHOD), (b":method", b"GET /")), "invalid ':method'"),
-    ((*without(SCHEME), (b":scheme", b"")), "invalid ':scheme'"),
     ((*without(SCHEME), (b":scheme", b"http://")), "invalid ':scheme'"),
-    ((*without(PATH), (b":path", b"")), "invalid ':path'"),
     ((*without(PATH), (b":path", b"v2")), "invalid ':path'"),
-    ((*without(PATH), (b":path", b"http://a.test/")), "invalid ':path'"),
     ((*without(PATH), (b":path", b"/ HTTP/1.1")), "invalid ':path'"),
     ((*without(PATH), (b":path", b"/\r\nx: y")), "invalid ':path'"),
-    ((*without(PATH), (b":path", b"/\xe4")), "invalid ':path'"),
     ((*without(PATH), (b":path", b"*")), ":path must begin with /"),
-    ((*without(PATH), (b":path", b"*a")), "invalid ':path'"),
-    ((*without(AUTHORITY), (b":authority", b"a b")), "invalid ':authority'"),
     ((*without(AUTHORITY), (b":authority", b"user@a.test")), "invalid ':authority'"),
-    ((*without(AUTHORITY), (b":authority", b"a/b")), "invalid ':authority'"),
     ((*without(AUTHORITY), (b"host", b"user@a.test")), "invalid host"),
     ((*REQUEST, (b"host", b"b.test")), ":authority and host differ"),
     ((*REQUEST, (b"host", b"a.test:80"), (b"host", b"b.test")), "more than one host"),
     ((*without(AUTHORITY), (b"host", b"a.test"), (b"host", b"b.test")), "more than one host"),
     ((*REQUEST, METHOD), "more than one ':method'"),
-    ((*REQUEST, (b":path", b"/other")), "more than one ':path'"),
     ((METHOD, SCHEME, PATH, (b"a", b"b"), AUTHORITY), "':authority' after a regular field"),
     ((*REQUEST, OK), "':status' has no place here"),
     ((*REQUEST, (b":protocol", b"websocket")), "':protocol' has no place here"),
-    ((*REQUEST, (b":", b"a")), "':' has no place here"),
     (((b":method", b"CONNECT"), SCHEME, AUTHORITY), "CONNECT needs"),
     (((b":method", b"CONNECT"), PATH, AUTHORITY), "CONNECT needs"),
-    (((b":method", b"CONNECT"),), "CONNECT needs"),
     (((b":method", b"CONNECT"), (b":authority", b"")), "CONNECT needs"),
+    ((*REQUEST, (b"content-length", b"1"), (b"content-length", b"2")), "content-length twice"),
 ]
 INVALID_FIELDS: list[tuple[Header, str]] = [
     ((b"Accept", b"a"), "the name 'Accept' has upper-case letters"),
     ((b"", b"a"), "invalid name ''"),
-    ((b"a b", b"a"), "invalid name 'a b'"),
     ((b"a:b", b"a"), "invalid name 'a:b'"),
-    ((b"a\0", b"a"), "invalid name"),
     ((b"\xe4", b"a"), "invalid name"),
     ((b"x-a", b"a\r\nb: c"), "the value of 'x-a' has control characters"),
-    ((b"x-a", b"a\nb"), "control characters"),
     ((b"x-a", b"a\0b"), "control characters"),
-    ((b"x-a", b"a\x01b"), "control characters"),
     ((b"x-a", b"\x7f"), "control characters"),
     ((b"connection", b"close"), "'connection' has no meaning in HTTP/2"),
     ((b"proxy-connection", b"close"), "no meaning"),
@@ -102,13 +83,10 @@ INVALID_FIELDS: list[tuple[Header, str]] = [
     ((b"transfer-encoding", b"chunked"), "no meaning"),
     ((b"upgrade", b"h2c"), "no meaning"),
     ((b"te", b"gzip"), "'te' may only be trailers"),
-    ((b"te", b"trailers, gzip"), "'te' may only be trailers"),
-    ((b"te", b""), "'te' may only be trailers"),
     ((b"content-length", b""), "invalid content-length"),
-    ((b"content-length", b"-1"), "invalid content-length"),
     ((b"content-length", b"+1"), "invalid content-length"),
-    ((b"content-length", b"1, 1"), "invalid content-length"),
     ((b"content-length", b"9" * 19), "invalid content-length"),
+    ((b"A" * 10_000, b""), f"the name '{'A' * 60}' has upper-case letters"),
 ]
 
 
@@ -156,36 +134,21 @@ def test_white_space_is_no_part_of_the_values_that_are_checked() -> None:
     assert "white space" in refusal((*REQUEST, (b"x-a", b" \0 ")), check_request)
 
 
-def test_content_lengths_must_be_equal() -> None:
-    fields = (*REQUEST, (b"content-length", b"1"), (b"content-length", b"2"))
-    assert "content-length twice" in refusal(fields, check_request)
-
-
-@pytest.mark.parametrize("status", [b"100", b"103", b"200", b"404", b"599", b"999"])
-def test_valid_responses(status: bytes) -> None:
-    assert check_response(((b":status", status), (b"a", b"b")), 1) == (int(status), -1)
-    assert check_response(((b":status", status), (b"content-length", b"5")), 1)[1] == 5
-
-
-@pytest.mark.parametrize(
-    "status", [b"", b"20", b"2000", b"099", b"abc", b"+20", b"20 ", b"\xb2\xb2\xb2"]
-)
-def test_invalid_statuses(status: bytes) -> None:
-    assert "invalid ':status'" in refusal(((b":status", status),), check_response)
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
+def test_status_of_responses() -> None:
+    length, other = (b"content-length", b"5"), (b"a", b"b")
+    for status in (b"100", b"599", b"999"):
+        assert check_response(((b":status", status), other), 1) == (int(status), -1)
+        assert check_response(((b":status", status), length), 1) == (int(status), 5)
+    for status in (b"", b"20", b"2000", b"099", b"+20", b"\xb2\xb2\xb2"):
+        assert "invalid ':status'" in refusal(((b":status", status),), check_response)
+    for fields, reason in (
         ((), ":status is missing"),
         (((b":status", b"101"),), "101 has no meaning"),
         ((OK, OK), "more than one ':status'"),
         ((OK, METHOD), "':method' has no place here"),
-        (((b"a", b"b"), OK), "':status' after a regular field"),
-    ],
-)
-def test_invalid_responses(fields: Fields, reason: str) -> None:
-    assert reason in refusal(fields, check_response)
+        ((other, OK), "':status' after a regular field"),
+    ):
+        assert reason in refusal(fields, check_response)
 
 
 def test_trailers_have_no_pseudo_header_fields() -> None:
@@ -193,10 +156,6 @@ def test_trailers_have_no_pseudo_header_fields() -> None:
     for field in (OK, *REQUEST, (b":x", b"")):
         assert "has no place here" in refusal((field,), check_trailers)
         assert "after a regular field" in refusal(((b"a", b"b"), field), check_trailers)
-
-
-def test_quoted_names_are_short() -> None:
-    assert len(refusal(((b"A" * 10_000, b""),), check_trailers)) < 200
 
 
 def test_many_fields_do_not_fill_the_cache() -> None:

@@ -95,27 +95,6 @@ class Session(Http2Session):
         self.connection_lost(None)
 
 
-async def test_others_have_their_turn_before_many_frames_are_through() -> None:
-    log: list[str] = []
-    floods = [Session("flood", log) for _ in range(3)]
-    other = Session("other", log)
-    count = 4 * TIME_SLICE_WORK
-    for flood in floods:
-        flood.data_received(flood.request() + data(1) * count)
-    # Others' bytes come in the next iterations of the event loop.
-    for stream_id in (1, 3, 5):
-        before = len(log)
-        await iterations(1)
-        # However many floods there are, this is for one of them.
-        assert len(log) - before <= TIME_SLICE_WORK
-        other.data_received(other.request(stream_id))
-        assert log[-1] == "other headers"
-    await until(lambda: log.count("flood data") == 3 * count)
-    assert not any(flood.errors for flood in floods)
-    for flood in floods:
-        assert flood.streams[0].take() == b"x" * count
-
-
 async def test_session_reads_nothing_until_its_turn() -> None:
     buffers = BufferAccount()
     session = Session(buffers=buffers)

@@ -14,7 +14,7 @@ from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.support.python_server import Script, running_script
 from tests.integration.support.real_server import HOST, InferenceServer, Reached, RealServer
 from tests.integration.triton.server import TritonServer
-from tests.support.servers.openvino.server import OpenVino
+from tests.support.servers.openvino import OpenVino
 
 Server = TypeVar("Server", bound=RealServer)
 

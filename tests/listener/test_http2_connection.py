@@ -420,7 +420,9 @@ async def test_drain_announces_itself_and_finishes_calls() -> None:
 
 
 @pytest.mark.parametrize("has_started", [False, True])
-async def test_drain_ends_grpc_calls_that_take_too_long_with_unavailable(has_started: bool) -> None:
+async def test_drain_ends_calls_that_take_too_long_and_those_of_grpc_with_unavailable(
+    has_started: bool,
+) -> None:
     records: list[CallRecord] = []
 
     async def handle(client: ClientRequest, response: ClientResponse) -> None:
@@ -434,9 +436,11 @@ async def test_drain_ends_grpc_calls_that_take_too_long_with_unavailable(has_sta
         streams = [client.send_headers("POST", "/a.b/c", headers, end_stream=True)]
         streams.append(client.send_headers("POST", "/a.b/c", headers))  # it may send more
         await until(lambda: running.listener.requests == 2)
+        plain = await client.start("GET", "/")
+        await until(lambda: running.listener.requests == 3)
         if has_started:
-            await client.until(lambda: all(client.replies[each].body for each in streams))
-        assert await running.listener.drain(0.02, 0) == 2
+            await client.until(lambda: all(each.body for each in client.replies.values()))
+        assert await running.listener.drain(0.02, 0) == 3
         await client.until_closed()
         for each in streams:
             reply = client.replies[each]
@@ -447,9 +451,10 @@ async def test_drain_ends_grpc_calls_that_take_too_long_with_unavailable(has_sta
             assert reply.ended
             assert reply.headers_ended_it is not has_started
             assert reply.reset in (None, ErrorCode.NO_ERROR)
-    assert [(each.status, each.grpc_status, each.error) for each in records] == 2 * [
-        (503, 14, "the gateway stopped before the call ended (limits.drain_timeout)")
-    ]
+        assert client.replies[plain].reset == ErrorCode.INTERNAL_ERROR
+    reason = "the gateway stopped before the call ended (limits.drain_timeout)"
+    assert {each.error for each in records} == {reason}
+    assert [(each.status, each.grpc_status) for each in records[:2]] == [(503, 14)] * 2
 
 
 async def test_idle_connection_is_closed_with_goaway() -> None:
@@ -487,6 +492,11 @@ async def test_settings_and_header_blocks_must_arrive_in_time(is_known: bool) ->
             if is_known:
                 client.flush()
                 await until_ready(running)
+                client.write(encode_frame_header(6, 0, 0, 8) + b"1234")
+                await asyncio.sleep(0.01)
+                client.write(b"5678")  # it has arrived, and is not waited for any more
+                await asyncio.sleep(0.12)
+                assert not client.goaways
                 client.write(encode_frame_header(HEADERS, 0, 1, 1) + b"\x82")
             else:
                 client.write(PREFACE + encode_frame_header(4, 0, 0, 0))

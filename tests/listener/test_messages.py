@@ -5,8 +5,12 @@ from email.utils import parsedate_to_datetime
 import pytest
 
 from gateway.http2.hpack import HeaderList
-from gateway.listener.http2_messages import encode_fields, encode_request_head, response_fields
-from gateway.listener.messages import encode_response
+from gateway.listener.messages import (
+    encode_fields,
+    encode_request_head,
+    encode_response,
+    response_fields,
+)
 from gateway.proxy.interfaces import HeaderLines, ResponseTemplate
 
 JSON: HeaderLines = (("Content-Type", "application/json"),)

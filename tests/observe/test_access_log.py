@@ -203,16 +203,12 @@ def test_sample_is_a_share_of_the_successful_calls(tmp_path: Path) -> None:
     assert 300 < len(_lines(tmp_path, *(_record() for _ in range(2000)), sample=0.25)) < 700
 
 
-@pytest.mark.parametrize(
-    ("status", "attempts", "error", "reason"),
-    [
-        (200, 1, "", ""),
-        (404, 1, "", "the server returned 404"),
-        (503, 0, "full", "full"),
-        (0, 1, "the client closed the connection", "the client closed the connection"),
-    ],
-)
-def test_failing_call_has_a_reason(status: int, attempts: int, error: str, reason: str) -> None:
-    record = _record(status=status)
-    record.attempts, record.error = attempts, error
-    assert reason_of(record) == reason
+def test_failing_call_has_a_reason() -> None:
+    for status, error, reason in (
+        (200, "", ""),
+        (404, "", "the server returned 404"),
+        (0, "the client closed the connection", "the client closed the connection"),
+    ):
+        record = _record(status=status)
+        record.attempts, record.error = 1, error
+        assert reason_of(record) == reason

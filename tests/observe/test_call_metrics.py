@@ -1,5 +1,6 @@
-"""Calls are counted by labels that clients cannot drive."""
+"""Calls are counted by labels that clients cannot drive; parts of the gateway count at once."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -14,8 +15,17 @@ from gateway.observe.call_metrics import (
     CallMetrics,
 )
 from gateway.observe.call_record import CallLabels, CallRecord
+from gateway.observe.gateway_metrics import (
+    GATEWAY_FAMILIES,
+    GatewayMetrics,
+    LimitMetrics,
+    OffloadMetrics,
+)
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import StoreCollector
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.admission.memory_budget import MemoryBudget
 
 ENDPOINT = {"upstream": "u", "endpoint": "http://h:1"}
 CALL = {
@@ -44,7 +54,8 @@ class _Metrics:
     """Counts calls, and looks up what was counted."""
 
     def __init__(self, **options: Any) -> None:
-        self.store = store = MetricStore(CALL_FAMILIES)
+        self.store = store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES)
+        self.gateway = GatewayMetrics(store.writer(0))
         self.metrics = CallMetrics(store, store.writer(0), **options)
         self.registry = CollectorRegistry()
         self.registry.register(StoreCollector(store))
@@ -250,3 +261,81 @@ def test_models_whose_latency_is_measured_apart_are_bounded() -> None:
     series = [labels for labels in metrics.store.sums(ENDPOINT_LATENCY) if labels[0] == "u"]
     assert sum(bool(model) for _, _, model in series) == 500
     assert len({url for _, url, _ in series}) == 300
+
+
+def test_converted_elements_are_counted_by_direction() -> None:
+    metrics = _Metrics()
+    elements: dict[str, Any] = {"request_elements": 16, "response_elements": 4}
+    metrics.observe(_record(**elements), _record(**elements), _record())
+    assert metrics.value("converted_elements_total", direction="request") == 32
+    assert metrics.value("converted_elements_total", direction="response") == 8
+
+
+def test_mirrored_request_counts_at_its_endpoint_and_is_no_call() -> None:
+    metrics = _Metrics()
+    for status in (200, 500, 404):
+        metrics.metrics.observe_mirrored(_record(status=status))
+    assert metrics.value("server_duration_seconds_count", **ENDPOINT) == 3
+    for status_class in ("2xx", "4xx", "5xx"):
+        assert metrics.value("server_responses_total", **ENDPOINT, status=status_class) == 1
+    assert metrics.labels("requests_total", "model") == set()
+    (words,) = metrics.store.sums(ENDPOINT_LATENCY).values()
+    assert sum(words[1:]) == 2  # not of the one that failed
+
+
+# What the parts of the gateway count
+
+
+async def test_limit_counts_refusals_and_the_wait() -> None:
+    metrics = _Metrics()
+    gateway, value = metrics.gateway, metrics.value
+    limit = ConcurrencyLimit("it", 1, 1, 0.02, LimitMetrics(gateway.writer, "u"))
+    with Deadline(10, 10) as deadline:
+        await limit.acquire(deadline)
+        waiting = asyncio.create_task(limit.acquire(deadline))
+        await asyncio.sleep(0)
+        with pytest.raises(GatewayError):
+            limit.check_room()
+        with pytest.raises(GatewayError):
+            await waiting
+        cancelled = asyncio.create_task(limit.acquire(deadline))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+    assert value("refusals_total", limit="concurrency", upstream="u") == 1
+    assert value("refusals_total", limit="queue_timeout", upstream="u") == 1
+    assert value("queue_wait_seconds_count", upstream="u") == 2
+    assert (value("queue_wait_seconds_sum", upstream="u") or 0) >= 0.018
+
+
+def test_memory_budget_counts_refusals() -> None:
+    metrics = _Metrics()
+    gateway, value = metrics.gateway, metrics.value
+    budget = MemoryBudget(1000, gateway.memory_refusals("memory"))
+    with budget.reserve() as reservation, pytest.raises(GatewayError):
+        reservation.resize(1001)
+    with pytest.raises(GatewayError):
+        budget.check_admission()
+    assert value("refusals_total", limit="memory", upstream="") == 2
+
+
+def test_results_are_shown_before_there_are_any() -> None:
+    """So that a rate over the first ones is right."""
+    metrics = _Metrics()
+    gateway, value = metrics.gateway, metrics.value
+    gateway.mirror("r", "m")
+    OffloadMetrics(gateway.writer)
+    assert value("mirror_requests_total", route="r", upstream="m", result="failed") == 0
+    assert value("offload_jobs_total", result="local") == 0
+
+
+def test_endpoint_failures_and_ejections_are_counted() -> None:
+    metrics = _Metrics()
+    gateway, value = metrics.gateway, metrics.value
+    labels = {"upstream": "u", "endpoint": "http://h:1"}
+    for kind in ("5xx", "unreachable", "5xx"):
+        gateway.count_failure("u", "http://h:1", kind)
+    gateway.count_ejection("u", "http://h:1")
+    assert value("endpoint_failures_total", **labels, kind="5xx") == 2
+    assert value("endpoint_failures_total", **labels, kind="unreachable") == 1
+    assert value("ejections_total", **labels) == 1

@@ -131,19 +131,6 @@ def _record() -> tuple[CallRecord, CallTrace]:
     return record, trace
 
 
-def test_each_attempt_has_a_span_of_its_own() -> None:
-    record, trace = _record()
-    first = _sent(record, trace)
-    record.server_seconds, record.sent_bytes = 0.5, 7
-    second = _sent(record, trace, "http://b:1")
-    one, two = trace.attempts
-    assert first == f"00-{TRACE}-{one.span_id}-01"
-    assert second == f"00-{TRACE}-{two.span_id}-01"
-    assert len({one.span_id, two.span_id, trace.span_id, SPAN}) == 4
-    assert (one.endpoint, one.seconds, one.sent_bytes) == ("http://a:1", 0.5, 7)
-    assert (two.endpoint, two.seconds, two.sent_bytes) == ("http://b:1", -1.0, 0)
-
-
 def test_attempt_that_reached_no_endpoint_stays_in_the_trace() -> None:
     record, trace = _record()
     _sent(record, trace)

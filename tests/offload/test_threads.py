@@ -19,10 +19,9 @@ from gateway.codec.offload_interface import ConversionJob, OffloadFuture
 from gateway.offload import threads as threads_module
 from gateway.offload.threads import OffloadThreads
 from gateway.protocol.datatypes import DATATYPES
-from tests.support.gateway import gateway_client, no_leaks, until
+from tests.support.gateway import gateway_client, no_leaks, served, until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import Connection, ScriptedServer
-from tests.support.servers.served import served
 
 if not NATIVE:
     pytest.skip("the C module is not compiled", allow_module_level=True)
@@ -102,13 +101,6 @@ async def test_threads_start_with_the_first_job() -> None:
         assert _threads() == set()
         assert await _result(await _submit(offload)) == TEXT[1:-1]
         await until(lambda: len(_threads()) == 2)  # a thread takes its name when it first runs
-
-
-async def test_threads_convert_in_both_directions() -> None:
-    async with _offload() as offload:
-        assert await _result(await _submit(offload, TO_BINARY, TEXT)) == DATA
-        assert await _result(await _submit(offload, TO_JSON, DATA)) == TEXT[1:-1]
-        assert await _result(await _submit(offload, TO_BINARY, b"[1," * 9000)) is None
 
 
 @pytest.mark.parametrize("size", [0, 16 * 1024 - 4, 512 * 1024 + 4])

@@ -1,14 +1,22 @@
+"""Dialects, and what the metadata of servers shows of them, as their sources write it."""
+
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from gateway.protocol.dialect_detection import parse_server_metadata
 from gateway.protocol.dialects import (
+    BINARY,
     DIALECTS,
     JSON,
     KSERVE,
+    MLSERVER,
+    OPENVINO,
     TORCHSERVE,
     TRITON,
     Dialect,
@@ -92,3 +100,93 @@ def test_endpoints_of_all_dialects_are_alike_over_grpc_but_for_its_own_columns()
 def test_servers_that_differ_over_grpc_get_what_most_understand() -> None:
     common = common_dialect([KSERVE.over_grpc(), TORCHSERVE.over_grpc()])
     assert common.grpc == GrpcForm(takes_raw=False, checks_tensors=False)
+
+
+TRITONS = [
+    *("classification", "sequence", "model_repository", "model_repository(unload_dependents)"),
+    *("schedule_policy", "model_configuration", "system_shared_memory", "cuda_shared_memory"),
+    *("binary_tensor_data", "parameters", "statistics", "trace", "logging"),
+]
+SURVIVING_TRITON = replace(TRITON, grpc=replace(TRITON.grpc, survives_cancellation=True))
+KSERVES = ["model_repository_extension"]
+OF_OPENVINO = "OpenVINO Model Server"
+
+
+def _kserve(version: str) -> dict[str, Any]:
+    return {"name": "kserve", "version": version, "extensions": KSERVES}
+
+
+def _without(*names: str) -> list[str]:
+    return [name for name in TRITONS if name not in names]
+
+
+@pytest.mark.parametrize(
+    ("document", "dialect"),
+    [
+        ({"name": "triton", "version": "2.51.0", "extensions": TRITONS}, TRITON),
+        ({"name": "triton", "version": "2.59.0", "extensions": TRITONS}, SURVIVING_TRITON),
+        (
+            {"name": "triton", "version": "2.2.0", "extensions": _without("trace", "logging")},
+            replace(TRITON, trace=None),
+        ),
+        (_kserve("0.14.0"), KSERVE),
+        (_kserve("0.13.1"), replace(KSERVE, binary=False)),
+        ({"name": OF_OPENVINO, "version": "2022.3"}, OPENVINO),
+        (
+            {"name": OF_OPENVINO, "version": "2022.2.0"},
+            replace(OPENVINO, binary=False, binary_only_if_listed=False),
+        ),
+        ({"name": "mlserver", "version": "1.7.1", "extensions": []}, MLSERVER),
+        # Extensions count more than the name: a gateway in front may have added them.
+        ({"name": "mlserver", "version": "9", "extensions": ["binary_tensor_data"]}, BINARY),
+        ({**_kserve("0.9"), "extensions": ["binary_tensor_data"]}, KSERVE),
+        ({"name": OF_OPENVINO, "version": "x", "extensions": ["binary_tensor_data"]}, OPENVINO),
+        ({"extensions": ["binary_tensor_data"]}, BINARY),
+        (
+            {"name": "other", "extensions": ["binary_tensor_data", "model_configuration"]},
+            replace(BINARY, has_config=True),
+        ),
+    ],
+    ids=str,
+)
+def test_dialect_of_known_servers_is_detected(document: dict[str, Any], dialect: Dialect) -> None:
+    found = parse_server_metadata(200, json.dumps(document).encode())
+    assert found.dialect == dialect
+    assert found.certain
+
+
+@pytest.mark.parametrize(
+    ("status", "document", "said"),
+    [
+        (200, b'{"name":"triton","version":"2.51.0"}', "lists no binary_tensor_data"),
+        (200, b'{"name":"kserve","version":"main"}', "'main', which is no release's"),
+        (200, b'{"name":"seldon","extensions":["x"]}', "names itself 'seldon' and lists no"),
+        (200, b'{"name":"a","extensions":[["binary_tensor_data"],{},7,null]}', "lists no binary"),
+        (200, b'{"name":["triton"],"version":null}', "has no name"),
+        (200, b"[]", "no JSON object"),
+        (404, b'{"name":"triton","extensions":["binary_tensor_data"]}', "returned 404 to GET /v2"),
+    ],
+)
+def test_server_without_binary_extension_gets_json(status: int, document: bytes, said: str) -> None:
+    found = parse_server_metadata(status, document)
+    assert found.dialect is JSON
+    assert said in found.reason
+    assert found.reason.endswith("nothing shows that it takes the binary form")
+    assert not found.certain
+
+
+def test_reason_names_the_evidence() -> None:
+    found = parse_server_metadata(200, json.dumps({"name": "triton", "version": "2.51.0"}).encode())
+    assert "names itself 'triton', version '2.51.0'" in found.reason
+    found = parse_server_metadata(200, json.dumps(_kserve("0.13.1")).encode())
+    assert found.reason == (
+        "names itself 'kserve', version '0.13.1': it takes the binary form since 0.14"
+    )
+
+
+def test_quotations_of_a_server_are_short_and_on_one_line() -> None:
+    named = {"name": "a\nERROR all is lost\x1b[2J" + "é" * 10_000, "version": "1" * 10_000}
+    reason = parse_server_metadata(200, json.dumps(named).encode()).reason
+    assert reason.isprintable()
+    assert reason.isascii()
+    assert len(reason) < 500

@@ -28,9 +28,7 @@ from tests.support.checks.refused import refused_with
     [
         ((-1, 3), (2, 3), V1Format.ROWS, True, False),
         ((-1, 3), (0, 3), V1Format.COLUMNS, False, False),
-        ((3,), (3,), V1Format.ROWS, False, False),
         ((3,), (1, 3), V1Format.ROWS, False, True),
-        ((), (1,), V1Format.ROWS, False, True),
         ((3,), (1, 3), V1Format.COLUMNS, False, None),
         ((3,), (2, 3), V1Format.ROWS, False, None),
         ((-1, 3), (2, 4), V1Format.ROWS, True, None),
@@ -88,11 +86,9 @@ def test_bytes_outputs_with_the_suffix_are_base64(name: str, datatype: str, expe
     ("body", "told"),
     [
         (b'{"error": "no such model",\n "code": 5}', b'{"error": "no such model",\n "code": 5}'),
-        (b'{"detail":[{"loc":["body"],"msg":"no"}]}', b'{"error":"no"}'),
         (b'{"error":{"message":"no","code":5}}', b'{"error":"no"}'),
         (b"<html><body>Bad Gateway</body></html>", b'{"error":"Bad Gateway"}'),
         (b"", b'{"error":"Bad Request"}'),
-        (b"\xff", '{"error":"\ufffd"}'.encode()),
         (b"x" * 5000, b'{"error":"' + b"x" * 1000 + b'"}'),
     ],
 )

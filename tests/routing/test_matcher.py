@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.protocol.operations import Operation, OperationKind
+from gateway.protocol.operations import OPERATION_KINDS, Operation, OperationKind
 from gateway.routing.matcher import Match, Pattern, find_first_match
+from gateway.routing.not_found import not_found_text
 
 INFER = Operation(OperationKind.INFER, "resnet50", "2")
 UNVERSIONED = Operation(OperationKind.INFER, "resnet50")
@@ -79,3 +80,44 @@ def test_first_match_wins() -> None:
     assert find_first_match(matches, INDEX, _headers()) == 3
     assert find_first_match(matches[:3], INDEX, _headers()) is None
     assert find_first_match([], INFER, _headers()) is None
+
+
+# The text for a request that matches no route
+
+HEALTH_OR_METADATA = OPERATION_KINDS["health"] | OPERATION_KINDS["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("matches", "served"),
+    [
+        ([_match()], ""),
+        ([_match("resnet*"), _match("re:bert-.+"), _match("resnet*")], "resnet*, re:bert-.+"),
+        ([_match("m", "2"), _match("m", "re:[34]"), _match()], "m version 2, m version re:[34]"),
+        ([_match(None, None, None, *HEALTH_OR_METADATA)], "any (health, metadata)"),
+        # Names and values of headers are not public.
+        ([_match("m", headers={"tenant": "secret"})], "m with certain headers"),
+        (
+            [_match(f"m{i}") for i in range(23)],
+            ", ".join(f"m{i}" for i in range(20)) + " and 3 more",
+        ),
+    ],
+)
+def test_served_models_are_listed(matches: list[Match], served: str) -> None:
+    listed = f"; models that are served: {served}" if served else ""
+    for with_key, key in ((False, ""), (True, " with this key")):
+        message = not_found_text("GET", "/v2/models/m", matches, with_key)
+        assert message == f"no route for GET /v2/models/m{key}{listed}"
+
+
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ("/v2/models/m/infer?token=secret", "/v2/models/m/infer"),
+        ("/" + "x" * 199, "/" + "x" * 199),
+        ("/" + "x" * 200, "/" + "x" * 199 + "..."),
+        ("/v2/models/m%2Finfer", "/v2/models/m%2Finfer; its path can be read in more than one way"),
+    ],
+)
+def test_path_is_quoted(target: str, shown: str) -> None:
+    message = not_found_text("POST", target, [_match("m")], with_key=False)
+    assert message == f"no route for POST {shown}; models that are served: m"

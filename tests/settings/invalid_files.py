@@ -19,11 +19,10 @@ class InvalidFile:
 
 def read_invalid_files() -> dict[str, InvalidFile]:
     """Return all cases by name."""
-    return {
-        name: case
-        for file in sorted(FOLDER.glob("*.cases"))
-        for name, case in _cases(file.read_bytes().decode())
-    }
+    files = sorted(FOLDER.glob("*.cases"))
+    cases = [case for file in files for case in _cases(file.read_bytes().decode())]
+    assert len(dict(cases)) == len(cases), "a name stands for two cases"
+    return dict(cases)
 
 
 def _cases(text: str) -> list[tuple[str, InvalidFile]]:

@@ -22,13 +22,3 @@ def test_an_invalid_file_gives_all_its_errors(
     with pytest.raises(SettingsError) as error:
         load(file, ENVIRON)
     assert str(error.value) == case.errors
-
-
-def test_no_name_stands_for_two_cases() -> None:
-    names = [
-        line
-        for file in Path(__file__).parent.glob("invalid/*.cases")
-        for line in file.read_text().split("\n")
-        if line.startswith("=== ")
-    ]
-    assert len(names) == len(CASES)

@@ -178,6 +178,18 @@ async def gateway_before(
         yield server, gateway
 
 
+@asynccontextmanager
+async def served(
+    *scripts: Script, **settings: Any
+) -> AsyncIterator[tuple[ScriptedServer, RunningGateway, RawClient]]:
+    """Run a server with these scripts, a ``running_gateway`` before it, and a client of that."""
+    async with (
+        gateway_before(*scripts, **settings) as (server, gateway),
+        gateway.client() as client,
+    ):
+        yield server, gateway, client
+
+
 async def until(condition: Callable[[], object], patience: float = 5.0) -> None:
     """Wait until a condition holds; fails the test after ``patience`` seconds."""
     loop = asyncio.get_running_loop()

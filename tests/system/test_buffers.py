@@ -87,20 +87,6 @@ def test_release_gives_all_back_and_what_ends_later_counts_nowhere() -> None:
     assert account.window == MIB // 8
 
 
-def test_who_holds_the_largest_heads_drops_them_for_others() -> None:
-    account = BufferAccount(8000)
-    refusals: list[None] = []
-    account.on_refusal = lambda: refusals.append(None)
-    holders = [Holder(account) for _ in range(3)]
-    for holder, size in zip(holders, (300, 400, 200), strict=True):
-        assert holder.share.hold_head(size)
-    newcomer = Holder(account)
-    assert newcomer.share.hold_head(150)
-    assert [holder.dropped for holder in holders] == [0, 1, 0]
-    assert account.heads == account.buffered == 650
-    assert len(refusals) == 1
-
-
 def test_who_would_hold_most_is_refused() -> None:
     account = BufferAccount(8000)
     holders = [Holder(account) for _ in range(3)]
@@ -114,11 +100,13 @@ def test_who_would_hold_most_is_refused() -> None:
 
 def test_heads_give_way_where_bodies_take_all_room() -> None:
     account = BufferAccount(8000)
+    refusals: list[None] = []
+    account.on_refusal = lambda: refusals.append(None)
     large, small = Holder(account), Holder(account)
     assert large.share.hold_head(500)
     account.reserved = 7500
     assert small.share.hold_head(100)
-    assert large.dropped == 1
+    assert large.dropped == len(refusals) == 1
     assert account.free == 400
 
 
@@ -161,18 +149,12 @@ async def test_usual_clients_may_pause_for_longer_than_those_with_many_streams()
     assert not await ended(usual_ones)
 
 
-async def test_stream_of_a_server_makes_no_room() -> None:
+@pytest.mark.parametrize("is_client", [False, True])
+async def test_streams_of_servers_and_those_that_take_no_room_stay(is_client: bool) -> None:
     account = BufferAccount(100 * MIN_STREAM_BYTES)
-    body = ArrivingBody(BufferShare(account), 2 * STALLED_ALONE)
-    assert not account.make_room()
-    assert body.error is None
-
-
-async def test_streams_stay_where_others_take_the_room() -> None:
-    account = BufferAccount(100 * MIN_STREAM_BYTES)
-    share = client_share(account)
+    share = client_share(account) if is_client else BufferShare(account)
     body = ArrivingBody(share, 2 * STALLED_ALONE)
-    share.change(2 * MIN_STREAM_BYTES)
+    share.change(2 * MIN_STREAM_BYTES if is_client else 0)
     assert not account.make_room()
     assert body.error is None
 
@@ -249,20 +231,6 @@ async def test_streams_that_the_gateway_does_not_read_are_not_ended(client: str)
     assert account.make_room(client)
     assert not account.make_room(client)
     assert await ended(bodies) == [0]
-
-
-@pytest.mark.parametrize("client", ["greedy", "other"])
-async def test_stream_whose_bytes_come_with_the_next_read_goes_on(client: str) -> None:
-    """Such as after a time in which the event loop was blocked."""
-    account = BufferAccount(30 * MIN_STREAM_BYTES)
-    share = client_share(account, "greedy")
-    bodies = [ArrivingBody(share, 2 * STALLED_ALONE) for _ in range(30)]
-    assert account.make_room(client)
-    assert account.streams == 29
-    for body in bodies:
-        body.progress.receive(PROGRESS)
-    assert not await ended(bodies)
-    assert account.streams == share.streams == 30
 
 
 async def test_streams_that_had_stalled_are_not_kept_with_their_connections() -> None:

@@ -83,16 +83,16 @@ class RecordingReceiver:
         return self.complete[-1][1]
 
 
-def try_send(
+def send_reserved(
     endpoint: UpstreamEndpoint,
-    template: RequestTemplate,
-    headers: HeaderLines,
-    body: bytes,
     receiver: ResponseReceiver,
-) -> ReservedConnection | None:
-    """Send a request over an idle connection, if there is one."""
+    template: RequestTemplate,
+    body: bytes = b"",
+    headers: HeaderLines = (),
+) -> ReservedConnection:
+    """Send a request over a reserved connection."""
     connection = endpoint.try_reserve()
-    if connection is not None:
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
-        connection.send(template, lines, (body,), receiver)
+    assert connection is not None
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
+    connection.send(template, lines, (body,), receiver)
     return connection

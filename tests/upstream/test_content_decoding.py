@@ -22,6 +22,7 @@ from gateway.upstream.content_decoding import (
 )
 from gateway.upstream.grpc.endpoint import DocumentResponse
 from gateway.upstream.transport import UpstreamResponse
+from tests.support.doubles.streaming import EventLog, ScriptedUpstreamResponse
 
 SERVER = ServerName("http://a:8000", "upstream 'servers'")
 TEXT = b"".join(b'{"number": %d}' % number for number in range(20_000))
@@ -32,21 +33,10 @@ CODED: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-class _Response(UpstreamResponse):
-    def __init__(self, coding: str, *pieces: bytes) -> None:
-        self.status, self.reason = 200, "OK"
-        self._pieces = list(pieces)
-        self.is_closed = False
-        size = str(sum(map(len, pieces)))
-        self.headers = CIMultiDictProxy(
-            CIMultiDict({"Content-Encoding": coding, "Content-Length": size, "X-A": "1"})
-        )
-
-    async def read(self) -> bytes:
-        return self._pieces.pop(0) if self._pieces else b""
-
-    def close(self) -> None:
-        self.is_closed = True
+def _response(coding: str, *pieces: bytes) -> ScriptedUpstreamResponse:
+    size = str(sum(map(len, pieces)))
+    headers = {"Content-Encoding": coding, "Content-Length": size, "X-A": "1"}
+    return ScriptedUpstreamResponse(200, headers, pieces)
 
 
 async def _read(response: UpstreamResponse) -> bytes:
@@ -62,29 +52,30 @@ async def _read(response: UpstreamResponse) -> bytes:
 async def test_body_is_decoded(coding: str, size: int) -> None:
     packed = CODED[coding](TEXT)
     pieces = [packed[start : start + size] for start in range(0, len(packed), size)]
-    source = _Response(coding, *pieces)
+    log = EventLog()
+    source = _response(coding, *pieces).with_log(log)
     response = decode_response(source, SERVER)
     assert dict(response.headers) == {"X-A": "1"}
     assert response.content_length is None
     assert await _read(response) == TEXT
     response.close()
-    assert source.is_closed
+    assert log[-1] == "server is let go"
 
 
 @pytest.mark.parametrize("coding", ["", "identity"])
 def test_response_without_a_coding_stays_as_it_is(coding: str) -> None:
-    response = _Response(coding, b"x")
+    response = _response(coding, b"x")
     assert decode_response(response, SERVER) is response
 
 
 async def test_response_to_head_has_no_body() -> None:
-    assert await _read(decode_response(_Response("gzip"), SERVER)) == b""
+    assert await _read(decode_response(_response("gzip"), SERVER)) == b""
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "a\x80b"])
 def test_unknown_coding_is_named(coding: str) -> None:
     with pytest.raises(GatewayError) as raised:
-        decode_response(_Response(coding, b"x"), SERVER)
+        decode_response(_response(coding, b"x"), SERVER)
     assert raised.value.kind is ErrorKind.BAD_RESPONSE
     assert f'with Content-Encoding "{coding}"' in raised.value.message
     assert "reads gzip and deflate" in raised.value.message
@@ -102,7 +93,7 @@ def test_unknown_coding_is_named(coding: str) -> None:
 )
 async def test_invalid_body_is_an_error_of_the_server(body: bytes, why: str) -> None:
     with pytest.raises(GatewayError, match=why) as raised:
-        await _read(decode_response(_Response("gzip", body), SERVER))
+        await _read(decode_response(_response("gzip", body), SERVER))
     assert raised.value.kind is ErrorKind.BAD_RESPONSE
     assert SERVER.url in raised.value.message
     assert SERVER.url not in raised.value.public_message

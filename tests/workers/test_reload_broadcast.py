@@ -196,17 +196,6 @@ def test_worker_that_starts_meanwhile_prepares_the_update_too(make: _Make) -> No
     assert reloads.applied == [7]
 
 
-def test_worker_that_dies_when_it_is_ready_keeps_nobody_waiting(make: _Make) -> None:
-    reloads = make(7)
-    reloads.begin()
-    reloads.reply_all(ToWorker.PREPARE, 0)
-    reloads.ends[0].close()
-    reloads.reply_all(ToWorker.PREPARE, 1)
-    reloads.reply_all(ToWorker.COMMIT, 1)
-    assert reloads.applied == [7]
-    assert (reloads.commits, reloads.aborted) == (1, [])
-
-
 def test_source_is_polled_every_few_seconds(make: _Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reload_broadcast, "POLL_INTERVAL", 0.0)
     reloads = make(None, 7, count=0)
@@ -271,31 +260,6 @@ def test_worker_with_a_full_channel_gets_settings_later_and_the_commit_in_any_ca
     reloads.turn()
     reloads.reply_all(ToWorker.COMMIT)
     assert reloads.applied == [7]
-
-
-def test_reload_without_a_reply_in_time_is_aborted(
-    make: _Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reload_broadcast, "PREPARE_TIMEOUT", 0.0)
-    reloads = make(7)
-    reloads.begin()
-    reason = "no reply within 0 s"
-    assert reloads.aborted == [{"worker 1": reason, "worker 2": reason}]
-    assert reloads.applied == []
-    reloads.reply(0, ToWorker.PREPARE)  # too late, and no error
-    reloads.reply_all(ToWorker.ABORT, 0)
-    assert reloads.commits == 0
-
-
-def test_update_is_applied_without_late_replies_to_the_commit(
-    make: _Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reload_broadcast, "COMMIT_TIMEOUT", 0.0)
-    reloads = make(7)
-    reloads.begin()
-    reloads.reply_all(ToWorker.PREPARE)
-    assert reloads.applied == [7]
-    assert reloads.late == [["worker 1", "worker 2"]]
 
 
 def test_late_reply_is_not_taken_for_that_to_the_next_update(

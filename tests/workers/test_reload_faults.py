@@ -19,10 +19,9 @@ from tests.support.checks.nothing_left_in_process import check_log
 from tests.support.gateway import until
 from tests.support.gateway_process import TENSORGATE, Process, gateway_process
 from tests.support.http_messages import http_response
+from tests.support.operator import Operator
 from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
-
-"""Bytes; a thread's stack takes 8 MiB."""
 
 
 def _command(prepare: float, commit: float = 5.0) -> tuple[str, ...]:
@@ -77,12 +76,7 @@ class _Gateway:
 
     @property
     def admin_pid(self) -> int:
-        return next(pid for pid in self.children if pid not in self.workers)
-
-    @property
-    def children(self) -> list[int]:
-        folder = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in folder.read_text().split()]
+        return next(pid for pid in self.process.children if pid not in self.workers)
 
     def pause(self, pid: int) -> None:
         """Stop a process until ``resume``, or until the end of the test."""
@@ -127,12 +121,10 @@ class _Gateway:
 
     async def until_status_says(self, number: int, last_failure: str | None) -> None:
         """Wait until ``/status`` says which settings are in use, and why newer ones are not."""
-        async with asyncio.timeout(10), connect(f"http://{self.settings.admin}") as operator:
-            found: list[object] = []
-            while found != [number, last_failure]:
-                settings = (await operator.call("GET", "/status")).json["settings"]
-                found = [settings["number"], settings["last_failure"]]
-                await asyncio.sleep(0.1)
+        names = "number", "last_failure"
+        await Operator(self.settings.admin).until_status(
+            lambda said: [said["settings"][name] for name in names] == [number, last_failure]
+        )
 
     async def refused(self) -> str:
         """Wait until a reload has been refused; return why."""
@@ -141,14 +133,10 @@ class _Gateway:
         )
         return found[1]
 
-    def forget_output(self) -> None:
-        """Look for what is logged from now on."""
-        check_log(self.process.said)
-        self.process.said = ""
-
     async def reload_at_last(self) -> None:
         """Check that the new settings apply now that nothing is in their way."""
-        self.forget_output()
+        check_log(self.process.said)
+        self.process.said = ""
         self.reload()
         await self.process.wait_for_output("settings reloaded from")
         await self.check(is_new=True)

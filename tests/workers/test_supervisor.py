@@ -1,13 +1,20 @@
-"""The supervisor's start and stop: each test is a program of its own, as it forks."""
+"""The supervisor: its start and stop, and how it accepts. Most tests are programs that fork."""
 
-import os
+import selectors
 import signal
 import socket
+import time
+from collections import deque
 from contextlib import ExitStack
+from typing import cast
 
 import pytest
 
-from tests.support.gateway_process import Process, run, running_process
+from gateway.workers.acceptor import Acceptor
+from gateway.workers.ipc import ToWorker
+from gateway.workers.worker_pool import WorkerPool, WorkerProcess, WorkerState
+from tests.support.checks.descriptors import no_descriptors
+from tests.support.gateway_process import run, running_process
 from tests.workers.programs import COUNTING_WORKER, command
 
 
@@ -83,120 +90,74 @@ print('ports', *ports, file=sys.stderr, flush=True)
     assert err.splitlines()[-1] == "stopping"
 
 
-ADMIN = """
-os.write(2, b'admin %d\\n' % os.getpid())  # whole, unlike print
-channel.send(FromWorker.READY); got = 0
-while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
-    if message[0] == ToWorker.ADMIN:
-        got += 100; channel.send(FromWorker.RECEIVED)
-channel.send(FromWorker.DROPPED, str(got))
-os.write(2, b'admin drained\\n')
-"""
-WORKER = f"""
-{COUNTING_WORKER}
-time.sleep(0.2)
-os.write(2, b'worker drained\\n')  # whole, unlike print
-"""
-WITH_ADMIN = """
+async def test_admin_process_that_fails_again_and_again_keeps_no_client_waiting() -> None:
+    """Who connects to it waits; the client does not."""
+    setup = """
 admin = socket.create_server(('127.0.0.1', 0))
 admin_sockets = {admin: ToWorker.ADMIN}
 print('ports', *[each.getsockname()[1] for each in (sock, admin)], file=sys.stderr, flush=True)
 """
-
-
-async def _connect_to(process: Process, exits: ExitStack) -> None:
-    found = await process.wait_for_output(r"ports (\d+) (\d+)")
-    for port in found.groups():
-        exits.enter_context(socket.create_connection(("127.0.0.1", int(port))))
-
-
-async def test_operators_go_to_the_admin_process_which_ends_behind_the_workers() -> None:
-    program = command(WORKER, 2, setup=WITH_ADMIN, admin=ADMIN)
+    program = command(COUNTING_WORKER, 1, setup=setup, admin="os._exit(3)")
     async with running_process(*program) as process:
-        await process.wait_for_output(r"admin \d+")
+        found = await process.wait_for_output(r"ports (\d+) (\d+)")
         await process.wait_for_output("started")
         with ExitStack() as clients:
-            await _connect_to(process, clients)
-            process.signal(signal.SIGTERM)
-            status, out, err = await process.end()
-    assert (status, out) == (0, "dropped 101\n")
-    assert err.splitlines()[-4:] == ["stopping", *["worker drained"] * 2, "admin drained"]
-
-
-async def test_admin_process_that_dies_is_replaced_and_delays_no_client() -> None:
-    program = command(WORKER, 1, setup=WITH_ADMIN, admin=ADMIN)
-    async with running_process(*program) as process:
-        pid = int((await process.wait_for_output(r"admin (\d+)"))[1])
-        await process.wait_for_output("started")
-        os.kill(pid, signal.SIGKILL)
-        await process.wait_for_output(f"admin process {pid} was killed by SIGKILL; another one")
-        with ExitStack() as clients:
-            await _connect_to(process, clients)
-            await process.wait_for_output(rf"admin process (?!{pid})\d+ is up")
-            process.signal(signal.SIGTERM)
-            assert (await process.end())[:2] == (0, "dropped 101\n")
-
-
-async def test_processes_that_die_and_their_successors_are_reported() -> None:
-    program = command(WORKER, 1, setup=WITH_ADMIN, admin=ADMIN)
-    async with running_process(*program) as process:
-        admin = int((await process.wait_for_output(r"admin (\d+)"))[1])
-        worker = int((await process.wait_for_output(r"started (\d+)"))[1])
-        for name, pid in (("worker", worker), ("admin process", admin)):
-            os.kill(pid, signal.SIGKILL)
-            await process.wait_for_output(f"end of {name} {pid}")
-            await process.wait_for_output(rf"successor {name} (?!{pid})\d+")
-        process.signal(signal.SIGTERM)
-        _, _, err = await process.end()
-    # Those that start at first, or end with the gateway, are none.
-    assert (err.count("successor "), err.count("end of ")) == (2, 2)
-
-
-async def test_admin_process_that_fails_again_and_again_keeps_no_client_waiting() -> None:
-    program = command(WORKER, 1, setup=WITH_ADMIN, admin="os._exit(3)")
-    async with running_process(*program) as process:
-        await process.wait_for_output("started")
-        with ExitStack() as clients:
-            await _connect_to(process, clients)
+            for port in found.groups():
+                clients.enter_context(socket.create_connection(("127.0.0.1", int(port))))
             await process.wait_for_output("another one starts in 0.4 s")
             process.signal(signal.SIGTERM)
             assert (await process.end())[:2] == (0, "dropped 1\n")
 
 
-@pytest.mark.parametrize("has_admin_first", [False, True])
-async def test_admin_process_runs_while_there_is_an_admin_address(has_admin_first: bool) -> None:
-    setup = f"""
-class Source(Gateway):
-    has_admin = {has_admin_first}
+class _Pool:
+    """A pool with one worker that is ready."""
 
-    def poll(self, requested):
-        if not requested: return None
-        self.has_admin = not self.has_admin
-        return ConfigUpdate({{sock: ToWorker.CLIENT, **self.admin}}, 0.1)
+    def __init__(self, channel: socket.socket) -> None:
+        self.has_started, self.is_stopping = True, False
+        self.processes = [WorkerProcess(1, channel, 0.0)]
+        self.processes[0].state = WorkerState.READY
+        self.pending: dict[int, deque[socket.socket]] = {1: deque(), 2: deque()}
 
-    @property
-    def admin(self): return {{admin.dup(): ToWorker.ADMIN}} if self.has_admin else {{}}
 
-    def commit(self): pass
+def test_supervisor_without_descriptors_accepts_again_soon(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Operators and clients do not wait for each other, nor for seconds."""
+    ours, theirs = socket.socketpair()
+    sock = socket.create_server(("127.0.0.1", 0))
+    with ours, theirs, sock, socket.create_connection(sock.getsockname()):
+        selector = selectors.PollSelector()
+        pool = cast("WorkerPool", _Pool(ours))
+        acceptor = Acceptor({sock: ToWorker.CLIENT}, pool, selector)
 
-    def on_applied(self, late): print('applied', *late, file=sys.stderr, flush=True)
+        def accept() -> None:
+            acceptor.accept_if_possible()
+            seconds = acceptor.next_step - time.monotonic()
+            for key, _ in selector.select(min(seconds, 5)):
+                key.data()
 
-admin = socket.create_server(('127.0.0.1', 0))
-gateway = Source()
-admin_sockets = gateway.admin
+        with no_descriptors():
+            accept()
+            assert acceptor.next_step < time.monotonic() + 0.1
+            for _ in range(4):
+                accept()
+        assert caplog.messages == ["cannot accept a connection: Too many open files"]
+        while not acceptor.has_pending_clients:
+            accept()
+        acceptor.close_in_child()
+        pool.pending[ToWorker.CLIENT].pop().close()
+
+
+async def test_client_whose_handshake_is_under_way_at_the_stop_is_served() -> None:
+    setup = """
+from tests.support.servers.stalled_handshakes import stall_handshakes
+stall_handshakes(sock)
+print('port', sock.getsockname()[1], file=sys.stderr, flush=True)
 """
-    worker = """
-channel.send(FromWorker.READY)
-while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
-    if message[0] in (ToWorker.PREPARE, ToWorker.COMMIT): channel.send(FromWorker.RELOAD_DONE)
-"""
-    admin = worker + "print('admin drained', file=sys.stderr, flush=True)"
-    async with running_process(*command(worker, 1, setup=setup, admin=admin)) as process:
+    async with running_process(*command(COUNTING_WORKER, 2, setup=setup)) as process:
+        port = int((await process.wait_for_output(r"port (\d+)"))[1])
         await process.wait_for_output("started")
-        for has_admin in (not has_admin_first, has_admin_first):
-            process.said = ""
-            process.signal(signal.SIGHUP)
-            await process.wait_for_output("applied\n")
-            await process.wait_for_output(r"admin process \d+ is up" if has_admin else "drained")
-        process.signal(signal.SIGTERM)
-        assert (await process.end())[:2] == (0, "dropped 0\n")
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            process.signal(signal.SIGTERM)
+            client.sendall(b"what ends the handshake")
+            assert (await process.end())[:2] == (0, "dropped 1\n")

@@ -19,7 +19,6 @@ from gateway.workers.ipc import (
 )
 from gateway.workers.worker_pool import (
     MAX_UNACKNOWLEDGED,
-    PendingConnection,
     WorkerProcess,
     WorkerSlot,
     WorkerState,
@@ -45,8 +44,7 @@ class _Worker:
 
     def send_connection(self, kind: ConnectionKind = ToWorker.CLIENT) -> bool:
         sock = socket.socket()
-        connection = PendingConnection(sock, kind)
-        is_sent = self.process.send_connection(connection)
+        is_sent = self.process.accepts(kind) and self.process.send_connection(sock)
         if not is_sent:
             sock.close()
         return is_sent
@@ -66,7 +64,7 @@ class _Worker:
 
     def close(self) -> None:
         for connection in self.process.unacknowledged:
-            connection.sock.close()
+            connection.close()
         self.process.channel.close()
         self.end.close()
 
@@ -102,7 +100,7 @@ def test_full_worker_takes_connections_again_once_it_acknowledges(
     assert worker.process.state is WorkerState.READY
     sent = worker.process.sent_connections
     assert sent == len(worker.process.unacknowledged) == MAX_UNACKNOWLEDGED > 100
-    socks = [connection.sock for connection in worker.process.unacknowledged]
+    socks = list(worker.process.unacknowledged)
     worker.end.setblocking(False)
     for _ in range(sent):
         send(worker.end, FromWorker.RECEIVED)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.workers.shared_documents import shared_counters
+from gateway.workers.shared_records import shared_counters
 from gateway.workers.worker_watch import WorkerWatch
 
 SILENT = 5
@@ -73,3 +73,17 @@ def test_dead_worker_and_its_successor_do_not_hang(caplog: pytest.LogCaptureFixt
     workers.pids[0][0] = os.getpid()
     workers.look(SILENT, 1)
     assert not caplog.messages
+
+
+def test_first_worker_whose_event_loop_runs_leads() -> None:
+    beats = shared_counters(3)
+
+    def leaders(*seconds_ago: float) -> list[int]:
+        for beat, seconds in zip(beats, seconds_ago, strict=True):
+            beat[0] = int((time.monotonic() - seconds) * 1000)
+        return [slot for slot in range(3) if WorkerWatch([], beats, slot).leads()]
+
+    assert leaders(1, 1, 1) == [0]
+    assert leaders(10, 1, 1) == [0, 1], "the first one hangs, and does not learn of it"
+    assert leaders(20, 11, 1) == [0, 1, 2]
+    assert leaders(0, 12, 2) == [0]

@@ -7,7 +7,9 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
+from gateway.app.build.listening import UnusableSettingsError
 from gateway.listener.tls import is_world_readable
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.settings.schema import Settings
@@ -23,33 +25,26 @@ _KEY = re.compile(r"[!-+\--~]{1,512}")
 _log = logging.getLogger("tensorgate")
 
 
-class ApiKeysError(Exception):
-    """API keys that cannot be loaded; the message names the setting, and the file or variable."""
-
-
 class ApiKeys:
     """The groups of API keys by name; their keys are replaced when files change.
 
-    Raises ApiKeysError.
+    Raises UnusableSettingsError.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self._files = []
         self.groups: dict[str, KeyGroup] = {}
         for name, declared in settings.api_keys.items():
-            if declared.file is not None:
-                file = _KeyFile(f"api_keys.{name}.file", declared.file)
-                group = self.groups[name] = KeyGroup(name, declared.header, file.read())
-                self._files.append((file, group))
-                if is_world_readable(declared.file):
-                    _log.warning(
-                        "api_keys.%s.file: every user of this machine can read %s",
-                        name,
-                        declared.file,
-                    )
-            else:
+            if declared.file is None:
                 keys = _from_environment(name, declared.environment or "", environ)
                 self.groups[name] = KeyGroup(name, declared.header, keys)
+                continue
+            setting, file = f"api_keys.{name}.file", declared.file
+            watch = FileWatch([file])
+            self.groups[name] = KeyGroup(name, declared.header, _read(setting, file))
+            self._files.append(_KeyFile(setting, file, watch, self.groups[name]))
+            if is_world_readable(file):
+                _log.warning("%s: every user of this machine can read %s", setting, file)
 
     async def watch(self, on_replaced: Callable[[], None]) -> None:
         """Follow the files until cancelled; call ``on_replaced`` when keys were replaced."""
@@ -60,13 +55,8 @@ class ApiKeys:
 
     def refresh(self) -> bool:
         """Replace the keys of groups whose files have changed; return whether there were any."""
-        replaced = False
-        for file, group in self._files:
-            keys = file.changed()
-            if keys is not None:
-                group.replace_keys(keys)
-                replaced = True
-        return replaced
+        replaced = [file.refresh() for file in self._files]
+        return any(replaced)
 
 
 def parse_keys(lines: Iterable[str], word: str = "line") -> tuple[str, ...]:
@@ -91,59 +81,58 @@ def parse_keys(lines: Iterable[str], word: str = "line") -> tuple[str, ...]:
     return tuple(dict.fromkeys(keys))
 
 
+def _read(setting: str, file: str) -> tuple[str, ...]:
+    """Return the keys of a file. Raises UnusableSettingsError."""
+    where = f"{setting}: {file}"
+    try:
+        with open(file, "rb", opener=_open_without_waiting) as opened:
+            content = opened.read(_MAX_FILE_SIZE + 1)
+    except OSError as error:
+        raise UnusableSettingsError(f"{where} cannot be read: {error.strerror}") from None
+    if len(content) > _MAX_FILE_SIZE:
+        raise UnusableSettingsError(f"{where} is larger than {_MAX_FILE_SIZE} bytes")
+    try:
+        return parse_keys(content.decode("utf-8-sig", "replace").splitlines())
+    except ValueError as error:
+        raise UnusableSettingsError(f"{where}: {error}") from None
+
+
+@dataclass(slots=True)
 class _KeyFile:
-    """A file of API keys."""
+    """A file of API keys, and the group that has them."""
 
-    def __init__(self, setting: str, file: str) -> None:
-        self._setting = setting
-        self._file = file
-        self._watch = FileWatch([file])
-        self._logged = ""
+    setting: str
+    file: str
+    watch: FileWatch
+    group: KeyGroup
+    logged: str = ""
 
-    def read(self) -> tuple[str, ...]:
-        """Return the keys. Raises ApiKeysError."""
-        where = f"{self._setting}: {self._file}"
+    def refresh(self) -> bool:
+        """Replace the keys if the file has changed, and is the same as at the last look."""
+        if not self.watch.changed():
+            return False
         try:
-            with open(self._file, "rb", opener=_open_without_waiting) as opened:
-                content = opened.read(_MAX_FILE_SIZE + 1)
-        except OSError as error:
-            raise ApiKeysError(f"{where} cannot be read: {error.strerror}") from None
-        if len(content) > _MAX_FILE_SIZE:
-            raise ApiKeysError(f"{where} is larger than {_MAX_FILE_SIZE} bytes")
-        try:
-            return parse_keys(content.decode("utf-8-sig", "replace").splitlines())
-        except ValueError as error:
-            raise ApiKeysError(f"{where}: {error}") from None
-
-    def changed(self) -> tuple[str, ...] | None:
-        """Return the keys if the file has changed, and is the same as at the last look."""
-        if not self._watch.changed():
-            return None
-        try:
-            keys = self.read()
-        except ApiKeysError as error:
-            self._log_once(f"{error}; keeping the previous keys")
-            return None
-        self._watch.mark_used()
-        self._logged = ""
-        _log.info("%s: keys loaded from %s: %d", self._setting, self._file, len(keys))
-        return keys
-
-    def _log_once(self, error: str) -> None:
-        """Log an error, but not again at each look."""
-        if error != self._logged:
-            self._logged = error
-            _log.error("%s", error)
+            keys = _read(self.setting, self.file)
+        except UnusableSettingsError as error:
+            if str(error) != self.logged:  # not again at each look
+                self.logged = str(error)
+                _log.error("%s; keeping the previous keys", error)
+            return False
+        self.watch.mark_used()
+        self.logged = ""
+        _log.info("%s: keys loaded from %s: %d", self.setting, self.file, len(keys))
+        self.group.replace_keys(keys)
+        return True
 
 
 def _from_environment(name: str, variable: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     where = f"api_keys.{name}.environment: {variable}"
     if variable not in environ:
-        raise ApiKeysError(f"{where} is not set")
+        raise UnusableSettingsError(f"{where} is not set")
     try:
         return parse_keys(filter(None, re.split(r"[,\s]+", environ[variable])), "word")
     except ValueError as error:
-        raise ApiKeysError(f"{where}: {error}") from None
+        raise UnusableSettingsError(f"{where}: {error}") from None
 
 
 def _open_without_waiting(file: str, flags: int) -> int:

@@ -28,8 +28,9 @@ class SharedLimits(NamedTuple):
     def apply(self) -> None:
         """Limit by these settings from now on."""
         apply_concurrency(self.concurrency_limit, self.declared.concurrency, self.workers)
-        self.memory_budget.set_limit(_memory_limit(self.declared, self.workers))
-        self.mirror_memory_budget.set_limit(_mirror_memory_limit(self.declared, self.workers))
+        limit, mirror_limit = _memory_limits(self.declared, self.workers)
+        self.memory_budget.set_limit(limit)
+        self.mirror_memory_budget.set_limit(mirror_limit)
 
 
 def build_shared_limits(
@@ -37,27 +38,17 @@ def build_shared_limits(
 ) -> SharedLimits:
     """Build the limits; those from ``before`` go on counting, and change when applied."""
     workers = worker_count(settings)
+    last = before and before.concurrency_limit
+    concurrency = build_concurrency_limit("", settings.concurrency, workers, metrics, last)
     if before is not None:
-        memory_budget, mirror_memory_budget = before.memory_budget, before.mirror_memory_budget
-    else:
-        memory_budget = MemoryBudget(
-            _memory_limit(settings, workers), metrics.memory_refusals("memory")
-        )
-        mirror_memory_budget = MemoryBudget(
-            _mirror_memory_limit(settings, workers), metrics.memory_refusals("mirror_memory")
-        )
+        return before._replace(declared=settings, workers=workers, concurrency_limit=concurrency)
+    limit, mirror_limit = _memory_limits(settings, workers)
     return SharedLimits(
         settings,
         workers,
-        build_concurrency_limit(
-            "",
-            settings.concurrency,
-            workers,
-            metrics,
-            before.concurrency_limit if before else None,
-        ),
-        memory_budget,
-        mirror_memory_budget,
+        concurrency,
+        MemoryBudget(limit, metrics.memory_refusals("memory")),
+        MemoryBudget(mirror_limit, metrics.memory_refusals("mirror_memory")),
     )
 
 
@@ -95,9 +86,7 @@ def _numbers(declared: Concurrency, workers: int) -> tuple[int, int, float] | No
     return share_per_worker(declared.max_requests, workers), queue, declared.queue_timeout
 
 
-def _memory_limit(declared: Settings, workers: int) -> int:
-    return share_per_worker(declared.limits.max_buffered_bytes, workers)
-
-
-def _mirror_memory_limit(declared: Settings, workers: int) -> int:
-    return share_per_worker(declared.limits.max_buffered_bytes // _MIRROR_DIVISOR, workers)
+def _memory_limits(declared: Settings, workers: int) -> tuple[int, int]:
+    """Return the bytes of bodies that a worker buffers, and those of mirrored copies."""
+    most = declared.limits.max_buffered_bytes
+    return share_per_worker(most, workers), share_per_worker(most // _MIRROR_DIVISOR, workers)

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gateway.app.build.listen import ListenError
+from gateway.app.build.listening import UnusableSettingsError
 from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles, is_world_readable
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream, UpstreamTls, urls_of
@@ -22,22 +22,18 @@ class UpstreamTlsContexts(NamedTuple):
     grpc: ssl.SSLContext | None = None
 
 
-class UpstreamTlsError(Exception):
-    """A file for TLS to an upstream that cannot be used; the message names it."""
-
-
 def load_server_tls(declared: ClientTls) -> ReloadingTlsContext:
-    """Load the certificate that clients see. Raises ListenError."""
+    """Load the certificate that clients see. Raises UnusableSettingsError."""
     required = declared.client_certificates != "optional"
     files = TlsFiles(declared.certificate, declared.key, declared.client_ca, required)
     try:
         return ReloadingTlsContext(files)
     except TlsFileError as error:
-        raise ListenError(str(error)) from error
+        raise UnusableSettingsError(str(error)) from error
 
 
 def upstream_tls_contexts(name: str, upstream: Upstream) -> UpstreamTlsContexts:
-    """Load the TLS contexts of an upstream. Raises UpstreamTlsError."""
+    """Load the TLS contexts of an upstream. Raises UnusableSettingsError."""
     declared = upstream.tls or UpstreamTls.model_construct()
     files = CertificateFiles(declared.ca, declared.certificate, declared.key)
     try:
@@ -48,9 +44,9 @@ def upstream_tls_contexts(name: str, upstream: Upstream) -> UpstreamTlsContexts:
             else None,
         )
     except CertificateFileError as error:
-        raise UpstreamTlsError(f"upstreams.{name}.tls.{error}") from error
+        raise UnusableSettingsError(f"upstreams.{name}.tls.{error}") from error
     except OSError as error:  # a file has vanished meanwhile
-        raise UpstreamTlsError(
+        raise UnusableSettingsError(
             f"upstreams.{name}.tls: a file cannot be read: {error.strerror}"
         ) from error
 
@@ -60,16 +56,14 @@ def upstream_tls_files(upstream: Upstream) -> tuple[str, ...]:
     declared = upstream.tls
     if declared is None or not _uses_tls(upstream):
         return ()
-    named = (declared.ca, declared.certificate, declared.key)
-    return tuple(file for file in named if file is not None)
+    return tuple(filter(None, (declared.ca, declared.certificate, declared.key)))
 
 
 def server_tls_files(declared: ClientTls | None) -> tuple[str, ...]:
     """Return the files of TLS to clients."""
     if declared is None:
         return ()
-    named = (declared.certificate, declared.key, declared.client_ca)
-    return tuple(file for file in named if file is not None)
+    return tuple(filter(None, (declared.certificate, declared.key, declared.client_ca)))
 
 
 def tls_warnings(settings: Settings) -> Iterator[SettingWarning]:

@@ -83,54 +83,52 @@ class UpstreamSpec:
     tls_contexts: UpstreamTlsContexts = field(default=UpstreamTlsContexts(), compare=False)
 
 
+@dataclass(eq=False, slots=True)
 class SharedUpstream:
-    """An upstream that the runtimes before and after a reload may share.
+    """An upstream that the runtimes before and after a reload may share."""
 
-    ``before`` is the pool of the upstream that it replaces.
-    """
-
-    def __init__(self, spec: UpstreamSpec, upstream: Upstream, before: Pool | None = None) -> None:
-        self.spec = spec
-        self.upstream = upstream
-        self._before = before
-        self._started = False
-        self._holders = 0
+    spec: UpstreamSpec
+    upstream: Upstream
+    before: Pool | None = None
+    """The pool of the upstream that it replaces."""
+    started: bool = False
+    holders: int = 0
+    """The configurations that use it."""
 
     async def start(self) -> None:
         """Start the pool, if it is not started yet; see ``Pool.start``."""
-        if self._started:
+        if self.started:
             return
-        self._started = True
-        pool, before = self.upstream.pool, self._before
+        self.started = True
+        pool, before, self.before = self.upstream.pool, self.before, None
         if before is not None:
             pool.adopt_addresses(before)
         await pool.start()
         if before is not None:
             pool.adopt_state(before)
-            self._before = None
 
     def acquire(self) -> None:
         """Count a configuration that uses it, and apply the limits of its spec."""
-        self._holders += 1
+        self.holders += 1
         apply_concurrency(
             self.upstream.concurrency_limit, self.spec.declared.concurrency, self.spec.workers
         )
 
     async def release(self) -> None:
         """Count a configuration no more; the last one closes it."""
-        self._holders -= 1
+        self.holders -= 1
         await self.close_if_unused()
 
     async def close_if_unused(self) -> None:
         """Close it if no configuration uses it."""
-        if not self._holders:
+        if not self.holders:
             await self.upstream.metadata.close()
             await self.upstream.pool.close()
 
     @property
     def has_calls_of_last_user(self) -> bool:
         """Tell whether calls are running there, and only one configuration uses it."""
-        return self._holders == 1 and any(self.upstream.pool.outstanding)
+        return self.holders == 1 and any(self.upstream.pool.outstanding)
 
 
 def build_upstreams(
@@ -173,22 +171,25 @@ def build_pool(
     buffers: BufferAccount | None = None,
     on_ejection: EjectionListener = ignore,
     on_failure: FailureListener = ignore,
-    dialect_detector: DialectDetector | None = None,
+    dialect_state: DialectState | None = None,
     concurrency_limit: ConcurrencyLimit | None = None,
     on_health: Callable[[Member], bool | None] = lambda _: None,
 ) -> Pool:
     """Build the pool of an upstream, with what supervises it."""
     declared = spec.declared
     public_name = None if spec.exposes_endpoints else upstream_name(spec.name)
-
-    dialect_state = dialect_detector or configured_dialect_state(declared)
+    state = dialect_state or _configured_dialect_state(declared)
 
     def grpc_form() -> GrpcForm:
-        dialect = dialect_state.dialect
-        return GrpcForm() if dialect is None else dialect.grpc
+        return GrpcForm() if state.dialect is None else state.dialect.grpc
 
     def drains() -> bool:
-        return drains_cancelled(declared.grpc_cancellation, dialect_state.dialect)
+        return drains_cancelled(declared.grpc_cancellation, state.dialect)
+
+    def connect(address: ServerAddress) -> UpstreamEndpoint:
+        if (grpc_address := address.grpc_address) is not None:
+            return DualEndpoint(connect_to(address), connect_to(grpc_address))
+        return connect_to(address)
 
     def connect_to(address: ServerAddress) -> UpstreamEndpoint:
         is_http2 = address.scheme == "grpc"
@@ -196,12 +197,8 @@ def build_pool(
         if idle_timeout is None:
             idle_timeout = _GRPC_IDLE_TIMEOUT if is_http2 else _HTTP_IDLE_TIMEOUT
         common = (
-            address,
-            spec.connect_timeout,
-            idle_timeout,
-            buffers,
-            spec.own_request_headers,
-            public_name,
+            *(address, spec.connect_timeout, idle_timeout, buffers),
+            *(spec.own_request_headers, public_name),
         )
         if not is_http2:
             return HttpEndpoint(*common, retry_stale=declared.retry_stale)
@@ -209,13 +206,6 @@ def build_pool(
         if concurrency_limit is not None:
             endpoint.count_drained_in(concurrency_limit)
         return GrpcEndpoint(endpoint, grpc_form)
-
-    def connect(address: ServerAddress) -> UpstreamEndpoint:
-        grpc_address = address.grpc_address
-        endpoint = connect_to(address)
-        return (
-            endpoint if grpc_address is None else DualEndpoint(endpoint, connect_to(grpc_address))
-        )
 
     servers = [_server_address(endpoint, spec) for endpoint in declared.endpoints]
     resolver = None
@@ -228,7 +218,7 @@ def build_pool(
             _health_checker(declared.health_check, on_health),
             ModelDiscovery(_DISCOVERY_INTERVAL) if declared.model_discovery else None,
             resolver,
-            dialect_detector,
+            state if isinstance(state, DialectDetector) else None,
         ),
         load_balancing=_load_balancing_policy(declared.load_balancing),
         notify=on_ejection,
@@ -286,27 +276,22 @@ def _build(
             events.record_health(member)
         return is_known
 
-    detector: DialectDetector | None = None
-    dialect_state: DialectState
     protocol = _inference_protocol(declared)
     logs = ejection_sync is None or ejection_sync.slot == 0
+    state = _configured_dialect_state(declared)
     if declared.dialect == "auto":
         intervals = _DIALECT_INTERVAL, _DIALECT_RETRY_INTERVAL
-        detector = DialectDetector(spec.name, *intervals, logs, protocol)
-        dialect_state = detector
-    else:
-        dialect_state = configured_dialect_state(declared)
-        if logs and protocol.is_choice:
-            dialect = DIALECTS[declared.dialect]
-            _log.info("upstream %s: %s", spec.name, protocol.describe(dialect))
+        state = DialectDetector(spec.name, *intervals, logs, protocol)
+    elif logs and protocol.is_choice:
+        _log.info("upstream %s: %s", spec.name, protocol.describe(DIALECTS[declared.dialect]))
     clock = asyncio.get_running_loop().time
     on_failure = partial(metrics.count_failure, spec.name)
     pool = build_pool(
-        *(spec, buffers, on_ejection, on_failure, detector, concurrency_limit, on_health)
+        *(spec, buffers, on_ejection, on_failure, state, concurrency_limit, on_health)
     )
     return Upstream(
         spec.name,
-        dialect_state,
+        state,
         pool,
         MetadataCache(spec.metadata_ttl, spec.metadata_cache_size, spec.idle_timeout, clock),
         RetryBudget(declared.retry_budget.percent / 100, declared.retry_budget.min_concurrency),
@@ -322,7 +307,7 @@ def _inference_protocol(declared: UpstreamSettings) -> InferenceProtocol:
     return InferenceProtocol(False in protocols, True in protocols, declared.inference_protocol)
 
 
-def configured_dialect_state(declared: UpstreamSettings) -> DialectState:
+def _configured_dialect_state(declared: UpstreamSettings) -> DialectState:
     """Make the state of the dialect that the settings name; of triton for auto."""
     dialect = DIALECTS.get(declared.dialect, TRITON)
     has_http = _inference_protocol(declared).has_http

@@ -16,7 +16,6 @@ from gateway.protocol.declared_model import DeclaredModel, find_differences
 from gateway.protocol.dialects import DIALECTS, Dialect
 from gateway.routing.matcher import Pattern
 from gateway.settings.routes import Route
-from gateway.settings.schema import Settings
 from gateway.sizes import MAX_PROBE_RESPONSE, QUOTED_TEXT
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.metadata_cache import (
@@ -106,7 +105,7 @@ async def probe_servers(resources: LoadedResources, time_limit: float = _TIMEOUT
     settings = resources.settings
     models = declared_models(settings.models)
     serving = {name: set(_upstreams_serving(name, settings.routes)) for name in models}
-    used = _used_upstreams(settings)
+    used = {name for route in settings.routes for name in _upstreams_of(route)}
     slots = asyncio.Semaphore(_MAX_CONCURRENT)
     tasks = []
     async with asyncio.TaskGroup() as group:
@@ -124,12 +123,8 @@ async def probe_servers(resources: LoadedResources, time_limit: float = _TIMEOUT
     )
 
 
-def _used_upstreams(settings: Settings) -> set[str]:
-    """Return the names of upstreams that get requests, or copies of them."""
-    return {name for route in settings.routes for name in _upstreams_of(route)}
-
-
 def _upstreams_of(route: Route) -> Iterator[str]:
+    """Yield the names of upstreams that get requests, or copies of them."""
     yield from (share.name for share in route.upstream if share.weight)
     if route.mirror is not None:
         yield route.mirror.upstream

@@ -3,50 +3,29 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from ipaddress import ip_address
-from pathlib import Path
 
 from gateway.settings.schema import Settings
 from gateway.settings.upstreams import urls_of
 from gateway.settings.values.addresses import Address, UnixAddress, address_of
-from gateway.settings.values.wording import KeyPath, format_path
-from gateway.settings.yaml.loader import Position
+from gateway.settings.values.wording import SettingWarning
 
 _WILDCARDS = ("0.0.0.0", "::")
 
 
-@dataclass(frozen=True, slots=True)
-class SelfReference:
-    """An endpoint that leads to an address on which the gateway listens."""
-
-    path: KeyPath
-    endpoint: str
-    listen: Address
-    listen_path: KeyPath
-
-    def describe(self, file: Path, positions: Mapping[KeyPath, Position]) -> str:
-        """Return the warning, with the lines of both settings, if they are known."""
-        line, listen_line = _line(self.path, positions), _line(self.listen_path, positions)
-        place = f"{file}:{line}" if line else f"{file}"
-        where = f"listen, line {listen_line}" if listen_line else "listen"
-        return (
-            f"{place}: {format_path(self.path)}: warning: {self.endpoint} is the gateway itself"
-            f" ({where}: {self.listen}); requests come back and are answered with 508"
-        )
-
-
-def find_self_references(settings: Settings) -> Iterator[SelfReference]:
+def find_self_references(settings: Settings) -> Iterator[SettingWarning]:
     """Yield the endpoints at which the gateway itself listens, without DNS lookups."""
     for name, upstream in settings.upstreams.items():
-        for i, endpoint in enumerate(upstream.endpoints):
+        for at, endpoint in enumerate(upstream.endpoints):
             for url in urls_of(endpoint):
-                for j, listen in enumerate(settings.listen):
-                    if _leads_to(address_of(url), listen):
-                        path = ("upstreams", name, "endpoints", i)
-                        yield SelfReference(path, url, listen, ("listen", j))
-                        break
+                listen = [each for each in settings.listen if _leads_to(address_of(url), each)]
+                if listen:
+                    yield (
+                        ("upstreams", name, "endpoints", at),
+                        f"{url} is the gateway itself (listen: {listen[0]}); requests come back"
+                        " and are answered with 508",
+                    )
 
 
 def _leads_to(endpoint: Address, listen: Address) -> bool:
@@ -98,9 +77,3 @@ def _can_be_bound(host: str, version: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _line(path: KeyPath, positions: Mapping[KeyPath, Position]) -> int | None:
-    prefixes = (path[:length] for length in range(len(path), 0, -1))
-    position = next((positions[each] for each in prefixes if each in positions), None)
-    return None if position is None else position.line

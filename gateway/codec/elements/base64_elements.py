@@ -160,12 +160,7 @@ class Base64Decoder:
             whole = len(text) - len(text) % 4
             text, self._partial = text[:whole], text[whole:] + self._partial
         self._padded = text.endswith(b"=")
-        return decode_base64(text) if text else b""
-
-
-def decode_base64(text: bytes) -> bytes:
-    """Decode a complete text, padded or not; raises ValueError that says what is wrong."""
-    if not text.endswith(b"="):
-        text += b"=" * (-len(text) % 4)
-    data = native.decode_base64(text, False) if len(text) % 4 == 0 else None
-    return a2b_base64(text, strict_mode=True) if data is None else data
+        if not self._padded:
+            text += b"=" * (-len(text) % 4)
+        data = native.decode_base64(text, False) if len(text) % 4 == 0 else None
+        return a2b_base64(text, strict_mode=True) if data is None else data

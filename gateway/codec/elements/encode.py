@@ -15,21 +15,13 @@ from gateway.codec import native
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
 from gateway.codec.elements.rounding import read_numbers
 from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
-from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.codec.policies import NONFINITE_CODES, BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import RESPONSE, ErrorVocabulary
 
 TextChunk = bytes | memoryview
 """A part of the JSON; a view where brackets were cut off."""
-
-NONFINITE_CODES = {
-    Nonfinite.ERROR: 0,
-    Nonfinite.NULL: 1,
-    Nonfinite.LITERAL: 2,
-    Nonfinite.STRING: 3,
-}
-"""The codes that the C module knows: encode_numbers.h."""
 
 
 class OffloadedText:

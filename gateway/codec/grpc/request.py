@@ -81,11 +81,7 @@ def write_infer_request(
     data are invalid; 501 for FP16 and BF16 in typed contents; 413.
     """
     assert not request.missing_size
-    names = (
-        (fields.MODEL_NAME, model),
-        (fields.MODEL_VERSION, version),
-        (fields.ID, request.id),
-    )
+    names = ((fields.MODEL_NAME, model), (fields.MODEL_VERSION, version), (fields.ID, request.id))
     return _REQUESTS.write(names, request.head, _data_by_tensor(request), raw)
 
 

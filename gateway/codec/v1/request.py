@@ -57,11 +57,7 @@ class PredictRequestReader:
     """
 
     def __init__(
-        self,
-        model: ModelMetadata,
-        header_cap: int,
-        depth_cap: int,
-        tensor_cap: int = MAX_TENSORS,
+        self, model: ModelMetadata, header_cap: int, depth_cap: int, tensor_cap: int = MAX_TENSORS
     ) -> None:
         if len(model.inputs) > tensor_cap:
             raise ModelMismatchError(REQUEST.too_many_tensors(tensor_cap).message)

@@ -144,13 +144,20 @@ class JsonMessageWriter(ABC):
         Raises GatewayError: 502 for an invalid response, 406 if a policy refuses a value; 400 for
         either in a request.
         """
+        yield from self._encode_data(piece, offloader)
+        if piece.last:
+            yield self._next_skeleton_part()
+
+    def _encode_data(
+        self, piece: TensorPiece, offloader: Offloader | None = None
+    ) -> Iterator[TextChunk | OffloadedText]:
+        """Yield the text for the data of a piece alone."""
         if self._encoder is None:
             self._encoder = self._make_encoder(piece.index)
         yield from self._encoder.parts(piece.data, offloader)
         if piece.last:
             check_element_count(self._tensors[piece.index], self._encoder, self._words)
             self._encoder = None
-            yield self._next_skeleton_part()
 
     def _next_skeleton_part(self) -> bytes:
         """Take the text before or behind the next data."""

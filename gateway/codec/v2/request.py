@@ -105,10 +105,7 @@ class InferRequestReader(JsonMessageReader):
             names_sequence=may_name_sequence(self._text),
         )
         return InferRequest(
-            head,
-            self._fields.get("id"),
-            tuple(tensors),
-            self._text if passes else b"",
+            head, self._fields.get("id"), tuple(tensors), self._text if passes else b""
         )
 
 

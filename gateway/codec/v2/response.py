@@ -18,19 +18,16 @@ from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.json_writer import (
     JsonMessageWriter,
     TensorPiece,
-    check_element_count,
     split_around_data,
     tensor_fields,
 )
 from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import bad_response
 from gateway.protocol.datatypes import Family
-from gateway.protocol.error_vocabulary import RESPONSE, Tensor
+from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.messages import ALL_JSON, Fields, InferResponse, OutputEncoding
 from gateway.protocol.request_header import mark_base64
 from gateway.sizes import CHUNK_OVERHEAD
-
-Chunks = list[bytes | memoryview]
 
 Result = TypeVar("Result", covariant=True)
 
@@ -138,25 +135,31 @@ class ResponseConverter(Generic[Result]):
             yield from self._writer.encode(piece, offloader)
 
 
-class JsonResponseWriter(JsonMessageWriter):
-    """Writes a response as JSON while its data arrive; it is a ResponseWriter."""
+class _OutputsWriter(JsonMessageWriter):
+    """Writes a response by the policies for JSON."""
 
     def __init__(self, response: InferResponse, policies: JsonPolicies) -> None:
         super().__init__(response.head.outputs, RESPONSE, response.texts)
         self._response = response
         self._policies = policies
 
-    def finish(self) -> None:
-        """Return nothing: all has been written."""
-
     def _make_encoder(self, index: int) -> TensorEncoder:
-        return _make_encoder(self._tensors[index], self._policies)
+        output = self._tensors[index]
+        label, of_output = RESPONSE.label(output.name), self._policies.of_output(output.name)
+        return make_tensor_encoder(label, output.datatype, of_output)
 
     def _write_fields(self) -> Fields:
         return response_fields(self._response, self._policies)
 
 
-class EncodedResponseWriter:
+class JsonResponseWriter(_OutputsWriter):
+    """Writes a response as JSON while its data arrive; it is a ResponseWriter."""
+
+    def finish(self) -> None:
+        """Return nothing: all has been written."""
+
+
+class EncodedResponseWriter(_OutputsWriter):
     """Writes each output in the requested encoding; it is a ResponseWriter.
 
     The header comes first and contains the JSON outputs, so that all data are buffered.
@@ -170,15 +173,13 @@ class EncodedResponseWriter:
         policies: JsonPolicies,
         body_cap: int,
     ) -> None:
-        self._response = response
+        super().__init__(response, policies)
         self._encoding = encoding
-        self._policies = policies
         self._body_cap = body_cap
-        self._texts: dict[int, Chunks] = {i: [*text] for i, text in response.texts.items()}
-        self._tensors: dict[int, Chunks] = {}
-        self._encoders: dict[int, TensorEncoder] = {}
-        self._size = sum(map(len, (chunk for text in self._texts.values() for chunk in text)))
-        self._chunks = len(self._texts)
+        self._data: dict[int, list[bytes]] = {i: [*text] for i, text in response.texts.items()}
+        """Text or binary data, by the index of their output."""
+        self._size = sum(map(len, (chunk for text in self._data.values() for chunk in text)))
+        self._chunks = len(self._data)
 
     @property
     def buffered_bytes(self) -> int:
@@ -193,41 +194,10 @@ class EncodedResponseWriter:
         self, piece: TensorPiece, offloader: Offloader | None = None
     ) -> Iterator[TextChunk | OffloadedText]:
         """Encode and buffer the next piece; yield nothing."""
-        output = self._response.head.outputs[piece.index]
-        if self._encoding.wants_binary(output.name):
-            # A copy: a view would pin the buffer that it is a part of.
-            self._append(self._tensors.setdefault(piece.index, []), bytes(piece.data))
-        else:
-            text = self._encode_text(output, piece)
-            self._append(self._texts.setdefault(piece.index, []), text)
-        return iter(())
-
-    def finish(self) -> tuple[bytes, Chunks]:
-        """Return the header and the binary tensors behind it."""
-        fields = response_fields(self._response, self._policies)
-        for index, chunks in self._tensors.items():
-            entry = fields["outputs"][index]
-            size = {"binary_data_size": sum(map(len, chunks))}
-            entry["parameters"] = {**(entry.get("parameters") or {}), **size}
-        has_text = [index in self._texts for index in range(len(self._response.head.outputs))]
-        start, *parts = split_around_data(fields, RESPONSE.tensors, has_text)
-        header: Chunks = [start]
-        for index, after in zip(sorted(self._texts), parts, strict=True):
-            header += [*self._texts[index], after]
-        tensors = [chunk for _, chunks in sorted(self._tensors.items()) for chunk in chunks]
-        return b"".join(header), tensors
-
-    def _encode_text(self, output: Tensor, piece: TensorPiece) -> bytes:
-        if piece.index not in self._encoders:
-            self._encoders[piece.index] = _make_encoder(output, self._policies)
-        encoder = self._encoders[piece.index]
-        text = bytes(encoder.feed(piece.data))  # a view would pin orjson's whole buffer
-        if piece.last:
-            check_element_count(output, encoder, RESPONSE)
-        return text
-
-    def _append(self, chunks: Chunks, data: bytes | memoryview) -> None:
-        chunks.append(data)
+        # Copies: a view would pin the buffer that it is a part of.
+        is_binary = self._is_binary(piece.index)
+        data = bytes(piece.data) if is_binary else join_text(self._encode_data(piece))
+        self._data.setdefault(piece.index, []).append(data)
         self._size += len(data)
         self._chunks += 1
         if self._size > self._body_cap:
@@ -236,6 +206,31 @@ class EncodedResponseWriter:
                 f"{self._body_cap} bytes (limits.max_buffered_body_bytes); "
                 "ask for all outputs in one form"
             )
+        return iter(())
+
+    def finish(self) -> tuple[bytes, list[bytes]]:
+        """Return the header and the binary tensors behind it."""
+        fields = self._write_fields()
+        tensors: list[bytes] = []
+        texts: list[list[bytes]] = []
+        has_text = [False] * len(self._tensors)
+        for index, chunks in sorted(self._data.items()):
+            if self._is_binary(index):
+                tensors += chunks
+                entry = fields["outputs"][index]
+                size = {"binary_data_size": sum(map(len, chunks))}
+                entry["parameters"] = {**(entry.get("parameters") or {}), **size}
+            else:
+                texts.append(chunks)
+                has_text[index] = True
+        start, *parts = split_around_data(fields, RESPONSE.tensors, has_text)
+        header = [start]
+        for text, after in zip(texts, parts, strict=True):
+            header += [*text, after]
+        return b"".join(header), tensors
+
+    def _is_binary(self, index: int) -> bool:
+        return self._encoding.wants_binary(self._tensors[index].name)
 
 
 def response_fields(response: InferResponse, policies: JsonPolicies) -> Fields:
@@ -257,11 +252,6 @@ def response_fields(response: InferResponse, policies: JsonPolicies) -> Fields:
     return {**fields, **head.extra, **({"outputs": outputs} if outputs else {})}
 
 
-def _make_encoder(output: Tensor, policies: JsonPolicies) -> TensorEncoder:
-    label, of_output = RESPONSE.label(output.name), policies.of_output(output.name)
-    return make_tensor_encoder(label, output.datatype, of_output)
-
-
 def json_converter(
     header_size: int | None, policies: JsonPolicies, header_cap: int, body_cap: int
 ) -> ResponseConverter[None]:
@@ -276,7 +266,7 @@ def encoded_converter(
     policies: JsonPolicies,
     header_cap: int,
     body_cap: int,
-) -> ResponseConverter[tuple[bytes, Chunks]]:
+) -> ResponseConverter[tuple[bytes, list[bytes]]]:
     """Make the converter of a response to the requested encoding; see InferResponseReader."""
     reader = InferResponseReader(header_size, header_cap, body_cap, encoding, policies)
     return ResponseConverter(

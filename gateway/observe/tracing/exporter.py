@@ -16,9 +16,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.errors import escape_for_log, shorten
+from gateway.errors import shorten
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import CallTrace
+from gateway.observe.failure_log import LimitedLog
 from gateway.observe.gateway_metrics import TraceMetrics
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ _FIRST_BACKOFF: Final = 0.5
 """Seconds until the first retry; each further one waits twice as long."""
 _FLUSH_TIMEOUT: Final = 2.0
 """Seconds for what is queued at the end."""
-_LOG_INTERVAL: Final = 10.0
-"""Seconds between two lines about failures."""
 _QUOTED: Final = 300
 
 _log = logging.getLogger("tensorgate.traces")
@@ -77,7 +76,9 @@ class TraceExporter:
         self._closing = threading.Event()
         self._flush_until = 0.0
         self._sender: Sender | None = None
-        self._failures = _FailureLog(endpoint)
+        self._endpoint = endpoint
+        self._failures = LimitedLog("exports of spans failed", log=_log)
+        self._is_failing = False
         # A daemon: a receiver that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
@@ -120,7 +121,7 @@ class TraceExporter:
         try:
             writer, self._sender = self._open_parts()
         except Exception as error:
-            self._failures.write(f"{type(error).__name__}: {error}", 0)
+            self._log_failure(f"{type(error).__name__}: {error}", 0)
             with self._lock:
                 self._closing.set()
             self._drop_queue()
@@ -177,17 +178,24 @@ class TraceExporter:
                 is_late = time.monotonic() + backoff >= until
                 if is_late or not is_retryable or self._closing.wait(backoff):
                     self._metrics.failed.add(float(count))
-                    self._failures.write(str(error), count)
+                    self._log_failure(str(error), count)
                     return
                 backoff *= 2
             else:
                 self._metrics.exported.add(float(count - rejected))
                 if rejected:
                     self._metrics.rejected.add(float(rejected))
-                    self._failures.write(f"it rejected {rejected} spans", rejected)
-                else:
-                    self._failures.reset()
+                    self._log_failure(f"it rejected {rejected} spans", rejected)
+                elif self._is_failing:
+                    self._is_failing = False
+                    self._failures.flush()
+                    _log.info("spans are exported to %s again", self._endpoint)
                 return
+
+    def _log_failure(self, reason: str, spans: int) -> None:
+        self._is_failing = True
+        prefix = f"{spans} spans were not exported to {self._endpoint}"
+        self._failures.warn(prefix, shorten(reason, _QUOTED))
 
     def _drop_queue(self) -> None:
         with suppress(IndexError):  # the thread may still take calls
@@ -216,31 +224,3 @@ def size_of(record: CallRecord, trace: CallTrace) -> int:
 def _least_spans(trace: CallTrace) -> int:
     """Return how many spans a call has at least: its own and those of its attempts."""
     return 1 + len(trace.attempts)
-
-
-class _FailureLog:
-    """Logs why exports fail, at a limited rate, and once that they work again."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
-        self._next = float("-inf")
-        self._lost = 0
-        self._is_failing = False
-
-    def write(self, reason: str, spans: int) -> None:
-        """Count lost spans, and log why if the last line is long enough ago."""
-        self._is_failing = True
-        self._lost += spans
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + _LOG_INTERVAL
-        why = escape_for_log(shorten(reason, _QUOTED))
-        _log.warning("%d spans were not exported to %s: %s", self._lost, self._endpoint, why)
-        self._lost = 0
-
-    def reset(self) -> None:
-        """Log that exports work again, if the last one failed."""
-        if self._is_failing:
-            self._is_failing = False
-            _log.info("spans are exported to %s again", self._endpoint)

@@ -8,12 +8,13 @@ sampled call, see docs/decisions.md. This module needs the extra ``tensorgate[ot
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from socket import SHUT_RDWR
+from socket import SHUT_RDWR, socket
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -21,8 +22,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-
-from gateway.system.request_deadline import request_deadline
 
 _TRACES_PATH = "/v1/traces"
 _MAX_RESPONSE = 64 * 1024
@@ -53,6 +52,38 @@ class ExportError(Exception):
     def __init__(self, message: str, is_retryable: bool) -> None:
         super().__init__(message)
         self.is_retryable: Final = is_retryable
+
+
+@contextmanager
+def _request_deadline(connection: HTTPConnection, seconds: float) -> Iterator[None]:
+    """Connect if need be, and cut the connection off ``seconds`` later.
+
+    Raises TimeoutError then, also if the server has sent a byte now and then. The connection's own
+    timeout bounds the time to connect.
+    """
+    if connection.sock is None:
+        connection.connect()
+    sock = connection.sock  # the connection forgets it before a last response is read
+    is_late = threading.Event()
+
+    def cut_off() -> None:
+        is_late.set()
+        with suppress(OSError):  # it is not connected any more
+            # Not that of an SSLSocket, which another thread is reading.
+            socket.shutdown(sock, SHUT_RDWR)
+
+    timer = threading.Timer(seconds, cut_off)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, HTTPException):
+        if not is_late.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if is_late.is_set():
+        raise TimeoutError
 
 
 class HttpSender:
@@ -103,7 +134,7 @@ class HttpSender:
         connection.timeout = timeout
         if connection.sock is not None:
             connection.sock.settimeout(timeout)
-        with request_deadline(connection, timeout):
+        with _request_deadline(connection, timeout):
             connection.request("POST", self._path, body=data, headers=self._headers)
             response = connection.getresponse()
             body = response.read(_MAX_RESPONSE)

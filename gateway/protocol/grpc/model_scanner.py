@@ -72,16 +72,15 @@ class ModelScanner:
         self.marked: Final[list[bytes]] = []
         self.marked_error: GatewayError | None = None
         """Why not all of them are there, for callers that must know them: they are too large."""
-        self._marked_tag: Final = marked_field << 3 | LENGTH if marked_field else 0
+        self._marked_field: Final = marked_field
         self._mark: Final = mark
-        self._maybe_marked = bytearray()
-        self._is_collecting = False
         self._marked_size = 0
         self._name_fields: Final = name_fields
         self._version_field: Final = version_field
         fields = name_fields if version_field is None else (*name_fields, version_field)
         self._last_wanted: Final = max(fields, default=0)
-        self._wanted: Final = {number << 3 | LENGTH: number for number in fields}
+        collected = (*fields, marked_field) if marked_field else fields
+        self._wanted: Final = {number << 3 | LENGTH: number for number in collected}
         self._values: Final[dict[int, str]] = {}
         self._is_taken = False
         # Where the scan is: all that the bytes so far leave to the next piece.
@@ -94,17 +93,16 @@ class ModelScanner:
         self._start = 0
         """Where the tag, number or length begins."""
         self._skip = 0
-        """Bytes that remain of a value of no interest."""
+        """Bytes that remain of a value."""
         self._field = 0
-        """The field whose text is collected, 0 for none."""
-        self._missing = 0
-        self._text = b""
+        """The field whose value is collected, 0 for none."""
+        self._text = bytearray()
         self._groups: Final[list[int]] = []
         self._group_start = 0
 
     @property
     def skip_size(self) -> int:
-        """Return how many of the next bytes are of no interest: to scan them costs nothing."""
+        """Return how many of the next bytes are of one value: to scan them costs nothing."""
         return self._skip
 
     @property
@@ -144,7 +142,7 @@ class ModelScanner:
     def end(self) -> None:
         """Note the end of the message; raises GatewayError if it is within a field."""
         reason = ""
-        if self._tag or self._shift or self._skip or self._field:
+        if self._tag or self._shift or self._skip:
             reason = "a field that is cut short"
         elif self._groups:
             reason = f"group {self._groups[-1]} never ends"
@@ -159,11 +157,9 @@ class ModelScanner:
             if self._skip:
                 step = min(self._skip, end - position)
                 self._skip -= step
-                if self._is_collecting:
-                    self._collect_marked(piece, position, step)
+                if self._field:
+                    self._collect(piece, position, step)
                 position += step
-            elif self._field:
-                position += self._collect(piece, position)
             if position >= end:
                 return
             value: int = piece[position]
@@ -233,53 +229,43 @@ class ModelScanner:
         if size > MAX_MESSAGE:
             raise WireError(f"a length of {size} bytes exceeds protobuf's limit", self._start)
         field = 0 if self._groups else self._wanted.get(tag, 0)
+        self._skip = size
         if not field:
-            self._skip = size
-            if tag == self._marked_tag and size and not self._groups:
-                self._begin_marked(size)
+            return
+        if field == self._marked_field:
+            if size > MAX_MARKED:
+                self.marked_error = bad_request(
+                    f"field {field} of the request has {size} bytes; at most {MAX_MARKED} are "
+                    "allowed"
+                )
+            self._field = 0 if self.marked_error is not None or not size else field
         elif size > MAX_NAME:
             raise bad_request(
                 f"{self._label(field)} has {size} bytes; at most {MAX_NAME} are allowed"
             )
         elif size:
             self._field = field
-            self._missing = size
         else:
             self._set(field, b"")
 
-    def _begin_marked(self, size: int) -> None:
-        if size > MAX_MARKED:
-            self.marked_error = bad_request(
-                f"field {self._marked_tag >> 3} of the request has {size} bytes; at most "
-                f"{MAX_MARKED} are allowed"
-            )
-        self._is_collecting = self.marked_error is None
-
-    def _collect_marked(self, piece: Buffer, position: int, size: int) -> None:
-        self._maybe_marked += piece[position : position + size]
+    def _collect(self, piece: Buffer, position: int, size: int) -> None:
+        """Collect a part of the value of a field."""
+        self._text += piece[position : position + size]
         if self._skip:
             return
-        self._is_collecting = False
-        if self._mark in self._maybe_marked:
-            self._marked_size += len(self._maybe_marked)
+        field, text = self._field, bytes(self._text)
+        self._field = 0
+        self._text.clear()
+        if field != self._marked_field:
+            self._set(field, text)
+        elif self._mark in text:
+            self._marked_size += len(text)
             if self._marked_size > MAX_ALL_MARKED:
                 self.marked_error = bad_request(
-                    f"fields {self._marked_tag >> 3} of the request with "
-                    f"'{self._mark.decode()}' have more than {MAX_ALL_MARKED} bytes"
+                    f"fields {field} of the request with '{self._mark.decode()}' have more than "
+                    f"{MAX_ALL_MARKED} bytes"
                 )
-            self.marked.append(bytes(self._maybe_marked))
-        self._maybe_marked.clear()
-
-    def _collect(self, piece: Buffer, position: int) -> int:
-        """Collect the text of a field; returns how many bytes of the piece are its own."""
-        part = bytes(piece[position : position + self._missing])
-        self._text += part
-        self._missing -= len(part)
-        if not self._missing:
-            self._set(self._field, self._text)
-            self._field = 0
-            self._text = b""
-        return len(part)
+            self.marked.append(text)
 
     def _set(self, field: int, text: bytes) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from gateway.system.fair_queue import FairQueue
+from gateway.system.time_slices import FairQueue
 
 TimeSliceWaiter = Callable[[], Awaitable[None]]
 """Lets other calls have a time slice, and waits for the next one."""

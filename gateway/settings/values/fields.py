@@ -17,7 +17,6 @@ from pydantic_core import CoreSchema, core_schema
 from gateway.settings.values.addresses import Address, parse_address
 from gateway.settings.values.units import (
     Bounded,
-    BoundedOr,
     format_percent,
     parse_count,
     parse_duration,
@@ -88,7 +87,7 @@ def count(least: str, most: str) -> Check:
 
 def count_or(word: str, least: str, most: str) -> Check:
     """Return the check of a whole number or one word."""
-    return Check(BoundedOr(word, Bounded(parse_count, least, most)), int, word)
+    return Check(Bounded(parse_count, least, most, word), int, word)
 
 
 def as_tuple(value: object) -> tuple[object, ...]:

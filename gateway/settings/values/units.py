@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 from gateway.settings.values.wording import describe, did_you_mean
 
@@ -29,58 +29,43 @@ _SIZE = re.compile(r"([0-9]{1,18}) ?([A-Za-z]*)")
 _PERCENT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(?P<sign> ?%)?")
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)")
 
-Number = TypeVar("Number", int, float)
-
 
 @dataclass(frozen=True, slots=True)
-class Bounded(Generic[Number]):
-    """Check of a value by two inclusive bounds, written as operators write values."""
+class Bounded:
+    """Check of a value by two inclusive bounds, written as operators write values.
 
-    parse: Callable[[object], Number]
+    With a ``word``, the value may be that word instead.
+    """
+
+    parse: Callable[[object], float]
     least: str
     most: str
+    word: str = ""
 
-    def __call__(self, value: object) -> Number:
-        """Return the parsed value. Raises ValueError."""
-        number = self.parse(value)
-        if self.parse(self.least) <= number <= self.parse(self.most):
-            return number
-        raise ValueError(f"expected {self.least} to {self.most}, got {describe(value)}")
+    def __call__(self, value: object) -> Any:
+        """Return the parsed value, or the word. Raises ValueError."""
+        expected, hint = f"expected {self.least} to {self.most}", ""
+        if self.word:
+            if value == self.word:
+                return self.word
+            expected, hint = f"{expected}, or {self.word}", did_you_mean(value, [self.word])
+        try:
+            number = self.parse(value)
+            if self.parse(self.least) <= number <= self.parse(self.most):
+                return number
+        except ValueError:
+            if not self.word:
+                raise
+        raise ValueError(f"{expected}, got {describe(value)}{hint}")
 
     def describe(self) -> str:
         """Return kind and bounds as a sentence, such as: A duration from 1ms to 1h."""
-        return f"{_KINDS[self.parse]} from {self.least} to {self.most}."
+        word = f", or {self.word}" if self.word else ""
+        return f"{_KINDS[self.parse]} from {self.least} to {self.most}{word}."
 
     def format(self, number: float) -> str:
         """Return a number as operators write it: ``1m`` for 60 seconds."""
         return _FORMATS[self.parse](number)
-
-
-@dataclass(frozen=True, slots=True)
-class BoundedOr:
-    """Check of a whole number within bounds, or of one word."""
-
-    word: str
-    within: Bounded[int]
-
-    def __call__(self, value: object) -> int | str:
-        """Return the number or the word. Raises ValueError."""
-        if value == self.word:
-            return self.word
-        try:
-            return self.within(value)
-        except ValueError:
-            expected = f"expected {self.within.least} to {self.within.most}, or {self.word}"
-            hint = did_you_mean(value, [self.word])
-            raise ValueError(f"{expected}, got {describe(value)}{hint}") from None
-
-    def describe(self) -> str:
-        """Return kind, bounds and the word as a sentence."""
-        return f"{self.within.describe().removesuffix('.')}, or {self.word}."
-
-    def format(self, number: float) -> str:
-        """Return a number as operators write it."""
-        return self.within.format(number)
 
 
 def parse_count(value: object) -> int:

@@ -4,6 +4,8 @@ Plain scalars are typed as YAML 1.2 does, in decimal notation only: ``yes``, ``o
 ``2024-01-01`` are text. Keys are always text. No YAML tag is ever constructed.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -46,33 +48,14 @@ class Position(NamedTuple):
     column: int
 
 
-class YamlDocument(NamedTuple):
-    """Hold the values of a file, where each was written, and the problems found so far.
-
-    A value in a mapping has the position of its key, an item of a list its own. ``unquoted`` has
-    what a reference in quotes would be without the quotes. ``empty`` lists the keys without a
-    value. ``ends`` has the last line of each value that takes several lines.
-    """
-
-    value: object
-    positions: Mapping[KeyPath, Position]
-    problems: tuple[Problem, ...]
-    unquoted: Mapping[KeyPath, object] = field(default_factory=dict)
-    empty: tuple[KeyPath, ...] = ()
-    ends: Mapping[KeyPath, int] = field(default_factory=dict)
-
-
 def parse_yaml(text: str, environ: Mapping[str, str]) -> YamlDocument:
     """Return the values of a YAML text, with ``environ`` filled in. Raises UnreadableError."""
     root = _compose(text)
     if root is None or root.value == "":
         raise UnreadableError("the file holds no settings")
-    walk = _Walk(environ)
-    value = walk.value(root, ())
-    problems = tuple(walk.problems.values())
-    return YamlDocument(
-        value, walk.positions, problems, walk.unquoted, tuple(walk.empty), walk.ends
-    )
+    document = YamlDocument(environ)
+    document.value = document.read(root, ())
+    return document
 
 
 class _Composer(yaml.BaseLoader):
@@ -81,6 +64,7 @@ class _Composer(yaml.BaseLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._open: list[str | None] = []  # the anchors of the nodes that are being composed
+        self._nodes = 0
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -92,6 +76,9 @@ class _Composer(yaml.BaseLoader):
             raise error_at(event.start_mark, f"the tag {tag} is not supported")
         if len(self._open) == MAX_DEPTH:
             raise error_at(event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
+        self._nodes += 1
+        if self._nodes > MAX_NODES:  # composing half a million of them takes ten seconds
+            raise error_at(event.start_mark, f"more than {MAX_NODES} keys and values")
         self._open.append(event.anchor)
         node = super().compose_node(parent, index)
         self._open.pop()
@@ -123,19 +110,27 @@ def _unprintable(text: str, offset: int) -> UnreadableError:
 
 
 @dataclass(slots=True)
-class _Walk:
-    """Turns nodes into values, and collects the positions and problems on the way."""
+class YamlDocument:
+    """Turns nodes into values, and collects where each was written, and the problems.
+
+    A value in a mapping has the position of its key, an item of a list its own. ``unquoted`` has
+    what a reference in quotes would be without the quotes. ``empty`` lists the keys without a
+    value. ``ends`` has the last line of each value that takes several lines.
+    """
 
     environ: Mapping[str, str]
+    value: object = None
     positions: dict[KeyPath, Position] = field(default_factory=dict)
-    # By position and message: an alias shows the same error again.
-    problems: dict[tuple[Position, str], Problem] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
     unquoted: dict[KeyPath, object] = field(default_factory=dict)
     empty: list[KeyPath] = field(default_factory=list)
     ends: dict[KeyPath, int] = field(default_factory=dict)
-    seen: int = 0
+    _reported: set[tuple[Position, str]] = field(default_factory=set)
+    """Positions with messages: an alias shows the same error again."""
+    _seen: int = 0
 
-    def value(self, node: Node, path: KeyPath) -> object:
+    def read(self, node: Node, path: KeyPath) -> object:
+        """Return the value of a node at a path."""
         self._count(node)
         if len(path) > MAX_DEPTH:  # aliases of aliases can go deeper than the text does
             raise UnreadableError(f"nested deeper than {MAX_DEPTH} levels", _position(node).line)
@@ -149,7 +144,7 @@ class _Walk:
 
     def _item(self, node: Node, path: KeyPath) -> object:
         self.positions[path] = _position(node)
-        return self.value(node, path)
+        return self.read(node, path)
 
     def _mapping(self, mapping: MappingNode, path: KeyPath) -> dict[str, object]:
         values: dict[str, object] = {}
@@ -158,7 +153,7 @@ class _Walk:
                 continue  # an entry that is merged in gives way to those before it
             key_path = (*path, key.value)
             self.positions[key_path] = _position(key)
-            values[key.value] = self.value(node, key_path)
+            values[key.value] = self.read(node, key_path)
         return values
 
     def _entries(self, root: MappingNode, path: KeyPath) -> Iterator[tuple[ScalarNode, Node]]:
@@ -222,13 +217,14 @@ class _Walk:
         return self._report(_position(node), path, f"no value is given{from_environment}")
 
     def _report(self, position: Position, path: KeyPath, message: str) -> object:
-        problem = Problem(format_path(path), position.line, position.column, message)
-        self.problems.setdefault((position, message), problem)
+        if (position, message) not in self._reported:
+            self._reported.add((position, message))
+            self.problems.append(Problem(format_path(path), *position, message))
         return INVALID
 
     def _count(self, node: Node) -> None:
-        self.seen += 1
-        if self.seen > MAX_NODES:
+        self._seen += 1
+        if self._seen > MAX_NODES:
             message = f"more than {MAX_NODES} keys and values"
             raise UnreadableError(message, _position(node).line)
 

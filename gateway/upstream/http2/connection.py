@@ -268,10 +268,10 @@ class Http2ServerConnection(Http2Session):
     def refusal(self) -> GatewayError | None:
         """Why a connection that is ready takes no requests and never will; None if it may."""
         if self.max_streams <= 0:
-            return self._error(ErrorKind.UNREACHABLE, "cannot connect to", _NO_STREAMS)
+            return self._error(ErrorKind.UNREACHABLE, _NO_STREAMS)
         if not (self.closed or self.http2.going_away):
             return None
-        return self._error(ErrorKind.UNREACHABLE, "cannot connect to", _NO_REQUEST)
+        return self._error(ErrorKind.UNREACHABLE, _NO_REQUEST)
 
     def open_stream(self, receiver: StreamReceiver) -> ServerStream:
         """Open a stream; only if ``has_capacity``. Its headers must be sent at once."""
@@ -421,7 +421,7 @@ class Http2ServerConnection(Http2Session):
             self._fail_after(exc)
         except Exception:
             _log.exception("an HTTP/2 connection to %s ended with an error", self._server.url)
-            self._fail_all(self._error(ErrorKind.NO_RESPONSE, "", "closed the connection"))
+            self._fail_all(self._error(ErrorKind.NO_RESPONSE, "closed the connection"))
         finally:
             self.closed = True
             self.give_back()
@@ -432,11 +432,11 @@ class Http2ServerConnection(Http2Session):
         refused = describe_certificate_refusal(exc)
         if not self.ready.done() or refused:
             why = refused or self._no_http2() or _NO_SETTINGS
-            self._fail_all(self._error(ErrorKind.UNREACHABLE, "cannot connect to", why))
+            self._fail_all(self._error(ErrorKind.UNREACHABLE, why))
         else:
             for handler in self.handlers:
                 kind, when = _progress(handler)
-                self._fail_soon(handler, self._error(kind, "", f"closed the connection {when}"))
+                self._fail_soon(handler, self._error(kind, f"closed the connection {when}"))
 
     def on_headers(self, event: HeadersReceived) -> None:
         """Give a stream the headers of its response."""
@@ -480,7 +480,7 @@ class Http2ServerConnection(Http2Session):
             kind, what = ErrorKind.REFUSED, "did not process the request"
         else:
             what = f"broke off {when}"
-        handler.fail(self._error(kind, "", f"{what}: {error.reason}"))
+        handler.fail(self._error(kind, f"{what}: {error.reason}"))
         self._owner.on_capacity()
 
     def on_goaway(self, event: GoAwayReceived) -> None:
@@ -513,10 +513,10 @@ class Http2ServerConnection(Http2Session):
         if not self.ready.done():
             reason = f"it does not speak HTTP/2: {error.reason}{_HTTP_1_ADDRESS}"
             why = self._no_http2() or reason
-            self._fail_all(self._error(ErrorKind.UNREACHABLE, "cannot connect to", why))
+            self._fail_all(self._error(ErrorKind.UNREACHABLE, why))
         else:
             why = f"broke the HTTP/2 protocol: {error.reason}"
-            self._fail_all(self._error(ErrorKind.BAD_RESPONSE, "", why))
+            self._fail_all(self._error(ErrorKind.BAD_RESPONSE, why))
 
     def _note_response(self) -> None:
         self._owes_response = self._was_pinged = False
@@ -541,15 +541,13 @@ class Http2ServerConnection(Http2Session):
         """Fail a stream in a callback of its own: whatever its user does, the others fail, too."""
         self.loop.call_soon(handler.fail, error)
 
-    def _error(self, kind: ErrorKind, before: str, why: str) -> GatewayError:
+    def _error(self, kind: ErrorKind, why: str) -> GatewayError:
         """Make an error that names the server; operators also see why it went away."""
-        start, middle = (f"{before} ", ": ") if before else ("", " ")
+        start, middle = ("cannot connect to ", ": ") if kind is ErrorKind.UNREACHABLE else ("", " ")
         goaway = f" ({self._goaway})" if self._goaway else ""
-        return GatewayError(
-            kind,
-            f"{start}{self._server.url}{middle}{why}{goaway}",
-            public_message=f"{start}{self._server.public}{middle}{why}",
-        )
+        public_message = f"{start}{self._server.public}{middle}{why}"
+        message = f"{start}{self._server.url}{middle}{why}{goaway}"
+        return GatewayError(kind, message, public_message=public_message)
 
 
 def _progress(handler: StreamHandler) -> tuple[ErrorKind, str]:

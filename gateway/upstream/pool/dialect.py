@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from gateway.errors import (
     ErrorKind,
@@ -54,6 +54,7 @@ def fixed_dialect_state(dialect: Dialect) -> DialectState:
     return DialectState(dialect, "configured")
 
 
+@dataclass(eq=False)
 class DialectDetector(DialectState):
     """Detects the dialect of an upstream by asking each endpoint: ``GET /v2``.
 
@@ -68,29 +69,24 @@ class DialectDetector(DialectState):
     follows from the dialect.
     """
 
-    def __init__(
-        self,
-        upstream: str,
-        interval: float,
-        retry_delay: float,
-        logs_startup: bool = True,
-        inference_protocol: InferenceProtocol | None = None,
-    ) -> None:
-        super().__init__(None, "dialect detection has not started")
-        self._upstream = upstream
-        self._interval = interval
-        self._retry_delay = retry_delay
-        self._logs_startup = logs_startup
-        self._inference_protocol = inference_protocol or InferenceProtocol()
-        self._recheck_events: dict[Member, asyncio.Event] = {}
-        self._asking: set[Member] = set()
-        self._lost: set[Member] = set()
-        self._progress = asyncio.Event()
-        self._error = GatewayError(
-            ErrorKind.UNREACHABLE,
-            f"the dialect of {upstream_name(upstream)} cannot be detected: "
-            "no endpoint is being probed",
-        )
+    upstream: str
+    interval: float
+    retry_delay: float
+    logs_startup: bool = True
+    inference_protocol: InferenceProtocol = field(default_factory=InferenceProtocol)
+    dialect: Dialect | None = field(default=None, init=False)
+    reason: str = field(default="dialect detection has not started", init=False)
+    _recheck_events: dict[Member, asyncio.Event] = field(default_factory=dict)
+    _asking: set[Member] = field(default_factory=set)
+    _lost: set[Member] = field(default_factory=set)
+    _progress: asyncio.Event = field(default_factory=asyncio.Event)
+    _error: GatewayError = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Fail calls that wait while no endpoint is asked."""
+        what = f"the dialect of {upstream_name(self.upstream)} cannot be detected"
+        text = f"{what}: no endpoint is being probed"
+        self._error = GatewayError(ErrorKind.UNREACHABLE, text)
 
     def add(self, member: Member) -> None:
         """Count an endpoint, whose task starts soon."""
@@ -108,7 +104,7 @@ class DialectDetector(DialectState):
     async def run(self, member: Member, changed: Callable[[], None]) -> None:
         """Keep an endpoint's dialect up to date until cancelled."""
         recheck = self._recheck_events[member]
-        delay = self._retry_delay
+        delay = self.retry_delay
         try:
             while True:
                 self._asking.add(member)
@@ -117,12 +113,12 @@ class DialectDetector(DialectState):
                     member.detected_dialect = await _detect_in_time(member.endpoint)
                 except GatewayError as error:
                     self._record_error(member, error)
-                    pause, delay = delay, min(2 * delay, self._interval)
+                    pause, delay = delay, min(2 * delay, self.interval)
                 else:
                     self._record_success(member)
                     self.update()
                     factor = _CERTAIN_FACTOR if member.detected_dialect.certain else 1
-                    pause, delay = factor * self._interval, self._retry_delay
+                    pause, delay = factor * self.interval, self.retry_delay
                 self._asking.discard(member)
                 self._wake_waiters()
                 await self._pause(recheck, pause)
@@ -138,7 +134,7 @@ class DialectDetector(DialectState):
             return
         if self.dialect is not None:
             # No call waits. A server that fails all the time must not be asked all the time.
-            await asyncio.sleep(self._retry_delay)
+            await asyncio.sleep(self.retry_delay)
 
     async def wait_until_known(self) -> None:
         """Wait until the dialect is known; endpoints that pause are asked at once.
@@ -177,13 +173,10 @@ class DialectDetector(DialectState):
         before, self.dialect = self.dialect, dialect
         unsure = differ or not all(detected.certain for _, detected in known)
         level = logging.WARNING if unsure else logging.INFO
-        if before is None:
-            level = self._startup_level(level)
-        why = "; ".join(filter(None, (self.reason, self._inference_protocol.describe(dialect))))
-        _log.log(level, "upstream %s: dialect %s: %s", self._upstream, dialect.name, why)
-
-    def _startup_level(self, level: int) -> int:
-        return level if self._logs_startup else logging.DEBUG
+        if before is None and not self.logs_startup:
+            level = logging.DEBUG
+        why = "; ".join(filter(None, (self.reason, self.inference_protocol.describe(dialect))))
+        _log.log(level, "upstream %s: dialect %s: %s", self.upstream, dialect.name, why)
 
     def _record_error(self, member: Member, error: GatewayError) -> None:
         self._error = strip_tracebacks(error)
@@ -191,8 +184,8 @@ class DialectDetector(DialectState):
             self._log_loss(member, self.dialect, error)
         elif error.message != self.reason:
             self.reason = error.message
-            level = self._startup_level(logging.WARNING)
-            _log.log(level, "upstream %s: dialect unknown: %s", self._upstream, self.reason)
+            level = logging.WARNING if self.logs_startup else logging.DEBUG
+            _log.log(level, "upstream %s: dialect unknown: %s", self.upstream, self.reason)
 
     def _log_loss(self, member: Member, dialect: Dialect, error: GatewayError) -> None:
         """Log once that the only endpoint is lost; health checks and ejections log other losses."""
@@ -201,12 +194,12 @@ class DialectDetector(DialectState):
             return
         self._lost.add(member)
         kept = f"keeping dialect {dialect.name}"
-        _log.warning("upstream %s: %s; %s", self._upstream, error.message, kept)
+        _log.warning("upstream %s: %s; %s", self.upstream, error.message, kept)
 
     def _record_success(self, member: Member) -> None:
         if member in self._lost:
             self._lost.discard(member)
-            _log.info("upstream %s: %s is reachable again", self._upstream, member.endpoint.url)
+            _log.info("upstream %s: %s is reachable again", self.upstream, member.endpoint.url)
 
     def _wake_waiters(self) -> None:
         self._progress.set()

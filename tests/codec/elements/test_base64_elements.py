@@ -11,7 +11,6 @@ from gateway.codec.elements import bytes_elements
 from gateway.codec.elements.base64_elements import (
     Base64Decoder,
     Base64ElementDecoder,
-    decode_base64,
 )
 from gateway.codec.elements.bytes_elements import PartialElement, pack_strings
 from gateway.codec.elements.decode import TensorDecoder
@@ -86,14 +85,6 @@ def test_invalid_base64_is_described(text: str, fault: Fault) -> None:
         assert refusal([texts[:half], texts[half:]]) == message
 
 
-@strategies.LAW
-@given(st.lists(st.binary(max_size=40), max_size=9), strategies.SEEDS)
-def test_decoding_reverts_encoding(elements: list[bytes], seed: int) -> None:
-    texts = pack_bytes([base64.b64encode(element) for element in elements])
-    for pieces in ([texts], strategies.bytewise(texts), strategies.cut(texts, seed)):
-        assert decoded(pieces) == pack_bytes(elements)
-
-
 def plainly(text: str) -> bytes | None:
     try:
         element = base64.b64decode(text, validate=True)
@@ -142,8 +133,6 @@ def test_decoding_a_json_string_reverts_encoding(
     [b"A", b"A===", b"YQ==YQ==", b"YQ=", b"=", b"Y Q=", b"YQ\\n==", b"Y\\", b"\\u0059Q==", b"_-8="],
 )
 def test_invalid_base64_in_a_json_string_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        decode_base64(text)
     with pytest.raises(ValueError, match=r"."):
         decode_string(strategies.bytewise(text))
 

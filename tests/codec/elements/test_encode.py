@@ -3,13 +3,10 @@ from __future__ import annotations
 import base64
 import json
 import math
-import struct
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from gateway.codec.elements.encode import make_tensor_encoder
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
@@ -62,24 +59,6 @@ def test_bytes_other_than_0_and_1_are_refused_as_booleans(data: bytes) -> None:
     assert message == "output 'y' is BOOL, but holds bytes other than 0 and 1"
 
 
-@strategies.LAW
-@given(st.sampled_from(FLOATS), st.binary(max_size=64), strategies.SEEDS)
-@example("FP16", struct.pack("<8H", 0, 0x8000, 1, 0x3FF, 0x400, 0x7BFF, 0xFBFF, 0x2E66), 0)
-@example("BF16", struct.pack("<8H", 0, 0x8000, 1, 0x7F, 0x80, 0x7F7F, 0xFF7F, 0x3DCD), 0)
-@example("FP32", struct.pack("<6I", 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x3DCCCCCD), 0)
-@example("FP64", struct.pack("<3Q", 1, 0x7FEFFFFFFFFFFFFF, 0x3FB999999999999A), 0)
-def test_floats_survive_a_round_trip(datatype: str, data: bytes, seed: int) -> None:
-    dtype = np.dtype(DTYPES[datatype])
-    data = data[: len(data) - len(data) % dtype.itemsize]
-    text = convert(datatype, strategies.cut(data, seed))
-    back = reference.pack(datatype, json.loads(f"[{text}]", parse_constant=reference.BareToken))
-    # Any NaN equals any other, whatever its bits.
-    nans = np.isnan(np.frombuffer(data, dtype))
-    assert np.array_equal(np.isnan(np.frombuffer(back, dtype)), nans)
-    bits = np.dtype(f"u{dtype.itemsize}")
-    assert (np.frombuffer(back, bits)[~nans] == np.frombuffer(data, bits)[~nans]).all()
-
-
 @pytest.mark.parametrize(
     ("nonfinite", "text"),
     [
@@ -125,20 +104,6 @@ def test_truncated_number_is_a_bad_response() -> None:
 
 
 # ---------------------------------------------------------------------------------- BYTES
-
-
-@strategies.LAW
-@given(st.lists(st.text()), st.sampled_from(BytesEncoding), strategies.SEEDS)
-def test_bytes_elements_are_the_same_however_split(
-    texts: list[str], bytes_encoding: BytesEncoding, seed: int
-) -> None:
-    data = reference.pack_bytes([text.encode() for text in texts])
-    expected = convert("BYTES", [data], bytes_encoding=bytes_encoding)
-    assert convert("BYTES", strategies.cut(data, seed), bytes_encoding=bytes_encoding) == expected
-    assert convert("BYTES", strategies.bytewise(data), bytes_encoding=bytes_encoding) == expected
-    as_utf8 = bytes_encoding is BytesEncoding.UTF8
-    encoded = [t if as_utf8 else base64.b64encode(t.encode()).decode() for t in texts]
-    assert json.loads(f"[{expected}]") == encoded
 
 
 @pytest.mark.parametrize(

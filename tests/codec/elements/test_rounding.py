@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from decimal import Decimal
-from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.codec.elements import rounding
 from gateway.codec.elements.decode import decode_plainly
-from gateway.codec.elements.rounding import MAX_EXACT_LENGTH, may_decide_ties
+from gateway.codec.elements.rounding import MAX_EXACT_LENGTH
 from gateway.codec.v2.buffered_request import read_json_fast
 from gateway.codec.v2.request import InferRequestReader
 from gateway.protocol.datatypes import DATATYPES
@@ -83,29 +80,6 @@ def test_any_number_near_a_tie_is_rounded_once(
     if expected is not None:
         half = nearest("0.5", datatype) or b""
         assert form(["0.5", text] * count, datatype) == (half + expected) * count
-
-
-@pytest.mark.parametrize(
-    ("datatype", "text"),
-    [
-        ("FP32", "7.006492321624085e-46"),
-        ("FP32", "16777217.00000"),
-        ("FP32", "16777217.00"),
-        ("FP16", "2049"),
-        ("FP16", "2049e0"),
-        ("BF16", "1.01171875"),
-    ],
-)
-def test_only_ties_that_are_long_or_have_an_exponent_are_compared(datatype: str, text: str) -> None:
-    array = f"[0.5, {text}]".encode()
-    is_short = len(text) <= MAX_EXACT_LENGTH and "e" not in text
-    assert may_decide_ties(array) is not is_short
-    compared = mock.Mock(wraps=Decimal)
-    with mock.patch.object(rounding, "Decimal", compared):
-        data = decode_plainly(array, DATATYPES[datatype])
-    assert data is not None
-    assert data[len(data) // 2 :] == nearest(text, datatype)
-    assert compared.called is not is_short
 
 
 def test_short_numbers_are_no_longer_than_the_proof_allows() -> None:

@@ -127,6 +127,9 @@ INVALID = [
     (b'{"text": "a"} x', "no JSON"),
     (b'{"text": "a" "p": 1}', "no JSON"),
     (b"[" * 100 + b"]" * 100, "nested deeper than 64"),
+    (b'{"text": "a",}', "no JSON"),
+    (b'{"text" "a"}', "no JSON"),
+    (b'{5: "a"}', "no JSON"),
 ]
 
 

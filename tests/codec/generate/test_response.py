@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.codec.generate.response import (
     write_event,
@@ -133,13 +131,3 @@ def test_events_hold_json_in_one_line() -> None:
     error = write_generate_error('größer\n"\u2028')
     assert json.loads(error) == {"error": 'größer\n"\u2028'}
     assert b"\n" not in error
-
-
-@given(st.lists(st.text(), max_size=4), st.text(), st.text())
-def test_any_texts_are_written(texts: list[str], request_id: str, name: str) -> None:
-    values = [text.encode() for text in texts]
-    document = json.loads(write({name: ("BYTES", [len(texts)], values)}, request_id))
-    if name not in ("id", "model_name", "model_version"):
-        assert document[name] == (texts[0] if len(texts) == 1 else texts)
-    assert document["id"] == request_id
-    assert list(document) == sorted(document)

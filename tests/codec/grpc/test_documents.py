@@ -112,9 +112,7 @@ def mutated(draw: st.DrawFn) -> tuple[Rpc, Any, bytes]:
 
 @LAW
 @given(mutated())
-def test_broken_message_is_refused_if_the_runtime_refuses_it(
-    drawn: tuple[Rpc, Any, bytes],
-) -> None:
+def test_broken_message_is_refused_if_the_runtime_refuses_it(drawn: tuple[Rpc, Any, bytes]) -> None:
     rpc, message, data = drawn
     try:
         type(message).FromString(data)
@@ -331,6 +329,7 @@ SLOTS = ".config.sequence_batching.direct.minimum_slot_utilization"
             *("TraceSetting", {"trace_level": ["OFF", 1]}),
             *(".settings.trace_level[1]", "must be a string, got 1"),
         ),
+        ("TraceSetting", {"trace_rate": 5}, ".settings.trace_rate", f"{TRACE}, got 5"),
     ],
 )
 def test_error_of_json_names_message_and_field(
@@ -394,11 +393,7 @@ def test_number_of_values_is_limited_before_the_message_is_parsed(
 
 
 @pytest.mark.parametrize(
-    ("rpc", "part"),
-    [
-        ("TraceSetting", field(1, field(1, b"k"))),
-        ("ModelReady", field(9, 1)),
-    ],
+    ("rpc", "part"), [("TraceSetting", field(1, field(1, b"k"))), ("ModelReady", field(9, 1))]
 )
 def test_number_of_values_of_a_request_is_smaller(rpc: str, part: bytes) -> None:
     text = f"has more than {MAX_REQUEST_VALUES} fields and values"

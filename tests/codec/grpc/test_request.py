@@ -288,6 +288,17 @@ def with_raw(message: Any, *raw: bytes) -> Any:
             tensor_message("UINT8", uint_contents=[1, 256]),
             "input 'x': element 1 (256) does not fit UINT8",
         ),
+        (with_raw(ModelInferRequest(), b""), "the request has 1 raw_input_contents for 0 inputs"),
+        (
+            with_raw(tensor_message(shape=(-1,)), bytes(4)),
+            "input 'x': shape [-1] must hold integers of 0 or more only",
+        ),
+        (tensor_message("FP16"), "input 'x': shape [2] takes 2 elements, and there are 0"),
+        (
+            tensor_message("FP32", fp64_contents=[1, 2]),
+            "input 'x' has elements in fp64_contents; those of FP32 belong into fp32_contents or "
+            "raw_input_contents",
+        ),
     ],
 )
 def test_error_names_the_tensor(message: Any, text: str) -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.codec.json.header_length_check import HeaderLengthCheck, check_header_length
 from gateway.codec.json.nesting import NestingCheck, nests_deeper
-from gateway.codec.json.text_search import contains, has_data_key, split_id
-from gateway.codec.structure_scan import scan_values
+from gateway.codec.json.text_search import has_data_key, split_id
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 
@@ -106,12 +105,6 @@ def test_depth_equals_what_a_parser_counts(value: Any, data: st.DataObject, plai
     assert nests_deeper(text, depth - 1)
 
 
-TEXT = st.text(st.sampled_from('"\\{}[]:, ab\n'), max_size=12)
-VALUES = st.recursive(
-    TEXT | st.integers() | st.none(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=8,
-)
 SIZED = {"parameters": {"binary_data_size": 4}}
 
 
@@ -126,7 +119,7 @@ def refused(pieces: list[bytes]) -> bool:
 
 
 @given(
-    st.dictionaries(TEXT, VALUES, max_size=4),
+    st.dictionaries(_TEXT, _NESTED, max_size=4),
     st.booleans(),
     st.sampled_from([b"", b"\r\n ", b"\0\0\x80?", b" x", b'"', b"{}", b'"binary_data_size"']),
     st.data(),
@@ -161,11 +154,6 @@ def test_check_ignores_json_without_binary_data_size() -> None:
     assert not refused([b'{"outputs":[]} {"outputs":[]}'])
 
 
-@given(st.binary(max_size=20), st.binary(max_size=3))
-def test_contains_agrees_with_the_operator(text: bytes, part: bytes) -> None:
-    assert contains(text, part) == (part in text)
-
-
 @given(st.text("ab 7-/~", max_size=8))
 def test_plain_id_is_taken_out(value: str) -> None:
     text = b'{"id": %b, "inputs": []}' % orjson.dumps(value)
@@ -194,24 +182,3 @@ def test_keys_are_told_from_strings(key: str, value: str) -> None:
 )
 def test_other_ids_stay_in_the_text(text: bytes) -> None:
     assert split_id(text) == (text, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "ends", "max_depth"),
-    [
-        (b"", [], 0),
-        (b"1, 2", [], 0),
-        (b"{}", [2], 1),
-        (b"{},{} , [[]]", [2, 5, 12], 2),
-        (b'{"a":"}"},{"\\"}', [9], 1),
-        (b'{"a\\\\":"\\\\\\"}"}, {', [15], 1),
-        (b'{"a":[{}]} ] {}', [10], 3),
-        (b'{"a":"', [], 1),
-        (b"]{}", [], 0),
-        (b'"' + b"x" * 300 + b'"{"' + b"y" * 300 + b'"}', [606], 1),
-    ],
-)
-def test_scan_values_finds_ends_and_depth(text: bytes, ends: list[int], max_depth: int) -> None:
-    found, depth = scan_values(text)
-    assert found.tolist() == ends
-    assert depth == max_depth

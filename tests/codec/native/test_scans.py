@@ -56,46 +56,6 @@ def test_c_scan_refuses_what_is_outside_of_the_buffer(start: int, end: int) -> N
 
 
 @in_each_form
-@pytest.mark.parametrize(
-    ("text", "depth", "found"),
-    [
-        # Where the text stops, the end of the last comma and the depth there, the greatest depth,
-        # the start of the last string, and whether the array ends.
-        (b"", 0, (0, 0, 0, 0, None, False)),
-        (b"[", 0, (1, 0, 0, 1, None, False)),
-        (b"[]", 0, (2, 0, 0, 1, None, True)),
-        (b'["a"]', 0, (5, 0, 0, 1, 1, True)),
-        (b'["a"], "shape"', 0, (5, 0, 0, 1, 1, True)),
-        (b'"a"]}', 1, (4, 0, 1, 1, 0, True)),
-        (b'["a"', 0, (4, 0, 0, 1, 1, False)),
-        (b'["a", "b"', 0, (9, 5, 1, 1, 6, False)),
-        (b'["a", "b', 0, (6, 5, 1, 1, 6, False)),
-        (b'["a", "', 0, (6, 5, 1, 1, 6, False)),
-        (b'["a", ""', 0, (8, 5, 1, 1, 6, False)),
-        (b'["a", "b\\"', 0, (6, 5, 1, 1, 6, False)),
-        (b'["a", "b\\"c', 0, (6, 5, 1, 1, 6, False)),
-        (b'["a", "b\\\\"', 0, (11, 5, 1, 1, 6, False)),
-        (b'[["a"], ["b"', 0, (12, 7, 1, 2, 9, False)),
-        (b'[["a", "b"', 0, (10, 6, 2, 2, 7, False)),
-        (b'["]", "[,"', 0, (10, 5, 1, 1, 6, False)),
-        (b'["a", 5, "b"]', 0, (6, 5, 1, 1, 1, False)),
-        (b'["a" x', 0, (5, 0, 0, 1, 1, False)),
-        (b'["a", \\"b"]', 0, (6, 5, 1, 1, 1, False)),
-        (b'["\\\\\\"]"]', 0, (9, 0, 0, 1, 1, True)),
-        (b'[["a"], [[]]]', 0, (13, 7, 1, 3, 2, True)),
-        (b'"[[["]', 4, (6, 0, 4, 4, 0, False)),
-        (b'["a"] [[[[', 0, (5, 0, 0, 1, 1, True)),
-        (b'["a", 5, [[[["b"', 0, (6, 5, 1, 1, 1, False)),
-        (b"[" * 3000 + b"]" * 3000, 0, (6000, 0, 0, 3000, None, True)),
-    ],
-)
-def test_scan_of_strings_finds_where_complete_elements_end(
-    form: ModuleType, text: bytes, depth: int, found: tuple[object, ...]
-) -> None:
-    assert form.scan_strings(text, depth) == found
-
-
-@in_each_form
 @strategies.LAW
 @given(st.lists(st.text(st.sampled_from('"\\[],a é\n')), min_size=1), st.integers(1, 9))
 def test_brackets_and_commas_in_strings_are_ignored(
@@ -107,36 +67,3 @@ def test_brackets_and_commas_in_strings_are_ignored(
     if cut:
         assert json.loads(text[:cut] + b'"x"]')[:-1] == strings[:-1]
     assert form.collect_marks(text) == b"[" + b"," * (len(strings) - 1) + b"]"
-
-
-@in_each_form
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (b"1,2,3", (3, False, 0)),
-        (b"[1,2],[[3],", (5, False, 1)),
-        (b'[[1],{"a":[2]}],3],4', (17, True, 2)),
-        (b'"[[,",{"]":1},', (13, False, 0)),
-        (b"1", (0, False, 0)),
-    ],
-)
-def test_scan_of_an_array_finds_its_end_or_last_comma(
-    form: ModuleType, text: bytes, found: tuple[int, bool, int]
-) -> None:
-    assert form.scan_array_values(text) == found
-
-
-@in_each_form
-@pytest.mark.parametrize(
-    ("text", "marks"),
-    [
-        (b" [1, [2 ], []]", b"[,[],[]]"),
-        (b'["[\\"],[", "\\\\", ["]"]]', b"[,,[]]"),
-        (b'"a,b", "\\\\\\"["', b","),
-        (b"", b""),
-    ],
-)
-def test_marks_are_the_brackets_and_commas_outside_of_strings(
-    form: ModuleType, text: bytes, marks: bytes
-) -> None:
-    assert form.collect_marks(text) == marks

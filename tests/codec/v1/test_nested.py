@@ -4,10 +4,8 @@ import json
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.codec.native import collect_marks
 from gateway.codec.policies import Nonfinite
@@ -26,7 +24,6 @@ from tests.codec import strategies
 from tests.codec.reference import pack_bytes
 
 LABEL = "output 'y'"
-SHAPES = st.lists(st.sampled_from([1, 1, 2, 3, 5]), max_size=5).map(tuple)
 
 
 def written(converter: NestedEncoder, pieces: list[bytes]) -> bytes:
@@ -37,21 +34,6 @@ def numbers(
     shape: tuple[int, ...], nonfinite: Nonfinite = Nonfinite.LITERAL
 ) -> NestedNumberEncoder:
     return NestedNumberEncoder(LABEL, DATATYPES["FP32"], shape, nonfinite)
-
-
-@given(SHAPES, strategies.SEEDS)
-@strategies.LAW
-def test_numbers_are_nested_however_they_are_split(shape: tuple[int, ...], seed: int) -> None:
-    values = np.random.default_rng(seed).integers(-9, 9, shape).astype("<f4")
-    if seed % 2:
-        values[...] = np.where(values == 0, np.nan, values)
-        values[...] = np.where(values == 1, -np.inf, values)
-    data = values.tobytes()
-    expected = json.dumps(values.tolist(), separators=(",", ":")).encode()
-    for pieces in ([data], strategies.bytewise(data), strategies.cut(data, seed)):
-        assert written(numbers(shape), pieces) == expected
-        without_nan = expected.replace(b"NaN", b"null").replace(b"-Infinity", b"null")
-        assert written(numbers(shape, Nonfinite.NULL), pieces) == without_nan
 
 
 @pytest.mark.parametrize(

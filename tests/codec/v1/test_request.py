@@ -130,10 +130,7 @@ LARGE: dict[str, Callable[[], tuple[dict[str, Any], Declared]]] = {
         },
         TEXT,
     ),
-    "many in base64": lambda: (
-        {"inputs": {"t": [{"b64": "aGVsbG8="}] * 9000}},
-        TEXT,
-    ),
+    "many in base64": lambda: ({"inputs": {"t": [{"b64": "aGVsbG8="}] * 9000}}, TEXT),
     "much beside it": lambda: (
         {**{f"k{i}": list(range(99)) for i in range(60)}, "other": ["]" * 90_000], "inputs": [1]},
         X,
@@ -148,10 +145,7 @@ def test_values_larger_than_a_window_are_converted(
     fields, declared = make()
     body = json.dumps(fields).encode()
     expected = convert_predict(body, declared)
-    for pieces in (
-        [body],
-        [body[i : i + 4999] for i in range(0, len(body), 4999)],
-    ):
+    for pieces in ([body], [body[i : i + 4999] for i in range(0, len(body), 4999)]):
         request = convert(pieces, declared, header_cap=200_000)
         np.testing.assert_equal(as_plain(request, declared), expected)
 

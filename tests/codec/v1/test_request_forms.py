@@ -3,62 +3,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gateway.errors import ErrorKind
-from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec import strategies
-from tests.codec.reference import pack_bytes
 from tests.codec.reference_v1 import Declared
-from tests.codec.v1.predict_requests import TEXT, TWO, X, as_plain, convert, refusal
-
-
-def floats(*values: float) -> bytes:
-    return np.array(values, "<f4").tobytes()
-
+from tests.codec.v1.predict_requests import TEXT, TWO, X, convert, refusal
 
 # --------------------------------------------------------------------------------------- tables
-
-
-FORMS: dict[str, tuple[dict[str, Any], Declared, list[tuple[list[int], bytes]]]] = {
-    "rows": ({"instances": [1, 2.5]}, X, [([2], floats(1, 2.5))]),
-    "several inputs": (
-        {"instances": [{"a": [1, 2], "b": 7}, {"b": 8, "a": [3, 4]}]},
-        TWO,
-        [([2, 2], floats(1, 2, 3, 4)), ([2], np.array([7, 8], "<i8").tobytes())],
-    ),
-    "an empty column": ({"inputs": []}, X, [([0], b"")]),
-    "a scalar": ({"inputs": 5}, {"x": ("FP32", [])}, [([], floats(5))]),
-    "base64": ({"instances": [{"b64": "/wA="}]}, TEXT, [([1], pack_bytes([b"\xff\0"]))]),
-    "both": ({"inputs": ["a", {"b64": "/w=="}]}, TEXT, [([2], pack_bytes([b"a", b"\xff"]))]),
-    "one in base64": (
-        {"inputs": {"b64": "YQ=="}},
-        {"t": ("BYTES", [])},
-        [([], pack_bytes([b"a"]))],
-    ),
-    "an input of that name": (
-        {"instances": [{"b64": "YQ=="}]},
-        {"b64": ("BYTES", [-1])},
-        [([1], pack_bytes([b"YQ=="]))],
-    ),
-}
-
-
-@pytest.mark.parametrize(("fields", "declared", "expected"), FORMS.values(), ids=FORMS)
-def test_each_form_is_converted(
-    fields: dict[str, Any], declared: Declared, expected: list[tuple[list[int], bytes]]
-) -> None:
-    for text in (
-        json.dumps(fields),
-        json.dumps(fields, indent=1),
-        json.dumps({"z": [fields], **fields}),
-    ):
-        for pieces in ([text.encode()], strategies.bytewise(text.encode())):
-            request = as_plain(convert(pieces, declared), declared)
-            assert list(request.inputs.values()) == expected
-            assert request.form == next(iter(fields))
-            assert not request.single
 
 
 BOTH: Declared = {"t": ("BYTES", [-1]), "u": ("BYTES", [-1])}
@@ -81,26 +33,6 @@ def test_base64_inputs_are_reported(
         request, _ = convert(pieces, declared)
         found = {i for i, tensor in enumerate(request.head.inputs) if tensor.base64}
         assert found == base64
-
-
-@pytest.mark.parametrize(
-    ("declared", "instances", "shape", "single"),
-    [
-        ([3], [1, 2, 3], [3], False),  # three instances, as the model takes
-        ([3], [[1, 2, 3]], [3], True),
-        ([1], [5], [1], False),
-        ([], [5], [], True),
-        ([2, -1], [[[1], [2]]], [2, 1], True),
-        ([-1, 3], [[1, 2, 3]], [1, 3], False),
-    ],
-)
-def test_single_instance_for_a_model_without_batching(
-    declared: list[int], instances: list[Any], shape: list[int], single: bool
-) -> None:
-    body = json.dumps({"instances": instances}).encode()
-    request, layout = convert([body], {"x": ("FP32", declared)})
-    assert request.head.inputs[0].shape == tuple(shape)
-    assert layout == V1ResponseLayout(V1Format.ROWS, single)
 
 
 def test_parameters_reach_the_model() -> None:
@@ -225,6 +157,22 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         {"inputs": [{"b64": 1}]},
         TEXT,
         """input 't': element 0 must be a string or {"b64": "..."}, as BYTES needs""",
+    ),
+    "no comma": (
+        b'{"instances":[1] "a":2}',
+        X,
+        "the request is not valid JSON: expected a comma or the end of the request at byte 17, "
+        'near: "a":2}',
+    ),
+    "an invalid value": (
+        b'{"a":1.,"instances":[1]}',
+        X,
+        "the request is not valid JSON (no digit after decimal point at byte 7), near: 1.",
+    ),
+    "an unnamed column": (
+        {"inputs": [1]},
+        TWO,
+        "inputs must be an object that names the inputs: model 'm' takes a, b",
     ),
 }
 

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 
-from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_request import JsonRequestWriter
 from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import ErrorKind, GatewayError
@@ -180,36 +179,4 @@ def test_bytes_have_the_encoding_of_the_client_or_of_the_policy(
 # ---------------------------------------------------------------------------------- policies
 
 
-def test_error_policy_names_the_element() -> None:
-    data = np.array([1, np.nan], "<f4").tobytes()
-    body, header_size = one("FP32", [2], data)
-    assert written([body], header_size, JsonPolicies(Nonfinite.ERROR)) == Failed(
-        ErrorKind.BAD_REQUEST,
-        "input 'x': element 1 is nan, which JSON does not have (policy nonfinite: error); set "
-        "another policy",
-    )
-
-
 # ---------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize(
-    ("datatype", "shape", "data", "fault"),
-    [
-        ("BOOL", [2], b"\1\2", "input 'x' is BOOL, but holds bytes other than 0 and 1"),
-        ("BYTES", [1], b"\5\0\0\0ab", "input 'x' ends inside an element"),
-        ("BYTES", [1], b"\5\0", "input 'x' ends inside an element"),
-        (
-            "BYTES",
-            [3],
-            NOT_UTF8[:5],
-            "input 'x' of the request holds 1 elements, its shape [3] takes 3",
-        ),
-    ],
-)
-def test_invalid_tensors_are_refused(
-    datatype: str, shape: list[int], data: bytes, fault: str
-) -> None:
-    body, header_size = one(datatype, shape, data)
-    for pieces in ([body], strategies.bytewise(body)):
-        assert written(pieces, header_size) == Failed(ErrorKind.BAD_REQUEST, fault)

@@ -77,10 +77,7 @@ REFUSED = [
     # tests/codec/elements/test_decode.py has the other errors of elements.
     (request_body("UINT8", "[2]", "[0,300]"), X + "element 1 (300) does not fit UINT8"),
     (request_body("FP32", "[1]", "[null]"), X + "element 0 (null) is not a number, as FP32 needs"),
-    (
-        request_body("INT32", "[2,2]", "[1,2,3]"),
-        X + "shape [2, 2] takes 4 elements, data has 3",
-    ),
+    (request_body("INT32", "[2,2]", "[1,2,3]"), X + "shape [2, 2] takes 4 elements, data has 3"),
     (
         b'{"note":"'
         + b"long " * 40
@@ -321,6 +318,10 @@ OTHERS = [
     ),
     (request_body("INT8", "[1]", "[1,]"), X + "data is not a valid JSON array, near element 0"),
     (request_body("INT8", "[2]", "[1]]"), X + "data has a closing bracket too many"),
+    (
+        rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"\u0064ata":0}]}',
+        X + "data must be an array, got 0",
+    ),
 ]
 
 

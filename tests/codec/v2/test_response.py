@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.json.array_scanner import WINDOW
-from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.codec.policies import JsonPolicies, Nonfinite
+from gateway.codec.v2.buffered_response import write_json_fast
 from gateway.codec.v2.response import encoded_converter, json_converter
 from gateway.codec.v2.response_reader import InferResponseReader
-from gateway.errors import ErrorKind
+from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import OutputEncoding
 from tests.codec import reference, strategies
-from tests.codec.reference import DATATYPES, RefusedError, pack_bytes
+from tests.codec.reference import DATATYPES, DTYPES, RefusedError, pack_bytes
 from tests.codec.strategies import Output, output, response_body
 from tests.codec.v2.infer_requests import Failed
 from tests.codec.v2.infer_responses import (
@@ -152,21 +153,6 @@ def test_text_is_written_while_bytes_arrive() -> None:
         text += piece
     codec.finish()
     assert json.loads(text)["outputs"][0]["data"] == list(range(count))
-
-
-@pytest.mark.parametrize("bytes_encoding", BytesEncoding)
-def test_large_bytes_elements_are_written(bytes_encoding: BytesEncoding) -> None:
-    rng = random.Random(0)
-    alphabet = 'a é€😀"\\\n\0'
-    texts = ["".join(rng.choices(alphabet, k=rng.choice([3, 70_000]))) for _ in range(9)]
-    data = pack_bytes([text.encode() for text in texts])
-    body, size = response_body([output("y", "BYTES", [9], data)])
-    policies = JsonPolicies(bytes_encoding=bytes_encoding)
-    expected = plainly(body, size, policies)
-    for step in (1000, 4099, 65536, len(body)):
-        text = as_json([body[i : i + step] for i in range(0, len(body), step)], size, policies)
-        assert isinstance(text, bytes)
-        assert (rewritten(text), b"") == expected
 
 
 # -------------------------------------------------------------------------------- broken responses
@@ -317,10 +303,7 @@ def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
     [
         (broken("[, 1.0]"), "output 'y': data is not a valid JSON array, near element 0"),
         (broken("[1]"), "output 'y': shape [2] takes 2 elements, data has 1"),
-        (
-            broken("[1, 2]", 2, "FP7"),
-            "output 'y' of the server's response: unknown datatype",
-        ),
+        (broken("[1, 2]", 2, "FP7"), "output 'y' of the server's response: unknown datatype"),
         (broken("[1, 2]")[:-3], "the server's response is not valid JSON"),
         (b"", "the server's response is not valid JSON"),
     ],
@@ -371,3 +354,67 @@ def test_large_json_output_is_converted_in_steps() -> None:
         steps += 1
     assert steps > size / WINDOW - 1
     assert b"".join(codec.finish()[1]) == np.array(numbers, "<i4").tobytes() + BINARY.data
+
+
+def streaming_result(body: bytes, header_size: int) -> tuple[bytes, int] | None:
+    codec = json_converter(header_size, JsonPolicies(), 1 << 24, 1 << 24)
+    try:
+        text = codec.text(body)
+        codec.finish()
+    except GatewayError:
+        return None
+    return text, codec.element_count
+
+
+def fast_path_agrees(body: bytes, header_size: int) -> bool:
+    """Tell whether the fast path agrees with the streaming path, or leaves the response to it."""
+    found = write_json_fast(body, header_size)
+    return found is None or found == streaming_result(body, header_size)
+
+
+def values(datatype: str, count: int = 4) -> bytes:
+    return np.arange(count).astype(DTYPES[datatype]).tobytes()
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_fast_path_converts_numbers(datatype: str) -> None:
+    body, size = response_body([output("y", datatype, [2, 2], values(datatype))])
+    written = write_json_fast(body, size)
+    assert written is not None
+    assert written == streaming_result(body, size)
+    shown = [False, True, True, True] if datatype == "BOOL" else [0, 1, 2, 3]
+    assert json.loads(written[0])["outputs"][0]["data"] == shown
+    assert written[1] == 4
+
+
+def test_responses_have_their_own_ids() -> None:
+    for response_id in ("a", "b", "", 'q"', "é"):
+        body, size = response_body([output("y", "INT8", [1], b"\1")], {"id": response_id})
+        written = write_json_fast(body, size)
+        if written is not None:
+            assert json.loads(written[0])["id"] == response_id
+        assert fast_path_agrees(body, size)
+
+
+def test_fast_path_leaves_broken_responses() -> None:
+    body, size = response_body([output("y", "FP32", [4], values("FP32"))])
+    assert write_json_fast(body[:-1], size) is None
+    assert write_json_fast(body + b"\0", size) is None
+    assert write_json_fast(body, size - 1) is None
+    assert write_json_fast(body, 0) is None
+    assert write_json_fast(b"", 0) is None
+    empty, size = response_body([output("y", "FP32", [0], b"")])
+    assert write_json_fast(empty, size) is None
+
+
+@strategies.LAW
+@given(strategies.responses(), strategies.SEEDS)
+def test_fast_path_agrees_with_the_streaming_path_on_any_response(
+    answer: tuple[bytes, int], seed: int
+) -> None:
+    body, size = answer
+    assert fast_path_agrees(body, size)
+    rng = random.Random(seed)
+    assert fast_path_agrees(
+        strategies.mutated(body, seed), max(0, size + rng.choice([0, 0, -1, 1]))
+    )

@@ -6,11 +6,10 @@ import pytest
 
 from gateway.observe.call_record import CallRecord
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import gateway_client
+from tests.support.gateway import gateway_client, served
 from tests.support.http_messages import chunk, http_response, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_json
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
-from tests.support.servers.served import served
 
 HOST = "Host: x\r\n"
 

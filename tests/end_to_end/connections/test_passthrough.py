@@ -1,19 +1,33 @@
-"""What the gateway changes in requests and responses, and what passes untouched."""
+"""What the gateway changes in requests and responses, and what passes, over any transport."""
+
+from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.support.gateway import gateway_client
-from tests.support.http_messages import chunked, http_response, message, request
+from tests.support.certificates import (
+    authority,
+    ca_file,
+    certificate_files,
+    server_certificate,
+    server_context,
+)
+from tests.support.gateway import UPSTREAM, gateway_client
+from tests.support.http_messages import chunked, http_response, message, request, with_long_head
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
+    INFER,
     binary_header,
     binary_response,
     infer_binary,
     infer_json,
+    json_request,
 )
+from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 HOP_BY_HOP = (
@@ -133,58 +147,6 @@ async def test_binary_call_passes_byte_for_byte() -> None:
         assert received.head.get("Accept-Encoding") == "gzip"
 
 
-EMPTY_OUTPUT = {
-    "name": "OUT0",
-    "datatype": "FP32",
-    "shape": [0],
-    "parameters": {"binary_data_size": 0},
-}
-
-
-async def test_empty_binary_outputs_of_triton_become_json() -> None:
-    """Without the header length, and with a size of 0 instead of data."""
-    second = {**EMPTY_OUTPUT, "name": "OUT1", "parameters": {"binary_data_size": 0, "x": 1}}
-    body = json.dumps({"model_name": "m", "outputs": [EMPTY_OUTPUT, second]}).encode()
-    async with (
-        ScriptedServer(always_respond(http_response(body))) as server,
-        gateway_client(server.url) as client,
-    ):
-        reply = await client.ask(infer_json())
-        plain = {"datatype": "FP32", "shape": [0], "data": []}
-        assert reply.json == {
-            "model_name": "m",
-            "outputs": [
-                {"name": "OUT0", **plain},
-                {"name": "OUT1", **plain, "parameters": {"x": 1}},
-            ],
-        }
-        assert reply.head.get("Content-Length") == str(len(reply.body))
-        assert reply.head.get(HEADER_LENGTH) is None
-
-
-JSON_ANSWERS = {
-    "bare NaN": b'{"outputs": [{"name":"O","shape":[1],"datatype":"FP32","data":[NaN]}]}',
-    "big integers": b'{"outputs":[],"x":123456789012345678901234567890}',
-    "lies": b'{"outputs":[{"name":"O","parameters":{"binary_data_size":4}}]}',
-}
-
-
-@pytest.mark.parametrize(
-    ("body", "form"),
-    [*((body, "sized") for body in JSON_ANSWERS.values()), (JSON_ANSWERS["bare NaN"], "chunked")],
-    ids=[*JSON_ANSWERS, "chunked NaN"],
-)
-async def test_json_response_of_the_server_passes_untouched(body: bytes, form: str) -> None:
-    data = http_response(body)
-    if form == "chunked":
-        data = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunked(body))
-    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
-        for _ in range(2):
-            reply = await client.ask(infer_json())
-            assert reply.status == 200
-            assert reply.body.strip() == body
-
-
 async def test_binary_extension_is_added_to_server_metadata() -> None:
     fields = {"name": "triton", "version": "2", "extensions": ["statistics"]}
     head = {"Transfer-Encoding": "chunked", "X-Kept": "1"}
@@ -197,22 +159,65 @@ async def test_binary_extension_is_added_to_server_metadata() -> None:
         assert server.requests[0].head.get("Accept-Encoding") is None
 
 
-@pytest.mark.parametrize(
-    ("asked", "sent"),
-    [
-        ("/v2", "/v2"),
-        ("/v2/models/a%2Fb/versions/3", "/v2/models/a%2Fb"),
-    ],
-)
-async def test_both_spellings_of_trace_paths_work(asked: str, sent: str) -> None:
-    async with ScriptedServer(always_respond(http_response(b'{"trace_rate":"1"}'))) as server:
+async def _infer_both_ways(client: RawClient, server: ScriptedServer, fast_path: list[str]) -> None:
+    data = infer_json()
+    for number, sent in enumerate((with_long_head(data), data)):
+        assert fast_path == []
+        reply = await client.ask(sent)
+        assert reply.status == 200
+        assert np.array(reply.json["outputs"][0]["data"], "<f4").tolist() == FLOATS.tolist()
+        received = server.requests[number]
+        assert received.body.endswith(FLOATS.tobytes())
+        assert received.head.get(HEADER_LENGTH) is not None
+    assert fast_path == [INFER]
+    assert len(server.connections) == 1
+
+
+async def _infer_large(client: RawClient, server: ScriptedServer) -> None:
+    """Send a request that neither arrives nor leaves in one piece."""
+    values = np.arange(100_000, dtype="<f4")
+    reply = await client.ask(infer_json(json_request(*values.tolist())))
+    assert reply.status == 200
+    assert server.requests[-1].body.endswith(values.tobytes())
+
+
+async def test_json_infer_over_https(tmp_path: Path, fast_path_requests: list[str]) -> None:
+    certificate = server_certificate("triton.example")
+    context = server_context(certificate, clients=authority())
+    files = dict(zip(("certificate", "key"), certificate_files(tmp_path), strict=True))
+    async with ScriptedServer(
+        always_respond(binary_response(FLOATS.tobytes())), ssl=context
+    ) as server:
+        tls = {"ca": ca_file(tmp_path), "server_name": "triton.example", **files}
+        async with gateway_client(server.url, upstream={"tls": tls}) as client:
+            await _infer_both_ways(client, server, fast_path_requests)
+            await _infer_large(client, server)
+        # Without TLS settings, the certificates of the system are trusted.
         async with gateway_client(server.url) as client:
-            for spelling in ("trace", "trace/setting?x=%20"):
-                reply = await client.call("GET", f"{asked}/{spelling}")
-                assert reply.json == {"trace_rate": "1"}
-                reply = await client.call("POST", f"{asked}/{spelling}", b'{"a":[]}')
-                assert reply.status == 200
-        targets = [received.head.target for received in server.requests]
-        path = f"{sent}/trace/setting"
-        assert targets == [path, path, f"{path}?x=%20", f"{path}?x=%20"]
-        assert server.requests[1].body == b'{"a":[]}'
+            reply = await client.ask(infer_json())
+            assert reply.status == 503
+            error = f"cannot connect to {UPSTREAM}: its certificate is not trusted ("
+            assert reply.error.startswith(error)
+
+
+async def test_json_infer_over_a_unix_socket(tmp_path: Path, fast_path_requests: list[str]) -> None:
+    path = str(tmp_path / "server")
+    async with (
+        ScriptedServer(always_respond(binary_response(FLOATS.tobytes())), path=path) as server,
+        gateway_client(f"unix:{path}") as client,
+    ):
+        await _infer_both_ways(client, server, fast_path_requests)
+        await _infer_large(client, server)
+    async with gateway_client(f"unix:{path}s") as client:
+        reply = await client.ask(infer_json())
+        assert reply.status == 503
+        assert reply.error == f"cannot connect to {UPSTREAM}: No such file or directory"
+
+
+async def test_certificates_are_not_verified_if_switched_off() -> None:
+    context = server_context(server_certificate("triton.example"))
+    async with (
+        ScriptedServer(always_respond(binary_response(FLOATS.tobytes())), ssl=context) as server,
+        gateway_client(server.url, upstream={"tls": {"verify": False}}) as client,
+    ):
+        assert (await client.ask(infer_json())).status == 200

@@ -1,7 +1,6 @@
 """Bodies stream in both directions, no faster than they are read."""
 
 import asyncio
-import json
 import zlib
 
 import numpy as np
@@ -13,7 +12,6 @@ from tests.support.inference_messages import (
     HEADER_LENGTH,
     INFER,
     binary_header,
-    binary_response,
     binary_response_header,
     infer_binary,
     infer_json,
@@ -51,30 +49,6 @@ async def test_events_arrive_one_by_one() -> None:
             next_event.set()
             assert await client.chunk() == b"data: %d\n\n" % number
         assert await client.chunk() == b""
-
-
-async def test_json_starts_before_the_binary_response_is_complete() -> None:
-    values = np.arange(100_000, dtype="<f4")
-    data = binary_response(values.tobytes())
-    first_part = asyncio.Event()
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(data[:200_000])
-        await first_part.wait()
-        await connection.send(data[200_000:])
-
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
-        await client.send(infer_json())
-        assert (await client.head()).status == 200
-        text = await client.chunk()
-        assert text.startswith(b'{"model_name":"m","model_version":"1","outputs":[{"name":"OUT0"')
-        while b",1000." not in text:
-            text += await client.chunk()
-        first_part.set()
-        while part := await client.chunk():
-            text += part
-        assert json.loads(text)["outputs"][0]["data"] == values.tolist()
 
 
 async def _knows_a_model(connection: Connection) -> bytes:

@@ -15,10 +15,9 @@ import pytest
 from h2.errors import ErrorCodes
 
 from gateway.observe.call_metrics import ERRORS
-from tests.support.gateway import UPSTREAM, gateway_before
+from tests.support.gateway import UPSTREAM, gateway_before, served
 from tests.support.grpc.client import grpc_client
-from tests.support.grpc.infer_messages import infer_request
-from tests.support.grpc.proto_file import ModelInferResponse
+from tests.support.grpc.proto_file import ModelInferResponse, infer_request
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
@@ -32,7 +31,6 @@ from tests.support.inference_messages import (
 )
 from tests.support.servers.model_scripts import infer_floats
 from tests.support.servers.scripted_server import Connection, Script, always_respond
-from tests.support.servers.served import served
 
 CODINGS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 CHUNKED = {"Host": "x", "Transfer-Encoding": "chunked"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.app.build import upstreams
-from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.gateway import RunningGateway, running_gateway, served, until
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import (
     FLOATS,
@@ -21,7 +21,6 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.servers.scripted_server import Connection, ScriptedServer
-from tests.support.servers.served import served
 
 AUTO = {"dialect": "auto"}
 TRITON = {

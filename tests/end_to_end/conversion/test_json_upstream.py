@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.gateway import served
 from tests.support.http_messages import chunked, message, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_raw
-from tests.support.servers.json_server import echo_inputs
-from tests.support.servers.served import served
+from tests.support.servers.model_scripts import echo_json
 
 JSON_ONLY = {"dialect": "json"}
 TEXT = [b"", "é".encode(), b'"\\']
@@ -67,7 +67,7 @@ ROUND_TRIPS = [
 @pytest.mark.parametrize(("inputs", "wanted", "size"), ROUND_TRIPS)
 async def test_every_encoding_round_trips(inputs: str, wanted: dict[str, bool], size: str) -> None:
     count = SIZES[size]
-    async with served(echo_inputs, upstream=JSON_ONLY) as (server, _, client):
+    async with served(echo_json, upstream=JSON_ONLY) as (server, _, client):
         for by in (0, 50_000):
             reply = await client.ask(_request(count, IN[inputs], wanted, by=by))
             assert reply.status == 200, reply.body
@@ -91,6 +91,6 @@ async def test_every_encoding_round_trips(inputs: str, wanted: dict[str, bool], 
 @pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
 async def test_raw_binary_round_trips(count: int) -> None:
     data = np.arange(count, dtype="<f4").tobytes()
-    async with served(echo_inputs, upstream=JSON_ONLY) as (_, _, client):
+    async with served(echo_json, upstream=JSON_ONLY) as (_, _, client):
         reply = await client.ask(infer_raw(data))
         assert reply.body[int(reply.head.get(HEADER_LENGTH) or 0) :] == data

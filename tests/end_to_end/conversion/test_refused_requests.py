@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.gateway import gateway_client, running_gateway, served, until
 from tests.support.http_messages import chunked, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -24,7 +24,6 @@ from tests.support.inference_messages import (
 )
 from tests.support.servers.model_scripts import model_script
 from tests.support.servers.scripted_server import Connection, ScriptedServer
-from tests.support.servers.served import served
 
 TWO = binary_header(8)
 GENERATE, LOAD = "/v2/models/m/generate", "/v2/repository/models/m/load"

@@ -3,56 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from typing import Any
 
 import numpy as np
-import pytest
 
 from gateway.demo.server.server import DemoServer
-from tests.support.gateway import gateway_client
-from tests.support.http_messages import http_response, message, request
-from tests.support.inference_messages import FLOATS, INFER, metadata
-from tests.support.raw_client import RawClient
-from tests.support.servers.model_scripts import infer_floats
-from tests.support.servers.scripted_server import Connection, ScriptedServer
-from tests.support.servers.served import served
+from tests.support.gateway import gateway_client, served
+from tests.support.http_messages import message, request
+from tests.support.inference_messages import FLOATS
+from tests.support.servers.model_scripts import infer_floats, model_script
 
 PREDICT = "/v1/models/m:predict"
 BODY = json.dumps({"instances": FLOATS.tolist()}).encode()
 
 
-@pytest.fixture
-async def demo() -> AsyncIterator[RawClient]:
-    """A client of a gateway in front of the demo server."""
-    async with DemoServer() as server, gateway_client(server.url) as client:
-        yield client
-
-
-async def predict(client: RawClient, name: str, body: Any) -> Any:
-    """Send a valid prediction."""
-    reply = await client.call("POST", f"/v1/models/{name}:predict", json.dumps(body).encode())
-    assert reply.status == 200, reply.body
-    assert reply.head.get("Content-Type") == "application/json"
-    return reply.json
-
-
-async def test_every_v1_format_is_converted(demo: RawClient) -> None:
-    rows = [{"INPUT0": 1, "INPUT1": 5}, {"INPUT1": 7, "INPUT0": 2}]
-    assert await predict(demo, "add", {"instances": rows}) == {"predictions": [6, 9]}
-    columns = {"INPUT0": [1, 2], "INPUT1": [5, 7]}
-    assert await predict(demo, "add", {"inputs": columns}) == {"outputs": [6, 9]}
-    assert await predict(demo, "half", {"instances": [1, 3]}) == {"predictions": [0.5, 1.5]}
-    assert await predict(demo, "add/versions/1", {"instances": rows}) == {"predictions": [6, 9]}
+async def test_every_v1_format_is_converted() -> None:
+    rows = {"instances": [{"INPUT0": 1, "INPUT1": 5}, {"INPUT1": 7, "INPUT0": 2}]}
     values = (np.arange(50_000, dtype="<f4") / 8).tolist()
-    told = await predict(demo, "identity_fp32", {"instances": values})
-    assert told == {"predictions": values}
-
-
-async def test_model_list_and_readiness(demo: RawClient) -> None:
-    assert (await demo.call("GET", "/v1/models/add")).json == {"name": "add", "ready": True}
-    models = (await demo.call("GET", "/v1/models")).json["models"]
-    assert {"add", "half", "image"} <= set(models)
+    async with DemoServer() as server, gateway_client(server.url) as client:
+        for name, body, told in (
+            ("add", rows, {"predictions": [6, 9]}),
+            ("add", {"inputs": {"INPUT0": [1, 2], "INPUT1": [5, 7]}}, {"outputs": [6, 9]}),
+            ("half", {"instances": [1, 3]}, {"predictions": [0.5, 1.5]}),
+            ("add/versions/1", rows, {"predictions": [6, 9]}),
+            ("identity_fp32", {"instances": values}, {"predictions": values}),
+        ):
+            target = f"/v1/models/{name}:predict"
+            reply = await client.call("POST", target, json.dumps(body).encode())
+            assert (reply.status, reply.json) == (200, told)
+            assert reply.head.get("Content-Type") == "application/json"
+        ready = await client.call("GET", "/v1/models/add")
+        assert ready.json == {"name": "add", "ready": True}
+        models = (await client.call("GET", "/v1/models")).json["models"]
+        assert {"add", "half", "image"} <= set(models)
 
 
 async def test_rules_match_models_and_versions_of_v1() -> None:
@@ -85,15 +67,8 @@ async def test_denied_operation_is_a_403() -> None:
 async def test_response_without_a_body_has_no_length() -> None:
     """RFC 9110, section 8.6."""
 
-    async def empty(connection: Connection) -> None:
-        while True:
-            target = (await connection.request()).head.target
-            if target == INFER:
-                await connection.send(message("HTTP/1.1 304 Not Modified"))
-            else:
-                await connection.send(http_response(metadata(-1)))
-
-    async with ScriptedServer(empty) as server, gateway_client(server.url) as client:
+    empty = model_script(infer=message("HTTP/1.1 304 Not Modified"))
+    async with served(empty) as (_, _, client):
         await client.send(request("POST", PREDICT, BODY))
         head = await client.head()
         assert head.status == 304

@@ -10,10 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.support.gateway import UPSTREAM, gateway_before
+from tests.support.gateway import UPSTREAM, gateway_before, served
 from tests.support.grpc.client import grpc_client
-from tests.support.grpc.infer_messages import infer_request
-from tests.support.grpc.proto_file import ModelInferRequest
+from tests.support.grpc.proto_file import ModelInferRequest, infer_request
 from tests.support.http_messages import http_response, request, with_long_head
 from tests.support.inference_messages import (
     FLOATS,
@@ -25,7 +24,6 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.servers.scripted_server import Connection
-from tests.support.servers.served import served
 
 # On one loop only: transports make no difference here.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])

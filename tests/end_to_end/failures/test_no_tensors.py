@@ -22,7 +22,7 @@ from gateway.observe.call_record import CallRecord
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import UPSTREAM, RunningGateway, gateway_before, running_gateway
 from tests.support.grpc.client import grpc_client
-from tests.support.grpc.infer_messages import infer_request
+from tests.support.grpc.proto_file import infer_request
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import (
     chunk,
@@ -366,48 +366,6 @@ async def test_large_response_that_is_not_complete_is_reset_over_http2() -> None
         reply = await client.response(stream)
         assert (reply.status, reply.ended) == (200, False)
         assert reply.reset is not None
-
-
-# ----------------------------------------------------------------------------- what servers respond
-
-
-def _typed(body: bytes, content_type: str | None, headers: dict[str, str] | None = None) -> bytes:
-    made = {"Content-Length": str(len(body))}
-    if content_type is not None:
-        made["Content-Type"] = content_type
-    return message("HTTP/1.1 200 OK", {**made, **(headers or {})}, body)
-
-
-_SIZE = {HEADER_LENGTH: str(len(HEADER))}
-_CHUNKED = {"Transfer-Encoding": "chunked"}
-PASSED = {
-    "JSON in capitals": ("JSON", _typed(OUTPUTS, "Application/JSON;charset=UTF-8")),
-    "JSON in chunks": ("JSON", message("HTTP/1.1 200 OK", _CHUNKED, chunked(b"\n " + OUTPUTS))),
-    "large JSON": ("JSON", _typed(OUTPUTS.ljust(200_000), "application/json")),
-    "binary of KServe": (
-        "binary to KServe",
-        message("HTTP/1.1 200 OK", {**_CHUNKED, **_SIZE}, chunked(HEADER + TENSORS)),
-    ),
-    "binary of OpenVINO": ("V1", _typed(HEADER + TENSORS, "application/json", _SIZE)),
-    "binary as a page": ("binary", _typed(HEADER + TENSORS, "text/html", _SIZE)),
-    "raw": ("raw", _typed(OUTPUTS, None)),
-    "V1": ("V1 to a V1 server", _typed(b'{"predictions":[7]}', "application/json")),
-    "generate": ("generate", _typed(b'{"text_output":"x"}', None)),
-    "no events": ("generate_stream", _typed(b"", EVENTS["Content-Type"])),
-}
-
-
-@on_both_paths
-@pytest.mark.parametrize(("name", "response"), PASSED.values(), ids=PASSED)
-async def test_tensors_pass_with_any_content_type_of_servers(
-    name: str, response: bytes, path: type[bytes]
-) -> None:
-    form = FORMS[name]
-    server = InferringServer(response, inputs=form.inputs)
-    async with serving(server, form.dialect) as gateway, gateway.client() as client:
-        for _ in range(2):
-            assert (await client.ask(path(form.write()))).status == 200
-        assert gateway.pool.snapshot()[0].consecutive_failures == 0
 
 
 ACCEPTED = (b"200 OK", b"203 Non-Authoritative Information")

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from h2.settings import SettingCodes
 
 from gateway.protocol.grpc.framing import frame
 from tests.support.gateway import RunningGateway, gateway_before, running_gateway, until
 from tests.support.grpc.client import SERVICE
+from tests.support.grpc.proto_file import infer_request
 from tests.support.grpc.wire_bytes import field
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import request
@@ -24,10 +24,9 @@ from tests.support.servers.scripted_server import Connection, Script, ScriptedSe
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 INFER = f"/{SERVICE}/ModelInfer"
-CONFIG = f"/{SERVICE}/ModelConfig"
 GRPC = [("content-type", "application/grpc"), ("te", "trailers")]
-OK = [("grpc-status", "0")]
-_MESSAGE = field(1, b"m")
+LONG = ("x-long", "l" * 3000)
+_MESSAGE = infer_request()
 _BODY = frame(len(_MESSAGE)) + _MESSAGE
 _TENSOR = field(1, b"OUT") + field(2, b"FP32") + field(3, b"\x01")
 _RESPONSE = field(5, _TENSOR) + field(6, bytes(4))
@@ -54,25 +53,11 @@ async def _serve(peer: Http2Peer) -> None:
 
 
 async def _respond(peer: Http2Peer, number: int) -> None:
-    stream = await peer.request(number)
-    await peer.respond(stream, _RESPONSE_BODY, [("content-type", "application/grpc")], OK)
+    stream, ok = await peer.request(number), [("grpc-status", "0")]
+    await peer.respond(stream, _RESPONSE_BODY, [("content-type", "application/grpc")], ok)
 
 
-async def _close_windows(peer: Http2Peer) -> None:
-    """Let the first call send its message, and no other call."""
-    await peer.stream(0)
-    peer.h2.increment_flow_control_window(len(_BODY), peer.streams[0].id)
-    await peer.flush()
-    await _get_stuck(peer)
-
-
-SILENT: dict[str, Script] = {
-    "hangs": http2_script(_hang),
-    "acknowledges PINGs": http2_script(_get_stuck),
-    "opens no window": http2_script(
-        _close_windows, {SettingCodes.INITIAL_WINDOW_SIZE: 0}, opens_windows=False
-    ),
-}
+HANGS, GETS_STUCK = http2_script(_hang), http2_script(_get_stuck)
 
 Ask = Callable[[RunningGateway], Awaitable[bool]]
 """Makes a call; tells whether it got a response of the server."""
@@ -96,43 +81,30 @@ async def _json(gateway: RunningGateway) -> bool:
     return reply.status == 200
 
 
-async def _ready(gateway: RunningGateway) -> bool:
-    """Make a call of another operation than inference."""
-    async with connect_http2(gateway.url) as client:
-        reply = await client.call("POST", CONFIG, _BODY, GRPC)
-    return dict([*reply.headers, *reply.trailers])["grpc-status"] == "0"
-
-
-_LONG = ("x-long", "l" * 3000)
-ASKS: dict[str, Ask] = {
-    "fast path": _grpc(),
-    "streaming path": _grpc(_LONG),
-    "JSON": _json,
-    "other operation": _ready,
+ASKED = {
+    "hangs, fast path": (HANGS, "idle_timeout", _grpc()),
+    "hangs, streaming path": (HANGS, "idle_timeout", _grpc(LONG)),
+    "hangs, JSON": (HANGS, "idle_timeout", _json),
+    "hangs, time of a request": (HANGS, "request_timeout", _grpc(LONG)),
+    "acknowledges PINGs, fast path": (GETS_STUCK, "idle_timeout", _grpc()),
+    "acknowledges PINGs, streaming path": (GETS_STUCK, "idle_timeout", _grpc(LONG)),
 }
 
 
-ASKED = [
-    *((silent, "idle_timeout", asked) for silent in SILENT for asked in ASKS),
-    ("hangs", "request_timeout", "streaming path"),
-]
-
-
-@pytest.mark.parametrize(("silent", "limit", "asked"), ASKED)
+@pytest.mark.parametrize(("script", "limit", "ask"), ASKED.values(), ids=ASKED)
 async def test_one_call_times_out_on_a_silent_connection(
-    silent: str, limit: str, asked: str
+    script: Script, limit: str, ask: Ask
 ) -> None:
-    script, ask = SILENT[silent], ASKS[asked]
     limits: dict[str, Any] = {limit: "300ms"}
     async with (
         ScriptedServer(script, http2_script(_serve)) as server,
         running_gateway(server.url.replace("http://", "grpc://"), **limits) as gateway,
     ):
-        assert await _ready(gateway)
+        assert await _grpc()(gateway)
         responses = [await ask(gateway) for _ in range(_MANY)]
         assert responses == [False] + [True] * (_MANY - 1)
         assert len(server.connections) == 2
-        if script is not SILENT["hangs"]:
+        if script is GETS_STUCK:
             await server.connections[0].left.wait()
 
 
@@ -178,13 +150,13 @@ async def test_call_does_not_wait_while_its_client_sends() -> None:
             await until(lambda: find_waiting(0.0))
 
 
-@pytest.mark.parametrize("more", [(), (_LONG,)], ids=["fast path", "streaming path"])
+@pytest.mark.parametrize("more", [(), (LONG,)], ids=["fast path", "streaming path"])
 async def test_grpc_call_waits_for_a_server_over_grpc(more: tuple[tuple[str, str], ...]) -> None:
     async with (
-        ScriptedServer(SILENT["hangs"]) as server,
+        ScriptedServer(HANGS) as server,
         running_gateway(server.url.replace("http://", "grpc://")) as gateway,
     ):
-        assert await _ready(gateway)
+        assert await _grpc()(gateway)
         find_waiting = gateway.gateway.listener.find_waiting
         async with connect_http2(gateway.url) as client:
             await client.start("POST", INFER, _BODY, [*GRPC, *more])
@@ -203,7 +175,7 @@ async def test_operation_that_may_take_long_does_not_wait_for_inference() -> Non
 async def test_health_checks_find_a_silent_connection_before_calls_do() -> None:
     checks = {"health_check": {"interval": "100ms", "timeout": "100ms", "unhealthy_threshold": 9}}
     async with (
-        ScriptedServer(SILENT["hangs"], http2_script(_serve)) as server,
+        ScriptedServer(HANGS, http2_script(_serve)) as server,
         running_gateway(server.url.replace("http://", "grpc://"), upstream=checks) as gateway,
     ):
         await until(lambda: len(server.connections) == 2)

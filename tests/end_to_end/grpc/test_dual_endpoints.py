@@ -11,12 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file, server_certificate, server_context
 from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
 from tests.support.gateway import RunningGateway, gateway_client, running_gateway, until
 from tests.support.grpc.client import GrpcClient, grpc_client
-from tests.support.grpc.infer_messages import infer_request
+from tests.support.grpc.proto_file import infer_request
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -26,7 +25,7 @@ from tests.support.inference_messages import (
 )
 from tests.support.raw_client import RawClient
 from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
-from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 SERVER = b'{"name": "kserve", "version": "0.15.0", "extensions": []}'
 
@@ -45,18 +44,13 @@ async def _http_side(connection: Connection) -> None:
             await connection.send(http_response(error, status="404 Not Found"))
 
 
-def both(http: str, grpc_url: str) -> dict[str, str]:
-    """Return the endpoint with these addresses."""
-    return {"http": http, "grpc": grpc_url}
-
-
 @asynccontextmanager
 async def _running(
     over_grpc: GrpcServer, dialect: str = "kserve", **upstream: Any
 ) -> AsyncIterator[tuple[ScriptedServer, RunningGateway, RawClient, GrpcClient]]:
     """Run a gateway in front of a server with both addresses, and connect to it."""
     async with ScriptedServer(_http_side) as http:
-        endpoints = [both(http.url, over_grpc.url)]
+        endpoints = [{"http": http.url, "grpc": over_grpc.url}]
         settings = {"endpoints": endpoints, "dialect": dialect, **upstream}
         async with (
             running_gateway(upstream=settings) as gateway,
@@ -156,7 +150,7 @@ async def test_late_server_is_named_by_its_grpc_address(server: GrpcServer) -> N
 
     server.unary["ModelInfer"] = hang
     async with ScriptedServer(_http_side) as http:
-        upstream = {"endpoints": [both(http.url, server.url)], "dialect": "kserve"}
+        upstream = {"endpoints": [{"http": http.url, "grpc": server.url}], "dialect": "kserve"}
         async with (
             running_gateway(upstream=upstream, request_timeout=0.2) as gateway,
             gateway.client() as client,
@@ -173,7 +167,10 @@ async def test_endpoint_whose_grpc_address_fails_is_ejected(server: GrpcServer) 
     async with ScriptedServer(_http_side) as one, ScriptedServer(_http_side) as two:
         with grpc_server(unary={"ModelInfer": failing}) as broken:
             upstream = {
-                "endpoints": [both(one.url, broken.url), both(two.url, server.url)],
+                "endpoints": [
+                    {"http": one.url, "grpc": broken.url},
+                    {"http": two.url, "grpc": server.url},
+                ],
                 "dialect": "kserve",
                 "outlier_detection": {"consecutive_failures": 2},
             }
@@ -185,38 +182,6 @@ async def test_endpoint_whose_grpc_address_fails_is_ejected(server: GrpcServer) 
     assert len(broken.paths) == 2
 
 
-async def test_call_goes_to_another_endpoint_if_a_grpc_address_refuses(
-    server: GrpcServer, gone: str
-) -> None:
-    async with ScriptedServer(_http_side) as one, ScriptedServer(_http_side) as two:
-        upstream = {
-            "endpoints": [both(one.url, gone), both(two.url, server.url)],
-            "dialect": "kserve",
-        }
-        async with gateway_client(upstream=upstream) as client:
-            assert [(await client.ask(infer_json())).status for _ in range(4)] == [200] * 4
-    assert _methods(server) == ["ModelInfer"] * 4
-
-
-async def test_endpoint_that_gets_a_grpc_address_keeps_its_state(server: GrpcServer) -> None:
-    broken = always_respond(http_response(b"{}", status="503 Busy"))
-    async with ScriptedServer(broken) as one, ScriptedServer(broken) as two:
-        upstream: dict[str, Any] = {
-            "endpoints": [one.url, two.url],
-            "dialect": "kserve",
-            "outlier_detection": {"consecutive_failures": 1},
-        }
-        async with running_gateway(upstream=upstream) as gateway, gateway.client() as client:
-            await client.ask(request("GET", "/v2/models/m"))
-            (ejected,) = (each.url for each in gateway.pool.snapshot() if each.last_error)
-            upstream["endpoints"] = [both(url, server.url) for url in (one.url, two.url)]
-            listen = {"listen": "127.0.0.1:0", "upstreams": {"servers": upstream}}
-            await gateway.gateway.reload(Settings.model_validate(listen))
-            states = gateway.pool.snapshot()
-    assert [state.grpc_url for state in states] == [server.url] * 2
-    assert [state.url for state in states if state.consecutive_ejections] == [ejected]
-
-
 async def test_both_addresses_may_use_tls(server: GrpcServer, tmp_path: Path) -> None:
     leaf = server_certificate()
     pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes())
@@ -226,7 +191,7 @@ async def test_both_addresses_may_use_tls(server: GrpcServer, tmp_path: Path) ->
         context.set_alpn_protocols(["h2", "http/1.1"])  # it would take HTTP/2
         async with ScriptedServer(_http_side, ssl=context) as http:
             upstream = {
-                "endpoints": [both(http.url, secure.url)],
+                "endpoints": [{"http": http.url, "grpc": secure.url}],
                 "dialect": "kserve",
                 "tls": {"ca": str(ca_file(tmp_path))},
             }

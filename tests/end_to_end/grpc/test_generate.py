@@ -168,24 +168,16 @@ LAST = in_stream(END.SerializeToString())
 BROKEN = b"\x12\x05abc"
 SERVED: dict[str, tuple[Streaming, str, int, bytes]] = {
     "one response": (
-        messages(in_stream(reply(other=True))),
+        messages(in_stream(reply(other=True, triton_final_response=True))),
         GENERATE,
         200,
         DOCUMENT + b',"other":true}',
     ),
-    "note of the last one": (
-        messages(in_stream(reply(triton_final_response=True))),
-        GENERATE,
-        200,
-        DOCUMENT + b"}",
-    ),
     "empty last one": (messages(in_stream(reply()), LAST), GENERATE, 200, DOCUMENT + b"}"),
-    "empty last one of a stream": (messages(in_stream(reply()), LAST), STREAM, 200, event_of()),
     "no response": (messages(), STREAM, 200, b""),
     "MLServer's": (messages(reply(b"1"), reply(b"2")), STREAM, 200, event_of("1") + event_of("2")),
     "long": (messages(in_stream(reply(LONG.encode()))), STREAM, 200, event_of(LONG)),
     "error before inference": (messages(in_stream(error="no")), STREAM, 400, NO),
-    "error before inference, document": (messages(in_stream(error="no")), GENERATE, 400, NO),
     "error of the model first": (
         messages(in_stream(BEGUN, "größer"), in_stream(reply())),
         *(STREAM, 400, 'data: {"error":"größer"}\n\n'.encode() + event_of()),
@@ -199,9 +191,6 @@ SERVED: dict[str, tuple[Streaming, str, int, bytes]] = {
     "status after a response": (
         _failing(CODES.INTERNAL, "no", in_stream(reply())),
         *(STREAM, 200, event_of() + event(error="no")),
-    ),
-    "status after a response, document": (
-        *(_failing(CODES.INTERNAL, "no", in_stream(reply())), GENERATE, 500, NO),
     ),
 }
 

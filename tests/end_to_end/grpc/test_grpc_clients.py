@@ -15,8 +15,12 @@ from gateway.codec.grpc.request import read_infer_request
 from tests.support.compiled import needs_source
 from tests.support.gateway import running_gateway
 from tests.support.grpc.client import GrpcClient, GrpcResponse, grpc_client, grpc_client_of
-from tests.support.grpc.infer_messages import infer_request
-from tests.support.grpc.proto_file import ModelInferRequest, ModelInferResponse, message_class
+from tests.support.grpc.proto_file import (
+    ModelInferRequest,
+    ModelInferResponse,
+    infer_request,
+    message_class,
+)
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import FLOATS, INFER, binary_response, metadata
 from tests.support.servers.scripted_server import ScriptedServer, always_respond

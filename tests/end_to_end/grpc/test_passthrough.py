@@ -17,7 +17,7 @@ from gateway.protocol.grpc.framing import frame
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import running_gateway, until
 from tests.support.grpc.client import SERVICE, grpc_client, grpc_client_of, take_turns
-from tests.support.grpc.infer_messages import infer_request
+from tests.support.grpc.proto_file import infer_request
 from tests.support.http2_client import connect_http2
 from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
 from tests.support.servers.http2_server import answering
@@ -162,16 +162,6 @@ async def test_first_message_of_a_stream_tells_its_route_also_if_others_come_wit
         assert "has another route than the stream" in unquote(ending["grpc-message"])
         assert ending["vary"] == "Accept-Encoding", "the route of the first message changes headers"
         assert not other.paths
-
-
-async def test_status_is_retried_as_over_http(server: GrpcServer) -> None:
-    busy = fail(grpc.StatusCode.UNAVAILABLE, "busy")
-    with grpc_server(unary={"ModelInfer": busy}) as other:
-        async with grpc_client_of(other.url, server.url, route={"retry_on": [503]}) as client:
-            for _ in range(4):
-                response = await client.call("ModelInfer", infer_request())
-                assert response.code is grpc.StatusCode.OK, response.text
-    assert other.paths
 
 
 async def test_failing_endpoint_is_ejected(server: GrpcServer) -> None:

@@ -12,8 +12,7 @@ import pytest
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.gateway import gateway_client, until
 from tests.support.grpc.client import GrpcResponse, grpc_client_of, take_turns
-from tests.support.grpc.infer_messages import infer_request
-from tests.support.grpc.proto_file import message_class
+from tests.support.grpc.proto_file import infer_request, message_class
 from tests.support.http_messages import request
 from tests.support.inference_messages import infer_json
 from tests.support.servers.grpc_server import GrpcServer, Unary, grpc_server

@@ -19,7 +19,7 @@ from tests.support.grpc.client import (
     grpc_client_of,
     take_turns,
 )
-from tests.support.grpc.infer_messages import infer_request
+from tests.support.grpc.proto_file import infer_request
 from tests.support.http_messages import http_response
 from tests.support.servers.model_scripts import echoed
 from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond

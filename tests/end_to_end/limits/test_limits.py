@@ -10,16 +10,15 @@ from tests.support.gateway import (
     gateway_before,
     gateway_client,
     http1_connections,
+    served,
     until,
 )
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
-    HEADER_LENGTH,
     INFER,
     binary_header,
     binary_response,
-    binary_response_header,
     infer_binary,
     infer_json,
     infer_raw,
@@ -28,7 +27,6 @@ from tests.support.inference_messages import (
 )
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import Connection, always_respond, never_respond
-from tests.support.servers.served import served
 
 # On one loop only: these tests wait.
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -304,14 +302,3 @@ async def test_header_bytes_of_a_request_are_capped(size: int) -> None:
             assert reply.status == 413
             assert "1024 bytes (limits.max_inference_header_bytes)" in reply.error
         assert server.requests == []
-
-
-@pytest.mark.parametrize("size", [KIB, 20 * KIB])
-async def test_header_bytes_of_a_response_are_capped(size: int) -> None:
-    header = binary_response_header(8)[:-1] + b',"x":"%s"}' % (b"x" * size)
-    data = http_response(header + bytes(8), {HEADER_LENGTH: str(len(header))})
-    async with served(always_respond(data), max_inference_header_bytes=KIB) as (_, _, client):
-        reply = await client.ask(infer_json())
-        assert reply.status == 502
-        assert "limits.max_inference_header_bytes" in reply.error
-        assert UPSTREAM in reply.error

@@ -19,22 +19,18 @@ from tests.support.gateway import (
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import (
     INFER,
-    binary_response,
     infer_json,
     json_request,
 )
+from tests.support.servers.gated_response import GatedResponse
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
 
 
-def _once(free: asyncio.Event) -> Script:
-    """Return a script that responds when the test says so."""
-
-    async def script(connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await free.wait()
-            await connection.send(binary_response(bytes(4)))
-
+def _gated(*, is_open: bool = False) -> GatedResponse:
+    """Make the script of a server that responds when the test says so."""
+    script = GatedResponse(b'{"outputs":[]}')
+    if is_open:
+        script.may_respond.set()
     return script
 
 
@@ -54,20 +50,19 @@ def _waiting(gateway: RunningGateway) -> int:
 async def test_concurrency_is_capped_and_the_rest_is_queued(
     where: str, path: Callable[[bytes], bytes]
 ) -> None:
-    free = asyncio.Event()
-    free.set()
+    script = _gated(is_open=True)
     data = path(infer_json())
     concurrency: dict[str, Any] = {"max_requests": 2, "max_queue": 3, "queue_timeout": 30}
     own = {"upstream": {"concurrency": concurrency}} if where == "upstream" else concurrency
     async with (
-        gateway_before(_once(free), **own) as (_, gateway),
+        gateway_before(script, **own) as (_, gateway),
         AsyncExitStack() as stack,
         asyncio.TaskGroup() as tasks,
     ):
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(6)]
         # There is an idle connection from now on.
         assert (await clients[0].ask(data)).status == 200
-        free.clear()
+        script.may_respond.clear()
         asked = [tasks.create_task(client.ask(data)) for client in clients[:5]]
         await until(lambda: _waiting(gateway) == 3)
         assert _active_calls_per_limit(gateway) == [2]
@@ -76,7 +71,7 @@ async def test_concurrency_is_capped_and_the_rest_is_queued(
         name = "the gateway" if where == "gateway" else "upstream 'servers'"
         assert reply.error == f"{name} is busy: 2 calls in progress, and 3 more wait"
         assert gateway.outstanding == 2
-        free.set()
+        script.may_respond.set()
         assert [(await task).status for task in asked] == [200] * 5
         assert (await clients[5].ask(data)).status == 200
 
@@ -86,10 +81,10 @@ each_form = pytest.mark.parametrize("target", [INFER, "/v2/models/m/generate"])
 
 @each_form
 async def test_refused_call_is_answered_before_its_body_is_sent(target: str) -> None:
-    free = asyncio.Event()
+    script = _gated()
     headers = {"Content-Length": "900000", "Expect": "100-continue"}
     async with (
-        gateway_before(_once(free), max_requests=1, max_queue=0) as (server, gateway),
+        gateway_before(script, max_requests=1, max_queue=0) as (server, gateway),
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -99,7 +94,7 @@ async def test_refused_call_is_answered_before_its_body_is_sent(target: str) -> 
         reply = await other.read_response()  # a 100 would come first
         assert reply.status == 503
         assert "the gateway is busy: 1 call in progress" in reply.error
-        free.set()
+        script.may_respond.set()
         assert (await one.read_response()).status == 200
         assert [each.head.target for each in server.requests] == ["/v2/one"]
 
@@ -118,9 +113,9 @@ async def test_slow_upload_holds_no_slot(target: str) -> None:
 
 
 async def test_client_disconnect_in_the_queue_makes_room() -> None:
-    free = asyncio.Event()
+    script = _gated()
     async with (
-        gateway_before(_once(free), max_requests=1, max_queue=1, queue_timeout=30) as (_, gateway),
+        gateway_before(script, max_requests=1, max_queue=1, queue_timeout=30) as (_, gateway),
         gateway.client() as one,
         gateway.client() as other,
     ):
@@ -132,7 +127,7 @@ async def test_client_disconnect_in_the_queue_makes_room() -> None:
         await until(lambda: _waiting(gateway) == 0)
         await other.send(infer_json())
         await until(lambda: _waiting(gateway) == 1)
-        free.set()
+        script.may_respond.set()
         assert (await one.read_response()).status == 200
         assert (await other.read_response()).status == 200
 
@@ -153,12 +148,11 @@ def _then_busy(busy: asyncio.Event) -> Script:
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
 async def test_retried_request_keeps_its_slot(leaves: bool, fast_path_requests: list[str]) -> None:
-    busy, free = asyncio.Event(), asyncio.Event()
-    free.set()
+    busy, script = asyncio.Event(), _gated(is_open=True)
     concurrency = {"max_requests": 1, "max_queue": 1, "queue_timeout": 30}
     async with (
         ScriptedServer(_then_busy(busy)) as bad,
-        ScriptedServer(_once(free)) as good,
+        ScriptedServer(script) as good,
         running_gateway(
             bad.url, good.url, upstream={"concurrency": concurrency}, route={"retry_on": [503]}
         ) as gateway,
@@ -167,7 +161,7 @@ async def test_retried_request_keeps_its_slot(leaves: bool, fast_path_requests: 
         async with gateway.client() as one:
             for _ in range(2):  # so that either has an idle connection
                 assert (await one.ask(request("GET", "/v2/warm"))).status == 200
-            free.clear()
+            script.may_respond.clear()
             await one.send(request("GET", "/v2/one"))
             await until(lambda: gateway.outstanding == 1)
             await other.send(request("GET", "/v2/other"))
@@ -176,9 +170,9 @@ async def test_retried_request_keeps_its_slot(leaves: bool, fast_path_requests: 
             await until(lambda: len(good.requests) == 2)
             assert _active_calls_per_limit(gateway) == [1]
             if not leaves:
-                free.set()
+                script.may_respond.set()
                 assert (await one.read_response()).status == 200
-        free.set()
+        script.may_respond.set()
         assert (await other.read_response()).status == 200
         assert [each.head.target for each in good.requests] == ["/v2/warm", "/v2/one", "/v2/other"]
         assert "/v2/one" in fast_path_requests
@@ -284,10 +278,10 @@ async def test_bytes_that_clients_send_ahead_are_bounded_together() -> None:
 
 
 async def test_long_heads_of_active_calls_count() -> None:
-    free = asyncio.Event()
+    script = _gated()
     data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
     async with (
-        gateway_before(_once(free), max_buffered_bytes=f"{8 * 2400}KiB") as (server, gateway),
+        gateway_before(script, max_buffered_bytes=f"{8 * 2400}KiB") as (server, gateway),
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway.listener.buffers
@@ -302,7 +296,7 @@ async def test_long_heads_of_active_calls_count() -> None:
             assert reply.head.get("Retry-After") == "1"
         async with gateway.client() as client:
             assert (await client.call("GET", "/v2/health/live")).status == 200
-        free.set()
+        script.may_respond.set()
         for client in clients:
             assert (await client.read_response()).status == 200
         await gateway.until_idle()

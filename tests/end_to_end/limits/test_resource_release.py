@@ -218,6 +218,11 @@ TO_JSON = {form: LARGE[form] for form in ("floats", "binary", "passed", "mixed o
 SILENT = after_the_metadata(never_respond)
 GONE = {"endpoints": ["http://127.0.0.1:9", "http://127.0.0.1:11"]}
 
+MIRRORED = {
+    "route": {"mirror": {"upstream": "other", "percent": "100%"}},
+    "others": {"other": {**GONE, "dialect": "triton"}},
+}
+
 CASES: dict[str, tuple[dict[str, bytes], Script, Ending, dict[str, Any]]] = {
     "leaves during its upload": (LARGE, read_heads_only, leaves_sending, {}),
     "leaves before the response": (EVERY, SILENT, leaves_waiting, {}),
@@ -235,6 +240,7 @@ CASES: dict[str, tuple[dict[str, bytes], Script, Ending, dict[str, Any]]] = {
         {"upstream": {"dialect": "json"}},
     ),
     "hangs during its upload": (LARGE, read_heads_only, hangs, {"idle_timeout": 0.1}),
+    "leaves a mirrored call": (EVERY, SILENT, leaves_waiting, MIRRORED),
     "sends garbage": (LARGE, after_the_metadata(closes), breaks, {}),
     "has a server that cuts": (EVERY, after_the_metadata(cuts), is_answered, {}),
     "has a server that closes": (EVERY, after_the_metadata(closes), is_answered, {}),
@@ -252,16 +258,6 @@ async def test_call_frees_everything_of_a_client_that(
     forms: dict[str, bytes], script: Script, end: Ending, settings: dict[str, Any]
 ) -> None:
     await check_each(forms, script, end, **settings)
-
-
-async def test_client_disconnect_of_a_mirrored_call_frees_everything() -> None:
-    async with ScriptedServer(never_respond) as other:
-        settings: dict[str, Any] = {
-            "route": {"mirror": {"upstream": "other", "percent": "100%"}},
-            "others": {"other": {"endpoints": [other.url], "dialect": "triton"}},
-            "idle_timeout": 0.2,
-        }
-        await check_each(EVERY, SILENT, leaves_waiting, **settings)
 
 
 @pytest.mark.parametrize("size", [0, 1_000_000], ids=["asked again", "relayed"])

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-import numpy as np
 import pytest
 
-from gateway.demo.server.server import DemoServer
 from gateway.observe.call_record import CallRecord
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import running_gateway, until
 from tests.support.http2_client import Http2Client, connect_http2
+from tests.support.http_messages import http_response
+from tests.support.inference_messages import (
+    HEADER_LENGTH,
+    INFER,
+    binary_header,
+    binary_response,
+    json_request,
+)
 from tests.support.raw_client import RawClient
+from tests.support.servers.model_scripts import model_script
 from tests.support.servers.scripted_server import ScriptedServer
 
-IDENTITY = "/v2/models/identity_fp32/infer"
 JSON = {"content-type": "application/json"}
 LONG_HEAD = {"x-long": "x" * 2048}
+LENGTH = HEADER_LENGTH.lower()
 
 _VOLATILE = (
     *("started", "seconds", "sent_at", "first_byte_seconds", "server_seconds", "prepare_seconds"),
@@ -26,44 +32,32 @@ _VOLATILE = (
 )
 _OWN_HEADERS = frozenset(("date", "connection", "transfer-encoding", "x-request-id", ":status"))
 
-HEADER_LENGTH = "inference-header-content-length"
-
 Reply = tuple[int, list[tuple[str, str]], bytes]
 
 
-def _json(size: int, name: str = "INPUT0", **more: object) -> bytes:
-    values = np.arange(size, dtype=np.float32).tolist()
-    tensor = {"name": name, "datatype": "FP32", "shape": [size], "data": values}
-    return json.dumps({"inputs": [tensor], **more}).encode()
-
-
 def _binary(size: int) -> tuple[bytes, dict[str, str]]:
-    parameters = {"binary_data_size": 4 * size}
-    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [size], "parameters": parameters}
-    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    data = np.arange(size, dtype="<f4").tobytes()
-    return header + data, {HEADER_LENGTH: str(len(header)), "content-type": "x/y"}
+    header = binary_header(size, binary_output=True)
+    return header + bytes(size), {LENGTH: str(len(header)), "content-type": "x/y"}
 
 
 Call = tuple[str, str, bytes | None, Mapping[str, str]]
 
 CALLS: dict[str, Call] = {
     "metadata": ("GET", "/v2", None, {}),
-    "live": ("GET", "/v2/health/live", None, {}),
     "head": ("HEAD", "/v2/health/live", None, {}),
     "index": ("POST", "/v2/repository/index", b"{}", JSON),
-    "json": ("POST", IDENTITY, _json(4), JSON),
-    "large json": ("POST", IDENTITY, _json(100_000), JSON),
-    "binary": ("POST", IDENTITY, *_binary(16)),
-    "medium binary": ("POST", IDENTITY, *_binary(100_000)),
-    "raw": ("POST", IDENTITY, bytes(64), {HEADER_LENGTH: "0"}),
-    "v1": ("POST", "/v1/models/identity_fp32:predict", b'{"instances": [1.5, 2.5]}', JSON),
-    "no such model": ("POST", "/v2/models/none/infer", _json(4), JSON),
-    "not JSON": ("POST", IDENTITY, b"{what?", JSON),
-    "invalid element": ("POST", IDENTITY, _json(4).replace(b"2.0", b'"x"'), JSON),
-    "compressed": ("POST", IDENTITY, _json(3000), {**JSON, "accept-encoding": "gzip"}),
+    "json": ("POST", INFER, json_request(), JSON),
+    "large json": ("POST", INFER, json_request(*range(100_000)), JSON),
+    "binary": ("POST", INFER, *_binary(64)),
+    "medium binary": ("POST", INFER, *_binary(400_000)),
+    "raw": ("POST", INFER, bytes(64), {LENGTH: "0"}),
+    "v1": ("POST", "/v1/models/m:predict", b'{"instances": [1.5, 2.5]}', JSON),
+    "no such model": ("POST", "/v2/models/none/infer", json_request(), JSON),
+    "not JSON": ("POST", INFER, b"{what?", JSON),
+    "invalid element": ("POST", INFER, json_request().replace(b"1.5", b'"x"'), JSON),
+    "compressed": ("POST", INFER, json_request(), {**JSON, "accept-encoding": "gzip"}),
     "unknown method": ("NONE", "/v2", None, {}),
-    "expect": ("POST", IDENTITY, _json(4), {**JSON, "expect": "100-continue"}),
+    "expect": ("POST", INFER, json_request(), {**JSON, "expect": "100-continue"}),
 }
 
 
@@ -108,6 +102,10 @@ def _told(record: CallRecord) -> dict[str, object]:
     return {**told, "labels": [getattr(labels, name) for name in names]}
 
 
+MODEL = model_script(
+    infer=binary_response(bytes(12_000)),
+    other=http_response(b'{"name": "triton", "extensions": []}'),
+)
 ON_THE_STREAMING_PATH = ("metadata", "json", "binary", "raw", "v1", "not JSON", "compressed")
 
 
@@ -121,7 +119,7 @@ async def test_http2_differs_in_nothing(
     method, target, body, headers = CALLS[name]
     call = (method, target, body, {**headers, **more})
     replies: list[Reply] = []
-    async with DemoServer() as server:
+    async with ScriptedServer(MODEL) as server:
         # Each has a gateway of its own, which knows nothing of the calls before.
         for over_http2 in (False, True):
             async with running_gateway(server.url, route={"compression": ["gzip"]}) as gateway:

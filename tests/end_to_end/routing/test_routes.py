@@ -1,21 +1,33 @@
-"""Routes to real servers: what clients get, and what servers see."""
+"""Routes and several servers: what clients get, and what servers see."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
-from gateway.proxy.router import Router
-from tests.support.gateway import RunningGateway, running_gateway
+from gateway.demo.server.server import DemoServer
+from tests.support.gateway import RunningGateway, gateway_client, running_gateway, served, until
 from tests.support.http_messages import http_response, request
-from tests.support.inference_messages import FLOATS, INFER, infer_raw, json_request
-from tests.support.raw_client import ReceivedResponse
+from tests.support.inference_messages import (
+    FLOATS,
+    INFER,
+    binary_response,
+    infer_json,
+    infer_raw,
+    json_request,
+)
+from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.servers.model_scripts import infer_floats
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 
 JSON = json_request()
 WARM = "/v2/warm"
@@ -99,32 +111,6 @@ async def test_denied_operation_is_a_403(path: Callable[[bytes], bytes]) -> None
         assert _received(server) == [INFER]
 
 
-async def test_canary_gets_its_share(
-    path: Callable[[bytes], bytes], fast_path_requests: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Two more are for the gateway's own calls, and for that which ends each test.
-    numbers = np.random.default_rng(7).random(62).tolist()
-    expected = sum(number >= 0.75 for number in numbers[:60])
-    drawn = iter(numbers)
-    plain = Router.__init__
-
-    def scripted(routes: Router, rules: Any, **others: Any) -> None:
-        # The routes for the warm-up have one upstream each.
-        plain(routes, rules, lambda: next(drawn), **others)
-
-    monkeypatch.setattr(Router, "__init__", scripted)
-    async with ScriptedServer(infer_floats) as one, ScriptedServer(infer_floats) as two:
-        upstream = [{"name": "one", "weight": 75}, {"name": "two", "weight": 25}]
-        routes = [{"upstream": upstream}]
-        async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
-            for number in range(60):
-                # The same head many times, with others in between.
-                target = INFER if number % 3 else "/v2/models/m/versions/1/infer"
-                assert _values(await client.ask(path(_post(target)))) == [1.5, -2, 3e30]
-        assert (len(_received(one)), len(_received(two))) == (60 - expected, expected)
-        assert len([each for each in fast_path_requests if each != WARM]) == 60 * (path is bytes)
-
-
 async def test_rewrite_gives_a_model_an_alias(
     path: Callable[[bytes], bytes], fast_path_requests: list[str]
 ) -> None:
@@ -177,3 +163,92 @@ async def test_route_has_its_own_limits(path: Callable[[bytes], bytes]) -> None:
             reply = await client.ask(path(_post("/v2/models/hasty/infer")))
             assert reply.status == 504
             assert "limits.idle_timeout" in reply.error
+
+
+LOAD = "/v2/repository/models/m/load"
+INDEX = "/v2/repository/index"
+READY = "/v2/health/ready"
+
+
+async def test_client_disconnect_during_a_broadcast_frees_everything() -> None:
+    async with (
+        ScriptedServer(always_respond(http_response(b""))) as works,
+        ScriptedServer(never_respond) as one,
+        ScriptedServer(never_respond) as two,
+        running_gateway(works.url, one.url, two.url) as gateway,
+        gateway.client() as client,
+    ):
+        await client.send(request("POST", LOAD, bytes(100_000)))
+        await until(lambda: works.requests and gateway.outstanding == 2)
+        await client.close()
+        for server in (one, two):
+            async with asyncio.timeout(5):
+                await (await server.connection()).left.wait()
+        await gateway.until_idle()
+
+
+async def test_index_and_statistics_are_those_of_all() -> None:
+    async with DemoServer() as one, DemoServer() as two, DemoServer() as three:
+        routes = [
+            {"match": {"model": "identity_fp16"}, "upstream": "servers"},
+            {"match": {"operations": ["repository", "statistics"]}, "upstream": "more"},
+        ]
+        others = {"more": {"endpoints": [two.url, three.url], "dialect": "triton"}}
+        async with (
+            running_gateway(one.url, others=others, general={"routes": routes}) as gateway,
+            gateway.client() as client,
+        ):
+            unload = "/v2/repository/models/identity_fp16/unload"
+            assert (await client.call("POST", unload)).status == 200
+            reply = await client.call("POST", INDEX, b'{"ready": true}')
+            names = {name: set[str]() for name in ("servers", "more")}
+            for entry in reply.json:
+                names[entry["upstream"]].add(entry["name"])
+                assert entry["state"] == "READY"
+            assert names["more"] - names["servers"] == {"identity_fp16"}
+            stats = (await client.call("GET", "/v2/models/stats")).json["model_stats"]
+            sources = {(entry["upstream"], entry["endpoint"]) for entry in stats}
+            assert sources == {("servers", one.url), ("more", two.url), ("more", three.url)}
+
+
+async def test_connection_of_a_readiness_check_is_kept() -> None:
+    """Even if the server sends a body with its 200."""
+    async with served(always_respond(http_response(b'{"ready":true}'))) as (server, _, client):
+        assert (await client.call("GET", READY)).status == 200
+        assert (await client.call("GET", "/v2/models/m/ready")).json == {"ready": True}
+        assert len(server.connections) == 1
+
+
+COUNT = 3
+MODEL = always_respond(binary_response(bytes(4)))
+
+
+@asynccontextmanager
+async def _balanced(policy: object) -> AsyncIterator[tuple[list[ScriptedServer], RawClient]]:
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(ScriptedServer(MODEL)) for _ in range(COUNT)]
+        urls = [server.url for server in servers]
+        upstream = {"load_balancing": policy}
+        yield servers, await stack.enter_async_context(gateway_client(*urls, upstream=upstream))
+
+
+# The gateway rewrites the second one, with the value of the client.
+@pytest.mark.parametrize("header", ["X-User", "X-Request-Id"])
+async def test_hash_header_keeps_a_value_on_one_endpoint(
+    header: str, path: Callable[[bytes], bytes]
+) -> None:
+    async with _balanced({"hash_header": header}) as (servers, client):
+        # So many that each endpoint gets some: the hash depends on the ports.
+        users = [f"user-{number}" for number in range(60)]
+        for user in users * 3:
+            assert (await client.ask(path(infer_json(headers={header: user})))).status == 200
+        seen = [{each.head.get(header) for each in server.requests} for server in servers]
+        assert sum(map(len, seen)) == len(users)  # no value was at two endpoints
+        assert all(seen)
+
+
+async def test_round_robin_uses_each_endpoint_in_order(path: Callable[[bytes], bytes]) -> None:
+    async with _balanced("round_robin") as (servers, client):
+        for _ in range(4 * COUNT):
+            assert (await client.ask(path(infer_json()))).status == 200
+        assert [len(server.requests) for server in servers] == [4] * COUNT

@@ -1,23 +1,19 @@
-"""Fuzzing gRPC: what is read of broken messages is what the official runtime reads, or an error."""
+"""Fuzzing gRPC: the model of broken messages is what the official runtime reads; framing."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-import orjson
 from google.protobuf.message import DecodeError
 
-from gateway.codec.grpc.documents import read_request, read_response
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.framing import MessageReader, frame
 from gateway.protocol.grpc.model_scanner import ModelScanner
-from gateway.protocol.grpc.rpcs import RPCS, Rpc
-from tests.codec.grpc.infer_messages import check_broken_request, check_broken_response
 from tests.fuzz.broken_bytes import broken, pieces, rounds
 from tests.protocol.grpc.scanned import Named, reader_error, scan
-from tests.support.grpc.proto_file import ModelInferRequest, ModelInferResponse, message_class
+from tests.support.grpc.proto_file import ModelInferRequest
 from tests.support.grpc.random_messages import fill
 
 TYPED = {
@@ -43,47 +39,6 @@ def infer_message(chance: random.Random, message: Any, tensors: str, raw: Any) -
             value = b"abc" if datatype == "BYTES" else 1
             getattr(tensor.contents, TYPED[datatype]).extend([value] * size)
     return bytes(message.SerializeToString())
-
-
-def test_broken_infer_requests() -> None:
-    for chance in rounds(3):
-        message = ModelInferRequest(model_name="m", id=chance.choice(TEXTS))
-        data = infer_message(chance, message, "inputs", message.raw_input_contents)
-        check_broken_request(data)
-        check_broken_request(broken(chance, data))
-
-
-def test_broken_infer_responses() -> None:
-    for chance in rounds(3):
-        message = ModelInferResponse(model_name="m", model_version="1")
-        data = infer_message(chance, message, "outputs", message.raw_output_contents)
-        check_broken_response(data)
-        check_broken_response(broken(chance, data))
-
-
-def read_body(rpc: Rpc, data: bytes) -> Any:
-    return read_request(rpc, data).body
-
-
-def test_broken_messages_of_other_calls() -> None:
-    """A document is JSON, and of a message that the runtime reads too."""
-    for chance in rounds(3):
-        name = chance.choice([*RPCS])
-        for kind, read in (("Request", read_body), ("Response", read_response)):
-            make = message_class(f"{name}{kind}")
-            data = fill(chance, make()).SerializeToString()
-            if chance.randrange(5):
-                data = broken(chance, data)
-            try:
-                document = read(RPCS[name], data)
-            except GatewayError as error:
-                found = error.kind
-            else:
-                make.FromString(data)
-                orjson.dumps(document)
-                continue
-            refusals = (ErrorKind.BAD_REQUEST, ErrorKind.TOO_LARGE, ErrorKind.BAD_RESPONSE)
-            assert found in refusals
 
 
 def test_model_in_broken_messages() -> None:

@@ -10,7 +10,7 @@ from tests.integration.support.client import Client
 from tests.integration.support.gateway import gateway_with_settings
 from tests.integration.support.real_server import InferenceServer
 from tests.integration.triton.server import TritonServer
-from tests.support.servers.openvino.server import OpenVino
+from tests.support.servers.openvino import OpenVino
 
 pytestmark = [pytest.mark.triton, pytest.mark.kserve, pytest.mark.mlserver]
 

@@ -19,8 +19,7 @@ from tests.listener.fast_path.fast_path_listener import (
 )
 from tests.support.gateway import until
 from tests.support.http_messages import request
-from tests.support.inference_messages import binary_response, infer_json
-from tests.support.servers.scripted_server import ScriptedServer, always_respond
+from tests.support.servers.scripted_server import ScriptedServer
 
 POST = request("POST", "/v2/x", b"hello")
 HEAD = POST[: -len(b"hello")]
@@ -40,21 +39,6 @@ async def test_body_in_other_writes_takes_the_fast_path(fast_path_requests: list
             assert (await client.read_response()).body == b"/v2/x hello"
         assert fast_path_requests == ["/v2/x"] * 3
         assert here.listener.buffers.total == 0
-
-
-async def test_converted_request_in_two_writes_takes_the_fast_path(
-    fast_path_requests: list[str],
-) -> None:
-    data = infer_json()
-    whole = binary_response(bytes(4))
-    async with serving(always_respond(whole)) as (here, client):
-        fast_path_requests.clear()
-        expected = (await client.ask(data)).body
-        await client.send(data[:-20])
-        await until(lambda: _is_deferred(here))
-        await client.send(data[-20:])
-        assert (await client.read_response()).body == expected
-        assert len(fast_path_requests) == 2
 
 
 async def test_late_body_takes_the_streaming_path(fast_path_requests: list[str]) -> None:

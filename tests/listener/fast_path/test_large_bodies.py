@@ -87,16 +87,6 @@ async def test_binary_call_in_pieces_takes_the_fast_path(
         assert len(here.server.connections) == 1
 
 
-async def test_binary_request_above_a_window_takes_the_streaming_path(
-    fast_path_requests: list[str],
-) -> None:
-    tensor = _tensor(MAX_WINDOW)
-    async with serving(_echo_tensor) as (_, client):
-        client.send_nowait(_binary(tensor))
-        assert (await client.read_response()).body.endswith(tensor)
-        assert fast_path_requests == []
-
-
 async def test_slow_large_request_is_passed_on_as_it_arrives(fast_path_requests: list[str]) -> None:
     tensor = _tensor(200_000)
     data = _binary(tensor)

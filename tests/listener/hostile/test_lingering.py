@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -73,17 +73,37 @@ async def until_ended(running: RunningListener) -> None:
     await until(lambda: not open_streams(running))
 
 
-@pytest.mark.parametrize("size", [0, 75, CONNECTION_WINDOW + 3_000_000])
+@pytest.mark.parametrize(
+    ("method", "headers", "size"),
+    [
+        ("POST", [], 0),
+        ("POST", [], CONNECTION_WINDOW + 3_000_000),
+        ("HEAD", [], 75),
+        ("POST", [("x", "x" * 4000)] * 20, 75),
+    ],
+    ids=["nothing", "more than a window", "HEAD", "a head that is too large"],
+)
+@pytest.mark.parametrize("has_trailers", [False, True])
 async def test_client_ends_its_request_after_the_response(
-    size: int, caplog: pytest.LogCaptureFixture
+    method: str, headers: Headers, size: int, has_trailers: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with refusing_listener(caplog) as running, connect_http2(running.url) as client:
-        stream, reply = await begin(client)
-        assert (reply.status, reply.json) == (400, {"error": "not looked at"})
+        stream, reply = await begin(client, method, headers)
+        assert reply.status == (431 if headers else 400)
+        if has_trailers:  # also after a GOAWAY of the client
+            client.send_goaway()
+            client.ping()
+            await client.until(lambda: client.pings)
         # Its windows open again, or it could not send all of this.
-        await client.send_data(stream, bytes(size))
-        await until_ended(running)
-        assert (await client.call("GET", "/")).status == 200
+        async with asyncio.timeout(TIMEOUT):
+            await client.send_data(stream, bytes(size), end_stream=not has_trailers)
+        if has_trailers:
+            client.h2.send_headers(stream, [("x-checksum", "1")], end_stream=True)
+            client.flush()
+            await client.until_closed()
+        else:
+            await until_ended(running)
+            assert (await client.call("GET", "/")).status == 200
         assert reply.reset is None
 
 
@@ -103,30 +123,6 @@ async def test_request_that_goes_on_holds_no_call_and_no_memory(
         assert (listener.requests, listener._active_calls) == (0, {})
         assert (buffers.streams, buffers.total, buffers.heads) == (0, 0, 0)
         assert open_streams(running) == MAX_STREAMS
-
-
-async def test_trailers_end_the_request(caplog: pytest.LogCaptureFixture) -> None:
-    async with refusing_listener(caplog) as running, connect_http2(running.url) as client:
-        stream, reply = await begin(client)
-        await client.send_data(stream, b"body", end_stream=False)
-        client.h2.send_headers(stream, [("x-checksum", "1")], end_stream=True)
-        client.flush()
-        await until_ended(running)
-        assert (await client.call("GET", "/")).status == 200
-        assert reply.reset is None
-
-
-async def test_head_and_large_head_linger_too(caplog: pytest.LogCaptureFixture) -> None:
-    async with refusing_listener(caplog) as running, connect_http2(running.url) as client:
-        for method, headers, status in (
-            ("HEAD", [], 400),
-            ("POST", [("x", "x" * 4000)] * 20, 431),
-        ):
-            stream, reply = await begin(client, method, headers)
-            assert reply.status == status
-            await client.send_data(stream, b"body")
-            await until_ended(running)
-            assert reply.reset is None
 
 
 async def test_request_that_does_not_end_is_reset_without_error(
@@ -207,20 +203,6 @@ async def test_connection_is_not_idle_while_a_request_goes_on(
         assert client.goaways == [(stream, ErrorCode.NO_ERROR, b"idle for too long")]
 
 
-async def test_goaway_of_the_client_closes_after_the_request(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with refusing_listener(caplog) as running, connect_http2(running.url) as client:
-        stream, reply = await begin(client)
-        client.send_goaway()
-        client.ping()
-        await client.until(lambda: client.pings)
-        async with asyncio.timeout(TIMEOUT):
-            await client.send_data(stream, bytes(1_000_000))
-        await client.until_closed()
-        assert reply.reset is None
-
-
 @pytest.mark.parametrize("ends", [False, True])
 async def test_drain_gives_the_grace_to_requests_that_go_on(
     ends: bool, caplog: pytest.LogCaptureFixture
@@ -248,32 +230,25 @@ async def test_drain_gives_the_grace_to_requests_that_go_on(
 
 # Hostile clients
 
-FLOODS: dict[str, Callable[[int], bytes]] = {
-    "empty DATA": lambda stream: frame(DATA, 0, stream),
-    "padding": lambda stream: frame(DATA, PADDED, stream, bytes([255]) + bytes(255)),
-}
 
-
-@pytest.mark.parametrize("flood", FLOODS)
-async def test_flood_on_a_lingering_stream_closes_the_connection(
+@pytest.mark.parametrize("flood", ["empty DATA", "padding", "a wrong length"])
+async def test_flood_on_a_lingering_stream_closes_the_connection_and_a_wrong_length_the_stream(
     flood: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with refusing_listener(caplog) as running, connect_http2(running.url) as client:
-        stream, _ = await begin(client)
-        client.write(FLOODS[flood](stream) * (2 * MAX_CONTROL_FRAMES))
+        wrong = flood == "a wrong length"
+        stream, reply = await begin(client, headers=[("content-length", "4")] if wrong else [])
+        if wrong:
+            client.write(frame(DATA, 0, stream, b"12345"))
+            await client.until(lambda: reply.reset == ErrorCode.PROTOCOL_ERROR)
+            assert not open_streams(running)
+            assert (await client.call("GET", "/")).status == 200
+            return
+        padding = frame(DATA, PADDED, stream, bytes([255]) + bytes(255))
+        each = frame(DATA, 0, stream) if flood == "empty DATA" else padding
+        client.write(each * (2 * MAX_CONTROL_FRAMES))
         await client.until_closed()
         assert client.goaways[0][1] == ErrorCode.ENHANCE_YOUR_CALM
-
-
-async def test_body_of_a_wrong_length_resets_the_lingering_stream(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with refusing_listener(caplog) as running, connect_http2(running.url) as client:
-        stream, reply = await begin(client, headers=[("content-length", "4")])
-        client.write(frame(DATA, 0, stream, b"12345"))
-        await client.until(lambda: reply.reset == ErrorCode.PROTOCOL_ERROR)
-        assert not open_streams(running)
-        assert (await client.call("GET", "/")).status == 200
 
 
 async def test_client_that_ignores_windows_stays_within_the_bounded_size(

@@ -197,8 +197,10 @@ def test_failed_export_is_counted_and_logged_once(
         sender.error = None
         exporter.observe(_record())
         _until(lambda: metrics.exported == 2)
-    (line,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
-    assert line == f"2 spans were not exported to http://r:4318: {error}"
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == [
+        f"2 spans were not exported to http://r:4318: {error}",
+        "2 more exports of spans failed within 10 s",
+    ]
 
 
 @needs_source
@@ -296,3 +298,16 @@ def test_thread_goes_on_after_an_error_of_its_own(caplog: pytest.LogCaptureFixtu
     _until(lambda: metrics.exported)
     exporter.close()
     assert "a bug" in caplog.text
+
+
+def test_receiver_that_is_down_costs_spans_only(
+    receiver: TraceReceiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = _Metrics()
+    receiver.status = 503
+    with _exporter(_sender_to(receiver), metrics) as exporter:
+        exporter.observe(_record())
+        _until(lambda: receiver.sizes)
+    assert metrics.dropped == {"export_failed": 2}
+    assert "the receiver returned" in caplog.text
+    assert "Traceback" not in caplog.text

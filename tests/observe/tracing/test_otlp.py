@@ -149,7 +149,17 @@ def test_connection_that_the_receiver_has_closed_is_replaced() -> None:
         sender.close()
 
 
-def test_receiver_that_sends_a_byte_now_and_then_is_given_up() -> None:
+@pytest.mark.parametrize(
+    ("start", "drip"),
+    [
+        (b"HTTP/1.1 200 ", b"x"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n", b"x"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+    ],
+    ids=["status", "interim", "body", "chunks"],
+)
+def test_receiver_that_sends_a_byte_now_and_then_is_given_up(start: bytes, drip: bytes) -> None:
     stopped = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = HttpSender(Receiver(f"http://127.0.0.1:{server.getsockname()[1]}"))
@@ -157,9 +167,9 @@ def test_receiver_that_sends_a_byte_now_and_then_is_given_up() -> None:
         def serve() -> None:
             connection, _ = server.accept()
             with connection, suppress(OSError):
-                connection.sendall(b"HTTP/1.1 200 ")
+                connection.sendall(start)
                 while not stopped.wait(0.02):
-                    connection.sendall(b"x")
+                    connection.sendall(drip)
 
         thread = threading.Thread(target=serve)
         thread.start()

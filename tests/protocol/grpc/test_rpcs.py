@@ -9,6 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.grpc.descriptors import POOL
+from gateway.protocol.grpc.json_form import (
+    CHOICES,
+    FIELDS,
+    PACKAGE,
+    TRACE_VALUES,
+)
 from gateway.protocol.grpc.rpcs import RPCS, HttpRequest, RpcRequest, http_request_of, rpc_of
 
 MODEL = {"name": "a/b c", "version": "2"}
@@ -105,3 +112,10 @@ def test_name_that_is_not_utf8_is_invalid(path: str, name: str) -> None:
     with pytest.raises(GatewayError, match=f'the {name} "a%FFb", which is not UTF-8') as caught:
         rpc_of("GET", path)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
+
+
+def test_exceptions_are_of_messages_and_fields_that_exist() -> None:
+    for name in (*CHOICES, *TRACE_VALUES):
+        POOL.FindMessageTypeByName(PACKAGE + name)
+    for name in FIELDS:
+        POOL.FindFieldByName(PACKAGE + name)

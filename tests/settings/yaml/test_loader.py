@@ -113,6 +113,7 @@ LONG_MERGE_CHAIN = "a0: &a0 {x: 1}\n" + "".join(
         (LONG_CHAIN, "nested deeper than 32 levels"),
         (LONG_MERGE_CHAIN, f"more than {MAX_NODES} keys and values"),
         ("[" * 100_000, "nested deeper than 32 levels"),
+        ("%YAML 1." + "1" * 5000 + "\n---\n", "not valid YAML: a number out of range"),
         ("a: &a [*a]", "*a stands inside what it names"),
         ("a: &a {<<: *a}", "*a stands inside what it names"),
     ],

@@ -1,4 +1,4 @@
-"""Message classes of the official runtime, from the project's .proto files."""
+"""Message classes of the official runtime, from the project's .proto files, and a request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import gateway
 from gateway.protocol.grpc import descriptors
+from tests.support.inference_messages import FLOATS
 
 FOLDER = Path(gateway.__file__).parent / "protocol" / "grpc"
 
@@ -20,3 +21,21 @@ InferParameter = message_class("InferParameter")
 InferTensorContents = message_class("InferTensorContents")
 ModelInferRequest = message_class("ModelInferRequest")
 ModelInferResponse = message_class("ModelInferResponse")
+
+
+def infer_request(
+    model: str = "m",
+    values: bytes = FLOATS.tobytes(),
+    *,
+    version: str = "",
+    id: str = "7",  # noqa: A002  (that of the message)
+    typed: bool = False,
+) -> bytes:
+    """Write a ModelInferRequest of one FP32 input, in raw contents or in typed ones."""
+    request = ModelInferRequest(model_name=model, model_version=version, id=id)
+    tensor = request.inputs.add(name="IN", datatype="FP32", shape=[len(values) // 4])
+    if typed:
+        tensor.contents.fp32_contents.extend(memoryview(values).cast("f"))
+    else:
+        request.raw_input_contents.append(values)
+    return bytes(request.SerializeToString())

@@ -33,6 +33,7 @@ class GrpcServer:
         streams: dict[str, Streaming] | None = None,
         options: Iterable[tuple[str, Any]] = (),
         credentials: grpc.ServerCredentials | None = None,
+        port: int = 0,
     ) -> None:
         self.unary = {**_DEFAULTS, **(unary or {})}
         self.streams = {"ModelStreamInfer": stream_identity, **(streams or {})}
@@ -46,9 +47,9 @@ class GrpcServer:
             options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), *options),
         )
         if credentials is None:
-            self.port = self._server.add_insecure_port("127.0.0.1:0")
+            self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         else:
-            self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
+            self.port = self._server.add_secure_port(f"127.0.0.1:{port}", credentials)
         self.address = f"127.0.0.1:{self.port}"
         self.url = f"grpc{'s' if credentials else ''}://{self.address}"
 

@@ -278,14 +278,6 @@ async def test_late_close_means_that_the_server_has_seen_the_request(
     assert isinstance(receiver.errors[0], StaleConnectionError) is is_stale
 
 
-async def test_close_before_the_request_is_an_error() -> None:
-    connection, _ = _connected()
-    connection.connection_lost(None)
-    head = _expect(connection)
-    text = f"{URL} closed the connection before it responded"
-    assert await _message(head, ErrorKind.NO_RESPONSE) == text
-
-
 @pytest.mark.parametrize("body", [b"", b"abc", b"0\r\n\r\n"])
 async def test_body_until_close_ends_with_the_connection(body: bytes) -> None:
     for pieces in all_splits(UNTIL_CLOSE + body):
@@ -301,17 +293,6 @@ async def test_body_until_close_ends_with_the_connection(body: bytes) -> None:
         connection.connection_lost(None)
         assert await _read(connection) == body
         assert not connection.reusable
-
-
-async def test_close_after_a_complete_response_is_no_error() -> None:
-    connection, _, head = _expecting()
-    connection.data_received(http_response(b"abc"))
-    connection.eof_received()
-    assert not connection.reusable
-    connection.connection_lost(None)
-    await head
-    assert await _read(connection) == b"abc"
-    assert not connection.reusable
 
 
 # ---------------------------------------------------------------------- invalid responses
@@ -346,19 +327,6 @@ async def test_invalid_response_is_an_error(data: bytes, saying: str) -> None:
     assert transport.calls == ["abort"]
     connection.connection_lost(None)
     assert (await _message(head)).startswith(f"{URL} {saying}")
-    assert not connection.reusable
-
-
-async def test_invalid_chunk_fails_the_body() -> None:
-    connection, transport, head = _expecting()
-    connection.data_received(CHUNKED + chunk(b"good"))
-    await head
-    connection.data_received(b"what\r\n")
-    assert transport.calls == ["abort"]
-    connection.connection_lost(None)
-    assert connection.body is not None
-    assert await connection.body.read() == b"good"
-    assert (await _message(connection)).startswith(f"{URL} sent an invalid HTTP response: ")
     assert not connection.reusable
 
 
@@ -465,16 +433,6 @@ def _asked(method: str = "POST") -> tuple[ServerConnection, FakeTransport, Recor
     receiver = RecordingReceiver()
     _ask(connection, receiver, method)
     return connection, transport, receiver
-
-
-async def test_small_response_that_arrives_in_pieces_is_given_with_its_headers() -> None:
-    data = INTERIM[1] + http_response(b"whole")
-    for pieces in all_splits(data):
-        connection, _, receiver = _asked()
-        for piece in pieces:
-            connection.data_received(piece)
-        assert (receiver.calls, receiver.body) == (["whole 200"], b"whole")
-        assert connection.reusable
 
 
 async def test_next_request_begun_in_on_complete_fails_after_a_close() -> None:

@@ -32,7 +32,7 @@ from tests.support.servers.scripted_server import (
 )
 from tests.upstream.calls import make_request
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.receivers import RecordingReceiver, try_send
+from tests.upstream.receivers import RecordingReceiver, send_reserved
 
 KEEP_ALIVE = 4.0
 
@@ -95,7 +95,7 @@ async def test_last_used_connection_is_taken_first(idle: HttpConnections) -> Non
 async def test_connection_is_dropped_after_its_idle_timeout(
     idle: HttpConnections, clock: Clock
 ) -> None:
-    first, second = [await _used() for _ in range(2)]
+    first, second, late = [await _used() for _ in range(3)]
     idle.release(first)
     clock.advance(1)
     idle.release(second)
@@ -110,6 +110,9 @@ async def test_connection_is_dropped_after_its_idle_timeout(
     assert _is_dropped(second)
     assert idle.take() is None
     assert clock.pending == []
+    idle.release(late)  # after there was none
+    clock.advance(KEEP_ALIVE)
+    assert _is_dropped(late)
 
 
 async def test_connection_is_usable_until_its_idle_timeout(
@@ -152,17 +155,6 @@ async def test_connection_is_dropped_before_the_server_closes_it(
     assert idle.take() is None
 
 
-async def test_connection_of_a_shorter_time_is_not_taken_after_it(
-    idle: HttpConnections, clock: Clock
-) -> None:
-    long, short = await _used(), await _used("timeout=2")
-    idle.release(long)
-    idle.release(short)
-    clock.advance(1)
-    assert idle.take() is long
-    assert _is_dropped(short)
-
-
 @pytest.mark.parametrize(
     "happens",
     [
@@ -185,18 +177,6 @@ async def test_connection_that_is_not_idle_any_more_is_not_taken(
     assert not _is_dropped(other)
 
 
-async def test_all_connections_share_one_timer(idle: HttpConnections, clock: Clock) -> None:
-    for _ in range(5):
-        idle.release(await _used())
-        clock.advance(0.25)
-        assert len(clock.pending) == 1
-    taken = idle.take()
-    clock.advance(KEEP_ALIVE)
-    assert clock.pending == []
-    assert taken is not None
-    assert not _is_dropped(taken)
-
-
 async def test_close_drops_all_connections(idle: HttpConnections, clock: Clock) -> None:
     connections = [await _used() for _ in range(3)]
     for connection in connections:
@@ -217,7 +197,7 @@ async def test_call_that_ends_after_close_drops_its_connection() -> None:
         await connection.wait_for_close()
 
     async with ScriptedServer(script) as server:
-        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5)
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5, idle_timeout=60)
         response = await endpoint.send(make_request())
         assert [await response.read(), await response.read()] == [b"asked", b""]
         await endpoint.close()
@@ -235,9 +215,7 @@ def _send(
     endpoint: HttpEndpoint, receiver: RecordingReceiver, target: str = "/x"
 ) -> ReservedConnection:
     template = RequestTemplate("POST", target, ())
-    sent = try_send(endpoint, template, (("Content-Length", "4"),), b"body", receiver)
-    assert sent is not None
-    return sent
+    return send_reserved(endpoint, receiver, template, b"body", (("Content-Length", "4"),))
 
 
 async def _busy(endpoint: HttpEndpoint) -> ReservedConnection:
@@ -282,56 +260,6 @@ async def test_request_takes_a_connection_that_becomes_idle(endpoint_at: Endpoin
         assert [each.head.target for each in server.requests] == ["/first", "/second"]
         assert len(server.connections) == 1
         assert endpoint.connections.waiting == 0
-
-
-async def test_new_connection_serves_the_next_request_if_its_own_has_one(
-    endpoint_at: EndpointAt,
-) -> None:
-    """Each waiting request has a task that connects; a spare connection goes to another one."""
-    async with ScriptedServer(YES) as server:
-        endpoint = endpoint_at(server.url)
-        second, third = RecordingReceiver(), RecordingReceiver()
-        sent = await _busy(endpoint)
-        one = _send(endpoint, second, "/second")
-        await _settle()  # its task connects
-        other = _send(endpoint, third, "/third")
-        sent.close()
-        await second.wait()
-        await third.wait()
-        assert sorted(each.head.target for each in server.requests) == [
-            "/first",
-            "/second",
-            "/third",
-        ]
-        one.close()
-        other.close()
-        await until(lambda: endpoint.connections.connecting == 0)
-        assert endpoint.connections.waiting == 0
-
-
-async def test_failed_connect_is_told_to_nobody_if_no_request_waits(
-    endpoint_at: EndpointAt, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with ScriptedServer(YES) as server:
-        endpoint, second = endpoint_at(server.url), RecordingReceiver()
-        refuse = asyncio.Event()
-        sent = await _busy(endpoint)
-
-        async def refused() -> ServerConnection:
-            await refuse.wait()
-            raise GatewayError(ErrorKind.UNREACHABLE, "refused")
-
-        endpoint.connections._connect = refused
-        waiting = _send(endpoint, second, "/second")
-        await _settle()
-        sent.close()
-        await second.wait()
-        assert second.body == b"yes"
-        refuse.set()
-        await until(lambda: endpoint.connections.connecting == 0)
-        assert not second.errors
-        waiting.close()
-        assert not caplog.records
 
 
 async def test_failed_connect_is_told_to_one_request_only(endpoint_at: EndpointAt) -> None:

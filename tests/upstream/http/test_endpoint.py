@@ -24,7 +24,7 @@ from tests.support.servers.scripted_server import (
 )
 from tests.upstream.calls import make_request, read_whole
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.receivers import RecordingReceiver, try_send
+from tests.upstream.receivers import RecordingReceiver, send_reserved
 
 
 async def _left(server: ScriptedServer, number: int = 0) -> None:
@@ -166,9 +166,8 @@ async def _warm(endpoint_at: EndpointAt, server: ScriptedServer) -> HttpEndpoint
 def _sent(
     endpoint: HttpEndpoint, receiver: ResponseReceiver, body: bytes = b""
 ) -> ReservedConnection:
-    sent = try_send(endpoint, _start(HOST), (("Content-Length", str(len(body))),), body, receiver)
-    assert sent is not None
-    return sent
+    length = ("Content-Length", str(len(body)))
+    return send_reserved(endpoint, receiver, _start(HOST), body, (length,))
 
 
 SENT_AT_ONCE = {
@@ -210,8 +209,7 @@ async def test_reserved_connection_sends_template_headers_and_body(
         endpoint = await _warm(endpoint_at, server)
         for _ in range(2):
             receiver = RecordingReceiver()
-            sent = try_send(endpoint, start, headers, body, receiver)
-            assert sent is not None
+            sent = send_reserved(endpoint, receiver, start, body, headers)
             await receiver.wait()
             assert receiver.body == b"got it"
             sent.close()

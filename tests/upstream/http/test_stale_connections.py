@@ -25,7 +25,7 @@ from tests.support.servers.scripted_server import (
 from tests.upstream.calls import ask, make_request
 from tests.upstream.calls import ask as call_whole
 from tests.upstream.endpoints import EndpointAt, Serve
-from tests.upstream.receivers import RecordingReceiver, try_send
+from tests.upstream.receivers import RecordingReceiver, send_reserved
 
 Ask = Callable[[HttpEndpoint], Awaitable[bytes]]
 LARGE = (b"a" * 200_000, b"b" * 200_000)
@@ -64,9 +64,7 @@ async def _pieces() -> AsyncIterator[bytes]:
 
 def _at_once(endpoint: HttpEndpoint, receiver: RecordingReceiver) -> ReservedConnection:
     start = RequestTemplate("POST", "/x", (("X", "y"),))
-    sent = try_send(endpoint, start, (("Content-Length", "4"),), b"body", receiver)
-    assert sent is not None
-    return sent
+    return send_reserved(endpoint, receiver, start, b"body", (("Content-Length", "4"),))
 
 
 async def _error(asking: Awaitable[bytes]) -> GatewayError:
@@ -85,19 +83,6 @@ async def test_request_over_a_stale_connection_is_sent_again(
         assert await _ask(endpoint, body) == b"yes"
         assert server.connections[0].requests[1:] == server.connections[1].requests
         assert server.requests[-1].body == b"".join(body or ())  # type: ignore[arg-type]
-
-
-@both_ways
-async def test_connection_of_a_resent_request_is_idle_afterwards(
-    endpoint_at: EndpointAt, ask: Ask
-) -> None:
-    async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
-        endpoint = endpoint_at(server.url)
-        await _ask(endpoint)
-        assert [await ask(endpoint), await ask(endpoint)] == [b"yes", b"yes"]
-        first, again = server.connections
-        assert first.requests[1:] == again.requests[:1]
-        assert [each.body for each in again.requests] == [b"body", b"body"]
 
 
 async def test_partly_read_body_is_not_sent_again(endpoint_at: EndpointAt) -> None:
@@ -269,11 +254,9 @@ async def test_connection_that_is_freed_after_its_close_goes_to_no_waiting_reque
     async with ScriptedServer(YES, YES) as server:
         endpoint = endpoint_at(server.url)
         first, second = RecordingReceiver(), RecordingReceiver()
-        sent = try_send(endpoint, WRITE, (), b"", first)
-        assert sent is not None
+        sent = send_reserved(endpoint, first, WRITE)
         await first.wait()
-        waiting = try_send(endpoint, WRITE, (), b"", second)
-        assert waiting is not None
+        waiting = send_reserved(endpoint, second, WRITE)
         server.connections[0].shutdown_write_below_tls()
         sent.close()
         await second.wait()

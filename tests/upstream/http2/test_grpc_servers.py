@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import grpc
 import pytest
@@ -17,6 +17,7 @@ from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamResponse
 from tests.support.certificates import server_certificate
 from tests.support.gateway import until
+from tests.support.servers.grpc_server import GrpcServer, grpc_server
 from tests.upstream.calls import Reply, call, make_request
 from tests.upstream.http2.conftest import Http2EndpointAt
 
@@ -24,78 +25,19 @@ MIB = 1024 * 1024
 HEADERS = {"Content-Type": "application/grpc", "TE": "trailers"}
 
 
-class GrpcService(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
-    """Echoes, counts cancellations, and waits if told so."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.cancelled = threading.Event()
-        self.may_finish = threading.Event()
-        self.may_finish.set()
-        self.running = 0
-        self.most_running = 0
-        self._lock = threading.Lock()
-        self.stop: Callable[[], object] = bool
-        """Stops the server gracefully."""
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler | None:
-        handlers = {
-            "/t/Echo": grpc.unary_unary_rpc_method_handler(self._echo),
-            "/t/Stream": grpc.stream_stream_rpc_method_handler(self._stream),
-            "/t/Hang": grpc.unary_unary_rpc_method_handler(self._hang),
-        }
-        return handlers.get(handler_call_details.method)
-
-    def _echo(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._lock:
-            self.calls += 1
-            self.running += 1
-            self.most_running = max(self.running, self.most_running)
-        self.may_finish.wait(10)
-        with self._lock:
-            self.running -= 1
-        context.set_trailing_metadata((("x-trailer", "1"),))
-        return message
-
-    def _stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield from messages
-
-    def _hang(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        context.add_callback(self.cancelled.set)
-        self.cancelled.wait(10)
-        return message
+def _echo(data: bytes, context: grpc.ServicerContext) -> bytes:
+    context.set_trailing_metadata((("x-trailer", "1"),))
+    return data
 
 
-@contextmanager
-def grpc_server(
-    service: GrpcService,
-    port: int = 0,
-    with_tls: bool = False,
-    options: Mapping[str, int] | None = None,
-) -> Iterator[str]:
-    """Run a server; yield its URL."""
-    unlimited = {"max_receive_message_length": -1, "max_send_message_length": -1, "so_reuseport": 0}
-    chosen = {**unlimited, **(options or {})}
-    with ThreadPoolExecutor(8) as threads:
-        server = grpc.server(
-            threads,
-            handlers=(service,),
-            options=[(f"grpc.{name}", value) for name, value in chosen.items()],
-        )
-        if with_tls:
-            leaf = server_certificate()
-            pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes())
-            port = server.add_secure_port(f"127.0.0.1:{port}", grpc.ssl_server_credentials([pair]))
-        else:
-            port = server.add_insecure_port(f"127.0.0.1:{port}")
-        server.start()
-        service.stop = lambda: server.stop(grace=5).wait()
-        try:
-            yield f"{'https' if with_tls else 'http'}://127.0.0.1:{port}"
-        finally:
-            server.stop(None).wait()
+def _stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    yield from requests
+
+
+def _serve(**arguments: Any) -> AbstractContextManager[GrpcServer]:
+    """Run a server that echoes."""
+    unary = {"/t/Echo": _echo, **arguments.pop("unary", {})}
+    return grpc_server(unary=unary, streams={"/t/Stream": _stream}, **arguments)
 
 
 def message(data: bytes) -> bytes:
@@ -113,15 +55,18 @@ async def echo(endpoint: Http2Endpoint, data: bytes = b"hello") -> Reply:
 
 @pytest.mark.parametrize("with_tls", [False, True])
 async def test_unary_call(http2_at: Http2EndpointAt, with_tls: bool) -> None:
-    with grpc_server(GrpcService(), with_tls=with_tls) as url:
-        reply = await echo(http2_at(url))
+    leaf = server_certificate()
+    pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes())
+    credentials = grpc.ssl_server_credentials([pair]) if with_tls else None
+    with _serve(credentials=credentials) as server:
+        reply = await echo(http2_at(server.url))
         assert reply.headers["content-type"] == "application/grpc"
         assert dict(reply.trailers)["x-trailer"] == "1"
 
 
 async def test_unknown_method_is_a_trailers_only_response(http2_at: Http2EndpointAt) -> None:
-    with grpc_server(GrpcService()) as url:
-        reply = await call(http2_at(url), [message(b"")], HEADERS, "/t/Unknown")
+    with _serve() as server:
+        reply = await call(http2_at(server.url), [message(b"")], HEADERS, "/t/Unknown")
         assert (reply.status, reply.headers["grpc-status"]) == (200, "12")
         assert (reply.body, reply.trailers) == (b"", ())
 
@@ -134,8 +79,8 @@ async def test_stream_of_messages_in_both_directions(http2_at: Http2EndpointAt) 
             yield message(b"%d" % number)
             assert await received.get() == message(b"%d" % number)
 
-    with grpc_server(GrpcService()) as url:
-        response = await http2_at(url).send(make_request(body(), HEADERS, "/t/Stream"))
+    with _serve() as server:
+        response = await http2_at(server.url).send(make_request(body(), HEADERS, "/t/Stream"))
         while piece := await response.read():
             received.put_nowait(bytes(piece))
         assert dict(response.trailers)["grpc-status"] == "0"
@@ -143,14 +88,20 @@ async def test_stream_of_messages_in_both_directions(http2_at: Http2EndpointAt) 
 
 
 async def test_cancelled_call_is_cancelled_at_the_server(http2_at: Http2EndpointAt) -> None:
-    service = GrpcService()
-    with grpc_server(service) as url:
-        endpoint = http2_at(url)
+    cancelled = threading.Event()
+
+    def hang(data: bytes, context: grpc.ServicerContext) -> bytes:
+        context.add_callback(cancelled.set)
+        cancelled.wait(10)
+        return data
+
+    with _serve(unary={"/t/Hang": hang}) as server:
+        endpoint = http2_at(server.url)
         await echo(endpoint)
         hanging = asyncio.create_task(call(endpoint, [message(b"")], HEADERS, "/t/Hang"))
         await asyncio.sleep(0.05)
         hanging.cancel()
-        assert await asyncio.to_thread(service.cancelled.wait, 5)
+        assert await asyncio.to_thread(cancelled.wait, 5)
         await echo(endpoint)
         assert len(endpoint.connections.sessions) == 1
 
@@ -165,8 +116,8 @@ async def test_large_message_passes_with_bounded_memory(http2_at: Http2EndpointA
         for _ in range(size // len(chunk)):
             yield chunk
 
-    with grpc_server(GrpcService()) as url:
-        endpoint = http2_at(url, buffers=buffers)
+    with _serve() as server:
+        endpoint = http2_at(server.url, buffers=buffers)
         response: UpstreamResponse = await endpoint.send(make_request(body(), HEADERS, "/t/Echo"))
         while await response.read():
             most = max(most, buffers.buffered)
@@ -180,7 +131,6 @@ async def test_restarted_server_loses_no_call_that_can_be_retried(
     http2_at: Http2EndpointAt,
 ) -> None:
     """It stops gracefully: GOAWAY, and what runs finishes. Only connects may fail meanwhile."""
-    service = GrpcService()
     errors: list[GatewayError] = []
     statuses: set[tuple[str, str]] = set()
     done = 0
@@ -202,17 +152,16 @@ async def test_restarted_server_loses_no_call_that_can_be_retried(
         before = done
         await until(lambda: done > before + 200)
 
-    with grpc_server(service) as url:
-        endpoint = http2_at(url)
+    with _serve() as server:
+        endpoint = http2_at(server.url)
         loads = [asyncio.create_task(load(endpoint)) for _ in range(8)]
         await progress()
-        port = int(url.rpartition(":")[2])
         # A stop blocks, and the load must go on meanwhile.
-        await asyncio.to_thread(service.stop)
-    with grpc_server(service, port):
+        await asyncio.to_thread(server.stop, 5)
+    with _serve(port=server.port):
         await progress()
         stopped.set()
         await asyncio.gather(*loads)
-    # grpcio itself answers CANCELLED to calls that arrive while it stops.
-    assert statuses <= {("0", ""), ("1", "CANCELLED")}
+    # grpcio itself answers so to calls that arrive while it stops.
+    assert statuses <= {("0", ""), ("1", "CANCELLED"), ("14", "Cancelling all calls")}
     assert {error.kind for error in errors} <= {ErrorKind.UNREACHABLE}

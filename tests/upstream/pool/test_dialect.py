@@ -111,18 +111,6 @@ async def test_server_that_shows_no_dialect_is_asked_again(
     assert record.getMessage().startswith(f"upstream u: dialect json: {server.url} returned")
 
 
-async def test_replaced_server_is_detected_without_a_failure(asking: Asking) -> None:
-    itself = _Itself(OF_TRITON)
-    async with (
-        ScriptedServer(itself) as server,
-        asking(server.url, interval=0.01) as (_, dialect_detector),
-    ):
-        await dialect_detector.wait_until_known()
-        assert dialect_detector.dialect == TRITON
-        itself.document = OF_KSERVE
-        await until(lambda: dialect_detector.dialect == KSERVE)
-
-
 async def test_waiting_call_asks_an_unreachable_server_at_once(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,24 +158,6 @@ async def test_hanging_server_does_not_delay_the_others(
         ) as caught:
             await dialect_detector.wait_until_known()
         assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
-
-
-async def test_waiting_call_may_be_cancelled(asking: Asking) -> None:
-    go_on = asyncio.Event()
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await go_on.wait()
-        await connection.send(http_response(json.dumps(OF_TRITON).encode()))
-
-    async with ScriptedServer(script) as server, asking(server.url) as (_, dialect_detector):
-        waiting = [asyncio.create_task(dialect_detector.wait_until_known()) for _ in range(3)]
-        await server.connection()
-        waiting[0].cancel()
-        await asyncio.gather(waiting[0], return_exceptions=True)
-        go_on.set()
-        await asyncio.gather(*waiting[1:])
-        assert dialect_detector.dialect == TRITON
 
 
 async def test_waiting_call_fails_when_the_pool_closes(asking: Asking) -> None:

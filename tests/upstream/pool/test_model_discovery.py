@@ -304,25 +304,6 @@ def test_other_documents_are_errors(document: Any) -> None:
         parse_ready_models(document)
 
 
-@pytest.mark.parametrize(
-    ("models", "name", "version", "have"),
-    [
-        (ready("m/1", "m/2"), "m", None, True),
-        (ready("m/1", "m/2"), "m", "2", True),
-        (ready("m/1", "m/2"), "m", "3", False),
-        (ready("m/1"), "n", None, False),
-        (ready("m/1"), "n", "1", False),
-        (ready("m"), "m", "3", True),
-        (ANY_MODEL, "", None, True),
-        (ANY_MODEL, "anything", "3", True),
-    ],
-)
-def test_ready_models_include_model_and_version(
-    models: ReadyModels, name: str, version: str | None, have: bool
-) -> None:
-    assert models.includes(ModelName(name, version)) is have
-
-
 def test_names_are_sorted() -> None:
     assert ready("b/1", "a/2", "a/1").names == ("a", "b")
     assert ANY_MODEL.names is None

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from gateway.routing.latency_outliers import Latency, ModelLatency
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.checks import HealthChecker, ModelDiscovery, PoolSupervisor
 from gateway.upstream.pool.member import ANY_MODEL, MemberState, Outcome
-from gateway.upstream.pool.pool import Pool
+from gateway.upstream.pool.pool import Lease, Pool
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ready
 from tests.support.gateway import no_leaks
 from tests.upstream.pools import (
@@ -451,78 +451,56 @@ def _counts(pool: Pool) -> tuple[int, int]:
     return calls.failures, calls.failures_total
 
 
-def _answers(pool: Pool, status: int) -> None:
-    """Make a call to which the first endpoint responds with a status."""
-    lease = pool.lease(pool.endpoints[1:])
-    lease.acquire()
-    lease.release(*lease.classify_status(status))
+def _responds(status: int) -> Callable[[Lease], None]:
+    """End a call by a response with a status."""
+    return lambda lease: lease.release(*lease.classify_status(status))
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_failed_calls_of_a_single_endpoint_are_counted(count: int) -> None:
-    pool = make_pool(count)
-    fail_calls(pool, 0, CONNECT_ERROR, times=2)
-    assert _counts(pool) == (2, 2)
-    assert _state(pool).last_error == str(CONNECT_ERROR)
-    assert (_state(pool).last_error_at or "").endswith("+00:00")
-
-
-@pytest.mark.parametrize(("status", "failures"), [(500, 3), (501, 0), (503, 3)])
-def test_responses_of_5xx_but_501_count_as_failed_calls(status: int, failures: int) -> None:
-    """With 501, and with an unknown RPC, the client asks for what the server never does."""
-    pool = make_pool(2, OutlierPolicy(failure_statuses=frozenset()))
-    for _ in range(3):
-        _answers(pool, status)
-    assert _counts(pool) == (failures, failures)
-    assert _state(pool).last_error == (f"it returned {status}" if failures else None)
-    assert _state(pool).consecutive_ejections == 0
-
-
-@pytest.mark.parametrize("status", [200, 404])
-def test_success_ends_the_row_of_failed_calls(status: int) -> None:
-    pool = make_pool(2)
-    fail_calls(pool, 0, CONNECT_ERROR)
-    _answers(pool, 500)
-    _answers(pool, status)
-    assert _counts(pool) == (0, 2)
-    assert _state(pool).last_error == "it returned 500"
-
-
-def test_endpoint_without_failures_has_no_last_error() -> None:
-    pool = make_pool(1)
-    _answers(pool, 200)
-    fail_calls(pool, 0, ConnectionError("the client left"))
-    assert _counts(pool) == (0, 0)
-    assert (_state(pool).last_error, _state(pool).last_error_at) == (None, None)
-
-
-def test_5xx_counts_although_the_client_leaves() -> None:
-    pool = make_pool(2)
-    lease = pool.lease(pool.endpoints[1:])
-    lease.acquire()
+def _client_leaves(lease: Lease) -> None:
     lease.classify_status(500)
     lease.release(Outcome.UNKNOWN, "the client left")
-    assert _counts(pool) == (1, 1)
 
 
-def test_retried_response_is_a_failed_call() -> None:
-    pool = make_pool(2)
-    lease = pool.lease(pool.endpoints[1:])
-    lease.acquire()
-    lease.release(*lease.classify_retried(500))
-    assert _counts(pool) == (1, 1)
-    assert pool.members[0].ejection.failures == 1
+def _metadata(status: int) -> Callable[[Lease], None]:
+    error = UpstreamResponseError(status, "application/json", b"{}")
+    return lambda lease: lease.finish(error)
 
 
-@pytest.mark.parametrize(("status", "counts"), [(500, (1, 1)), (404, (0, 0))])
-def test_error_response_for_metadata_is_counted_by_its_status(
-    status: int, counts: tuple[int, int]
+ENDS: dict[str, tuple[Callable[[Lease], None], int, int]] = {
+    "no connection": (lambda lease: lease.finish(CONNECT_ERROR), 1, 1),
+    "500": (_responds(500), 1, 0),
+    # With it, and with an unknown RPC, the client asks for what the server never does.
+    "501": (_responds(501), 0, 0),
+    "503, for which the policy ejects": (_responds(503), 1, 1),
+    "404": (_responds(404), 0, 0),
+    "a client that leaves during a response of 500": (_client_leaves, 1, 0),
+    "a response of 500 that is retried": (lambda it: it.release(*it.classify_retried(500)), 1, 1),
+    "500 for metadata": (_metadata(500), 1, 0),
+    "404 for metadata": (_metadata(404), 0, 0),
+    "a client that leaves": (lambda lease: lease.finish(ConnectionError("the client left")), 0, 0),
+}
+"""How calls end, whether they have failed then, and whether the endpoint has."""
+
+
+@pytest.mark.parametrize(("end", "failures", "counts_for_ejection"), ENDS.values(), ids=ENDS)
+def test_failed_calls_are_counted_until_one_succeeds(
+    end: Callable[[Lease], None], failures: int, counts_for_ejection: int
 ) -> None:
-    pool = make_pool(1)
-    lease = pool.lease()
-    lease.acquire()
-    lease.finish(UpstreamResponseError(status, "application/json", b"{}"))
-    assert _counts(pool) == counts
+    for endpoints in (1, 2):
+        pool = make_pool(endpoints)
+        for _ in range(2):
+            lease = pool.lease(pool.endpoints[1:])
+            lease.acquire()
+            end(lease)
+        assert _counts(pool) == (2 * failures, 2 * failures)
+        if endpoints == 2:
+            assert pool.members[0].ejection.failures == 2 * counts_for_ejection
+        told = _state(pool).last_error, _state(pool).last_error_at or ""
+        assert bool(told[0]) == bool(failures)
+        assert told[1].endswith("+00:00" if failures else "")
+        fail_calls(pool, 0, None)
+        assert _counts(pool) == (0, 2 * failures)
+        assert _state(pool).last_error == told[0]
 
 
 class _Body:

@@ -1,4 +1,4 @@
-"""The receiver of traces, as settings name it; what it takes must be installed."""
+"""Networks of trusted proxies, and the receiver of traces, whose packages must be installed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import cross_checks
+from gateway.settings.forwarded import Forwarded
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
 from gateway.settings.tracing import parse_receiver
@@ -65,3 +66,19 @@ def test_check_for_the_extra_loads_none_of_it() -> None:
     assert not {name for name in set(sys.modules) - loaded if name.startswith("grpc.")}
     assert list(cross_checks.missing_packages({})) == []
     assert not cross_checks._is_installed("no_such_package.proto")
+
+
+@pytest.mark.parametrize(
+    ("value", "networks"),
+    [
+        ("none", ()),
+        ("all", ("0.0.0.0/0", "::/0")),
+        ("10.0.0.0/8", ("10.0.0.0/8",)),
+        ("192.0.2.7", ("192.0.2.7/32",)),
+        (["::1", "2001:DB8::/32", "127.0.0.1"], ("::1/128", "2001:db8::/32", "127.0.0.1/32")),
+        (["10.0.0.0/255.0.0.0"], ("10.0.0.0/8",)),
+    ],
+)
+def test_trusted_proxies_are_networks(value: object, networks: tuple[str, ...]) -> None:
+    assert Forwarded.model_validate({"trusted_proxies": value}).trusted_proxies == networks
+    assert Forwarded.model_validate({"trusted_proxies": networks}).trusted_proxies == networks

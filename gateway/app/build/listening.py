@@ -12,8 +12,11 @@ from gateway.settings.schema import Settings
 from gateway.settings.values.addresses import Address, TcpAddress, UnixAddress
 
 
-class ListenError(Exception):
-    """An address or a certificate that cannot be used to listen; the message names it."""
+class UnusableSettingsError(Exception):
+    """What the settings name, but cannot be used: an address, a certificate, a file of API keys.
+
+    The message names it.
+    """
 
 
 _WILDCARDS = ("0.0.0.0", "::")
@@ -28,7 +31,7 @@ class BoundAddress(NamedTuple):
     sockets: tuple[socket.socket, ...]
 
 
-def listen_addresses(settings: Settings) -> tuple[Address, ...]:
+def addresses_of(settings: Settings) -> tuple[Address, ...]:
     """Return all addresses to listen on: those of clients, and the admin address."""
     admin = settings.admin.listen
     return settings.listen if admin is None else (*settings.listen, admin)
@@ -39,7 +42,7 @@ def listen(
     before: Iterable[BoundAddress] = (),
     rebound: Collection[Address | None] = (),
 ) -> tuple[BoundAddress, ...]:
-    """Listen on all addresses, or on no new one. Raises ListenError.
+    """Listen on all addresses, or on no new one. Raises UnusableSettingsError.
 
     Addresses that were bound ``before`` keep their sockets; those that are gone stay open.
     Addresses to be ``rebound`` get duplicates of their sockets, which share the queue: so another
@@ -63,7 +66,7 @@ def listen(
         if error.errno == errno.EADDRINUSE:
             message += _own_conflict(address, addresses, (*before, *opened))
         close(opened)
-        raise ListenError(message) from error
+        raise UnusableSettingsError(message) from error
     return tuple(bound)
 
 
@@ -114,7 +117,7 @@ def _overlap(address: Address, sock: socket.socket) -> bool:
     return any(host in (each[4][0], *_WILDCARDS) or each[4][0] in _WILDCARDS for each in found)
 
 
-def describe_addresses(bound: Iterable[BoundAddress], settings: Settings) -> list[str]:
+def describe(bound: Iterable[BoundAddress], settings: Settings) -> list[str]:
     """Return where clients and operators connect: URLs, or unix:/path."""
     return [
         f"{_describe(sock, False)} (admin)"

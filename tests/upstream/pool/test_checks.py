@@ -1,3 +1,5 @@
+"""Health checks of members, and the tasks that run the checks."""
+
 import asyncio
 import logging
 from collections.abc import Callable
@@ -9,10 +11,11 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
+from gateway.upstream.pool.dialect import DialectDetector
 from gateway.upstream.pool.member import Member, Outcome
 from gateway.upstream.pool.pool import Lease, Pool
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
-from tests.support.gateway import until
+from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
     Connection,
@@ -168,3 +171,85 @@ async def test_check_that_the_gateway_cannot_make_has_no_result() -> None:
     async with running(Pool([endpoint], supervisor=PoolSupervisor(health_checker))) as pool:
         await until(lambda: len(endpoint.requests) == 4)
         assert pool.snapshot()[0].healthy
+
+
+class _Attending(HealthChecker):
+    """Records the members whose task runs."""
+
+    def __init__(self) -> None:
+        super().__init__("/", 1, 1, HealthCheckPolicy())
+        self.attended: list[Member] = []
+
+    async def run(self, member: Member, changed: Callable[[], None]) -> None:
+        self.attended.append(member)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.attended.remove(member)
+
+
+def _members(count: int) -> list[Member]:
+    return [Member(ScriptedEndpoint(EventLog(), url=f"http://{number}")) for number in range(count)]
+
+
+async def test_tasks_of_a_member_run_until_it_is_removed() -> None:
+    health_checker = _Attending()
+    supervisor = PoolSupervisor(health_checker)
+    one, two, three = _members(3)
+    async with no_leaks():
+        supervisor.add([one, two], lambda member: None)
+        await until(lambda: health_checker.attended == [one, two])
+        supervisor.remove([one])
+        supervisor.add([three], lambda member: None)
+        await until(lambda: health_checker.attended == [two, three])
+        await supervisor.close()
+        assert not health_checker.attended
+
+
+async def test_failed_task_is_logged_and_starts_again(caplog: pytest.LogCaptureFixture) -> None:
+    class FailingOnce(_Attending):
+        async def run(self, member: Member, changed: Callable[[], None]) -> None:
+            if not caplog.records:
+                raise ZeroDivisionError
+            await super().run(member, changed)
+
+    health_checker = FailingOnce()
+    supervisor = PoolSupervisor(health_checker)
+    members = _members(1)
+    async with no_leaks():
+        supervisor.add(members, lambda member: None)
+        await until(lambda: health_checker.attended == members)
+        await supervisor.close()
+        assert not health_checker.attended
+    assert caplog.records[0].levelno == logging.ERROR
+    assert "ZeroDivisionError" in caplog.text
+
+
+class _Listening(DialectDetector):
+    """Records the members that are rechecked."""
+
+    def __init__(self) -> None:
+        super().__init__("u", 60, 60)
+        self.rechecked: list[Member] = []
+
+    async def run(self, member: Member, changed: Callable[[], None]) -> None:
+        await asyncio.Event().wait()
+
+    def recheck(self, member: Member) -> None:
+        self.rechecked.append(member)
+
+
+async def test_health_change_rechecks_the_dialect() -> None:
+    class Telling(_Attending):
+        async def run(self, member: Member, changed: Callable[[], None]) -> None:
+            changed()
+
+    dialect_detector = _Listening()
+    supervisor = PoolSupervisor(Telling(), dialect_detector=dialect_detector)
+    calls: list[Member] = []
+    members = _members(2)
+    async with no_leaks():
+        supervisor.add(members, calls.append)
+        await until(lambda: calls == members)
+        assert dialect_detector.rechecked == members
+        await supervisor.close()

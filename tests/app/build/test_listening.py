@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.app.build.listen import BoundAddress, ListenError, close, listen
+from gateway.app.build.listening import BoundAddress, UnusableSettingsError, close, listen
 from gateway.settings.values.addresses import TcpAddress
 from tests.support.addresses import HOST, OTHER_HOST, free_port
 
@@ -34,7 +34,7 @@ def test_conflict_with_a_removed_address_is_named(
 ) -> None:
     had = TcpAddress(*before[0].sockets[0].getsockname())
     wanted = TcpAddress(host, had.port)
-    with pytest.raises(ListenError) as raised:
+    with pytest.raises(UnusableSettingsError) as raised:
         listen([wanted], before)
     assert str(raised.value) == f"cannot listen on {wanted}: {IN_USE}{RESTART.format(had)}"
     assert before[0].sockets[0].fileno() >= 0
@@ -45,7 +45,7 @@ def test_conflict_of_two_wanted_addresses_is_named() -> None:
     first, every = (TcpAddress(host, port) for host in (HOST, "0.0.0.0"))
     for known in (False, True):
         before = listen([first]) if known else ()
-        with pytest.raises(ListenError) as raised:
+        with pytest.raises(UnusableSettingsError) as raised:
             listen([first, every], before)
         assert str(raised.value) == f"cannot listen on {every}: {IN_USE}{TOGETHER.format(first)}"
         close(before)
@@ -57,7 +57,7 @@ def test_conflict_with_another_process_is_not_blamed_on_the_gateway(
 ) -> None:
     wanted = TcpAddress(OTHER_HOST, _port(before))
     others = listen([wanted])
-    with pytest.raises(ListenError) as raised:
+    with pytest.raises(UnusableSettingsError) as raised:
         listen([wanted], before)
     assert str(raised.value) == f"cannot listen on {wanted}: {IN_USE}"
     close(others)

@@ -1,8 +1,9 @@
-"""Rings of records in shared memory: whole records, whatever happens to writer and reader."""
+"""Documents and rings in shared memory are whole, whatever happens to writer and reader."""
 
 import copy
 import os
 import signal
+import time
 from collections.abc import Callable
 from itertools import count
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.shared_rings import SharedRing
+from gateway.workers.shared_records import SharedDocuments, SharedRing
 from tests.observe.dying import die_before_store, run_in_a_child
 
 
@@ -173,3 +174,51 @@ def test_writer_killed_between_any_two_stores_leaves_whole_records(before: int) 
             break
         assert os.WTERMSIG(status) == signal.SIGKILL
     assert stores >= 4  # the start, the record in two parts, and the end
+
+
+KIB = 1024
+
+
+def test_last_document_of_each_slot_is_read() -> None:
+    documents = SharedDocuments(3)
+    for text in (b"one", b"a longer one", b"two"):
+        assert documents.publish(0, text)
+    assert documents.publish(2, b"other")
+    assert documents.read_all() == [b"two", b"", b"other"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 64])
+def test_document_that_is_too_long_leaves_the_one_before(size: int) -> None:
+    documents = SharedDocuments(1, max_document=64)
+    assert documents.publish(0, bytes(size))
+    assert not documents.publish(0, bytes(65))
+    assert documents.read_all() == [bytes(size)]
+
+
+def test_document_of_a_process_that_is_killed_at_any_moment_is_whole() -> None:
+    documents = SharedDocuments(1, max_document=64 * KIB)
+    for attempt in range(10):
+        documents.publish(0, b"")
+        pid = os.fork()
+        if not pid:
+            while True:
+                for number in range(256):
+                    documents.publish(0, bytes([number]) * (KIB + 200 * number))
+        try:
+            while documents.read_all() == [b""]:
+                time.sleep(0.0001)
+            for _ in range(200 + 7 * attempt):
+                _check_whole(documents.read_all()[0])
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        assert documents.read_all()[0]
+        _check_whole(documents.read_all()[0])
+        documents.publish(0, b"successor")
+        assert documents.read_all() == [b"successor"]
+
+
+def _check_whole(document: bytes) -> None:
+    # A reader gives up if the writer never pauses.
+    if document:
+        assert document == document[:1] * (KIB + 200 * document[0])
