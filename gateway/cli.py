@@ -221,8 +221,7 @@ async def _demo(once: bool, port: int) -> None:
     from gateway.app.process import handle_signals
     from gateway.app.standalone import StandaloneGateway
     from gateway.demo.server.server import DemoServer
-    from gateway.demo.walkthrough.traffic import make_traffic
-    from gateway.demo.walkthrough.walkthrough import next_steps, run_show
+    from gateway.demo.walkthrough.walkthrough import make_traffic, next_steps, run_show
     from gateway.workers.signals import STOP_SIGNALS
 
     stop = asyncio.Event()
@@ -244,7 +243,7 @@ async def _demo(once: bool, port: int) -> None:
             next_steps(url, server.url, f"http://{gateway.settings.admin.listen}", _DEMO_KEY)
         )
         click.echo("Ctrl-C ends the demo.")
-        traffic = asyncio.create_task(make_traffic(url))
+        traffic = asyncio.create_task(make_traffic(url, server))
         await stop.wait()
         traffic.cancel()
         await asyncio.gather(traffic, return_exceptions=True)

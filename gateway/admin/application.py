@@ -11,13 +11,11 @@ from aiohttp.typedefs import Handler, Middleware
 
 from gateway.admin import security
 from gateway.admin.actions import Actions
-from gateway.admin.api import Api
-from gateway.admin.page_files import PageFiles
-from gateway.admin.pages import Pages, error_response
+from gateway.admin.pages import PageFiles, Pages, error_response
 from gateway.admin.server import AdminServer
 from gateway.admin.source import GatewaySource
 from gateway.admin.try_it.handler import TryIt
-from gateway.admin.view import GatewayView
+from gateway.admin.view import Api, GatewayView
 from gateway.errors import INTERNAL_ERROR_TEXT
 
 _DEFAULT_NOT_FOUND = f"404: {web.HTTPNotFound().reason}"

@@ -20,6 +20,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from gateway.admin.source import GatewaySource
+from gateway.settings.values.wording import format_path
 
 _WRONG_KEY_DELAY = 0.5
 """Seconds until a wrong key is refused, so that keys cannot be guessed fast."""
@@ -115,5 +116,6 @@ async def read_body(request: web.Request, model: type[Body], max_size: int) -> B
         return await asyncio.to_thread(model.model_validate_json, bytes(text), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise web.HTTPBadRequest(text=f"{where or 'the body'}: {first['msg']}") from None
+        where = format_path(first["loc"]) or "the body"
+        reason = first["msg"].removeprefix("Value error, ")
+        raise web.HTTPBadRequest(text=f"{where}: {reason}") from None

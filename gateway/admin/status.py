@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -176,23 +176,15 @@ def _first_known(statuses: Sequence[Status], name: str) -> Any:
 
 def _merge_endpoint(states: Sequence[Status]) -> dict[str, Any]:
     merged = dict(states[0])
-    merged["requests_in_progress"] = _sum(states, "requests_in_progress")
-    for name in ("consecutive_failures", "consecutive_ejections", "ejection_remaining_seconds"):
-        merged[name] = max(each[name] for each in states)
-    merged["healthy"] = healthy = _worse(each["healthy"] for each in states)
-    decisive = next(each for each in states if each["healthy"] is healthy)
+    for name, merge in _ENDPOINT_RULES.items():
+        merged[name] = merge([each[name] for each in states])
+    decisive = next(each for each in states if each["healthy"] is merged["healthy"])
     merged["health_check_result"] = decisive["health_check_result"]
-    merged["drained"] = any(each["drained"] for each in states)
-    # A name may lead to an address again while calls of before still run there.
-    merged["draining"] = all(each["draining"] for each in states)
-    merged |= _merge_states(states)
-    for name in ("models", "dialect"):
-        merged[name] = _first(each[name] for each in states)
     by_age = sorted(states, key=lambda each: str(each["state_since"]))
     merged["latency_outlier"] = _first(each["latency_outlier"] for each in by_age)
     last = max(states, key=lambda each: each["last_error_at"] or "")
     merged |= {name: last[name] for name in ("last_error", "last_error_at")}
-    return merged
+    return merged | _merge_states(states)
 
 
 def _merge_states(states: Sequence[Status]) -> dict[str, Any]:
@@ -245,3 +237,18 @@ def _worse(values: Iterable[bool | None]) -> bool | None:
 
 def _first(values: Iterable[Any]) -> Any:
     return next((value for value in values if value is not None), None)
+
+
+_ENDPOINT_RULES: Mapping[str, Callable[[list[Any]], Any]] = {
+    "requests_in_progress": sum,
+    **dict.fromkeys(
+        ("consecutive_failures", "consecutive_ejections", "ejection_remaining_seconds"), max
+    ),
+    "healthy": _worse,
+    "drained": any,
+    # A name may lead to an address again while calls of before still run there.
+    "draining": all,
+    "models": _first,
+    "dialect": _first,
+}
+"""How the fields of an endpoint are merged; others are those of the first worker."""

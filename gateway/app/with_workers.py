@@ -77,6 +77,7 @@ def serve_with_workers(workers: int, settings: Settings, source: SettingsSource)
 
 async def _serve_as_worker(channel: WorkerChannel, supervised: GatewayWithWorkers) -> None:
     """Serve the connections that the supervisor accepts."""
+    _handle_stop_signals(channel)
     gateway = supervised.worker(channel.count_closed, channel.slot)
     await _serve(channel, gateway, supervised.shared)
     channel.send(FromWorker.DROPPED, str(gateway.dropped))
@@ -84,13 +85,18 @@ async def _serve_as_worker(channel: WorkerChannel, supervised: GatewayWithWorker
 
 async def _serve_as_admin(channel: WorkerChannel, supervised: GatewayWithWorkers) -> None:
     """Serve the admin address for the workers."""
+    _handle_stop_signals(channel)
     await _serve(channel, supervised.admin_process(), supervised.shared)
+
+
+def _handle_stop_signals(channel: WorkerChannel) -> None:
+    """Have the supervisor end this process: the first thing to do, as the rest takes a while."""
+    handle_signals(partial(channel.send, FromWorker.LEAVING), *STOP_SIGNALS)
 
 
 async def _serve(
     channel: WorkerChannel, gateway: Gateway | AdminProcess, shared: SharedMemory
 ) -> None:
-    handle_signals(partial(channel.send, FromWorker.LEAVING), *STOP_SIGNALS)
     reloader = WorkerReloader(gateway, shared, partial(channel.send, FromWorker.RELOAD_DONE))
     async with gateway, reloader, MallocTrim():
         tune_garbage_collector()

@@ -19,8 +19,8 @@ from gateway.top.document import (
     text,
     texts,
 )
+from gateway.top.formatting import sparkline
 from gateway.top.plain_text import cut, plain, width_of
-from gateway.top.sparkline import sparkline
 from gateway.top.table import (
     ERROR,
     GOOD,

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from gateway.top import formatting
 from gateway.top.document import Document, count, flag, number, numbers, objects, text
+from gateway.top.formatting import Points, sparkline, squeeze
 from gateway.top.plain_text import fit, plain, width_of, wrap
-from gateway.top.sparkline import Points, sparkline, squeeze
 from gateway.top.table import (
     ERROR,
     GOOD,

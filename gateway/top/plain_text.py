@@ -39,7 +39,6 @@ def _plain_character(character: str) -> str:
         unicodedata.category(character)[0] not in _SHOWN
         or unicodedata.bidirectional(character) in _RIGHT_TO_LEFT
         or get_character_cell_size(character) != _width(character)
-        or 0x1160 <= code <= 0x11FF  # vowels and ends of Korean syllables
         or 0x1F1E6 <= code <= 0x1F1FF  # two of them are a flag
         or 0x1F3FB <= code <= 0x1F3FF  # colours of the skin
     )

@@ -1,21 +1,36 @@
 """Who may do what at the admin address, and the calls that it makes to the gateway itself."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import socket
-import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
-from gateway.admin import security
-from gateway.admin.own_calls import OwnCallError, call_for_document
+from gateway.admin import own_calls, security
+from gateway.admin.own_calls import (
+    CapturedCall,
+    OwnCallError,
+    call_for_document,
+    make_captured_call,
+)
 from gateway.settings.admin import Admin
+from gateway.upstream.transport import UpstreamRequest
 from tests.admin.site import KEY, URL, ChosenSource, RunningSite, running_site
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response, request
 from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import (
+    Connection,
+    ReceivedRequest,
+    Script,
+    never_respond,
+    respond_in_turn,
+)
 
 ENDPOINT = {"upstream": "u", "endpoint": URL}
 PATHS = {
@@ -206,53 +221,145 @@ async def test_trace_settings_that_no_server_has_are_refused(
     assert (response.status, response.error[:8]) == (400, "settings")
 
 
-class _Answering(ChosenSource):
-    """A gateway that answers each call with the same bytes, and then closes the connection."""
+REQUEST = UpstreamRequest("POST", "/x", CIMultiDict(A="b"), [b"some", memoryview(b"body")])
+GRPC = UpstreamRequest("POST", "/s/M", CIMultiDict(), [b"body"], is_grpc=True)
+OK = http_response(b"[]")
+ATTEMPTS = [{"upstream": "u"}]
 
-    def __init__(self, data: bytes) -> None:
+Sink = Callable[[socket.socket], Awaitable[None]]
+
+
+async def _deliver(sink: socket.socket) -> None:
+    sink.sendall(json.dumps(ATTEMPTS).encode())
+    sink.close()
+
+
+class _Source(ChosenSource):
+    """A gateway that plays a script, and does something with the socket for what is captured."""
+
+    def __init__(self, script: Script, deliver: Sink = _deliver) -> None:
         super().__init__()
-        self._data = data
-        self.received = b""
-        self.threads: list[threading.Thread] = []
+        self._script = script
+        self._deliver = deliver
+        self.tasks: list[asyncio.Task[None]] = []
 
     async def connect(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        self.threads.append(threading.Thread(target=self._serve, args=(theirs,)))
-        self.threads[-1].start()
+        self.tasks.append(asyncio.create_task(self._serve(theirs, None)))
         return ours
 
-    def _serve(self, sock: socket.socket) -> None:
-        with sock:
-            self.received = sock.recv(65536)
-            end = b"}" if self.received.startswith(b"POST") else b"\r\n\r\n"
-            while not self.received.endswith(end):
-                self.received += sock.recv(65536)
-            if self._data:
-                try:
-                    sock.sendall(self._data)
-                except OSError:
-                    return  # it has read enough
+    async def connect_captured(self, skips_conversion: bool) -> tuple[socket.socket, socket.socket]:
+        (ours, theirs), (source, sink) = socket.socketpair(), socket.socketpair()
+        self.tasks.append(asyncio.create_task(self._serve(theirs, sink)))
+        return ours, source
+
+    async def _serve(self, theirs: socket.socket, sink: socket.socket | None) -> None:
+        connection = Connection(*await asyncio.open_connection(sock=theirs))
+        try:
+            await self._script(connection)
+            if sink is not None:
+                await self._deliver(sink)
+            await connection.wait_for_close()
+        except ConnectionError:
+            pass
+        finally:
+            await connection.close()
+            if sink is not None:
+                sink.close()
 
 
-async def _ask(data: bytes, method: str, document: object = None) -> tuple[Any, bytes]:
-    source = _Answering(data)
+async def _make(
+    script: Script, deliver: Sink = _deliver, request: UpstreamRequest = REQUEST, most: int = 100
+) -> CapturedCall:
+    source = _Source(script, deliver)
     async with no_leaks():
         try:
-            found = await call_for_document(source, method, "/x", document)
+            return await make_captured_call(source, request, most)
         finally:
-            for thread in source.threads:
-                await asyncio.to_thread(thread.join)
-    return found, source.received
+            await asyncio.gather(*source.tasks)
+
+
+async def test_call_has_the_response_and_what_was_captured() -> None:
+    call = await _make(respond_in_turn(OK))
+    assert (call.reply.status, call.reply.body, call.attempts) == (200, b"[]", ATTEMPTS)
+    described = call.reply.captured.describe()
+    assert described["start"] == "HTTP/1.1 200 OK"
+    assert ("Content-Type", "application/json") in described["headers"]
+    assert described["size"] == 2
+
+
+@pytest.mark.parametrize("request_", [REQUEST, GRPC], ids=["HTTP", "gRPC"])
+async def test_call_that_gets_no_response_in_time_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, request_: UpstreamRequest
+) -> None:
+    monkeypatch.setattr(own_calls, "_CAPTURED_TIMEOUT", 0.05)
+    with pytest.raises(OwnCallError, match=r"no response within 0\.05 s"):
+        await _make(never_respond, request=request_)
+
+
+async def test_gateway_without_workers_is_told() -> None:
+    with pytest.raises(OwnCallError, match="no worker responds"):
+        await make_captured_call(ChosenSource(), REQUEST, 100)
+
+
+async def test_call_that_is_cancelled_leaves_nothing_behind() -> None:
+    task = asyncio.create_task(_make(never_respond))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def _no_json(sink: socket.socket) -> None:
+    sink.sendall(b"[1")
+    sink.close()
+
+
+async def _too_much(sink: socket.socket) -> None:
+    sink.setblocking(False)
+    await asyncio.get_running_loop().sock_sendall(sink, b"[" + b" " * 100_000 + b"]")
+    sink.close()
+
+
+async def _nothing(sink: socket.socket) -> None:
+    sink.close()
+
+
+async def _hang(sink: socket.socket) -> None:
+    pass
+
+
+@pytest.mark.parametrize("deliver", [_no_json, _too_much, _nothing, _hang])
+async def test_response_counts_even_if_nothing_was_captured(
+    monkeypatch: pytest.MonkeyPatch, deliver: Sink
+) -> None:
+    monkeypatch.setattr(own_calls, "_CAPTURE_TIMEOUT", 0.05 if deliver is _hang else 5.0)
+    monkeypatch.setattr(own_calls, "_MAX_CAPTURE", 50_000)
+    call = await _make(respond_in_turn(OK), deliver)
+    assert (call.reply.status, call.attempts) == (200, [])
+
+
+async def _ask(script: Script, method: str = "GET", document: object = None) -> Any:
+    source = _Source(script)
+    async with no_leaks():
+        try:
+            return await call_for_document(source, method, "/x", document)
+        finally:
+            await asyncio.gather(*source.tasks)
 
 
 async def test_own_call_sends_a_document_and_returns_that_of_the_gateway() -> None:
-    found, received = await _ask(http_response(b'{"a": 1}'), "GET")
-    assert found == {"a": 1}
-    assert received.startswith(b"GET /x HTTP/1.1\r\n")
-    found, received = await _ask(http_response(b"[]"), "POST", {"b": 2})
-    assert found == []
-    assert received.startswith(b"POST /x HTTP/1.1\r\n")
-    assert b"content-type: application/json\r\n" in received.lower()
+    asked: list[ReceivedRequest] = []
+
+    async def respond(connection: Connection) -> None:
+        asked.append(await connection.request())
+        await connection.send(http_response(b'{"a": 1}'))
+
+    assert await _ask(respond) == await _ask(respond, "POST", {"b": 2}) == {"a": 1}
+    got, posted = asked
+    assert (got.head.first, got.body) == ("GET /x HTTP/1.1", b"")
+    assert (posted.head.first, posted.body) == ("POST /x HTTP/1.1", b'{"b":2}')
+    assert posted.head.get("Content-Type") == "application/json"
 
 
 @pytest.mark.parametrize(
@@ -262,14 +369,18 @@ async def test_own_call_sends_a_document_and_returns_that_of_the_gateway() -> No
         (http_response(b"[]", status="503 No"), "the response has the status 503"),
         (http_response(b"{", status="500 No"), "the response has the status 500"),
         (http_response(b"{"), "the response is not JSON"),
-        (b"", "no response: "),
         (b"nonsense\r\n\r\n", "no response: "),
         (http_response(b"[]")[:-1], "no response: "),
         (http_response(b" " * (4 * 2**20 + 1)), "the response has more than 4194304 bytes"),
     ],
-    ids=range(8),
+    ids=range(7),
 )
 async def test_own_call_that_fails_says_why(data: bytes, error: str) -> None:
+    async def respond(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(data)
+        await connection.close()
+
     with pytest.raises(OwnCallError) as caught:
-        await _ask(data, "GET")
+        await _ask(respond)
     assert str(caught.value).startswith(error)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.admin import api, security
-from gateway.admin.api import MAX_STREAMS
+from gateway.admin import security, view
+from gateway.admin.view import MAX_STREAMS
 from gateway.app.journal import SETTINGS_RELOADED
 from tests.admin.site import RunningSite, endpoint, running_site, upstream, worker_status
 from tests.support.gateway import no_leaks, until
@@ -24,7 +24,7 @@ LOCAL = {"Host": "localhost"}
 @pytest.fixture
 async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningSite]:
     """A site whose streams send something fifty times a second."""
-    monkeypatch.setattr(api, "_INTERVAL", 0.02)
+    monkeypatch.setattr(view, "_INTERVAL", 0.02)
     async with no_leaks(), running_site() as running:
         yield running
 
@@ -72,7 +72,7 @@ async def test_stream_has_the_headers_of_protection_and_is_not_buffered(site: Ru
 async def test_first_events_come_at_once(
     site: RunningSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "_INTERVAL", 3600)
+    monkeypatch.setattr(view, "_INTERVAL", 3600)
     async with _following(site, "?topics=overview,topology,models,calls") as stream:
         names = [(await stream.next_event())[0] for _ in range(3)]
         assert names == ["overview", "topology", "models"]
@@ -140,17 +140,6 @@ async def test_journal_is_sent_when_something_has_happened(site: RunningSite) ->
             pass
         found = json.loads(message.partition("data: ")[2])["events"]
         assert [each["who"] for each in found] == ["file watch", "SIGHUP"]
-
-
-async def test_calls_are_filtered(site: RunningSite) -> None:
-    for number in range(300):
-        site.source.add_call(id=f"{number}", time=number, model="ab"[number % 2])
-    async with _following(site, "?topics=calls&calls.model=a") as stream:
-        _, document = await stream.next_event()
-        assert len(document["calls"]) == 100
-        assert {each["model"] for each in document["calls"]} == {"a"}
-    async with _following(site, "?topics=calls&calls.limit=7") as stream:
-        assert len((await stream.next_event())[1]["calls"]) == 7
 
 
 async def test_names_that_a_client_chose_cannot_end_an_event(site: RunningSite) -> None:
@@ -223,8 +212,8 @@ async def test_refused_streams_do_not_count(site: RunningSite) -> None:
 
 
 async def test_slow_reader_is_cut_off(site: RunningSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_SEND_TIMEOUT", 0.05)
-    monkeypatch.setattr(api, "_INTERVAL", 0.0001)
+    monkeypatch.setattr(view, "_SEND_TIMEOUT", 0.05)
+    monkeypatch.setattr(view, "_INTERVAL", 0.0001)
     monkeypatch.setattr("gateway.admin.view._CACHE_SECONDS", 3600)
     endpoints = [endpoint(url=f"http://h:{port}/{'x' * 500}") for port in range(1000)]
     site.source.statuses = [worker_status({"u": upstream(*endpoints)})]

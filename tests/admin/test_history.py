@@ -9,7 +9,6 @@ import pytest
 
 from gateway.admin import history as history_module
 from gateway.admin.history import (
-    ENDPOINT_POINTS,
     HOUR_POINTS,
     MAX_CURVES,
     RECENT_POINTS,
@@ -77,18 +76,6 @@ class _Sampled:
         return self.history.recent()
 
 
-def test_nothing_is_known_before_the_second_sample() -> None:
-    sampled = _Sampled()
-    assert sampled.history.now is None
-    sampled.call()
-    sampled.sample()
-    assert sampled.history.now is None
-    for document in (sampled.history.recent(), sampled.history.hour()):
-        assert [document[name] for name in FIELDS] == [[]] * len(FIELDS)
-    sampled.sample()
-    assert sampled.history.now is not None
-
-
 def test_rates_are_those_between_two_samples() -> None:
     sampled = _Sampled()
     sampled.call(times=1000)  # before the first sample: since when is not known
@@ -125,14 +112,6 @@ def test_ratios_are_those_of_calls_and_not_known_without_any() -> None:
     sampled.sample()
     summary = summarize(rates_of(sampled.history.now, DURATION))
     assert (summary["error_ratio"], summary["client_error_ratio"]) == (0.1, 0.3)
-
-
-def test_calls_above_all_bounds_have_the_largest_one() -> None:
-    sampled = _Sampled()
-    sampled.sample()
-    sampled.call(seconds=5000)
-    sampled.sample()
-    assert sampled.recent()["p50_ms"] == [300_000]
 
 
 def test_rates_of_now_are_those_of_the_last_ten_seconds() -> None:
@@ -339,22 +318,6 @@ def test_endpoints_and_routes_have_curves_of_ten_seconds() -> None:
     assert route["p99_ms"] == [pytest.approx(3, rel=0.02)] * 3
     nobody = sampled.history.route_curves("none")
     assert (nobody["calls_per_second"], nobody["p99_ms"]) == ([0, 0, 0], [None, None, None])
-
-
-def test_curves_are_of_an_hour_and_have_gaps() -> None:
-    sampled = _Sampled()
-    sampled.sample()
-    for second in range(3700):
-        sampled.serve("http://one", 0.003, times=1 + (second >= 3690))
-        sampled.sample()
-    hour = sampled.history.endpoint_curves("u", "http://one")
-    assert len(hour["calls_per_second"]) == HOUR_POINTS
-    recent = sampled.history.endpoint_curves("u", "http://one", ENDPOINT_POINTS)
-    assert recent["calls_per_second"] == hour["calls_per_second"][-ENDPOINT_POINTS:]
-    assert recent["end"] == hour["end"]
-    for _ in range(2):
-        sampled.sample(after=40)
-    assert None in sampled.history.endpoint_curves("u", "http://one")["calls_per_second"][-8:]
 
 
 def test_of_very_many_endpoints_the_busiest_have_a_point() -> None:

@@ -18,7 +18,7 @@ from gateway.top.lists import describe_endpoints
 from gateway.top.lists import describe_models as models_panel
 from gateway.top.overview import describe_overview as overview_panel
 from tests.admin.site import URL, endpoint, make_settings, state_of, upstream, worker_status
-from tests.top.lines import lines_of
+from tests.top.documents import lines_of
 
 SECONDS = 2.0
 MIRROR_URL = "http://mirror:1"

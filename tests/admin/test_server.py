@@ -6,7 +6,6 @@ import socket
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -36,12 +35,6 @@ async def test_requests_of_one_connection_are_served_in_turn(site: RunningSite) 
         await client.send(b"".join(request("GET", path) for path in paths))
         statuses = [(await client.read_response()).status for _ in paths]
     assert statuses == [200, 404, 200, 200, 200] * 20
-
-
-async def test_request_that_comes_byte_by_byte_is_served(site: RunningSite) -> None:
-    async with site.client() as client:
-        await client.send(*(bytes([each]) for each in LIVE))
-        assert (await client.read_response()).status == 200
 
 
 @pytest.fixture
@@ -224,24 +217,6 @@ async def test_body_of_a_request_is_not_taken(monkeypatch: pytest.MonkeyPatch) -
         await client.send(head.encode(), bytes(1 << 20))
         assert (await client.read_response()).status == 200
         await until(lambda: not site.connections)
-
-
-async def test_small_body_is_ignored(site: RunningSite) -> None:
-    async with site.client() as client:
-        for _ in range(3):
-            assert (await client.ask(request("GET", "/live", b"x" * 1000))).status == 200
-
-
-async def test_unix_socket_is_served(tmp_path: Path) -> None:
-    path = str(tmp_path / "admin.sock")
-    sock = socket.socket(socket.AF_UNIX)
-    sock.bind(path)
-    sock.listen()
-    async with no_leaks(), running_site(sock=sock) as site, site.client() as client:
-        assert site.url == f"unix:{path}"
-        assert (await client.ask(LIVE)).status == 200
-        host = {"Host": "localhost"}
-        assert (await client.call("GET", "/api/overview", headers=host)).status == 200
 
 
 class _Body(bytearray):

@@ -5,14 +5,12 @@ import os
 import re
 import resource
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from gateway import __version__
-from gateway.app.build.worker_count import usable_cores
 from gateway.build_info import NATIVE, describe_build
 from tests.cli.conftest import Call, Ended
 from tests.support.addresses import HOST, free_address, free_port
@@ -57,12 +55,6 @@ def test_help_lists_the_commands(call: Call, option: str) -> None:
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
 
 
-async def test_the_package_can_be_run_as_a_module(file: Path) -> None:
-    config = write_settings(file, "http://127.0.0.1:1")
-    status, out, _ = await run(*MODULE, "check", config)
-    assert (status, out.count("http://127.0.0.1:1")) == (0, 1)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -85,18 +77,7 @@ def test_wrong_arguments_give_status_2(call: Call, arguments: tuple[str, ...]) -
     assert "Traceback" not in err
 
 
-def test_check_prints_what_would_be_served(call: Call, file: Path) -> None:
-    config = write_settings(file, "http://127.0.0.1:8000", "'[::1]:8080'")
-    assert call("check", config) == (
-        0,
-        "listen on [::1]:8080\nevery request → upstream demo (triton): http://127.0.0.1:8000\n",
-        "",
-    )
-
-
-def _several_routes(file: Path) -> str:
-    file.write_text(
-        """
+ROUTES = """
 upstreams:
   blue: {endpoints: [http://a:1, http://b:2]}
   green: {endpoints: [http://c:3]}
@@ -113,32 +94,83 @@ routes:
     deny_operations: [trace, other]
   - upstream: green
 """
-    )
-    return str(file)
+CARE = "model_discovery: true, health_check: {interval: 1m}, dns_refresh: 500ms"
+ITSELF = """upstreams:
+  a:
+    endpoints:
+      - http://127.0.0.1:1
+      - http://localhost:8080
+listen: [127.0.0.1:9, 0.0.0.0:8080]
+"""
+GLOBS = """upstreams: {triton: {endpoints: ['http://127.0.0.1:1']}}
+routes:
+  - {match: {model: '^resnet.*$', headers: {X-Tenant: '(a|b)'}}, upstream: triton}
+  - {match: {model: 're:^resnet.*$', version: '[1-9]*'}, upstream: triton}
+"""
+_LOOKS = "looks like a regular expression, but it is a glob"
 
 
-def test_check_prints_the_requests_and_upstreams_of_routes(call: Call, file: Path) -> None:
-    status, out, _ = call("check", _several_routes(file))
+@pytest.mark.parametrize(
+    ("text", "lines", "warnings"),
+    [
+        (
+            "listen: '[::1]:8080'\nupstreams: {u: {endpoints: ['http://h:1'], dialect: triton}}",
+            ["listen on [::1]:8080", "every request → upstream u (triton): http://h:1"],
+            [],
+        ),
+        (
+            ROUTES,
+            [
+                "listen on 127.0.0.1:8080",
+                "model alias, version 2, x-a: b*, infer or health → upstream green (auto):"
+                " http://c:3; as model m, version 7",
+                "model m → upstream blue (auto) × 9: http://a:1, http://b:2; "
+                "upstream green (auto) × 1: http://c:3; as model n; 7% copied to upstream blue"
+                "; responses compressed with deflate or gzip; with Server-Timing"
+                "; but not trace, other",
+                "every request → upstream green (auto): http://c:3",
+            ],
+            [],
+        ),
+        (
+            f"workers: 3\nupstreams: {{u: {{endpoints: ['http://triton:8000'], {CARE}}}}}",
+            [
+                "listen on 127.0.0.1:8080",
+                "3 workers",
+                "every request → upstream u (auto): http://triton:8000"
+                " (looked up every 0.5 s, checked every 60 s, model discovery)",
+            ],
+            [],
+        ),
+        (
+            ITSELF,
+            [],
+            [
+                ":5: upstreams.a.endpoints[1]: warning: http://localhost:8080 is the gateway itself"
+                " (listen, line 6: 0.0.0.0:8080); requests come back and are answered with 508"
+            ],
+        ),
+        (
+            GLOBS,
+            [],
+            [
+                f":3: routes[0].match.model: warning: '^resnet.*$' {_LOOKS}",
+                f":3: routes[0].match.headers.X-Tenant: warning: '(a|b)' {_LOOKS}",
+            ],
+        ),
+    ],
+    ids=["one upstream", "routes", "workers and checks", "itself", "globs"],
+)
+def test_check_prints_what_would_be_served_and_warnings(
+    call: Call, file: Path, text: str, lines: list[str], warnings: list[str]
+) -> None:
+    file.write_text(text)
+    status, out, err = call("check", str(file))
     assert status == 0
-    assert out.splitlines()[1:] == [
-        "model alias, version 2, x-a: b*, infer or health → upstream green (auto): http://c:3"
-        "; as model m, version 7",
-        "model m → upstream blue (auto) × 9: http://a:1, http://b:2; "
-        "upstream green (auto) × 1: http://c:3; as model n; 7% copied to upstream blue"
-        "; responses compressed with deflate or gzip; with Server-Timing"
-        "; but not trace, other",
-        "every request → upstream green (auto): http://c:3",
+    assert not lines or out.splitlines() == lines
+    assert [each.split(", where")[0] for each in err.splitlines()] == [
+        f"{file}{each}" for each in warnings
     ]
-
-
-def test_check_prints_how_endpoints_are_found_and_checked(call: Call, file: Path) -> None:
-    care = "model_discovery: true, health_check: {interval: 1m}, dns_refresh: 500ms"
-    file.write_text(f"upstreams: {{u: {{endpoints: ['http://triton:8000'], {care}}}}}")
-    _, out, _ = call("check", str(file))
-    told = "looked up every 0.5 s, checked every 60 s, model discovery"
-    assert out.splitlines()[1] == (
-        f"every request → upstream u (auto): http://triton:8000 ({told})"
-    )
 
 
 def _declaring(file: Path, url: str, datatype: str) -> str:
@@ -193,15 +225,6 @@ async def test_check_with_probe_compares_declared_models_with_servers(
             3,
             [f"  {url} (upstream u): input 'x' is INT8 [-1], declared BOOL [-1]"],
         )
-
-
-@pytest.mark.parametrize("workers", ["1", "3", "auto"])
-def test_check_shows_the_number_of_workers(call: Call, file: Path, workers: str) -> None:
-    config = write_settings(file, "http://127.0.0.1:1", more=f"workers: {workers}\n")
-    status, out, _ = call("check", config)
-    count = usable_cores() if workers == "auto" else int(workers)
-    assert status == 0
-    assert re.findall(r"(?m)^(\d+) workers$", out) == ([str(count)] if count > 1 else [])
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
@@ -450,16 +473,6 @@ async def test_the_demo_runs_until_ctrl_c() -> None:
     assert (status, err) == (0, "")
 
 
-async def test_the_demo_reports_a_port_in_use() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        status, out, err = await run(TENSORGATE, "demo", "--once", "--port", str(port))
-    assert (status, out) == (1, "")
-    assert err == f"tensorgate: cannot listen on 127.0.0.1:{port}: Address already in use\n"
-
-
 each_command = pytest.mark.parametrize("command", ["check", "serve"])
 
 
@@ -523,39 +536,6 @@ def test_missing_files_are_printed_with_all_other_errors(call: Call, file: Path)
         f"{file}:2: upstreams.triton.dialect: expected auto, triton, kserve, openvino, torchserve"
         " or json, got 'Triton'; did you mean triton?\n",
     )
-
-
-def test_check_warns_of_an_endpoint_that_is_the_gateway_itself(call: Call, file: Path) -> None:
-    file.write_text(
-        "upstreams:\n"
-        "  a:\n"
-        "    endpoints:\n"
-        "      - http://127.0.0.1:1\n"
-        "      - http://localhost:8080\n"
-        "listen: [127.0.0.1:9, 0.0.0.0:8080]\n",
-    )
-    status, _, err = call("check", str(file))
-    assert (status, err) == (
-        0,
-        f"{file}:5: upstreams.a.endpoints[1]: warning: http://localhost:8080 is the gateway itself"
-        " (listen: 0.0.0.0:8080); requests come back and are answered with 508\n",
-    )
-
-
-def test_check_warns_of_regular_expressions_that_are_globs(call: Call, file: Path) -> None:
-    file.write_text(
-        "upstreams: {triton: {endpoints: ['http://127.0.0.1:1']}}\n"
-        "routes:\n"
-        "  - {match: {model: '^resnet.*$', headers: {X-Tenant: '(a|b)'}}, upstream: triton}\n"
-        "  - {match: {model: 're:^resnet.*$', version: '[1-9]*'}, upstream: triton}\n"
-    )
-    status, _, err = call("check", str(file))
-    assert status == 0
-    looks = "looks like a regular expression, but it is a glob"
-    assert [message.split(", where")[0] for message in err.splitlines()] == [
-        f"{file}:3: routes[0].match.model: warning: '^resnet.*$' {looks}",
-        f"{file}:3: routes[0].match.headers.X-Tenant: warning: '(a|b)' {looks}",
-    ]
 
 
 async def test_unchecked_server_certificates_are_warned_of_once(file: Path) -> None:

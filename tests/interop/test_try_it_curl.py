@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.try_it.forms import FORMS
+from gateway.admin.try_it.requests import FORMS
 from gateway.demo.server.server import DemoServer
 from tests.admin.try_it.trying import CLIENT_KEY, Trial, trying, wanted
 from tests.interop.programs import program

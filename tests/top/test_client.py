@@ -1,23 +1,34 @@
-"""What the client says of gateways, of other servers, and of no server at all."""
+"""What is read of a gateway, and what is said of other servers and of no server at all."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from yarl import URL
 
-from gateway.top.client import AdminAddress, AdminClient, AdminError, parse_admin_address
+from gateway.top.client import (
+    AdminAddress,
+    AdminClient,
+    AdminError,
+    Poller,
+    Wanted,
+    parse_admin_address,
+)
 from gateway.top.document import Document
+from gateway.top.view import CALLS, ENDPOINTS, MODELS
 from tests.support.addresses import free_address
-from tests.support.http_messages import http_response, message
+from tests.support.http_messages import chunk, http_response, message
 from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
     always_respond,
     never_respond,
 )
+from tests.top import documents
 
 
 @pytest.mark.parametrize(
@@ -101,7 +112,6 @@ async def test_a_connection_is_used_again_and_opened_anew_if_it_was_closed() -> 
         (message("HTTP/1.1 503 E", body=b'{"error": 3}'), "answers with status 503"),
         (b"SSH-2.0-OpenSSH\r\n", "does not speak HTTP as expected"),
         (b"", "closed the connection before it answered"),
-        (http_response(b'{"problems": [' + b"{}," * 1_500_000 + b"{}]}"), "more than 4194304"),
     ],
 )
 async def test_other_answers_are_said_in_a_sentence(response: bytes, said: str) -> None:
@@ -138,6 +148,18 @@ async def test_a_server_without_tls_is_said() -> None:
         assert "no TLS connection to" in await _error(server.url.replace("http:", "https:"))
 
 
+async def test_a_document_that_does_not_end_is_not_read_on() -> None:
+    async def endless(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}))
+        while True:
+            await connection.send(chunk(b" " * 65536))
+
+    async with ScriptedServer(endless) as server:
+        error = await _error(server.url, seconds=60)
+        assert error == f"{server.url} answers with more than 4194304 bytes"
+
+
 async def test_a_server_that_does_not_answer_in_time_is_said() -> None:
     async def drip(connection: Connection) -> None:
         await connection.request()
@@ -149,3 +171,104 @@ async def test_a_server_that_does_not_answer_in_time_is_said() -> None:
     for script in (never_respond, drip):
         async with ScriptedServer(script) as server:
             assert (await _error(server.url, 0.2)).endswith("did not answer within 0.2 s")
+
+
+class _Client(AdminClient):
+    """A client of a gateway that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__(parse_admin_address("127.0.0.1:1"))
+        self.asked: list[tuple[str, Mapping[str, str]]] = []
+        self.failures: dict[str, AdminError] = {}
+        self.more: dict[str, Any] = {}
+
+    async def get(self, name: str, query: Mapping[str, str] | None = None) -> Document:
+        self.asked.append((name, dict(query or {})))
+        if name in self.failures:
+            raise self.failures[name]
+        return documents.overview(**self.more) if name == "overview" else {"name": name}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "asked"),
+    [
+        (Wanted(), ("journal", {"limit": "100"})),
+        (Wanted(ENDPOINTS, offset=100, limit=300), ("topology", {"limit": "300", "offset": "100"})),
+        (Wanted(MODELS, "x"), ("models", {"limit": "200", "search": "x"})),
+        (Wanted(CALLS), ("calls", {"limit": "300"})),
+    ],
+)
+async def test_the_overview_and_the_panel_are_read(wanted: Wanted, asked: Any) -> None:
+    client = _Client()
+    poller = Poller(client, 1)
+    await poller.read(wanted)
+    assert client.asked == [("overview", {}), asked]
+    assert (poller.snapshot.overview, poller.snapshot.failure) == (documents.overview(), "")
+    assert poller.snapshot.panels[wanted.panel].wanted == wanted
+
+
+async def test_paused_calls_are_read_once() -> None:
+    client = _Client()
+    poller = Poller(client, 1)
+    for wanted, times in [
+        (Wanted(CALLS), 1),
+        (Wanted(CALLS), 2),
+        (Wanted(CALLS, follows=False), 3),
+        (Wanted(CALLS, follows=False), 3),
+        (Wanted(CALLS, "x", follows=False), 4),
+        (Wanted(CALLS, "x"), 5),
+    ]:
+        await poller.read(wanted)
+        assert sum(name == "calls" for name, _ in client.asked) == times
+
+
+async def test_a_failure_keeps_what_was_read() -> None:
+    client = _Client()
+    client.failures["journal"] = AdminError("status 404")  # of a gateway before the journal
+    poller = Poller(client, 1)
+    await poller.read(Wanted())
+    read = poller.snapshot
+    assert read.failure == ""
+    client.failures["overview"] = AdminError("nobody listens")
+    await poller.read(Wanted())
+    failed = poller.snapshot
+    assert (failed.failure, failed.overview) == ("nobody listens", read.overview)
+    assert failed.panels == read.panels
+    await poller.read(Wanted())
+    assert poller.snapshot.failing_since == failed.failing_since
+    client.failures.clear()
+    await poller.read(Wanted())
+    assert poller.snapshot.failure == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "notice"),
+    [
+        ({}, ""),
+        ({"version": "0.2.0"}, "version 0.2.0 of the gateway has replaced version 0.1.0"),
+        ({"started_at": documents.NOW}, "this is another gateway process than before"),
+    ],
+)
+async def test_another_gateway_is_noticed(more: dict[str, Any], notice: str) -> None:
+    client = _Client()
+    poller = Poller(client, 1)
+    await poller.read(Wanted())
+    client.more = more
+    for _ in range(2):
+        await poller.read(Wanted())
+        assert poller.snapshot.notice.startswith(notice)
+        assert bool(poller.snapshot.notice) == bool(notice)
+
+
+async def test_another_panel_is_read_at_once_without_the_overview() -> None:
+    client, read = _Client(), asyncio.Event()
+    poller = Poller(client, 3600, read.set)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        polling = group.create_task(poller.run())
+        await read.wait()
+        read.clear()
+        poller.want(Wanted())
+        poller.want(Wanted(MODELS))
+        await read.wait()
+        polling.cancel()
+    assert [name for name, _ in client.asked] == ["overview", "journal", "models"]

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from gateway.top import document, formatting
-from gateway.top.sparkline import sparkline, squeeze
+from gateway.top.formatting import sparkline, squeeze
 
 
 @pytest.mark.parametrize(

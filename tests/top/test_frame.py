@@ -10,12 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.top.client import Reading, Snapshot, Wanted
 from gateway.top.frame import Frame, plain_page
-from gateway.top.poller import Reading, Snapshot, Wanted
 from gateway.top.view import CALLS, ENDPOINTS, MODELS, OVERVIEW, PANELS, View
 from tests.top import documents
-from tests.top.documents import HOSTILE, NOW, call, calls, endpoint, model, topology, upstream
-from tests.top.lines import check_lines
+from tests.top.documents import (
+    HOSTILE,
+    NOW,
+    call,
+    calls,
+    check_lines,
+    endpoint,
+    model,
+    topology,
+    upstream,
+)
 
 MANY = topology(upstream("demo", [endpoint(f"http://e{at}:1") for at in range(1000)]))
 

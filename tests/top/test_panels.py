@@ -13,8 +13,17 @@ from gateway.top.lists import describe_calls, describe_endpoints, describe_model
 from gateway.top.overview import describe_overview
 from gateway.top.table import Column, Table, said
 from tests.top import documents
-from tests.top.documents import NOW, call, calls, endpoint, model, route, topology, upstream
-from tests.top.lines import lines_of
+from tests.top.documents import (
+    NOW,
+    call,
+    calls,
+    endpoint,
+    lines_of,
+    model,
+    route,
+    topology,
+    upstream,
+)
 
 COLUMNS = (
     Column("Name", said("name", "bold"), 6, 10, 20, middle=True),
@@ -159,7 +168,14 @@ def test_endpoints_that_are_not_read_yet_are_dots() -> None:
     second = upstream("second", [endpoint("http://last:1")])
     body = describe_endpoints(topology(first, second, routes=[route("1")]), 400, 80)
     assert len(body.rows) == 1 + 500 + 1 + 1 + 3
-    starts = {1: " …", 400: " …", 401: " http://e400:1", 500: " http://e499:1", 501: " second"}
+    starts = {
+        1: " …",
+        400: " …",
+        401: " http://e400:1",
+        500: " http://e499:1",
+        501: " second",
+        502: " http://last:1",
+    }
     for row, start in starts.items():
         assert body.row(row).plain.startswith(start)
     assert [body.positions[row] for row in (0, 1, 401, 501, 502, 505)] == [0, 0, 400, 500, 500, 501]

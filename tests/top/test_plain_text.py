@@ -10,7 +10,7 @@ from rich.text import Text
 from wcwidth import wcswidth, wcwidth
 
 from gateway.top.plain_text import cut, fit, plain, width_of, wrap
-from gateway.top.terminal import open_console
+from gateway.top.run import open_console
 from tests.top.documents import HOSTILE
 
 _RAW = re.compile("[\x00-\x1f\x7f-\x9f\u0590-\u08ff\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")

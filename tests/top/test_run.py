@@ -295,21 +295,6 @@ async def test_a_unix_socket_is_an_address(
         assert "unix:" in top.lines[0]
 
 
-async def test_a_host_name_that_the_gateway_does_not_know_is_told() -> None:
-    error = b'{"error": "the host name \'x\' is not known here: use localhost"}'
-    refuses = http_response(error).replace(b"200 OK", b"403 Forbidden")
-    async with ScriptedServer(always_respond(refuses)) as other:
-        address = other.url.removeprefix("http://")
-        status, out, err = await run(TENSORGATE, "top", address, "--once")
-        assert (status, out) == (1, "")
-        assert err == (
-            f"tensorgate: {address} refuses to answer: the host name 'x' is not known here:"
-            " use localhost\n"
-        )
-        async with terminal(address) as top:
-            await top.until("refuses to answer: the host name")
-
-
 @pytest.mark.parametrize("arguments", [(), ("--once",)])
 def test_once_without_a_gateway_is_an_error(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gateway.top.keys import KeyDecoder
-from gateway.top.view import CALLS, ENDPOINTS, MODELS, OVERVIEW, View
+from gateway.top.view import CALLS, ENDPOINTS, MODELS, OVERVIEW, KeyDecoder, View
 
 
 @pytest.mark.parametrize(

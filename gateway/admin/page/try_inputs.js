@@ -101,7 +101,8 @@ export function createInputs({ onChange }) {
     showError(text) {
       const sent = inputs.filter((input) => input.sent());
       for (const [index, input] of sent.entries()) {
-        const prefixes = [`input '${input.name()}': `, `inputs[${index}]: `];
+        const own = `inputs[${index}]`;
+        const prefixes = [`input '${input.name()}': `, `${own}: `, `${own}.`];
         const prefix = prefixes.find((each) => text.startsWith(each));
         if (!prefix) continue;
         input.fail(text.slice(prefix.length));

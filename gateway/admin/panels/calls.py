@@ -1,14 +1,39 @@
-"""The recent calls, the last events of the journal, and the choice among them."""
+"""The recent calls, the last events of the journal, and the choice among them by a query."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import orjson
 
-from gateway.admin.panels.query import parse_count, parse_number, parse_text
+_MAX_TEXT = 500
+
+
+def parse_text(query: Mapping[str, str], name: str) -> str:
+    """Return a text of a query, cut to a length that is easy to search for; empty without one."""
+    return query.get(name, "")[:_MAX_TEXT]
+
+
+def parse_count(query: Mapping[str, str], name: str, default: int, most: int = 10**9) -> int:
+    """Return a number of a query, which is at most ``most``. Raises ValueError."""
+    text = query.get(name) or str(default)
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(10**9)):
+        raise ValueError(f"{name}: expected a number, got {text[:100]!r}")
+    return min(int(text), most)
+
+
+def parse_number(query: Mapping[str, str], name: str) -> float | None:
+    """Return a number with a fraction of a query; None without one. Raises ValueError."""
+    if not (text := query.get(name, "")):
+        return None
+    with suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    raise ValueError(f"{name}: expected a number, got {text[:100]!r}")
+
 
 _MAX_EVENTS = 1000
 _DEFAULT_CALLS, _MAX_CALLS = 200, 2000
@@ -18,52 +43,38 @@ _NAMES = ("model", "upstream", "endpoint", "route", "request_id", "trace_id", "o
 Call = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class CallFilter:
-    """Which calls to show: all of these have to fit."""
+def parse_filter(query: Mapping[str, str]) -> tuple[Callable[[Call], bool], int]:
+    """Return what tells whether a call is to be shown, and how many are. Raises ValueError.
 
-    names: Mapping[str, str]
-    """Fields of which each has to be this text."""
-    status: str
-    only_errors: bool
-    min_ms: float | None
-    search: str
-    """A text in any field."""
-    limit: int
+    All that a query names has to fit.
+    """
+    names = _parse_names(query, _NAMES)
+    status = parse_text(query, "status")
+    if status and status not in _STATUSES:
+        raise ValueError(f"status: expected one of {', '.join(_STATUSES)}, got {status!r}")
+    only_errors = query.get("errors", "") not in ("", "0", "false")
+    min_ms = parse_number(query, "min_ms") or 0.0
+    search = parse_text(query, "search").lower()
 
-    @classmethod
-    def parse(cls, query: Mapping[str, str]) -> Self:
-        """Read a query. Raises ValueError."""
-        status = parse_text(query, "status")
-        if status and status not in _STATUSES:
-            raise ValueError(f"status: expected one of {', '.join(_STATUSES)}, got {status!r}")
-        return cls(
-            _parse_names(query, _NAMES),
-            status,
-            query.get("errors", "") not in ("", "0", "false"),
-            parse_number(query, "min_ms"),
-            parse_text(query, "search").lower(),
-            parse_count(query, "limit", _DEFAULT_CALLS, _MAX_CALLS),
+    def fits(call: Call) -> bool:
+        return (
+            all(call.get(name) == text for name, text in names.items())
+            and (not status or _status_class(call["status"]) == status)
+            and (not only_errors or has_failed(call))
+            and call["duration_ms"] >= min_ms
+            and (not search or any(search in text.lower() for text in _texts(call)))
         )
 
-    def fits(self, call: Call) -> bool:
-        """Tell whether a call is to be shown."""
-        if any(call.get(name) != text for name, text in self.names.items()):
-            return False
-        if self.status and _status_class(call["status"]) != self.status:
-            return False
-        if self.only_errors and not has_failed(call):
-            return False
-        if self.min_ms is not None and call["duration_ms"] < self.min_ms:
-            return False
-        return not self.search or any(self.search in text.lower() for text in _texts(call))
+    return fits, parse_count(query, "limit", _DEFAULT_CALLS, _MAX_CALLS)
 
 
-def matching_calls(encoded: Iterable[bytes], chosen: CallFilter) -> list[Call]:
+def matching_calls(
+    encoded: Iterable[bytes], fits: Callable[[Call], bool], limit: int
+) -> list[Call]:
     """Return the calls that fit, newest first."""
-    calls = [call for each in encoded if chosen.fits(call := orjson.loads(each))]
+    calls = [call for each in encoded if fits(call := orjson.loads(each))]
     calls.sort(key=lambda call: call["time"], reverse=True)
-    return calls[: chosen.limit]
+    return calls[:limit]
 
 
 def _texts(call: Call) -> Iterator[str]:

@@ -20,8 +20,7 @@ from gateway.admin.history import (
     rounded,
     summarize,
 )
-from gateway.admin.panels.calls import has_failed
-from gateway.admin.panels.query import parse_count, parse_text
+from gateway.admin.panels.calls import has_failed, parse_count, parse_text
 from gateway.admin.status import State, Status
 from gateway.observe.call_metrics import CALL_LATENCY, DURATION, MODEL_BYTES, MODEL_ELEMENTS
 from gateway.observe.metric_store import OTHER, MetricStore, clean_label

@@ -20,7 +20,7 @@ from gateway.admin.history import (
     route_percentiles,
     summarize,
 )
-from gateway.admin.panels.query import parse_count, parse_text
+from gateway.admin.panels.calls import parse_count, parse_text
 from gateway.admin.status import State, Status
 from gateway.observe.call_metrics import (
     DURATION,

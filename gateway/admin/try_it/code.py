@@ -6,7 +6,7 @@ import shlex
 from base64 import b64encode
 from collections.abc import Sequence
 
-from gateway.admin.try_it.inputs import Call, TensorInput
+from gateway.admin.try_it.requests import Call, TensorInput
 from gateway.protocol.datatypes import DATATYPES, Family
 from gateway.settings.schema import Settings
 from gateway.settings.values.addresses import TcpAddress, UnixAddress

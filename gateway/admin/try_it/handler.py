@@ -26,9 +26,8 @@ from gateway.admin.panels.models import Measurement, Savings
 from gateway.admin.security import authorize, read_body
 from gateway.admin.source import GatewaySource
 from gateway.admin.try_it.code import client_address, tensor_file, write_curl, write_python
-from gateway.admin.try_it.forms import FORMS
-from gateway.admin.try_it.inputs import MAX_DATA, Call, make_request
 from gateway.admin.try_it.outputs import MAX_RESPONSE, read_error, read_outputs
+from gateway.admin.try_it.requests import FORMS, MAX_DATA, Call, make_request
 from gateway.errors import GatewayError, escape_for_log, shorten
 from gateway.observe.call_capture import CapturedMessage
 from gateway.protocol.messages import TensorData

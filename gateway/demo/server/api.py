@@ -2,14 +2,23 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator
 
-from gateway.demo.server.inference import full_shape, generate, generate_stream, infer
-from gateway.demo.server.models import MODELS, VERSION, Model, TensorSpec
+from gateway.demo.server.models import (
+    MODELS,
+    VERSION,
+    Model,
+    TensorSpec,
+    full_shape,
+    generate,
+    generate_stream,
+    infer,
+)
 from gateway.demo.server.tensors import RequestError
 from gateway.demo.server.wire import (
     Document,
@@ -199,35 +208,29 @@ class Api:
         return json_response(self._trace.update(model, parse_object(request.body)))
 
     def _infer(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
-        found = self._model(model, version)
-
-        def run() -> HttpResponse:
+        with self._counted(model, version) as found:
             parsed = parse_infer_request(request.headers, request.body)
             return encode_infer_response(model, VERSION, parsed, infer(found, parsed))
 
-        return self._count_call(found, run)
-
     def _generate(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
-        found = self._model(model, version)
-        return self._count_call(
-            found, lambda: json_response(generate(found, parse_object(request.body)))
-        )
+        with self._counted(model, version) as found:
+            return json_response(generate(found, parse_object(request.body)))
 
     def _generate_stream(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
-        found = self._model(model, version)
-        return self._count_call(
-            found,
-            lambda: HttpResponse(
-                headers={"Content-Type": "text/event-stream; charset=utf-8"},
-                events=generate_stream(found, parse_object(request.body)),
-            ),
+        with self._counted(model, version) as found:
+            events = generate_stream(found, parse_object(request.body))
+        return HttpResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8"}, events=events
         )
 
-    def _count_call(self, model: Model, run: Callable[[], HttpResponse]) -> HttpResponse:
-        counter = self._counters[model.name]
+    @contextmanager
+    def _counted(self, name: str, version: str) -> Iterator[Model]:
+        """Count the call to a model that is made in the context."""
+        model = self._model(name, version)
+        counter = self._counters[name]
         started = time.perf_counter_ns()
         try:
-            response = run()
+            yield model
         except RequestError:
             counter.failed += 1
             counter.failed_ns += time.perf_counter_ns() - started
@@ -235,7 +238,6 @@ class Api:
         counter.succeeded += 1
         counter.succeeded_ns += time.perf_counter_ns() - started
         counter.last = time.time_ns() // 1_000_000
-        return response
 
 
 _MODEL: Final = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"

@@ -1,6 +1,11 @@
-"""Makes six calls through the gateway and prints each as the client and the server see it."""
+"""Makes six calls through the gateway and prints each as the client and the server see it.
 
+After them it makes some calls a second, of every form, for the operator's page.
+"""
+
+import asyncio
 from collections.abc import Mapping
+from itertools import cycle
 from statistics import median
 from typing import Any, Final, TextIO
 
@@ -9,7 +14,13 @@ import numpy as np
 from gateway.demo.server.server import DemoServer, RecordedCall
 from gateway.demo.server.tensors import Array
 from gateway.demo.server.wire import encode
-from gateway.demo.walkthrough.client import INFER, CallResult, DemoClient, GrpcResult
+from gateway.demo.walkthrough.client import (
+    INFER,
+    CallResult,
+    DemoClient,
+    GrpcResult,
+    ShowError,
+)
 from gateway.demo.walkthrough.page import Page, milliseconds, summarize_body, summarize_json
 
 ROUNDS: Final = 5  # calls of each kind in a comparison
@@ -245,3 +256,38 @@ def _check_outputs(result: CallResult | GrpcResult, **expected: Array) -> None:
     for name, array in expected.items():
         if name not in outputs or not np.array_equal(outputs[name], array):
             raise result.error(f"output {name} has wrong values")
+
+
+def _infer(model: str, *inputs: tuple[str, str, list[Any]]) -> tuple[str, bytes]:
+    body = _request(*(_input(name, datatype, np.array(data)) for name, datatype, data in inputs))
+    return f"/v2/models/{model}/infer", body
+
+
+_PAUSE: Final = 0.25  # seconds between two calls
+_ROUND: Final = 8  # calls between two that fail
+_NUMBERS: Final = [1.5, 2, 3]
+_RAW: Final = b"hello"
+_GOOD: Final = (
+    _infer("add", ("INPUT0", "FP32", _NUMBERS), ("INPUT1", "FP32", _NUMBERS)),
+    _infer("half", ("INPUT0", "FP16", _NUMBERS)),
+    ("/v2/models/upper/infer", _RAW),
+    ("/v2/models/upper/generate", encode({"INPUT0": "word by word"})),
+)
+_BAD: Final = (
+    _infer("add", ("INPUT0", "FP32", ["not a number"])),
+    _infer("missing", ("INPUT0", "FP32", _NUMBERS)),
+)
+
+
+async def make_traffic(gateway_url: str, server: DemoServer) -> None:
+    """Make calls until cancelled; now and then one that the gateway or the server refuses."""
+    good, bad, url = cycle(_GOOD), cycle(_BAD), gateway_url.rstrip("/")
+    async with DemoClient(server) as client:
+        while True:
+            for path, body in (*[next(good) for _ in range(_ROUND - 1)], next(bad)):
+                post = client.post_raw if body is _RAW else client.post_json
+                try:
+                    await post(url + path, body)
+                except ShowError:
+                    await asyncio.sleep(1)  # the gateway stops
+                await asyncio.sleep(_PAUSE)

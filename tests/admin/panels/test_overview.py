@@ -1,8 +1,8 @@
 """What is wrong with a gateway, in sentences for operators."""
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +12,10 @@ from gateway.admin.panels.overview import describe_overview, find_problems
 from gateway.admin.status import State, merge_statuses
 from gateway.observe.call_metrics import CALL_LATENCY, DURATION, REQUEST_BYTES, RESPONSE_BYTES
 from gateway.observe.gateway_metrics import DROPPED_LOG_LINES, REFUSALS
+from gateway.observe.metric_store import MetricStore
 from tests.admin.site import (
     SINCE,
+    URL,
     endpoint,
     make_settings,
     make_store,
@@ -23,214 +25,209 @@ from tests.admin.site import (
 )
 
 REFUSED = "cannot connect to http://h:1: Connection refused"
+AT = datetime.fromisoformat(SINCE).timestamp()
+FULL = {"active": 8, "queued": 2, "max_requests": 8}
+MOST = make_settings().limits.max_buffered_bytes
+
+Problem = tuple[str, str, str | None, str | None, str, str | None]
 
 
 def _merged(*statuses: dict[str, Any]) -> dict[str, Any]:
     return merge_statuses(statuses or [worker_status()], make_store())
 
 
-def _problems(
-    *statuses: dict[str, Any], window: Window | None = None
-) -> list[tuple[str, str, str | None, str | None, str]]:
+def _problems(*statuses: dict[str, Any], window: Window | None = None) -> list[Problem]:
     found = find_problems(_merged(*statuses), window, make_settings())
-    names = ("level", "panel", "upstream", "endpoint", "text")
+    names = ("level", "panel", "upstream", "endpoint", "text", "since")
     return [tuple(each[name] for name in names) for each in found]
 
 
-def _of(state: dict[str, Any], **fields: Any) -> list[tuple[str, str, str | None, str | None, str]]:
-    return _problems(worker_status({"u": upstream(state, **fields)}))
+def _texts(*statuses: dict[str, Any], window: Window | None = None) -> list[str]:
+    return [each[4] for each in _problems(*statuses, window=window)]
 
 
-def test_nothing_is_wrong_with_a_gateway_in_use() -> None:
-    assert _problems() == []
+def _of(*endpoints: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return worker_status({"u": upstream(*endpoints, **fields)})
+
+
+def _window(count: Callable[[MetricStore], None], seconds: float = 10) -> Window | None:
+    store = make_store()
+    return sampled(store, lambda: count(store), seconds).now
+
+
+def _call(store: MetricStore, times: float, status: str = "2xx", upstream: str = "u") -> None:
+    histogram = store.writer(0).histogram(DURATION, ("r", "infer", "m", upstream, "", status))
+    for _ in range(round(times)):
+        histogram.observe(0.01)
+
+
+def _state(state: str, text: str = "") -> dict[str, Any]:
+    return endpoint(state=state, state_text=text)
+
+
+def _drained(count: int, of: int) -> list[dict[str, Any]]:
+    """Return endpoints of which some are drained: the last one of these since the first time."""
+    fields: dict[str, Any] = {"drained": True, "state": "drained", "healthy": False}
+    return [
+        endpoint(url=f"http://h:{port}", state_since=f"2026-01-01T12:00:0{9 - port}", **fields)
+        if port < count
+        else endpoint(url=f"http://h:{port}")
+        for port in range(of)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("state", "why", "level", "text"),
+    ("status", "problem"),
     [
-        ("ejected", "ejected for 30 s: x", "error", "http://h:1 of u is ejected for 30 s: x"),
-        ("unhealthy", "its check fails", "error", "http://h:1 of u is unhealthy: its check fails"),
-        ("unreachable", REFUSED, "error", f"http://h:1 of u is unreachable: {REFUSED}"),
-        ("failing", "5 of 9 failed", "error", "http://h:1 of u is failing: 5 of 9 failed"),
-        ("slow", "2 s, and 2 ms", "warning", "http://h:1 of u is slow: 2 s, and 2 ms"),
+        # endpoints
+        (
+            _of(_state("ejected", "ejected for 30 s: x")),
+            ("error", "topology", "u", URL, f"{URL} of u is ejected for 30 s: x", SINCE),
+        ),
+        (
+            _of(_state("unreachable", REFUSED)),
+            ("error", "topology", "u", URL, f"{URL} of u is unreachable: {REFUSED}", SINCE),
+        ),
+        (
+            _of(_state("failing", "5 of 9 failed"), required=False),
+            ("warning", "topology", "u", URL, f"{URL} of u is failing: 5 of 9 failed", SINCE),
+        ),
+        (
+            _of(_state("slow", "2 s, and 2 ms")),
+            ("warning", "topology", "u", URL, f"{URL} of u is slow: 2 s, and 2 ms", SINCE),
+        ),
+        (_of(_state("in_use", REFUSED)), None),
+        (_of(_state("draining")), None),
+        # upstreams
+        (
+            _of(endpoint(), unreachable_reason=REFUSED),
+            ("error", "topology", "u", None, f"no endpoint of u can be used: {REFUSED}", None),
+        ),
+        (
+            _of(endpoint(), unreachable_reason=REFUSED, required=False),
+            ("warning", "topology", "u", None, f"no endpoint of u can be used: {REFUSED}", None),
+        ),
+        (
+            _of(endpoint(), dialect={"name": None, "reason": REFUSED}),
+            ("warning", "topology", "u", None, f"the dialect of u is not known: {REFUSED}", None),
+        ),
+        (_of(), ("error", "topology", "u", None, "u has no endpoint", None)),
+        # What operators drained, whatever else is wrong with it.
+        *(
+            (
+                _of(*_drained(count, of)),
+                (level, "topology", "u", None, f"operators have drained {what} of u", since),
+            )
+            for count, of, level, what, since in (
+                (1, 1, "error", "the only endpoint", "2026-01-01T12:00:09"),
+                (3, 3, "error", "all endpoints", "2026-01-01T12:00:07"),
+                (1, 3, "warning", "1 of 3 endpoints", "2026-01-01T12:00:09"),
+            )
+        ),
+        # limits
+        (
+            _of(endpoint(), concurrency={"active": 8, "queued": 1, "max_requests": 8}),
+            ("warning", "topology", "u", None, "1 call waits for one of the 8 slots of u", None),
+        ),
+        (
+            _of(endpoint(), concurrency={"active": 1, "queued": 12, "max_requests": 1}),
+            ("warning", "topology", "u", None, "12 calls wait for the only slot of u", None),
+        ),
+        (
+            worker_status(concurrency=FULL),
+            (
+                *("warning", "topology", None, None),
+                *("2 calls wait for one of the 8 slots of the gateway", None),
+            ),
+        ),
+        (worker_status(concurrency={**FULL, "queued": 0}), None),
+        (
+            worker_status(buffered_bytes=int(0.95 * MOST)),
+            (
+                *("warning", "overview", None, None),
+                *("bodies take 95% of the memory for them (limits.max_buffered_bytes)", None),
+            ),
+        ),
+        (worker_status(buffered_bytes=int(0.89 * MOST)), None),
+        # the gateway itself
+        (
+            worker_status(
+                settings={"number": 1, "last_failure": "nonsense: unknown key", "failed_at": AT}
+            ),
+            (
+                *("error", "overview", None, None),
+                *("newer settings are not in use: nonsense: unknown key", SINCE),
+            ),
+        ),
+        (worker_status(), None),
     ],
 )
-def test_endpoint_that_is_not_well_is_reported_with_its_state_and_its_time(
-    state: str, why: str, level: str, text: str
+def test_problem_has_its_sentence_and_its_time(
+    status: dict[str, Any], problem: Problem | None
 ) -> None:
-    ill = endpoint(state=state, state_text=why)
-    assert _of(ill) == [(level, "topology", "u", "http://h:1", text)]
-    status = _merged(worker_status({"u": upstream(ill)}))
-    (found,) = find_problems(status, None, make_settings())
-    assert found["since"] == SINCE
-    (optional,) = _of(ill, required=False)
-    assert optional[0] == "warning"
-
-
-@pytest.mark.parametrize("state", ["in_use", "draining"])
-def test_endpoint_that_leaves_or_has_recovered_is_no_problem(state: str) -> None:
-    assert _of(endpoint(state=state, consecutive_failures=2, last_error=REFUSED)) == []
-
-
-def test_upstream_that_is_not_required_is_a_warning() -> None:
-    for fields in ({"unreachable_reason": REFUSED}, {}):
-        endpoints = [endpoint()] if fields else []
-        problems = _problems(worker_status({"u": upstream(*endpoints, required=False, **fields)}))
-        assert [each[0] for each in problems] == ["warning"]
+    assert _problems(status | {"time": time.time()}) == ([problem] if problem else [])
 
 
 def test_one_cause_is_one_problem() -> None:
     """Endpoints, dialect, errors and queue of an upstream that cannot be used are no others."""
-    store = make_store()
 
-    def count() -> None:
-        for name, status, calls in (("u", "5xx", 50), ("v", "2xx", 50)):
-            labels = ("r", "infer", "m", name, "", status)
-            for _ in range(calls):
-                store.writer(0).histogram(DURATION, labels).observe(0.01)
+    def count(store: MetricStore) -> None:
+        _call(store, 50, "5xx")
+        _call(store, 50, "2xx", "v")
 
-    window = sampled(store, count).now
+    window = _window(count)
     unknown = {"name": None, "reason": REFUSED}
     queue = {"active": 1, "queued": 3, "max_requests": 1}
-    ill = endpoint(state="unreachable", state_text=REFUSED)
-    well = upstream(endpoint())
+    ill, well = _state("unreachable", REFUSED), upstream(endpoint())
     down = upstream(ill, unreachable_reason=REFUSED, dialect=unknown, concurrency=queue)
-    (found,) = _problems(worker_status({"u": down, "v": well}), window=window)
-    assert found[4] == f"no endpoint of u can be used: {REFUSED}"
-    (problem,) = find_problems(_merged(worker_status({"u": down})), None, make_settings())
-    assert problem["since"] == SINCE
-    (found,) = _problems(
-        worker_status({"u": upstream(ill, dialect=unknown), "v": well}), window=window
-    )
-    assert found[3] == "http://h:1"
-    (found,) = _problems(worker_status({"u": well, "v": well}), window=window)
-    assert found[4] == "50% of the calls of the last seconds failed"
-    other, found = _problems(worker_status({"u": well, "v": upstream(ill)}), window=window)
-    assert (other[3], found[4]) == (
-        "http://h:1",
-        "100% of the other calls of the last seconds failed",
-    )
-
-
-@pytest.mark.parametrize(
-    ("fields", "level", "text"),
-    [
-        ({"unreachable_reason": REFUSED}, "error", f"no endpoint of u can be used: {REFUSED}"),
-        (
-            {"dialect": {"name": None, "reason": REFUSED}},
-            "warning",
-            f"the dialect of u is not known: {REFUSED}",
-        ),
-        (
-            {"concurrency": {"active": 8, "queued": 1, "max_requests": 8}},
-            "warning",
-            "1 call waits for one of the 8 slots of u",
-        ),
-        (
-            {"concurrency": {"active": 1, "queued": 12, "max_requests": 1}},
-            "warning",
-            "12 calls wait for the only slot of u",
-        ),
-    ],
-)
-def test_upstream_that_is_not_well_is_reported(
-    fields: dict[str, Any], level: str, text: str
-) -> None:
-    assert _of(endpoint(), **fields) == [(level, "topology", "u", None, text)]
-
-
-def test_upstream_without_endpoints_is_reported() -> None:
-    found = _problems(worker_status({"u": upstream()}))
-    assert found == [("error", "topology", "u", None, "u has no endpoint")]
-
-
-@pytest.mark.parametrize(
-    ("drained", "of", "level", "text"),
-    [
-        (1, 1, "error", "operators have drained the only endpoint of u"),
-        (3, 3, "error", "operators have drained all endpoints of u"),
-        (1, 3, "warning", "operators have drained 1 of 3 endpoints of u"),
-    ],
-)
-def test_endpoints_that_operators_drained_are_counted(
-    drained: int, of: int, level: str, text: str
-) -> None:
-    """Whatever else is wrong with them. The problem is there since the first was drained."""
-    fields: dict[str, Any] = {"drained": True, "state": "drained", "healthy": False}
-    states = [
-        endpoint(url=f"http://h:{port}", state_since=f"2026-01-01T12:00:0{9 - port}", **fields)
-        if port < drained
-        else endpoint(url=f"http://h:{port}")
-        for port in range(of)
+    ((*_, text, since),) = _problems(worker_status({"u": down, "v": well}), window=window)
+    assert (text, since) == (f"no endpoint of u can be used: {REFUSED}", SINCE)
+    some = worker_status({"u": upstream(ill, dialect=unknown), "v": well})
+    of_endpoint = f"{URL} of u is unreachable: {REFUSED}"
+    assert _texts(some, window=window) == [of_endpoint]
+    assert _texts(worker_status({"u": well, "v": well}), window=window) == [
+        "50% of the calls of the last seconds failed"
     ]
-    status = worker_status({"u": upstream(*states)})
-    assert _problems(status) == [(level, "topology", "u", None, text)]
-    (problem,) = find_problems(_merged(status), None, make_settings())
-    assert problem["since"] == f"2026-01-01T12:00:0{10 - drained}"
-
-
-def test_limit_of_the_gateway_is_reported() -> None:
-    (found,) = _problems(worker_status(concurrency={"active": 8, "queued": 2, "max_requests": 8}))
-    assert found[4] == "2 calls wait for one of the 8 slots of the gateway"
-    assert _problems(worker_status(concurrency={"active": 8, "queued": 0, "max_requests": 8})) == []
-
-
-def test_calls_that_a_limit_refuses_are_one_problem() -> None:
-    store = make_store()
-
-    def count() -> None:
-        store.writer(0).counter(REFUSALS, ("concurrency", "u")).add(7)
-        store.writer(1).counter(REFUSALS, ("queue_timeout", "u")).add(2)
-        store.writer(0).counter(REFUSALS, ("mirror_memory", "")).add(5)
-        for _ in range(9):
-            labels = ("r", "infer", "m", "u", "", "5xx")
-            store.writer(0).histogram(DURATION, labels).observe(0.01)
-
-    limit = {"active": 1, "queued": 3, "max_requests": 1}
-    busy = worker_status({"u": upstream(endpoint(), concurrency=limit)})
-    assert _problems(busy, window=sampled(store, count).now) == [
-        (
-            "error",
-            "topology",
-            "u",
-            None,
-            "9 calls of the last seconds did not get the only slot of u",
-        )
+    other = worker_status({"u": well, "v": upstream(ill)})
+    assert _texts(other, window=window)[1:] == [
+        "100% of the other calls of the last seconds failed"
     ]
 
 
 @pytest.mark.parametrize(
-    ("limit", "text"),
+    ("limits", "fields", "text"),
     [
         (
-            "queue_timeout",
+            {("concurrency", ""): 38, ("queue_timeout", ""): 2},
+            {"concurrency": FULL},
             "40 calls of the last seconds did not get one of the 8 slots of the gateway",
         ),
-        ("memory", "40 calls of the last seconds found no memory (limits.max_buffered_bytes)"),
+        (
+            {("memory", ""): 40, ("mirror_memory", ""): 5},
+            {"buffered_bytes": 10**12},
+            "40 calls of the last seconds found no memory (limits.max_buffered_bytes)",
+        ),
+        (
+            {("concurrency", "u"): 40},
+            {"upstreams": {"u": upstream(endpoint(), concurrency={**FULL, "max_requests": 1})}},
+            "40 calls of the last seconds did not get the only slot of u",
+        ),
     ],
 )
-def test_calls_that_a_limit_of_the_gateway_refuses_are_one_problem(limit: str, text: str) -> None:
-    store = make_store()
+def test_calls_that_a_limit_refuses_are_one_problem(
+    limits: dict[tuple[str, str], int], fields: dict[str, Any], text: str
+) -> None:
+    def count(store: MetricStore, others: int) -> None:
+        for slot, (labels, calls) in enumerate(limits.items()):
+            store.writer(slot).counter(REFUSALS, labels).add(calls)
+        _call(store, 40, "5xx")
+        _call(store, others, "5xx", "v")
+        _call(store, others, "2xx", "v")
 
-    def count(others: int) -> None:
-        store.writer(0).counter(REFUSALS, (limit, "")).add(40)
-        for status, calls in (("5xx", 40 + others), ("2xx", 10)):
-            for _ in range(calls):
-                labels = ("r", "infer", "m", "u", "", status)
-                store.writer(0).histogram(DURATION, labels).observe(0.01)
-
-    full = worker_status(
-        concurrency={"active": 8, "queued": 2, "max_requests": 8}, buffered_bytes=10**12
-    )
-    if limit == "memory":
-        full["concurrency"] = None
-    else:
-        full["buffered_bytes"] = 0
-    (found,) = _problems(full, window=sampled(store, partial(count, 0)).now)
-    assert (found[0], found[4]) == ("error", text)
-    failed, refused = _problems(full, window=sampled(store, partial(count, 10)).now)
-    assert failed[4] == "50% of the other calls of the last seconds failed"
-    assert refused[4] == text
+    full = worker_status(**fields)
+    assert _texts(full, window=_window(lambda store: count(store, 0))) == [text]
+    others = "50% of the other calls of the last seconds failed"
+    assert set(_texts(full, window=_window(lambda store: count(store, 10)))) == {others, text}
 
 
 @pytest.mark.parametrize(
@@ -240,70 +237,55 @@ def test_calls_that_a_limit_of_the_gateway_refuses_are_one_problem(limit: str, t
 def test_calls_that_failed_before_their_upstream_recovered_are_no_problem(
     seconds_ago: float, texts: list[str]
 ) -> None:
-    store = make_store()
-
-    def count() -> None:
-        for status in ("5xx", "2xx"):
-            for _ in range(10):
-                labels = ("r", "infer", "m", "u", "", status)
-                store.writer(0).histogram(DURATION, labels).observe(0.01)
+    def count(store: MetricStore) -> None:
+        _call(store, 10, "5xx")
+        _call(store, 10)
 
     since = datetime.fromtimestamp(time.time() - seconds_ago, UTC).isoformat()
-    status = worker_status({"u": upstream(endpoint(state_since=since))})
-    found = _problems(status, window=sampled(store, count).now)
-    assert [text for *_, text in found] == texts
+    assert _texts(_of(endpoint(state_since=since)), window=_window(count)) == texts
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "seconds", "text"),
+    [
+        (900, 100, 10, "10% of the calls of the last seconds failed"),
+        (0, 30, 10, "100% of the calls of the last seconds failed"),
+        (990, 10, 10, None),
+        (0, 0, 10, None),
+        (0, 1, 20, None),  # a call that fails now and then
+    ],
+)
+def test_errors_are_reported_if_they_are_many(
+    good: int, bad: int, seconds: float, text: str | None
+) -> None:
+    def count(store: MetricStore) -> None:
+        _call(store, good)
+        _call(store, bad, "5xx")
+
+    assert _texts(window=_window(count, seconds)) == ([text] if text else [])
 
 
 def test_lines_that_are_missing_in_the_log_are_reported() -> None:
-    store = make_store()
-    history = sampled(store, lambda: store.writer(1).counter(DROPPED_LOG_LINES).add(3))
-    (found,) = _problems(window=history.now)
+    window = _window(lambda store: store.writer(1).counter(DROPPED_LOG_LINES).add(3))
     text = "3 lines of the access log of the last seconds could not be written"
-    assert found == ("warning", "overview", None, None, text)
+    assert _problems(window=window) == [("warning", "overview", None, None, text, None)]
 
 
-def test_event_loops_that_lag_are_one_problem() -> None:
-    def lag(since: float) -> dict[str, Any]:
-        return {"text": "lags by 140 ms and uses 97% of a core", "since": since}
+def test_workers_that_lag_or_hang_are_reported_with_their_time() -> None:
+    def lagging(pid: int, since: float) -> dict[str, Any]:
+        lag = {"text": "lags by 140 ms and uses 97% of a core", "since": since}
+        return worker_status(pid=pid, event_loop_lag=lag)
 
-    one = worker_status(pid=7, event_loop_lag=lag(1767268800.0))
-    (found,) = _problems(one, worker_status(pid=8))
     text = "the event loop of worker 7 lags by 140 ms and uses 97% of a core"
-    assert found == ("warning", "overview", None, None, text)
-    status = _merged(one, worker_status(pid=8, event_loop_lag=lag(1767268900.0)))
-    (problem,) = find_problems(status, None, make_settings())
-    assert problem["text"] == f"{text}; those of 2 workers lag"
-    assert problem["since"] == SINCE
-
-
-def test_worker_that_hangs_is_reported() -> None:
+    warning = ("warning", "overview", None, None)
+    one = lagging(7, AT)
+    assert _problems(one, worker_status(pid=8)) == [(*warning, text, SINCE)]
+    two = f"{text}; those of 2 workers lag"
+    assert _problems(one, lagging(8, AT + 100)) == [(*warning, two, SINCE)]
     now = time.time()
-    found = _problems(worker_status(pid=7, time=now - 61.7), worker_status(pid=8, time=now - 4))
-    assert found == [
-        ("error", "overview", None, None, "worker 7 has not said anything for 62 s"),
-    ]
-
-
-def test_worker_hangs_since_it_last_said_something() -> None:
-    (problem,) = find_problems(_merged(worker_status(time=1767268800.0)), None, make_settings())
-    assert problem["since"] == SINCE
-
-
-def test_settings_that_failed_are_reported() -> None:
-    failed = {"number": 1, "last_failure": "nonsense: unknown key", "failed_at": 1767268800.0}
-    status = _merged(worker_status(settings=failed))
-    (found,) = find_problems(status, None, make_settings())
-    assert found["text"] == "newer settings are not in use: nonsense: unknown key"
-    assert found["since"] == SINCE
-
-
-def _ended(pid: int, seconds_ago: float, kind: str = "worker_ended") -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "time": time.time() - seconds_ago,
-        "subject": f"worker {pid}",
-        "why": "was killed by SIGKILL",
-    }
+    hanging = worker_status(pid=7, time=now - 61.7), worker_status(pid=8, time=now - 4)
+    assert _texts(*hanging) == ["worker 7 has not said anything for 62 s"]
+    assert [each[5] for each in _problems(worker_status(time=AT))] == [SINCE]
 
 
 @pytest.mark.parametrize(
@@ -321,57 +303,27 @@ def _ended(pid: int, seconds_ago: float, kind: str = "worker_ended") -> dict[str
 def test_processes_that_ended_in_the_last_minute_are_one_problem(
     ended: list[Any], text: str | None
 ) -> None:
-    events = [_ended(*each) for each in ended]
+    events = [
+        {
+            "kind": kind[0] if kind else "worker_ended",
+            "time": time.time() - seconds_ago,
+            "subject": f"worker {pid}",
+            "why": "was killed by SIGKILL",
+        }
+        for pid, seconds_ago, *kind in ended
+    ]
     status = merge_statuses([worker_status()], make_store(), events=events)
-    found = list(find_problems(status, None, make_settings()))
+    found = find_problems(status, None, make_settings())
     assert [each["text"] for each in found] == ([text] if text else [])
     for each in found:
         assert each["since"] == status["ended_processes"][-1]["ended_at"]
 
 
-def test_memory_that_is_nearly_full_is_reported() -> None:
-    most = make_settings().limits.max_buffered_bytes
-    (found,) = _problems(
-        worker_status(buffered_bytes=int(0.95 * most)), worker_status(buffered_bytes=0)
-    )
-    assert found[0] == "warning"
-    assert found[4] == "bodies take 95% of the memory for them (limits.max_buffered_bytes)"
-    assert _problems(worker_status(buffered_bytes=int(0.89 * most))) == []
-
-
-@pytest.mark.parametrize(
-    ("good", "bad", "text"),
-    [
-        (90, 10, "10% of the calls of the last seconds failed"),
-        (0, 3, "100% of the calls of the last seconds failed"),
-        (99, 1, None),
-        (0, 0, None),
-        (0, 0.5, None),
-    ],
-)
-def test_errors_are_reported_if_they_are_many(good: float, bad: float, text: str | None) -> None:
-    """``bad`` may be a call that fails now and then: half of one in ten seconds."""
-    store = make_store()
-
-    def count() -> None:
-        for status, calls in (("2xx", good), ("5xx", bad)):
-            histogram = store.writer(0).histogram(DURATION, ("r", "infer", "m", "u", "", status))
-            for _ in range(round(calls * 10 if bad != 0.5 else calls * 1.9)):
-                histogram.observe(0.01)
-
-    seconds = 10 if bad != 0.5 else 20
-    found = _problems(window=sampled(store, count, seconds).now)
-    assert [each[4] for each in found] == ([text] if text else [])
-
-
 def test_errors_come_before_warnings_and_there_are_at_most_fifty() -> None:
     states = [endpoint(url=f"http://h:{port}", state="slow") for port in range(80)]
-    states.append(endpoint(url="http://bad:1", state="unhealthy"))
-    status = _merged(worker_status({"u": upstream(*states)}))
-    problems = find_problems(status, None, make_settings())
-    assert len(problems) == 50
-    assert [each["level"] for each in problems] == ["error"] + ["warning"] * 49
-    assert problems[0]["endpoint"] == "http://bad:1"
+    problems = _problems(_of(*states, endpoint(url="http://bad:1", state="unhealthy")))
+    assert [each[0] for each in problems] == ["error"] + ["warning"] * 49
+    assert problems[0][3] == "http://bad:1"
 
 
 def test_overview_tells_rates_and_workers() -> None:
@@ -382,7 +334,7 @@ def test_overview_tells_rates_and_workers() -> None:
         writer.counter(REQUEST_BYTES, ("r",)).add(1000)
         writer.counter(REQUEST_BYTES, ("s",)).add(500)
         writer.counter(RESPONSE_BYTES, ("r",)).add(20)
-        writer.histogram(DURATION, ("r", "infer", "m", "u", "", "2xx")).observe(0.01)
+        _call(store, 1)
         writer.histogram(CALL_LATENCY, ("m",)).observe(0.01)
 
     status = _merged(worker_status(pid=1), worker_status(pid=2))

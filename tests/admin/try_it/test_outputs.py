@@ -45,11 +45,6 @@ def _statistics(described: dict[str, Any]) -> tuple[Any, ...]:
     [
         ("BOOL", [True, False], [True, False]),
         ("UINT8", [0, 255], [0, 255]),
-        ("INT8", [-128], [-128]),
-        ("UINT16", [65535], [65535]),
-        ("INT16", [-1], [-1]),
-        ("UINT32", [2**32 - 1], [2**32 - 1]),
-        ("INT32", [-(2**31)], [-(2**31)]),
         ("UINT64", [2**53, 2**53 + 1, 2**64 - 1], [2**53, str(2**53 + 1), str(2**64 - 1)]),
         ("INT64", [-(2**53), -(2**53) - 1, -(2**63)], [-(2**53), f"{-(2**53) - 1}", f"{-(2**63)}"]),
         ("FP16", [0.1, -65504, NAN], [0.1, -65500.0, None]),
@@ -73,13 +68,6 @@ def test_empty_tensor_has_no_statistics(datatype: str, shape: list[int]) -> None
     described = _described(datatype, [], shape)
     assert (described["elements"], described["values"], described["shape"]) == (0, [], shape)
     assert _statistics(described) == (None, None, None, 0)
-    assert described["histogram"] is None
-
-
-def test_scalar_has_one_value() -> None:
-    described = _described("FP32", 2.5)
-    assert (described["shape"], described["elements"], described["values"]) == ([], 1, [2.5])
-    assert _statistics(described) == (2.5, 2.5, 2.5, 0)
     assert described["histogram"] is None
 
 
@@ -112,11 +100,8 @@ def test_statistics_leave_out_what_is_not_finite() -> None:
     [
         ([1.0, 1.0], False),
         ([1.0, np.nextafter(1, 2)], False),  # there is no double between
-        ([0.0, 5e-324], False),
         ([-1.7e308, 1.7e308], False),  # the range is no double
         ([0.0, 1e-300], True),
-        ([0.0, 1.7e308], True),
-        ([0.0, 1.0], True),
     ],
     ids=str,
 )
@@ -158,20 +143,14 @@ def _v1(document: object) -> list[tuple[Any, ...]]:
         ({"predictions": [[1, 2], [3, 4]]}, [("predictions", NUMBER, [2, 2], [1, 2, 3, 4])]),
         ({"predictions": [1.5, 2]}, [("predictions", NUMBER, [2], [1.5, 2.0])]),
         ({"predictions": [True]}, [("predictions", "JSON boolean", [1], [True])]),
-        ({"predictions": ["a", "b"]}, [("predictions", "JSON", [2], ["a", "b"])]),
         ({"predictions": [2**64 - 1]}, [("predictions", NUMBER, [1], [str(2**64 - 1)])]),
-        ({"predictions": []}, [("predictions", NUMBER, [0], [])]),
         ({"predictions": [[], []]}, [("predictions", NUMBER, [2, 0], [])]),
         # Scalars, which neither rows nor columns are.
         ({"predictions": 5}, [("predictions", NUMBER, [], [5])]),
-        ({"predictions": True}, [("predictions", "JSON boolean", [], [True])]),
-        ({"predictions": "text"}, [("predictions", "JSON", [], ["text"])]),
         ({"predictions": None}, [("predictions", "JSON", [], ["null"])]),
-        ({"predictions": {"a": 1}}, [("predictions", "JSON", [], ['{"a": 1}'])]),
         # Rows of different lengths, and elements of different types.
         ({"predictions": [[1, 2], [3]]}, [("predictions", "JSON", [2], ["[1, 2]", "[3]"])]),
         ({"predictions": [1, "é", None]}, [("predictions", "JSON", [3], ["1", "é", "null"])]),
-        ({"predictions": [1.5, None]}, [("predictions", NUMBER, [2], [1.5, None])]),
         # NaN is no JSON, but servers in Python write it.
         ({"predictions": [1.5, NAN, -INF]}, [("predictions", NUMBER, [3], [1.5, None, None])]),
         ({"predictions": [NAN, 2**70]}, [("predictions", NUMBER, [2], [None, 2.0**70])]),
@@ -185,11 +164,10 @@ def _v1(document: object) -> list[tuple[Any, ...]]:
             {"outputs": {"a": [1], "b": [[True]]}},
             [("a", NUMBER, [1], [1]), ("b", "JSON boolean", [1, 1], [True])],
         ),
-        ({"outputs": [[0.5]]}, [("outputs", NUMBER, [1, 1], [0.5])]),
         ({"predictions": [{"b64": "AA=="}]}, [("predictions", "JSON", [1], ['{"b64": "AA=="}'])]),
         (b'{"outputs": {"\\ud800": ["\\udfff", NaN]}}', [("?", "JSON", [2], ["?", "NaN"])]),
     ],
-    ids=range(23),
+    ids=range(16),
 )
 def test_v1_outputs_are_what_the_json_says(document: object, expected: object) -> None:
     assert _v1(document) == expected
@@ -220,13 +198,10 @@ def test_v1_number_that_is_too_large_for_doubles_is_text() -> None:
     assert (datatype, values) == ("JSON", ["NaN", "1" + "0" * 400])
 
 
-@pytest.mark.parametrize("depth", [60, 100, 900, 5000])
-def test_v1_depth_is_no_error_of_the_gateway(depth: int) -> None:
-    if depth < 1000:
-        (_,) = _v1(b'{"predictions": %b%b}' % (b"[" * depth, b"]" * depth))
-        return
+def test_v1_depth_is_no_error_of_the_gateway() -> None:
+    (_,) = _v1(b'{"predictions": %b%b}' % (b"[" * 900, b"]" * 900))
     with pytest.raises(GatewayError, match="not JSON"):
-        _v1(b'{"predictions": %b%b}' % (b"[" * depth, b"]" * depth))
+        _v1(b'{"predictions": %b%b}' % (b"[" * 5000, b"]" * 5000))
 
 
 @pytest.mark.parametrize(

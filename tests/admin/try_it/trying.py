@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.admin.try_it.inputs import Call
+from gateway.admin.try_it.requests import Call
 from tests.support.addresses import free_address
 from tests.support.gateway import RunningGateway, no_leaks, running_gateway
 from tests.support.raw_client import RawClient, ReceivedResponse, connect

@@ -1,17 +1,27 @@
+"""The show: its calls, its page, and the traffic after it."""
+
+from __future__ import annotations
+
+import asyncio
 import io
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 
+import grpc
+import numpy as np
 import pytest
 from aiohttp import web
 
 from gateway.demo.server.server import DemoServer
-from gateway.demo.walkthrough.client import ShowError
+from gateway.demo.walkthrough import walkthrough
+from gateway.demo.walkthrough.client import DemoClient, GrpcResult, ShowError
 from gateway.demo.walkthrough.page import WIDTH, Page, summarize_json
 from gateway.demo.walkthrough.walkthrough import curl_commands, next_steps, run_show
+from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
-from tests.support.gateway import running_gateway
+from tests.support.gateway import gateway_of, no_leaks, running_gateway, until
+from tests.support.servers.grpc_server import fail, grpc_server
 
 
 async def show(gateway: str, server: DemoServer) -> str:
@@ -150,3 +160,89 @@ def test_page_is_as_wide_as_said_and_has_the_characters_that_the_terminal_has() 
     without = [re.sub(r"\x1b\[[0-9]*m", "", line).rstrip() for line in colored.splitlines()]
     assert without == plain.splitlines()
     assert "123.4 ms  ???" in page(color=False, encoding="ascii")
+
+
+ARRAYS = {
+    "IN0": np.arange(300, dtype=np.float32).reshape(2, 150),
+    "IN1": np.array([0.5], np.float32),
+}
+
+
+async def _infer(server: DemoServer, address: str) -> GrpcResult:
+    async with DemoClient(server) as client:
+        return await client.infer_grpc(f"http://{address}", "m", ARRAYS)
+
+
+async def test_server_on_grpcio_is_called(server: DemoServer) -> None:
+    with grpc_server() as upstream:
+        result = await _infer(server, upstream.address)
+    assert [*result.inputs] == ["IN0", "IN1"]
+    for given, array in zip(result.outputs.values(), ARRAYS.values(), strict=True):
+        assert np.array_equal(given, array)
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    refuse = fail(grpc.StatusCode.INTERNAL, "out of memory")
+    with grpc_server(unary={"ModelInfer": refuse}) as upstream:
+        yield upstream.address
+
+
+async def test_call_without_a_response_is_an_error(server: DemoServer, refusing: str) -> None:
+    async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(24)
+        writer.write(b"\0\0\5\0\0\0\0\0\1ab")
+        writer.close()
+
+    leaving = await asyncio.start_server(leave, "127.0.0.1", 0)
+    async with leaving:
+        host, port = leaving.sockets[0].getsockname()
+        for address, said in [
+            (refusing, "out of memory"),
+            (free_address(), "Connection refused"),
+            (f"{host}:{port}", "does not speak HTTP/2"),
+        ]:
+            with pytest.raises(ShowError, match=said):
+                await _infer(server, address)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\x2a\x05",  # a field that is cut off
+        b"\x2a\x03\x0a\x01x\x32\x00",  # a tensor without a datatype
+        b"\x2a\x0c\x0a\x01x\x12\x04FP32\x1a\x01\x03\x32\x01a",  # contents that do not fit
+        b"\x32\x00",  # contents without a tensor
+    ],
+)
+def test_other_messages_are_errors(message: bytes) -> None:
+    with pytest.raises(ShowError, match="the response was"):
+        _ = GrpcResult("", b"", message, 0.0, None).outputs
+
+
+async def test_traffic_has_every_form_and_some_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walkthrough, "_PAUSE", 0.0)
+    async with no_leaks(), DemoServer() as server:
+        settings = Settings.model_validate(
+            {"listen": "127.0.0.1:0", "upstreams": {"demo": {"endpoints": [server.url]}}}
+        )
+        async with gateway_of(settings) as gateway:
+            task = asyncio.create_task(walkthrough.make_traffic(gateway.addresses[0], server))
+            seen: set[tuple[str, str, int]] = set()
+            wanted = {
+                ("infer", "json", 200),
+                ("infer", "raw", 200),
+                ("generate", "", 200),
+                ("infer", "json", 400),
+            }
+            observe = gateway.call_metrics.observe
+            gateway.listener.observers = (
+                observe,
+                lambda record: seen.add(
+                    (record.labels.operation, record.labels.client_form, record.status)
+                ),
+            )
+            await until(lambda: wanted <= seen)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task

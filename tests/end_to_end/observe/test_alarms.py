@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.top.client import AdminClient, parse_admin_address
+from gateway.top.client import AdminClient, Poller, Wanted, parse_admin_address
 from gateway.top.frame import Frame, plain_page
-from gateway.top.poller import Poller, Wanted
 from gateway.top.view import PANELS
 from tests.end_to_end.observe.incidents import (
     INCIDENTS,

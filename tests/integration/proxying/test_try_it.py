@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.try_it.forms import FORMS
+from gateway.admin.try_it.requests import FORMS
 from tests.integration.support.gateway import gateway_with_settings
 from tests.integration.triton.server import TritonServer
 from tests.support.addresses import free_address
