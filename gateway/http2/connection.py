@@ -91,7 +91,7 @@ class Http2Connection:
         self._reset_ids: dict[int, None] = {}
         self.output: list[bytes | memoryview] = []
         """What is to be sent; see ``take_output``."""
-        self._events: deque[events.Event] = deque()
+        self._events: deque[events.Event | frames.Frame] = deque()
         self._preface_left = b"" if is_client else frames.PREFACE
         self._has_settings = False
         self.settings_acknowledged = False
@@ -151,8 +151,10 @@ class Http2Connection:
             if data and not self._closed:
                 self.reader.feed(data)
 
-    def next_event(self) -> events.Event | None:
+    def next_event(self) -> events.Event | frames.Frame | None:
         """Return the next event, None if there is none yet, or none in this time slice.
+
+        SETTINGS, GOAWAY and the response to a PING are events themselves.
 
         Raises Http2Error, and the connection must be closed.
         """
@@ -255,7 +257,7 @@ class Http2Connection:
             self._handle_settings(frame)
         elif isinstance(frame, frames.PingFrame):
             if frame.ack:
-                self._events.append(events.PingAcknowledged(frame.data))
+                self._events.append(frame)
             else:
                 self.output.append(frames.encode_ping(frame.data, ack=True))
         elif isinstance(frame, frames.RstStreamFrame):
@@ -388,7 +390,7 @@ class Http2Connection:
         if stream.content_left > 0:
             raise protocol_error("the body does not have its Content-Length", stream.id)
         self._end_received(stream)
-        self._events.append(events.TrailersReceived(stream, headers))
+        self._events.append(events.DataReceived(stream, b"", 0, True, headers.fields))
 
     def _end_received(self, stream: Stream) -> None:
         stream.received_end = True
@@ -404,14 +406,12 @@ class Http2Connection:
                 ErrorCode.STREAM_CLOSED, f"{kind} after the end of the stream", stream_id
             )
         self._check_not_idle(stream_id, kind)
-        if stream_id not in self._reset_ids and not self._is_unaccepted(stream_id):
+        # Section 6.8: frames of streams that were opened after GOAWAY are ignored.
+        is_unaccepted = not self._is_client and stream_id > self._last_accepted_id
+        if stream_id not in self._reset_ids and not is_unaccepted:
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"{kind} on a closed stream")
         if ends_frame:
             self._ignore_frame()
-
-    def _is_unaccepted(self, stream_id: int) -> bool:
-        """Whether a stream was opened after GOAWAY, whose frames are ignored: section 6.8."""
-        return not self._is_client and stream_id > self._last_accepted_id
 
     def _ignore_frame(self) -> None:
         if not self._control.spend():
@@ -490,7 +490,7 @@ class Http2Connection:
             # Once for all values of a frame: it costs a step for each stream.
             self._set_initial_send_window(initial_window)
         self.output.append(frames.SETTINGS_ACK)
-        self._events.append(events.SettingsReceived())
+        self._events.append(frame)
 
     def _set_initial_send_window(self, size: int) -> None:
         """Change the windows of all streams by the difference: section 6.9.2."""
@@ -512,7 +512,7 @@ class Http2Connection:
         """Handle GOAWAY: section 6.8."""
         self.going_away = True
         last = frame.last_stream_id
-        self._events.append(events.GoAwayReceived(last, frame.error_code, frame.debug_data))
+        self._events.append(frame)
         if not self._is_client:
             return
         for stream in [each for each in self.streams.values() if each.id > last]:
@@ -646,7 +646,7 @@ class Http2Connection:
             self._drop_stream(stream)
 
     def ping(self, data: bytes) -> None:
-        """Send a PING with 8 bytes; its response is PingAcknowledged."""
+        """Send a PING with 8 bytes; its response is an event."""
         with self._guard:
             self.output.append(frames.encode_ping(data))
 

@@ -1,11 +1,11 @@
-"""What a connection tells of its peer."""
+"""What a connection tells of its peer, beside the frames that say all: SETTINGS, PING, GOAWAY."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from gateway.http2.errors import Http2Error
-from gateway.http2.hpack import HeaderList
+from gateway.http2.hpack import Header, HeaderList
 from gateway.http2.stream import Stream
 
 
@@ -16,8 +16,7 @@ class Event:
 class StreamEvent(Event):
     """Something that the peer did on a stream."""
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream: Final = stream
+    stream: Stream
 
 
 class HeadersReceived(StreamEvent):
@@ -27,33 +26,31 @@ class HeadersReceived(StreamEvent):
     """
 
     def __init__(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
-        super().__init__(stream)
+        self.stream = stream
         self.headers: Final = headers
         self.end_stream: Final = end_stream
 
 
 class DataReceived(StreamEvent):
-    """A piece of a body came.
+    """A piece of a body came; or ``trailers``, with which the message ended.
 
     ``size`` is what it counts in flow control. ``Http2Connection.acknowledge`` must be called with
     it once the data are used.
     """
 
     def __init__(
-        self, stream: Stream, data: bytes | memoryview, size: int, end_stream: bool
+        self,
+        stream: Stream,
+        data: bytes | memoryview,
+        size: int,
+        end_stream: bool,
+        trailers: tuple[Header, ...] = (),
     ) -> None:
-        super().__init__(stream)
+        self.stream = stream
         self.data: Final = data
         self.size: Final = size
         self.end_stream: Final = end_stream
-
-
-class TrailersReceived(StreamEvent):
-    """The trailers came, and the message ended with them."""
-
-    def __init__(self, stream: Stream, headers: HeaderList) -> None:
-        super().__init__(stream)
-        self.headers: Final = headers
+        self.trailers: Final = trailers
 
 
 class StreamReset(StreamEvent):
@@ -64,7 +61,7 @@ class StreamReset(StreamEvent):
     """
 
     def __init__(self, stream: Stream, error: Http2Error, by_peer: bool) -> None:
-        super().__init__(stream)
+        self.stream = stream
         self.error: Final = error
         self.by_peer: Final = by_peer
 
@@ -81,23 +78,3 @@ class WindowOpened(Event):
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream: Final = stream
-
-
-class SettingsReceived(Event):
-    """The settings of the peer have changed."""
-
-
-class PingAcknowledged(Event):
-    """The response to a PING came."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data: Final = data
-
-
-class GoAwayReceived(Event):
-    """The peer accepts no new streams, and has not processed those after ``last_stream_id``."""
-
-    def __init__(self, last_stream_id: int, error_code: int, debug_data: bytes) -> None:
-        self.last_stream_id: Final = last_stream_id
-        self.error_code: Final = error_code
-        self.debug_data: Final = debug_data

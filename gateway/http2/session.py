@@ -8,10 +8,10 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 
-from gateway.http2 import events
+from gateway.http2 import events, frames
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
-from gateway.http2.hpack import Header, HeaderList
+from gateway.http2.hpack import Header
 from gateway.http2.stream import Stream
 from gateway.system.buffers import BodyProgress, BufferAccount
 from gateway.system.hangups import HangupWatch
@@ -167,19 +167,18 @@ class StreamHandler(BodyStream):
         self.session.http2.reset(self.stream, code)
         self.session.flush_soon()
 
-    def receive(self, data: bytes | memoryview, size: int) -> None:
-        """Take in a piece of the body that counts ``size`` in flow control."""
+    def receive(
+        self, data: bytes | memoryview, size: int, trailers: tuple[Header, ...] = ()
+    ) -> None:
+        """Take in a piece of the body that counts ``size`` in flow control, or the trailers."""
         unused = size if self._discarding else size - len(data)
         if unused:
             self.session.http2.acknowledge(self.stream, unused)
+        if trailers:
+            self.trailers = trailers
         self.feed(data)
         if self.stream.received_end:
             self.end()
-
-    def receive_trailers(self, headers: HeaderList) -> None:
-        """Take in the end of the message."""
-        self.trailers = headers.fields
-        self.end()
 
     def fail(self, error: Exception) -> None:
         """End the stream: readers and writers get this error."""
@@ -343,20 +342,20 @@ class Http2Session(Connection):
         if not (self.closed or self.transport.is_closing()):
             self.run_guarded(self.process_received)
 
-    def _handle(self, event: events.Event) -> None:
+    def _handle(self, event: events.Event | frames.Frame) -> None:
         if isinstance(event, events.HeadersReceived):
             self.on_headers(event)
         elif isinstance(event, events.StreamEvent):
             self._handle_on_stream(event)
         elif isinstance(event, events.WindowOpened):
             self._on_window(event.stream)
-        elif isinstance(event, events.GoAwayReceived):
+        elif isinstance(event, frames.GoAwayFrame):
             self.on_goaway(event)
         elif isinstance(event, events.StreamRefused):
             self.on_refused(event.error)
-        elif isinstance(event, events.SettingsReceived):
+        elif isinstance(event, frames.SettingsFrame):
             self.on_settings()
-        elif isinstance(event, events.PingAcknowledged):
+        elif isinstance(event, frames.PingFrame):
             self.on_ping_acknowledged(event.data)
 
     def _handle_on_stream(self, event: events.StreamEvent) -> None:
@@ -366,11 +365,8 @@ class Http2Session(Connection):
             self.http2.acknowledge(event.stream, size)
             self.on_unread(event.stream, size)
         elif isinstance(event, events.DataReceived):
-            handler.receive(event.data, event.size)
+            handler.receive(event.data, event.size, event.trailers)
             self.on_data(handler, event)
-        elif isinstance(event, events.TrailersReceived):
-            handler.receive_trailers(event.headers)
-            self.on_trailers(handler)
         elif isinstance(event, events.StreamReset):
             self.on_reset(handler, event)
 
@@ -401,10 +397,7 @@ class Http2Session(Connection):
         """Handle the start of a request or of a response."""
 
     def on_data(self, handler: StreamHandler, event: events.DataReceived) -> None:
-        """Handle a piece of a body, which the handler has got."""
-
-    def on_trailers(self, handler: StreamHandler) -> None:
-        """Handle trailers, which the handler has got."""
+        """Handle a piece of a body, or trailers, which the handler has got."""
 
     @abstractmethod
     def on_reset(self, handler: StreamHandler, event: events.StreamReset) -> None:
@@ -420,7 +413,7 @@ class Http2Session(Connection):
     def on_refused(self, error: Http2Error) -> None:
         """Handle that a stream of the peer was reset before it had a handler, or after that."""
 
-    def on_goaway(self, event: events.GoAwayReceived) -> None:
+    def on_goaway(self, event: frames.GoAwayFrame) -> None:
         """Handle that the peer accepts no more streams."""
 
     def on_settings(self) -> None:

@@ -18,7 +18,8 @@ from gateway.http1.head import (
 )
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
-from gateway.http2.events import DataReceived, GoAwayReceived, HeadersReceived, StreamReset
+from gateway.http2.events import DataReceived, HeadersReceived, StreamReset
+from gateway.http2.frames import GoAwayFrame
 from gateway.http2.hpack import MAX_HEADER_LIST, Header, HeaderList
 from gateway.http2.session import (
     CONNECTION_WINDOW,
@@ -125,7 +126,7 @@ class ClientStream(StreamHandler):
         self.rest_size = 0
         """Bytes of the rest of a buffered response, all of which wait for the client."""
         self._connection = connection
-        self._unread: UnreadResponse | None = None
+        self.unread: UnreadResponse | None = None
 
     def give_back(self) -> None:
         """Give back what the stream holds; its call has ended."""
@@ -145,12 +146,12 @@ class ClientStream(StreamHandler):
 
     def open_unread(self, size: int) -> None:
         """Let the response make room for others while it waits for its client."""
-        self._unread = UnreadResponse(self)
-        self.session.buffers.open_stream(self._unread, size + self.rest_size)
+        self.unread = UnreadResponse(self)
+        self.session.buffers.open_stream(self.unread, size + self.rest_size)
 
     def close_unread(self) -> None:
         """Let it do so no more."""
-        unread, self._unread = self._unread, None
+        unread, self.unread = self.unread, None
         if unread is not None:
             self.session.buffers.close_stream(unread)
 
@@ -160,16 +161,6 @@ class ClientStream(StreamHandler):
         if self.call is not None:
             self.call.record.set_abort(unread_response_error())
             self.call.drop_call()
-
-    def seconds_stalled(self, now: float, *, has_message: bool) -> float:
-        """Return for how many seconds the call has waited for the client; 0 if it does not.
-
-        A stream of gRPC may be quiet after its first message.
-        """
-        if self._unread is not None:
-            return seconds_stalled(self._unread, now)
-        is_quiet = has_message or self not in self.session.buffers.bodies
-        return 0.0 if is_quiet else seconds_stalled(self, now)
 
 
 class Http2Call(ClientCall):
@@ -294,8 +285,14 @@ class Http2Call(ClientCall):
 
     def seconds_stalled(self, now: float) -> float:
         """Return for how many seconds the call has waited for the client; 0 if it does not."""
-        has_message = self.is_grpc and self._request_bytes >= self._first_message_size
-        return self.stream.seconds_stalled(now, has_message=has_message)
+        stream = self.stream
+        if stream.unread is not None:
+            return seconds_stalled(stream.unread, now)
+        # A stream of gRPC may be quiet after its first message.
+        is_quiet = self.is_grpc and self._request_bytes >= self._first_message_size
+        if is_quiet or stream not in stream.session.buffers.bodies:
+            return 0.0
+        return seconds_stalled(stream, now)
 
     def drop_call(self) -> None:
         """End the stream with an error, and cancel the call.
@@ -527,16 +524,10 @@ class Http2ClientConnection(Http2Session):
         self._begun.append(Http2Call(self, event.stream, event.headers))
 
     def on_data(self, handler: StreamHandler, event: DataReceived) -> None:
-        """Count a piece of a request's body."""
+        """Count a piece of a request's body; its trailers are for gRPC alone."""
         assert isinstance(handler, ClientStream)
         if handler.call is not None:
             handler.call.count_received(event.data)
-
-    def on_trailers(self, handler: StreamHandler) -> None:
-        """End a request; its trailers are for gRPC alone."""
-        assert isinstance(handler, ClientStream)
-        if handler.call is not None:
-            handler.call.count_received(b"")
 
     def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
         """Cancel the call of a stream."""
@@ -566,7 +557,7 @@ class Http2ClientConnection(Http2Session):
         self._log_refusal("connection", error)
         self._cancel_calls(_protocol_error_text(error))
 
-    def on_goaway(self, event: GoAwayReceived) -> None:
+    def on_goaway(self, event: GoAwayFrame) -> None:
         """Close the connection once its calls have ended, also those that follow in its packet."""
         self._shut_down = True
         self.loop.call_soon(self.run_guarded, self._close_if_done)

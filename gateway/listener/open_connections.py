@@ -144,12 +144,13 @@ class OpenConnections:
         idle = self._idle()
         if crowd is not None:
             if crowd in idle:
-                return self._close_idle((crowd, idle[crowd]), now)
+                return self._close_idle(crowd, idle[crowd], now)
             if client != crowd and self._drop_stalled(crowd, now):
                 return True
         if sum(map(len, idle.values())) <= max_idle:
             return False
-        return self._close_idle(max(idle.items(), key=_size), now)
+        most = max(idle, key=lambda each: len(idle[each]))
+        return self._close_idle(most, idle[most], now)
 
     def _is_crowd(self, client: str) -> bool:
         """Tell whether a client has so many connections that others may find no descriptor."""
@@ -169,9 +170,8 @@ class OpenConnections:
                 idle.setdefault(client, []).append(connection)
         return idle
 
-    def _close_idle(self, found: tuple[str, list[ListenerConnection]], now: float) -> bool:
+    def _close_idle(self, client: str, idle: list[ListenerConnection], now: float) -> bool:
         """Close some of a client's idle connections; return True."""
-        client, idle = found
         # Of what was written, some may wait for the client: it would be cut short.
         idle.sort(key=lambda each: each.transport.get_write_buffer_size() > 0)
         gone = _part(idle)
@@ -219,7 +219,3 @@ class OpenConnections:
 def _part(found: list[ListenerConnection]) -> list[ListenerConnection]:
     """Return the first ones of those that may go."""
     return found[: -(-len(found) // _ROOM_SHARE)]
-
-
-def _size(entry: tuple[str, list[ListenerConnection]]) -> int:
-    return len(entry[1])

@@ -108,10 +108,6 @@ MirrorObserver = Callable[[CallRecord], None]
 """Gets the record of each mirrored request that has ended."""
 
 
-def _ignore(_: CallRecord) -> None:
-    """Observe nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class MirrorMetrics:
     """What a mirror counts."""
@@ -148,7 +144,7 @@ class GatewayMetrics:
     ``on_mirrored`` gets the record of each mirrored request that has ended.
     """
 
-    def __init__(self, writer: MetricWriter, on_mirrored: MirrorObserver = _ignore) -> None:
+    def __init__(self, writer: MetricWriter, on_mirrored: MirrorObserver = lambda _: None) -> None:
         self.writer = writer
         self._on_mirrored = on_mirrored
         self.event_loop_lag = writer.histogram(EVENT_LOOP_LAG)

@@ -135,8 +135,9 @@ class MetricStore:
         for words, first_words in self.cells(family):
             for labels, at in first_words.items():
                 values = list(words[at : at + family.words])
-                others = sums.get(labels)
-                sums[labels] = values if others is None else _add(others, values)
+                if (others := sums.get(labels)) is not None:
+                    values = [a + b for a, b in zip(others, values, strict=True)]
+                sums[labels] = values
         shared = (OTHER,) * len(family.labels)
         if shared and not any(sums[shared]):
             del sums[shared]  # the series that others share, which was not used
@@ -278,7 +279,3 @@ def clean_label(value: str) -> str:
     if len(value) > MAX_LABEL:
         value = value[: MAX_LABEL - 3] + "..."
     return replace_surrogates(value)
-
-
-def _add(one: list[float], other: list[float]) -> list[float]:
-    return [a + b for a, b in zip(one, other, strict=True)]

@@ -34,10 +34,11 @@ class DeclaredModel:
                     f"model '{self.metadata.name}' has no input '{tensor.name}'; declared: {names}"
                 )
             if tensor.datatype is not spec.datatype or not self._fits(tensor.shape, spec.shape):
+                most = self.max_batch_size
+                batch = f" in batches of 1 to {most}" if most else ""
                 raise bad_request(
                     f"input '{tensor.name}' of model '{self.metadata.name}' is declared as "
-                    f"{self._describe_declared(spec)}, "
-                    f"got {tensor.datatype.name} {list(tensor.shape)}"
+                    f"{_describe(spec)}{batch}, got {tensor.datatype.name} {list(tensor.shape)}"
                 )
 
     def accepts(self, inputs: Iterable[InputTensor]) -> bool:
@@ -47,10 +48,6 @@ class DeclaredModel:
         except GatewayError:
             return False
         return True
-
-    def _describe_declared(self, spec: TensorSpec) -> str:
-        batch = f" in batches of 1 to {self.max_batch_size}" if self.max_batch_size else ""
-        return f"{_describe(spec)}{batch}"
 
     def _fits(self, shape: Sequence[int], declared: Sequence[int]) -> bool:
         if len(shape) != len(declared):

@@ -31,9 +31,12 @@ _MIN_OFFLOADED_BODY = 192 * 1024
 _UNBOUNDED = 2**63
 
 ResponsePlans = BoundedCache[
-    tuple[tuple[bytes, ...], tuple[object, ...]], tuple[Dialect, ResponsePlan]
+    tuple[tuple[bytes, ...], tuple[object, ...], bool], tuple[Dialect, ResponsePlan]
 ]
-"""What becomes of responses, by their key and the encoding, and the dialect that decided it."""
+"""What becomes of responses, by their key, the encoding and whether they came over gRPC.
+
+The dialect is the one that decided it.
+"""
 
 _HTTP = InferenceProtocol()
 

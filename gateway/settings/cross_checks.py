@@ -71,7 +71,20 @@ def cross_check(value: object) -> Iterator[CrossError]:
         yield ("routes",), "required, as there is more than one upstream"
 
 
-def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossError]:
+def unusable(
+    value: object, environ: Mapping[str, str], with_read_files: bool
+) -> Iterator[CrossError]:
+    """Yield what settings name and what cannot be used: packages, and files that are written.
+
+    ``with_read_files`` adds files that are read, and variables.
+    """
+    if with_read_files:
+        yield from _missing_files(value, environ)
+    yield from missing_packages(value)
+    yield from _unwritable_files(value)
+
+
+def _missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossError]:
     """Yield the files and variables that settings name and that cannot be used."""
     upstreams, groups = _mapping(value, "upstreams"), _mapping(value, "api_keys")
     files: list[tuple[str, ...]] = [("tls", name) for name in _SERVER_TLS_FILES]
@@ -88,7 +101,7 @@ def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossEr
             yield path, f"{file} cannot be read: {reason}"
 
 
-def unwritable_files(value: object) -> Iterator[CrossError]:
+def _unwritable_files(value: object) -> Iterator[CrossError]:
     """Yield the files that settings name and that cannot be written."""
     for path, file in _texts(value, [("log", "access", "path")]):
         if reason := _write_error(file):
@@ -332,7 +345,8 @@ def _routes(routes: Sequence[object], upstreams: Mapping[str, object]) -> Iterat
             if name not in upstreams:
                 message = f"no upstream is named {describe(name)}{suggest(name, upstreams)}"
                 yield ("routes", i, *path), message
-        if _mirrors_to_itself(route):
+        own = [name for _, name in _own_upstreams(route)]
+        if own == [_value(route, "mirror", "upstream")]:
             yield ("routes", i, "mirror", "upstream"), "mirrors to itself: it is the route's own"
         if catch_all is not None:
             yield ("routes", i), f"never reached: routes[{catch_all}] takes every request"
@@ -358,11 +372,6 @@ def _own_upstreams(route: object) -> Iterator[tuple[KeyPath, str]]:
         name = _value(share, "name")
         if isinstance(name, str):
             yield ("upstream", i, "name"), name
-
-
-def _mirrors_to_itself(route: object) -> bool:
-    names = [name for _, name in _own_upstreams(route)]
-    return names == [_value(route, "mirror", "upstream")]
 
 
 def _matches_everything(route: object) -> bool:

@@ -37,8 +37,9 @@ def settings_schema() -> dict[str, Any]:
     for _, model in all_sections():
         part = schema if model is Settings else schema["$defs"][model.__name__]
         for name, text in field_texts(model).items():
-            described = _describe(model.model_fields[name], text)
-            part["properties"][name]["description"] = described
+            described = {"description": _describe(model.model_fields[name], text)}
+            sorted_keys = sorted({**part["properties"][name], **described}.items())
+            part["properties"][name] = dict(sorted_keys)
     schema["$defs"] = {name: _allow_references(each) for name, each in schema["$defs"].items()}
     schema["properties"] = {
         name: _allow_references(each) for name, each in schema["properties"].items()

@@ -7,12 +7,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.settings.cross_checks import (
-    CrossError,
-    missing_files,
-    missing_packages,
-    unwritable_files,
-)
+from gateway.settings.cross_checks import unusable
 from gateway.settings.error_text import error_message
 from gateway.settings.problems import (
     INDENTATION,
@@ -68,14 +63,9 @@ def load_with_positions(
         raise SettingsError(path, [error.problem]) from None
     settings, errors = _validate(document)
     problems = [*_validation_problems(errors, document), *_yaml_problems(document, errors)]
-    unusable: list[CrossError] = []
-    if with_files:
-        unusable += missing_files(document.value, environ)
     if with_files or with_written_files:
-        unusable += missing_packages(document.value)
-        unusable += unwritable_files(document.value)
-    for setting, message in unusable:
-        problems.append(_problem(setting, message, document, MISSING_FILE))
+        for setting, message in unusable(document.value, environ, with_files):
+            problems.append(_problem(setting, message, document, MISSING_FILE))
     if settings is None or problems:
         raise SettingsError(path, problems)
     return LoadedSettings(settings, document.positions)

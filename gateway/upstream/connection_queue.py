@@ -34,31 +34,22 @@ class ConnectionQueue(ABC, Generic[C]):
 
     def __init__(self, connect: Callable[[], Awaitable[C]]) -> None:
         self._connect = connect
-        self._waiting: dict[WaitingRequest[C], float] = {}
-        """The requests, each with its time."""
-        self._connecting: dict[asyncio.Task[None], None] = {}
+        self.waiting: dict[WaitingRequest[C], float] = {}
+        """The requests that wait, each with its time."""
+        self.connecting: dict[asyncio.Task[None], None] = {}
+        """The connects on their way, in their order."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams = 1
         """Requests that one connection is expected to carry at a time."""
 
-    @property
-    def waiting(self) -> int:
-        """Return the number of requests that wait."""
-        return len(self._waiting)
-
-    @property
-    def connecting(self) -> int:
-        """Return the number of connections on the way."""
-        return len(self._connecting)
-
     def wait(self, request: WaitingRequest[C]) -> None:
         """Give a request what becomes free first; connect if that is needed."""
-        self._waiting[request] = time.monotonic()
+        self.waiting[request] = time.monotonic()
         self._grow()
 
     def stop_waiting(self, request: WaitingRequest[C]) -> None:
         """Forget a request that is cancelled."""
-        self._waiting.pop(request, None)
+        self.waiting.pop(request, None)
 
     async def close(self) -> None:
         """Stop the connects that no request waits for, and wait for the others."""
@@ -72,7 +63,7 @@ class ConnectionQueue(ABC, Generic[C]):
 
     def _max_connects(self) -> int:
         """Return how many connections may be on the way."""
-        return len(self._waiting)
+        return len(self.waiting)
 
     def _has_other(self) -> bool:
         """Tell whether requests can wait for what becomes free, although a connect has failed."""
@@ -81,24 +72,24 @@ class ConnectionQueue(ABC, Generic[C]):
     @property
     def _wanted(self) -> int:
         """The connections that should be on the way."""
-        return min(-(-len(self._waiting) // self._streams), self._max_connects())
+        return min(-(-len(self.waiting) // self._streams), self._max_connects())
 
     def _take_next(self) -> WaitingRequest[C] | None:
-        for request in self._waiting:
-            del self._waiting[request]
+        for request in self.waiting:
+            del self.waiting[request]
             return request
         return None
 
     def _grow(self) -> None:
-        while len(self._connecting) < self._wanted:
+        while len(self.connecting) < self._wanted:
             task = asyncio.create_task(self._connect_for_waiting())
-            self._connecting[task] = None
+            self.connecting[task] = None
             self._tasks.add(task)
             task.add_done_callback(self._end_connect)
 
     def _cancel_spare(self) -> None:
-        while len(self._connecting) > self._wanted:
-            newest, _ = self._connecting.popitem()
+        while len(self.connecting) > self._wanted:
+            newest, _ = self.connecting.popitem()
             newest.cancel()
 
     def _end_connect(self, task: asyncio.Task[None]) -> None:
@@ -113,22 +104,22 @@ class ConnectionQueue(ABC, Generic[C]):
         assert task is not None
         began = time.monotonic()
         try:
-            if len(self._connecting) > self._wanted:
+            if len(self.connecting) > self._wanted:
                 return  # something became free first
             connection = await self._connect()
-            self._connecting.pop(task, None)
+            self.connecting.pop(task, None)
             self._add(connection)
         except Exception as error:
-            self._connecting.pop(task, None)
+            self.connecting.pop(task, None)
             self._fail_waiting(error, began)
         finally:
-            self._connecting.pop(task, None)
+            self.connecting.pop(task, None)
 
     def _fail_waiting(self, error: Exception, began: float) -> None:
-        if self._has_other() or len(self._connecting) >= self._wanted:
+        if self._has_other() or len(self.connecting) >= self._wanted:
             return
-        for request, since in tuple(self._waiting.items())[: self._streams]:
+        for request, since in tuple(self.waiting.items())[: self._streams]:
             if since <= began:
-                del self._waiting[request]
+                del self.waiting[request]
                 request.on_error(copy_error(error) if isinstance(error, GatewayError) else error)
         self._grow()

@@ -28,7 +28,6 @@ from gateway.upstream.transport import (
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
-    UpstreamResponseHead,
 )
 
 WRITE_CHUNK: Final = 256 * 1024
@@ -267,11 +266,11 @@ class _ResponseFuture:
     def is_idempotent(self) -> bool:
         return self._is_idempotent
 
-    def passes_untouched(self, head: UpstreamResponseHead) -> bool:
+    def passes_untouched(self, head: ResponseHead) -> bool:
         return False  # the reader may convert it as it arrives
 
     def on_complete(
-        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
+        self, head: ResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
     ) -> bool:
         return False
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ServerName, bad_request, describe_error
+from gateway.http1.head import ResponseHead
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.headers import read_error, read_message, read_status
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
@@ -50,7 +51,7 @@ KEYED_RESPONSE_HEADERS = HOP_BY_HOP | {
     "server",
     "vary",
 }
-"""Headers of responses that are not just passed on: see UpstreamResponseHead.key."""
+"""Headers of responses that are not just passed on: the key of their heads."""
 
 SentBody = Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview]
 Body = SentBody | None
@@ -241,38 +242,6 @@ class RequestTemplate:
         return self.method, self.target, self.headers
 
 
-class KeyedHead(Protocol):
-    """A head with its headers by what the gateway does with them."""
-
-    @property
-    def headers(self) -> CIMultiDictProxy[str]:
-        """Return all headers."""
-
-    @property
-    def key(self) -> tuple[bytes, ...]:
-        """Return the first line and the keyed headers; equal keys are treated alike."""
-
-    @property
-    def keyed_headers(self) -> list[tuple[str, str]]:
-        """Return the headers in the key."""
-
-    @property
-    def passed(self) -> bytes:
-        """Return the lines of the headers that are neither keyed nor read, as they came."""
-
-
-class UpstreamResponseHead(KeyedHead, Protocol):
-    """The head of a server's response, keyed by ``KEYED_RESPONSE_HEADERS``."""
-
-    @property
-    def status(self) -> int:
-        """Return the status code."""
-
-    @property
-    def reason(self) -> str:
-        """Return the reason phrase."""
-
-
 class ResponseReceiver(Protocol):
     """Gets the response to a request on a reserved connection: one of these calls."""
 
@@ -282,11 +251,11 @@ class ResponseReceiver(Protocol):
     def is_idempotent(self) -> bool:
         """Tell whether a server may execute the request twice; see UpstreamRequest."""
 
-    def passes_untouched(self, head: UpstreamResponseHead) -> bool:
+    def passes_untouched(self, head: ResponseHead) -> bool:
         """Tell whether the body is not converted: then even a large one may be handled at once."""
 
     def on_complete(
-        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
+        self, head: ResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
     ) -> bool:
         """Handle a response that arrived completely; False leaves it to ``on_headers``."""
 

@@ -52,7 +52,7 @@ async def test_the_strict_reader_reads_what_is_accepted(case: object) -> None:
 
 # ------------------------------------------------------------------------------- framings
 
-# Beside those of test_smuggling.py.
+# Beside those of test_malformed_http.py.
 SERVED = {
     "a body that begins as a request": _post(b"Content-Length: %d" % len(INNER), body=INNER),
     "a chunk that holds a request": _coded(b"%X\r\n%s\r\n0\r\n\r\n" % (len(INNER), INNER)),

@@ -53,7 +53,7 @@ class Peer:
         self.decoder = Decoder()
         self.reader = FrameReader(2**24 - 1)
         self.opening = b"".join(self.http2.take_output())
-        self.events: list[Event] = []
+        self.events: list[Event | Frame] = []
         hello = encode_settings([]) if is_client else PREFACE + encode_settings([])
         self.send(hello + SETTINGS_ACK)
         self.frames()

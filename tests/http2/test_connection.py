@@ -51,7 +51,7 @@ def test_each_end_opens_with_its_settings_and_window() -> None:
 def test_preface_may_come_in_any_pieces() -> None:
     for pieces in all_splits(frames.PREFACE + frames.encode_settings([])):
         found = _receive(Http2Connection(is_client=False), pieces)
-        assert [type(event) for event in found] == [events.SettingsReceived]
+        assert [type(event) for event in found] == [frames.SettingsFrame]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_another_start_ends_the_connection(hello: bytes, reason: str) -> None:
         assert _goaway(http2) == (0, CODE.PROTOCOL_ERROR, reason.encode())
 
 
-def _receive(http2: Http2Connection, pieces: list[bytes]) -> list[events.Event]:
+def _receive(http2: Http2Connection, pieces: list[bytes]) -> list[events.Event | frames.Frame]:
     """Return the events of pieces of data."""
     found = []
     for piece in pieces:
@@ -319,7 +319,7 @@ def test_initial_window_changes_windows_of_open_streams_only() -> None:
     assert peer.http2.send_data(stream, bytes(1000), False) == 1000
     peer.events.clear()
     peer.send(_initial_window(400))
-    assert [type(event) for event in peer.events] == [events.SettingsReceived]
+    assert [type(event) for event in peer.events] == [frames.SettingsFrame]
     # Section 6.9.2: a window can become negative.
     assert (stream.send_window, peer.http2.sendable(stream)) == (-600, 0)
     assert peer.http2.send_data(stream, b"x", False) == 0
@@ -331,7 +331,7 @@ def test_initial_window_changes_windows_of_open_streams_only() -> None:
     assert peer.http2.sendable(stream) == 1
     peer.events.clear()
     peer.send(_initial_window(10, 10**6))
-    assert [type(event) for event in peer.events] == [events.WindowOpened, events.SettingsReceived]
+    assert [type(event) for event in peer.events] == [events.WindowOpened, frames.SettingsFrame]
     assert stream.send_window == 10**6 - 1000 + 601
     assert peer.http2.sendable(stream) == connection_window - 1000
 
@@ -551,18 +551,6 @@ def test_server_must_not_enable_push() -> None:
     Peer(is_client=False).send(frames.encode_settings([(frames.ENABLE_PUSH, 1)]))
 
 
-def test_pings_are_answered() -> None:
-    peer = Peer()
-    peer.send(frames.encode_ping(b"12345678"))
-    assert peer.told() == [("PingFrame", 0, True, b"12345678")]
-    peer.http2.ping(b"abcdefgh")
-    assert peer.told() == [("PingFrame", 0, False, b"abcdefgh")]
-    peer.send(frames.encode_ping(b"abcdefgh", ack=True))
-    (event,) = peer.events
-    assert isinstance(event, events.PingAcknowledged)
-    assert event.data == b"abcdefgh"
-
-
 # --------------------------------------------------------------------------------- section 6.8
 
 
@@ -612,14 +600,14 @@ def test_client_learns_which_requests_were_not_processed() -> None:
     streams = [open_request(peer) for _ in range(3)]
     peer.send(frames.encode_goaway(2**31 - 1, CODE.NO_ERROR))
     (event,) = peer.events
-    assert isinstance(event, events.GoAwayReceived)
+    assert isinstance(event, frames.GoAwayFrame)
     assert peer.http2.going_away
     assert not peer.http2.can_open_stream
     assert not any(stream.is_reset for stream in streams)
     peer.events.clear()
     peer.send(frames.encode_goaway(1, CODE.NO_ERROR, b"later"))
     goaway, *resets = peer.events
-    assert isinstance(goaway, events.GoAwayReceived)
+    assert isinstance(goaway, frames.GoAwayFrame)
     assert (goaway.last_stream_id, goaway.debug_data) == (1, b"later")
     for event, stream in zip(resets, streams[1:], strict=True):
         assert isinstance(event, events.StreamReset)
@@ -632,21 +620,12 @@ def test_client_learns_which_requests_were_not_processed() -> None:
     assert (peer.http2.streams, peer.frames()) == ({}, [])
 
 
-def test_server_goes_on_after_goaway_of_a_client() -> None:
-    peer = Peer()
-    stream = peer.request()
-    peer.send(frames.encode_goaway(0, CODE.NO_ERROR))
-    peer.http2.send_headers(stream, OK, True)
-    assert stream.sent_end
-    assert peer.http2.streams == {1: stream}
-
-
 def test_unknown_codes_are_internal_errors() -> None:
     peer = Peer(is_client=True)
     open_request(peer)
     peer.send(frames.encode_goaway(1, 0x1234), frames.encode_rst_stream(1, 0x99))
     goaway, reset = peer.events
-    assert isinstance(goaway, events.GoAwayReceived)
+    assert isinstance(goaway, frames.GoAwayFrame)
     assert goaway.error_code == 0x1234
     assert isinstance(reset, events.StreamReset)
     assert reset.error.code == CODE.INTERNAL_ERROR
@@ -688,7 +667,8 @@ def check_content_length(
         peer.send(peer.headers(1, ((b"a", b"b"),), end=True))
     last = peer.events[-1]
     if fits:
-        assert isinstance(last, (events.DataReceived, events.TrailersReceived))
+        assert isinstance(last, events.DataReceived)
+        assert last.end_stream
         assert last.stream.received_end
     else:
         assert isinstance(last, events.StreamReset)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.http2 import events
+from gateway.http2 import events, frames
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode
 from gateway.http2.frames import (
@@ -140,8 +140,8 @@ class OurEnd(End):
         while (event := self.http2.next_event()) is not None:
             self._note(event)
 
-    def _note(self, event: events.Event) -> None:
-        if isinstance(event, events.PingAcknowledged):
+    def _note(self, event: events.Event | frames.Frame) -> None:
+        if isinstance(event, frames.PingFrame):
             self.pings.append(event.data)
         elif isinstance(event, events.HeadersReceived):
             assert not event.headers.too_large
@@ -153,13 +153,13 @@ class OurEnd(End):
             assert got.headers is None
             got.headers = event.headers.fields
             got.ended = event.end_stream
-        elif isinstance(event, (events.DataReceived, events.TrailersReceived, events.StreamReset)):
+        elif isinstance(event, (events.DataReceived, events.StreamReset)):
             self._note_more(self.received[event.stream.id], event)
 
     def _note_more(
         self,
         got: Received,
-        event: events.DataReceived | events.TrailersReceived | events.StreamReset,
+        event: events.DataReceived | events.StreamReset,
     ) -> None:
         assert not got.reset
         if isinstance(event, events.StreamReset):
@@ -170,13 +170,12 @@ class OurEnd(End):
             return
         assert not got.ended
         assert got.headers is not None
-        if isinstance(event, events.DataReceived):
-            got.body += event.data
-            got.ended = event.end_stream
-            got.unused.append(event.size)
+        got.ended = event.end_stream
+        if event.trailers:
+            got.trailers = event.trailers
         else:
-            got.trailers = event.headers.fields
-            got.ended = True
+            got.body += event.data
+            got.unused.append(event.size)
 
 
 class PeerEnd(End):

@@ -74,16 +74,6 @@ async def test_client_with_the_most_idle_connections_makes_room_for_others() -> 
         await listener.drain(0, 0)
 
 
-async def test_calls_make_no_room() -> None:
-    async def handle(_: ClientRequest, response: ClientResponse) -> None:
-        await asyncio.Event().wait()
-
-    async with running_listener(handle) as running, connect(running.url) as client:
-        client.send_nowait(request("GET", "/"))
-        await until(lambda: bool(running.listener.requests))
-        assert not running.listener.make_room()
-
-
 async def test_drain_closes_idle_connections_after_the_grace() -> None:
     async with (
         running_listener(echo) as running,

@@ -11,62 +11,39 @@ Example = tuple[int, list[tuple[str, Fields, Fields]]]
 
 def fields(text: str) -> Fields:
     """Return the fields of lines like ``:method: GET``."""
-    found = []
-    for line in text.strip().splitlines():
-        name, _, value = line.strip().rpartition(": ") if "://" not in line else _url(line)
-        found.append((name.encode(), value.encode()))
-    return tuple(found)
-
-
-def _url(line: str) -> tuple[str, str, str]:
-    return line.strip().partition(": ")
+    pairs = (line.partition(": ") for line in text.splitlines())
+    return tuple((name.encode(), value.encode()) for name, _, value in pairs)
 
 
 SINGLE: list[tuple[str, Fields, Fields]] = [
     # C.2.1 to C.2.4
     (
         "400a637573746f6d2d6b65790d637573746f6d2d686561646572",
-        ((b"custom-key", b"custom-header"),),
-        ((b"custom-key", b"custom-header"),),
+        fields("custom-key: custom-header"),
+        fields("custom-key: custom-header"),
     ),
-    ("040c2f73616d706c652f70617468", ((b":path", b"/sample/path"),), ()),
-    ("100870617373776f726406736563726574", ((b"password", b"secret"),), ()),
-    ("82", ((b":method", b"GET"),), ()),
+    ("040c2f73616d706c652f70617468", fields(":path: /sample/path"), ()),
+    ("100870617373776f726406736563726574", fields("password: secret"), ()),
+    ("82", fields(":method: GET"), ()),
 ]
 
-_REQUESTS = [
-    fields(":method: GET\n:scheme: http\n:path: /\n:authority: www.example.com"),
-    fields(
-        ":method: GET\n:scheme: http\n:path: /\n:authority: www.example.com\n"
-        "cache-control: no-cache"
-    ),
-    fields(
-        ":method: GET\n:scheme: https\n:path: /index.html\n:authority: www.example.com\n"
-        "custom-key: custom-value"
-    ),
-]
-_REQUEST_TABLES = [
-    fields(":authority: www.example.com"),
-    fields("cache-control: no-cache\n:authority: www.example.com"),
-    fields("custom-key: custom-value\ncache-control: no-cache\n:authority: www.example.com"),
-]
-_DATE_21 = (b"date", b"Mon, 21 Oct 2013 20:13:21 GMT")
-_DATE_22 = (b"date", b"Mon, 21 Oct 2013 20:13:22 GMT")
-_LOCATION = (b"location", b"https://www.example.com")
-_PRIVATE = (b"cache-control", b"private")
-_COOKIE = (b"set-cookie", b"foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1")
-_GZIP = (b"content-encoding", b"gzip")
-_302, _307 = (b":status", b"302"), (b":status", b"307")
-_RESPONSES: list[Fields] = [
-    (_302, _PRIVATE, _DATE_21, _LOCATION),
-    (_307, _PRIVATE, _DATE_21, _LOCATION),
-    ((b":status", b"200"), _PRIVATE, _DATE_22, _LOCATION, _GZIP, _COOKIE),
-]
-_RESPONSE_TABLES: list[Fields] = [
-    (_LOCATION, _DATE_21, _PRIVATE, _302),
-    (_307, _LOCATION, _DATE_21, _PRIVATE),
-    (_COOKIE, _GZIP, _DATE_22),
-]
+_FIRST = fields(":method: GET\n:scheme: http\n:path: /\n:authority: www.example.com")
+_NO_CACHE, _CUSTOM = fields("cache-control: no-cache\ncustom-key: custom-value")
+_THIRD = fields(":method: GET\n:scheme: https\n:path: /index.html\n:authority: www.example.com")
+_REQUESTS = [_FIRST, (*_FIRST, _NO_CACHE), (*_THIRD, _CUSTOM)]
+_REQUEST_TABLES = [_FIRST[3:], (_NO_CACHE, _FIRST[3]), (_CUSTOM, _NO_CACHE, _FIRST[3])]
+_FOUND = fields(
+    ":status: 302\ncache-control: private\ndate: Mon, 21 Oct 2013 20:13:21 GMT\n"
+    "location: https://www.example.com"
+)
+(_307,) = fields(":status: 307")
+_OK = fields(
+    ":status: 200\ncache-control: private\ndate: Mon, 21 Oct 2013 20:13:22 GMT\n"
+    "location: https://www.example.com\ncontent-encoding: gzip\n"
+    "set-cookie: foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1"
+)
+_RESPONSES = [_FOUND, (_307, *_FOUND[1:]), _OK]
+_RESPONSE_TABLES = [_FOUND[::-1], (_307, *_FOUND[:0:-1]), (_OK[5], _OK[4], _OK[2])]
 
 
 def _example(size: int, blocks: list[str], lists: list[Fields], tables: list[Fields]) -> Example:
@@ -118,12 +95,6 @@ C_6 = _example(
     _RESPONSES,
     _RESPONSE_TABLES,
 )
-TABLE_SIZES = {
-    "C_3": [57, 110, 164],
-    "C_4": [57, 110, 164],
-    "C_5": [222, 222, 215],
-    "C_6": [222, 222, 215],
-}
 EXAMPLES = {"C_3": C_3, "C_4": C_4, "C_5": C_5, "C_6": C_6}
 SIZE_256 = bytes.fromhex("3fe101")
 """The change of the table size that comes before C.5 and C.6."""

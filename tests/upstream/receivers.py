@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from gateway.http1.head import ResponseHead
 from gateway.upstream.transport import (
     FieldLines,
     HeaderLines,
@@ -11,7 +12,6 @@ from gateway.upstream.transport import (
     ResponseReceiver,
     UpstreamEndpoint,
     UpstreamResponse,
-    UpstreamResponseHead,
 )
 
 
@@ -34,7 +34,7 @@ class RecordingReceiver:
         self.untouched = untouched
         self.handles = handles
         self.calls: list[str] = []
-        self.complete: list[tuple[UpstreamResponseHead, bytes]] = []
+        self.complete: list[tuple[ResponseHead, bytes]] = []
         self.responses: list[UpstreamResponse] = []
         self.errors: list[Exception] = []
         self.response: asyncio.Future[UpstreamResponse]
@@ -45,11 +45,11 @@ class RecordingReceiver:
     def is_idempotent(self) -> bool:
         return self.idempotent
 
-    def passes_untouched(self, head: UpstreamResponseHead) -> bool:
+    def passes_untouched(self, head: ResponseHead) -> bool:
         return self.untouched
 
     def on_complete(
-        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
+        self, head: ResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
     ) -> bool:
         if self.handles:
             self.complete.append((head, bytes(body)))

@@ -316,6 +316,12 @@ def _fetch(*turns: ScriptedUpstreamResponse) -> Awaitable[ModelMetadata]:
     return fetch_metadata("m", "7", ScriptedEndpoint(EventLog(), *turns))
 
 
+async def test_model_of_batch_size_0_does_not_batch() -> None:
+    config = ScriptedUpstreamResponse(200, {}, [b'{"max_batch_size":0}'])
+    found = await _fetch(ScriptedUpstreamResponse(200, {}, [metadata(-1)]), config)
+    assert found.batching is False
+
+
 @pytest.mark.parametrize("status", [500, 502])
 async def test_temporary_error_of_the_config_fails_the_fetch(status: int) -> None:
     """Without the config, the gateway would guess the batch dimension, and guess wrong."""

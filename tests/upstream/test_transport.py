@@ -15,7 +15,6 @@ from gateway.upstream.transport import UpstreamRequest, check_lengths
 from tests.support.http_messages import chunked, http_response, message
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.endpoints import endpoint_at as endpoint_at
 
 LONGEST = TRITON.max_head_part or 0
 

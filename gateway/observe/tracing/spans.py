@@ -210,7 +210,8 @@ class _CallWriter:
                 status = code if attempt.grpc_status else ""
         else:
             name = _describe_http(attributes, attempt.method, attempt.target, operation)
-            attributes["url.full"] = _url(attempt.endpoint) + _path(attempt.target)
+            url = attempt.endpoint.partition(" ")[0]  # the address of a host name may be behind
+            attributes["url.full"] = url + _path(attempt.target)
             if attempt.status:
                 attributes["http.response.status_code"] = attempt.status
                 status = str(attempt.status) if attempt.status >= _FIRST_CLIENT_ERROR else ""
@@ -371,11 +372,6 @@ def _path(target: str) -> str:
 
 def _text(text: str) -> str:
     return shorten(replace_surrogates(text), _MAX_TEXT)
-
-
-def _url(endpoint: str) -> str:
-    """Return the URL of an endpoint; that of an address of a host name has the address behind."""
-    return endpoint.partition(" ")[0]
 
 
 @cached(256)

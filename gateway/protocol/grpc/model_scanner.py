@@ -92,18 +92,13 @@ class ModelScanner:
         self._shift = 0
         self._start = 0
         """Where the tag, number or length begins."""
-        self._skip = 0
-        """Bytes that remain of a value."""
+        self.skip_size = 0
+        """How many of the next bytes are of one value: to scan them costs nothing."""
         self._field = 0
         """The field whose value is collected, 0 for none."""
         self._text = bytearray()
         self._groups: Final[list[int]] = []
         self._group_start = 0
-
-    @property
-    def skip_size(self) -> int:
-        """Return how many of the next bytes are of one value: to scan them costs nothing."""
-        return self._skip
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -142,7 +137,7 @@ class ModelScanner:
     def end(self) -> None:
         """Note the end of the message; raises GatewayError if it is within a field."""
         reason = ""
-        if self._tag or self._shift or self._skip:
+        if self._tag or self._shift or self.skip_size:
             reason = "a field that is cut short"
         elif self._groups:
             reason = f"group {self._groups[-1]} never ends"
@@ -154,9 +149,9 @@ class ModelScanner:
         end = len(piece)
         position = 0
         while True:
-            if self._skip:
-                step = min(self._skip, end - position)
-                self._skip -= step
+            if self.skip_size:
+                step = min(self.skip_size, end - position)
+                self.skip_size -= step
                 if self._field:
                     self._collect(piece, position, step)
                 position += step
@@ -204,7 +199,7 @@ class ModelScanner:
         elif wire_type == END_GROUP:
             self._close_group(tag >> 3)
         else:
-            self._skip = 4 if wire_type == FIXED32 else 8
+            self.skip_size = 4 if wire_type == FIXED32 else 8
 
     def _open_group(self, number: int) -> None:
         if not self._groups:
@@ -229,7 +224,7 @@ class ModelScanner:
         if size > MAX_MESSAGE:
             raise WireError(f"a length of {size} bytes exceeds protobuf's limit", self._start)
         field = 0 if self._groups else self._wanted.get(tag, 0)
-        self._skip = size
+        self.skip_size = size
         if not field:
             return
         if field == self._marked_field:
@@ -251,7 +246,7 @@ class ModelScanner:
     def _collect(self, piece: Buffer, position: int, size: int) -> None:
         """Collect a part of the value of a field."""
         self._text += piece[position : position + size]
-        if self._skip:
+        if self.skip_size:
             return
         field, text = self._field, bytes(self._text)
         self._field = 0

@@ -49,18 +49,6 @@ class GrpcStatus(IntEnum):
 
 
 _BY_CODE: Final = {int(status): status for status in GrpcStatus}
-_FROM_HTTP: Final = {
-    400: GrpcStatus.INTERNAL,
-    401: GrpcStatus.UNAUTHENTICATED,
-    403: GrpcStatus.PERMISSION_DENIED,
-    404: GrpcStatus.UNIMPLEMENTED,
-    429: GrpcStatus.UNAVAILABLE,
-    431: GrpcStatus.INTERNAL,
-    502: GrpcStatus.UNAVAILABLE,
-    503: GrpcStatus.UNAVAILABLE,
-    504: GrpcStatus.UNAVAILABLE,
-}
-
 _OF_ERRORS: Final = {
     400: GrpcStatus.INVALID_ARGUMENT,
     401: GrpcStatus.UNAUTHENTICATED,
@@ -90,19 +78,10 @@ def status_name(code: int) -> str:
     return _BY_CODE[code].name if code in _BY_CODE else str(code)
 
 
-def status_of_http(status: int) -> GrpcStatus:
-    """Return the code of a response to a gRPC call that lacks ``grpc-status``.
-
-    An intermediary made it, or a server that speaks no gRPC: doc/http-grpc-status-mapping.md of
-    grpc. The table is for nothing else, so an unknown path (404) is UNIMPLEMENTED.
-    """
-    return _FROM_HTTP.get(status, GrpcStatus.UNKNOWN)
-
-
 def status_of_error(status: int) -> GrpcStatus:
     """Return the code for an error that an inference server sends over HTTP.
 
-    Unlike ``status_of_http`` it is for servers that know the operation, and say what is wrong.
+    Such a server knows the operation, and says what is wrong.
     """
     return _OF_ERRORS.get(status, GrpcStatus.UNKNOWN)
 

@@ -12,7 +12,7 @@ from functools import partial
 from multidict import CIMultiDictProxy
 
 from gateway.errors import GatewayError, ServerName, strip_tracebacks
-from gateway.http1.head import RequestHead
+from gateway.http1.head import RequestHead, ResponseHead
 from gateway.observe.call_record import NO_LABELS, CallLabels, CallRecord
 from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
 from gateway.protocol.dialects import Dialect
@@ -42,7 +42,6 @@ from gateway.upstream.transport import (
     FieldLines,
     ReservedConnection,
     UpstreamResponse,
-    UpstreamResponseHead,
 )
 
 BODY_COPIES = 2
@@ -212,12 +211,12 @@ class BufferedCall:
         """Tell whether a server may execute the request twice; see UpstreamRequest."""
         return self._request.is_idempotent
 
-    def passes_untouched(self, head: UpstreamResponseHead) -> bool:
+    def passes_untouched(self, head: ResponseHead) -> bool:
         """Tell whether the client gets the response as it is."""
         return self._plan.handler.passes_untouched(self._request, head, self._destination)
 
     def on_complete(
-        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
+        self, head: ResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
     ) -> bool:
         """Send a complete response to the client; False if it takes several time slices."""
         try:

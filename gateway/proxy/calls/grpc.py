@@ -9,7 +9,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.request import read_infer_request
 from gateway.errors import GatewayError, ServerName
-from gateway.http1.head import RequestHead
+from gateway.http1.head import RequestHead, ResponseHead
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame, is_one_message
@@ -59,7 +59,7 @@ from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.grpc.endpoint import check_grpc_head
-from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
+from gateway.upstream.transport import RequestTemplate
 
 MAX_REQUEST: Final = 64 * 1024
 """Bytes of the largest request: the first window of a stream."""
@@ -181,7 +181,7 @@ class GrpcHandler(InferHandler):
             await self.send(call, received)
 
     def passes_untouched(
-        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+        self, request: ServerRequest, head: ResponseHead, destination: Destination
     ) -> bool:
         """Tell by its head whether the client gets a response as it is."""
         return request.received is None
@@ -290,7 +290,7 @@ def _pass_on(
 
 
 def _passed_on_template(
-    head: UpstreamResponseHead, server: ServerName, policy: ResponseHeaderPolicy | None
+    head: ResponseHead, server: ServerName, policy: ResponseHeaderPolicy | None
 ) -> ResponseTemplate:
     key = head.key, policy
     template = _templates.get(key)

@@ -11,7 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.tensor_check import NoTensorsError
 from gateway.errors import GatewayError, ServerName, describe_error, name_server
-from gateway.http1.head import RequestHead, parse_lines
+from gateway.http1.head import RequestHead, ResponseHead, parse_lines
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import PREFIX_SIZE, is_one_message
 from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, read_status
@@ -32,7 +32,6 @@ from gateway.upstream.transport import (
     RequestTemplate,
     UpstreamRequest,
     UpstreamResponse,
-    UpstreamResponseHead,
 )
 
 ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview, FieldLines]
@@ -127,7 +126,7 @@ class ServerResponse:
     def __init__(
         self,
         request: ServerRequest,
-        head: UpstreamResponseHead,
+        head: ResponseHead,
         body: bytes | memoryview,
         trailers: FieldLines,
     ) -> None:
@@ -268,7 +267,7 @@ class BufferedHandler(CallHandler):
 
     @abstractmethod
     def passes_untouched(
-        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+        self, request: ServerRequest, head: ResponseHead, destination: Destination
     ) -> bool:
         """Tell by its head whether the client gets a response as it is."""
 

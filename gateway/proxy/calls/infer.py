@@ -13,7 +13,7 @@ from gateway.codec.v2.buffered_response import (
     convert_large_body,
 )
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
-from gateway.http1.head import RequestHead
+from gateway.http1.head import RequestHead, ResponseHead
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
@@ -54,7 +54,7 @@ from gateway.proxy.infer.convert_response import (
 )
 from gateway.proxy.infer.grpc_upstream import (
     binary_body,
-    binary_headers,
+    binary_head,
     grpc_headers,
     in_binary_form,
     infer_message,
@@ -63,10 +63,9 @@ from gateway.proxy.infer.grpc_upstream import (
 from gateway.proxy.infer.json_upstream import json_body
 from gateway.proxy.interfaces import Call
 from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
-from gateway.system.bounded_cache import BoundedCache
+from gateway.sizes import CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.buffers import MAX_WINDOW
-from gateway.upstream.transport import Body, HeaderLines, RequestTemplate, UpstreamResponseHead
+from gateway.upstream.transport import Body, HeaderLines, RequestTemplate
 
 _MAX_CACHED_OUTPUTS = 32
 """Outputs that a request may list if what becomes of its responses is cached."""
@@ -218,7 +217,7 @@ class InferHandler(BufferedHandler):
         return template
 
     def passes_untouched(
-        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+        self, request: ServerRequest, head: ResponseHead, destination: Destination
     ) -> bool:
         """Tell by its head whether the client gets a response as it is."""
         if request.is_grpc:
@@ -271,7 +270,7 @@ class InferHandler(BufferedHandler):
 
     def _in_http_form(
         self, response: ServerResponse, destination: Destination
-    ) -> tuple[UpstreamResponseHead, bytes | memoryview] | None:
+    ) -> tuple[ResponseHead, bytes | memoryview] | None:
         """Return head and body as they are over HTTP; None for the streaming path."""
         head, request = response.head, response.request
         received = request.received
@@ -284,10 +283,10 @@ class InferHandler(BufferedHandler):
             return None  # the streaming path sends the error
         cap = limits.max_inference_header_bytes
         header_size, body = binary_body(memoryview(message), received.request, cap)
-        return _binary_head(header_size), body
+        return binary_head(header_size), body
 
     def _plan(
-        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+        self, request: ServerRequest, head: ResponseHead, destination: Destination
     ) -> ResponsePlan:
         """Return what becomes of a response; raises GatewayError. Plans are cached by head.
 
@@ -296,7 +295,7 @@ class InferHandler(BufferedHandler):
         encoding = request.output_encoding
         dialect = destination.upstream.dialect
         is_cached = len(encoding.binary_by_output) <= _MAX_CACHED_OUTPUTS
-        key = head.key, encoding.key
+        key = head.key, encoding.key, request.is_grpc
         cached = destination.response_plans.get(key) if is_cached else None
         if cached is not None and cached[0] is dialect:
             return cached[1]
@@ -335,27 +334,6 @@ def make_infer_handler(scope: HandlerScope) -> InferHandler:
     if header_size is None:
         max_size = min(MAX_FAST_REQUEST, scope.limits.max_inference_header_bytes)
     return InferHandler(scope, header_size, max_size)
-
-
-class _BinaryHead:
-    """The head of a response in binary form: an UpstreamResponseHead."""
-
-    status: Final = 200
-    reason: Final = ""
-    passed: Final = b""
-
-    def __init__(self, header_size: int) -> None:
-        self.headers: Final = binary_headers(header_size)
-        self.keyed_headers: Final = list(self.headers.items())
-        self.key: Final = (b"binary", b"%d" % header_size)
-
-
-_heads: BoundedCache[int, _BinaryHead] = BoundedCache(CACHED_HEADS)
-
-
-def _binary_head(header_size: int) -> _BinaryHead:
-    head = _heads.get(header_size)
-    return _heads.put(header_size, _BinaryHead(header_size)) if head is None else head
 
 
 def _has_grpc_fields(head: RequestHead, is_of_grpc: bool) -> bool:

@@ -7,7 +7,7 @@ from typing import Final
 from gateway.codec.json.nesting import nests_deeper
 from gateway.codec.v2.tensor_check import tensor_check
 from gateway.errors import GatewayError, ServerName
-from gateway.http1.head import RequestHead
+from gateway.http1.head import RequestHead, ResponseHead
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import QUERIES, OperationKind
 from gateway.proxy.calls.handler import (
@@ -25,7 +25,7 @@ from gateway.proxy.infer.generate import generate
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough, relay_response, relay_tensors
 from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
+from gateway.upstream.transport import RequestTemplate
 
 
 class PassthroughHandler(BufferedHandler):
@@ -55,7 +55,7 @@ class PassthroughHandler(BufferedHandler):
         return ServerRequest(self._template, lines, (body,), is_query=self._is_query)
 
     def passes_untouched(
-        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+        self, request: ServerRequest, head: ResponseHead, destination: Destination
     ) -> bool:
         """Tell by its head whether the client gets a response as it is."""
         return True

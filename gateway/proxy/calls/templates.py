@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http1.head import STATUSES_WITHOUT_BODY
+from gateway.http1.head import STATUSES_WITHOUT_BODY, ResponseHead
 from gateway.proxy.calls.handler import ClientMessage
 from gateway.proxy.headers import connection_options, end_to_end, with_body
 from gateway.proxy.interfaces import ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
-from gateway.upstream.transport import UpstreamResponseHead
 
 _templates: BoundedCache[tuple[object, ...], ResponseTemplate] = BoundedCache(CACHED_HEADS)
 
 
 def response_template(
-    head: UpstreamResponseHead,
+    head: ResponseHead,
     policy: ResponseHeaderPolicy | None,
     content_type: str | None = None,
     *,
@@ -39,7 +38,7 @@ def response_template(
 
 
 def make_template(
-    head: UpstreamResponseHead,
+    head: ResponseHead,
     headers: CIMultiDict[str],
     policy: ResponseHeaderPolicy | None,
     *,
@@ -54,7 +53,7 @@ def make_template(
 
 
 def untouched_message(
-    head: UpstreamResponseHead, body: bytes | memoryview, policy: ResponseHeaderPolicy | None
+    head: ResponseHead, body: bytes | memoryview, policy: ResponseHeaderPolicy | None
 ) -> ClientMessage:
     """Return a server's response as it is."""
     template = response_template(head, policy)
@@ -65,7 +64,7 @@ def untouched_message(
     return template, lines, body, ()
 
 
-def passed_lines(head: UpstreamResponseHead, template: ResponseTemplate) -> bytes:
+def passed_lines(head: ResponseHead, template: ResponseTemplate) -> bytes:
     """Return the lines that pass to the client as they came."""
     if not template.dropped:
         return head.passed

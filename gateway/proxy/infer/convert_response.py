@@ -24,6 +24,7 @@ from gateway.codec.v2.response import ResponseConverter, encoded_converter, json
 from gateway.codec.v2.tensor_check import NoTensorsError, tensor_check
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.http1.content_codings import is_encoded
+from gateway.http1.head import ResponseHead
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.operations import OperationKind
 from gateway.protocol.request_header import HEADER_LENGTH
@@ -60,7 +61,7 @@ from gateway.proxy.passthrough import (
 )
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 from gateway.upstream.content_decoding import decode_response
-from gateway.upstream.transport import UpstreamResponse, UpstreamResponseHead
+from gateway.upstream.transport import UpstreamResponse
 
 _MAX_QUEUED_PARTS = 5
 """Parts of a response that wait for an offloaded part before them: up to 2 MiB of memory."""
@@ -179,7 +180,7 @@ async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
 
 
 def convert_whole(
-    head: UpstreamResponseHead | UpstreamResponse,
+    head: ResponseHead | UpstreamResponse,
     body: bytes,
     plan: ResponsePlan,
     form: ResponseForm | None,

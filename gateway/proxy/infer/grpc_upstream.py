@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 
 from gateway.codec.grpc.contents import Chunks
 from gateway.codec.grpc.request import write_infer_request
 from gateway.codec.grpc.response import read_infer_response
 from gateway.codec.v2.buffered_response import write_binary_response_header
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request
+from gateway.http1.head import HeadParser, ResponseHead
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import GRPC_TYPE, WANTS_STATUS, is_grpc_field
@@ -23,8 +24,12 @@ from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import buffer_chunks, convert_message
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
+from gateway.sizes import CACHED_HEADS
+from gateway.system.bounded_cache import cached
 from gateway.upstream.grpc.endpoint import DocumentResponse, error_of, read_message
-from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
+from gateway.upstream.transport import KEYED_RESPONSE_HEADERS, UpstreamRequest, UpstreamResponse
+
+_HEAD_PARSER = HeadParser(KEYED_RESPONSE_HEADERS)
 
 
 def infer_message(request: InferRequest, operation: Operation, form: GrpcForm) -> Chunks:
@@ -112,7 +117,7 @@ async def in_binary_form(
     reservation.grow(len(message))
     cap = limits.max_inference_header_bytes
     header_size, body = await convert_message(len(message), binary_body, message, request, cap)
-    return DocumentResponse(200, body, binary_headers(header_size))
+    return DocumentResponse(200, body, binary_head(header_size).headers)
 
 
 def binary_body(
@@ -129,10 +134,14 @@ def binary_body(
     return len(header), b"".join((header, *(chunk for tensor in tensors for chunk in tensor)))
 
 
-def binary_headers(header_size: int) -> CIMultiDictProxy[str]:
-    """Return the headers of a response in binary form."""
-    headers = (("Content-Type", "application/octet-stream"), (HEADER_LENGTH, str(header_size)))
-    return CIMultiDictProxy(CIMultiDict(headers))
+@cached(CACHED_HEADS)
+def binary_head(header_size: int) -> ResponseHead:
+    """Return the head of a response in binary form."""
+    lines = b"Content-Type: application/octet-stream\r\n%b: %d" % (
+        HEADER_LENGTH.encode(),
+        header_size,
+    )
+    return _HEAD_PARSER.parse_response(b"HTTP/1.1 200 \r\n%b\r\n\r\n" % lines, "POST")
 
 
 def _listed(

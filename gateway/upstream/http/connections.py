@@ -58,7 +58,7 @@ class HttpConnections(ConnectionQueue[ServerConnection]):
 
     def release(self, connection: ServerConnection) -> None:
         """Give a reusable connection to the next request, or keep it idle."""
-        if not self._waiting:
+        if not self.waiting:
             self._put(connection)
         elif connection.is_stale():
             connection.drop()  # each request that waits has a connection on the way

@@ -20,7 +20,8 @@ from gateway.errors import (
 )
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
-from gateway.http2.events import DataReceived, GoAwayReceived, HeadersReceived, StreamReset
+from gateway.http2.events import DataReceived, HeadersReceived, StreamReset
+from gateway.http2.frames import GoAwayFrame
 from gateway.http2.hpack import MAX_HEADER_LIST, HeaderList
 from gateway.http2.session import MAX_RECEIVED_FRAME, STREAM_WINDOW, Http2Session, StreamHandler
 from gateway.http2.stream import Stream
@@ -245,11 +246,6 @@ class Http2ServerConnection(Http2Session):
         """Done once the settings of the server are there, and allow a stream."""
 
     @property
-    def stream_count(self) -> int:
-        """The number of open streams."""
-        return len(self.http2.streams)
-
-    @property
     def max_streams(self) -> int:
         """The number of streams that may be open at a time."""
         return min(MAX_STREAMS, self.http2.peer_max_streams)
@@ -463,12 +459,6 @@ class Http2ServerConnection(Http2Session):
         elif handler.receiver is not None:
             handler.receiver.on_data(event.size)
 
-    def on_trailers(self, handler: StreamHandler) -> None:
-        """Tell the receiver; let another request have the stream's slot if it is complete."""
-        self._note_response()
-        assert isinstance(handler, ServerStream)
-        self._on_end(handler)
-
     def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
         """Fail a stream that the server has reset, or on which it has broken the protocol."""
         self._note_response()
@@ -483,7 +473,7 @@ class Http2ServerConnection(Http2Session):
         handler.fail(self._error(kind, f"{what}: {error.reason}"))
         self._owner.on_capacity()
 
-    def on_goaway(self, event: GoAwayReceived) -> None:
+    def on_goaway(self, event: GoAwayFrame) -> None:
         """Open no more streams; those that the server has accepted go on."""
         name = _ERROR_NAMES.get(event.error_code, f"error {event.error_code}")
         text = event.debug_data[:QUOTED_TEXT].decode(errors="replace")

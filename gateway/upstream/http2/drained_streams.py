@@ -41,20 +41,15 @@ class DrainedStreams:
         self.counters: Final[list[CallCounter]] = []
         self._drains = drains
         self._closed = False
-        self._streams: dict[_DrainedStream, None] = {}
+        self.streams: dict[_DrainedStream, None] = {}
         self._timeouts = TimeoutQueue(max_seconds)
         self._max_streams = max_streams
         self._max_bytes = max_bytes
 
-    @property
-    def count(self) -> int:
-        """The number of streams."""
-        return len(self._streams)
-
     def take_over(self, stream: ServerStream, max_streams: int) -> bool:
         """Read a stream to its end and release it; see StreamDrain."""
         allowed = min(self._max_streams, MAX_CONNECTIONS * max_streams // 2)
-        if self._closed or len(self._streams) >= allowed or not self._drains():
+        if self._closed or len(self.streams) >= allowed or not self._drains():
             return False
         if stream.received_end:
             stream.end_request()  # that completes it
@@ -71,15 +66,15 @@ class DrainedStreams:
         return True
 
     def _add(self, drained: _DrainedStream) -> None:
-        self._streams[drained] = None
+        self.streams[drained] = None
         self._timeouts.add(drained)
         for counter in self.counters:
             counter.count_call()
 
     def remove(self, drained: _DrainedStream) -> None:
         """Count a stream no more, which has ended."""
-        if drained in self._streams:
-            del self._streams[drained]
+        if drained in self.streams:
+            del self.streams[drained]
             self._timeouts.remove(drained)
             for counter in self.counters:
                 counter.uncount_call()
@@ -87,7 +82,7 @@ class DrainedStreams:
     def close(self) -> None:
         """Cancel the calls of all streams, and drain no more."""
         self._closed = True
-        for drained in tuple(self._streams):
+        for drained in tuple(self.streams):
             drained.end()
         self._timeouts.close()
 

@@ -1,15 +1,34 @@
-"""Requests that are invalid or unusual HTTP: a 4xx that says why, or the right request."""
+"""Requests that are invalid, unusual or ambiguous HTTP: a 4xx that says why, or the right request.
+
+tests/http1 has all spellings that are refused; here are those of each kind, with a request behind
+them, in one write and byte by byte. A refused request reaches no server, and nothing behind it gets
+a response. An accepted request reaches the server as one unambiguous message.
+"""
+
+from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from gateway.observe.call_record import CallRecord
+from tests.end_to_end.connections.smuggled_requests import (
+    ACCEPTED,
+    INNER,
+    REFUSED,
+    SIZE,
+    Accepted,
+    _chunks,
+    _post,
+    _sized,
+)
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import gateway_client, served
-from tests.support.http_messages import chunk, http_response, request
+from tests.support.gateway import running_gateway, served, until
+from tests.support.http_messages import chunk, chunked, http_response, read_chunk, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_json
-from tests.support.servers.scripted_server import ScriptedServer, always_respond
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 HOST = "Host: x\r\n"
 
@@ -18,7 +37,7 @@ def _get(line: str = "GET /v2/models/m HTTP/1.1", headers: str = HOST) -> bytes:
     return f"{line}\r\n{headers}\r\n".encode("latin-1")
 
 
-def _post(headers: str, body: bytes = b"") -> bytes:
+def _generate(headers: str, body: bytes = b"") -> bytes:
     return _get("POST /v2/models/m/generate HTTP/1.1", HOST + headers) + body
 
 
@@ -29,14 +48,14 @@ MALFORMED = {
     "target of 100 KB": _get(f"GET /{'x' * 100_000} HTTP/1.1"),
     "1000 headers": _get(headers=HOST + "X: x\r\n" * 1000),
     "CONNECT": _get("CONNECT server:80 HTTP/1.1"),
-    "chunk size a word": _post("Transfer-Encoding: chunked\r\n", b"five\r\nhello\r\n0\r\n\r\n"),
-    "chunk too long": _post("Transfer-Encoding: chunked\r\n", b"3\r\nhello\r\n0\r\n\r\n"),
+    "chunk size a word": _generate("Transfer-Encoding: chunked\r\n", b"five\r\nhello\r\n0\r\n\r\n"),
+    "chunk too long": _generate("Transfer-Encoding: chunked\r\n", b"3\r\nhello\r\n0\r\n\r\n"),
 }
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 async def test_malformed_http_is_a_4xx_in_json(data: bytes) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         client.send_nowait(data)
         reply = await client.read_response()
         assert 400 <= reply.status < 500
@@ -49,7 +68,7 @@ async def test_malformed_http_is_a_4xx_in_json(data: bytes) -> None:
 async def test_broken_chunk_after_some_time_is_a_400(case: str, target: str) -> None:
     head, end, body = MALFORMED[case].partition(b"\r\n\r\n")
     head = head.replace(b"/v2/models/m/generate", target.encode())
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         await client.send(head + end + chunk(b'{"inputs":['))
         await asyncio.sleep(0.02)
         client.send_nowait(body)
@@ -62,7 +81,7 @@ async def test_broken_chunk_after_some_time_is_a_400(case: str, target: str) -> 
 @pytest.mark.parametrize("target", ["*", "v2/models/m", "/v2/m#x", "ftp://x/v2", "?x", "/\xff"])
 async def test_unusual_target_gets_a_response(target: str) -> None:
     none = always_respond(http_response(b'{"error":"none"}', status="404 Not Found"))
-    async with ScriptedServer(none) as server, gateway_client(server.url) as client:
+    async with served(none) as (_, _, client):
         client.send_nowait(_get(f"OPTIONS {target} HTTP/1.1"))
         reply = await client.read_response()
         assert 400 <= reply.status < 500
@@ -75,7 +94,7 @@ async def test_unusual_target_gets_a_response(target: str) -> None:
 )
 async def test_other_protocols_get_no_response(line: str, call_records: list[CallRecord]) -> None:
     """RFC 9113, section 3.4: a wrong preface is no request of HTTP/1.1."""
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (_, _, client):
         client.send_nowait(f"{line}\r\n".encode())
         assert await client.rest() == b""
     (record,) = call_records
@@ -93,7 +112,7 @@ async def test_other_protocols_get_no_response(line: str, call_records: list[Cal
     ],
 )
 async def test_target_reaches_the_server_byte_for_byte(target: str, sent: str) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         client.send_nowait(_get(f"GET {target} HTTP/1.1"))
         assert (await client.read_response()).status == 200
         assert [received.head.target for received in server.requests] == [sent]
@@ -111,7 +130,7 @@ async def test_http_1_0_request_is_served_and_keep_alive_honored() -> None:
 
 async def test_chunked_response_to_http_1_0_ends_with_the_connection() -> None:
     data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"old") + chunk(b"")
-    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+    async with served(always_respond(data)) as (_, _, client):
         client.send_nowait(b"GET /v2/models/m HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
         head = await client.head()
         assert head.get("Transfer-Encoding") is None
@@ -120,7 +139,7 @@ async def test_chunked_response_to_http_1_0_ends_with_the_connection() -> None:
 
 async def test_pipelined_bodies_are_not_mixed_up() -> None:
     bodies = [bytes([number]) * (number * 997) for number in range(50)]
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         client.send_nowait(b"".join(request("POST", "/v2/x", body) for body in bodies))
         for _ in bodies:
             assert (await client.read_response()).status == 200
@@ -130,7 +149,7 @@ async def test_pipelined_bodies_are_not_mixed_up() -> None:
 @pytest.mark.parametrize("data", [infer_json(), request("POST", "/v2/x", b"hello")])
 async def test_client_that_expects_100_continue_gets_it(data: bytes) -> None:
     head, _, body = data.partition(b"\r\n\r\n")
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         for _ in range(2):
             await client.send(head + b"\r\nExpect: 100-continue\r\n\r\n")
             assert (await client.head()).first == "HTTP/1.1 100 Continue"
@@ -147,10 +166,116 @@ async def test_client_that_expects_100_continue_gets_it(data: bytes) -> None:
 async def test_client_that_expects_100_continue_gets_the_error(
     headers: dict[str, str], status: int
 ) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url) as client:
+    async with served() as (server, _, client):
         await client.send(request("POST", INFER, headers={"Expect": "100-continue", **headers}))
         reply = await client.read_response()
         assert reply.status == status
         # The client may send the body or not: closing the connection is the only clear end.
         assert reply.head.get("Connection") == "close"
         assert server.requests == []
+
+
+GONE = (asyncio.IncompleteReadError, ConnectionError)
+
+
+async def _send(client: RawClient, data: bytes, way: str) -> None:
+    with suppress(ConnectionError):  # the gateway may have closed the connection
+        if way == "whole":
+            await client.send(data)
+        else:
+            await client.send(*(data[i : i + 1] for i in range(min(len(data), 3000))), data[3000:])
+
+
+async def _replies(client: RawClient) -> list[ReceivedResponse]:
+    """Read all responses up to the end of the connection."""
+    replies = []
+    with suppress(*GONE):
+        while True:
+            replies.append(await client.read_response())
+    return replies
+
+
+@pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
+async def test_ambiguous_request_is_refused(data: bytes) -> None:
+    async with ScriptedServer() as server, running_gateway(server.url) as gateway:
+        for way in ("whole", "bytewise"):
+            async with gateway.client() as client:
+                await _send(client, data, way)
+                (reply,) = await _replies(client)
+                assert reply.status == 400, way
+                assert reply.error
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("way", ["whole", "bytewise"])
+@pytest.mark.parametrize("case", ACCEPTED.values(), ids=ACCEPTED)
+async def test_accepted_request_is_one_request(case: Accepted, way: str) -> None:
+    async with served() as (server, _, client):
+        # With an idle connection and without one: the fast path and the streaming path.
+        for number in range(2):
+            await _send(client, case.data, way)
+            reply = await client.read_response()
+            if reply.status == 100:
+                reply = await client.read_response()
+            assert reply.status == 200
+            assert len(server.requests) == number + 1
+            received = server.requests[number]
+            assert (received.head.first, received.body) == (case.first, case.body)
+            for name, value in case.headers:
+                assert received.head.get(name) == value
+        # The next response is to the request that really comes next.
+        assert (await client.call("GET", "/v2/next")).status == 200
+        assert server.requests[-1].head.target == "/v2/next"
+        assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("way", ["whole", "bytewise"])
+async def test_infer_request_contains_no_other(way: str) -> None:
+    for lines, body in (
+        ([b"Content-Length: %d" % SIZE], INNER),
+        ([b"Transfer-Encoding: chunked"], chunked(INNER)),
+        ([b"Content-Length: %d" % SIZE, HEADER_LENGTH.encode() + b": 0"], INNER),
+        ([b"Content-Length: %d" % SIZE, HEADER_LENGTH.encode() + b": 2"], INNER),
+    ):
+        async with served() as (server, _, client):
+            await _send(client, _post(*lines, body=body, target=INFER.encode()), way)
+            client.shutdown_write()
+            assert [reply.status >= 400 for reply in await _replies(client)] in ([True], [])
+            assert "/v2/smuggled" not in [received.head.target for received in server.requests]
+
+
+@pytest.mark.parametrize("size", [b"f" * 16, b"7fffffffffffffff"])
+async def test_bytes_after_a_huge_chunk_size_belong_to_the_chunk(size: bytes) -> None:
+    received = b""
+
+    async def script(connection: Connection) -> None:
+        nonlocal received
+        assert (await connection.head()).get("Transfer-Encoding") == "chunked"
+        with suppress(*GONE):
+            while piece := await read_chunk(connection.reader):
+                received += piece
+
+    upstream = {"dialect": "kserve"}  # the server gets chunks as they arrive
+    async with served(script, upstream=upstream) as (_, _, client):
+        await client.send(_chunks(size + b"\r\n" + INNER), INNER)
+        await until(lambda: received == 2 * INNER)
+        client.reset()
+
+
+async def test_ambiguous_request_after_a_valid_one_is_refused() -> None:
+    """The first request gets a response; the ambiguous one ends the connection."""
+    async with ScriptedServer() as server, running_gateway(server.url) as gateway:
+        for number, data in enumerate(REFUSED.values()):
+            async with gateway.client() as client:
+                await client.send(_sized() + data)
+                assert [reply.status for reply in await _replies(client)] in ([200, 400], [200])
+            received = [(each.head.target, each.body) for each in server.requests[number:]]
+            assert received == [("/v2/x", INNER)]
+
+
+async def test_pipelined_requests_are_no_smuggling() -> None:
+    async with served() as (server, _, client):
+        await client.send(_sized() + _post(b"Content-Length: 0") + _sized() + INNER)
+        for _ in range(4):
+            assert (await client.read_response()).status == 200
+        assert [received.body for received in server.requests] == [INNER, b"", INNER, b""]

@@ -15,7 +15,7 @@ from tests.support.certificates import (
     server_certificate,
     server_context,
 )
-from tests.support.gateway import UPSTREAM, gateway_client
+from tests.support.gateway import UPSTREAM, gateway_client, served
 from tests.support.http_messages import chunked, http_response, message, request, with_long_head
 from tests.support.inference_messages import (
     FLOATS,
@@ -61,10 +61,9 @@ def _with_headers(data: bytes, headers: bytes) -> bytes:
     ids=["GET", "POST", "json", "binary"],
 )
 async def test_end_to_end_request_headers_pass(data: bytes) -> None:
-    async with ScriptedServer(always_respond(http_response(b'{"outputs":[]}'))) as server:
-        async with gateway_client(server.url) as client:
-            reply = await client.ask(_with_headers(data, HOP_BY_HOP + END_TO_END))
-            assert reply.status == 200
+    async with served(always_respond(http_response(b'{"outputs":[]}'))) as (server, _, client):
+        reply = await client.ask(_with_headers(data, HOP_BY_HOP + END_TO_END))
+        assert reply.status == 200
         head = server.requests[0].head
         for name in DROPPED:
             assert head.all(name) == []
@@ -82,7 +81,7 @@ async def test_end_to_end_response_headers_pass() -> None:
         http_response(b'{"outputs":[]}'),
         HOP_BY_HOP + b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nServer: triton\r\nDate: then\r\n",
     )
-    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+    async with served(always_respond(data)) as (_, _, client):
         for query in (request("GET", "/v2/x"), infer_json()):
             head = (await client.ask(query)).head
             for name in DROPPED:
@@ -102,10 +101,7 @@ async def test_end_to_end_response_headers_pass() -> None:
     ],
 )
 async def test_every_method_and_body_passes(method: str, body: bytes | None) -> None:
-    async with (
-        ScriptedServer(always_respond(http_response(b"{}"))) as server,
-        gateway_client(server.url) as client,
-    ):
+    async with served(always_respond(http_response(b"{}"))) as (server, _, client):
         assert (await client.call(method, "/v2/anything?x=1", body)).body == b"{}"
         received = server.requests[0]
         assert received.head.first == f"{method} /v2/anything?x=1 HTTP/1.1"
@@ -116,14 +112,13 @@ async def test_every_method_and_body_passes(method: str, body: bytes | None) -> 
 
 
 async def test_json_request_reaches_the_server_in_binary() -> None:
-    async with ScriptedServer(always_respond(binary_response(FLOATS.tobytes()))) as server:
-        async with gateway_client(server.url) as client:
-            headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
-            reply = await client.ask(infer_json(headers=headers))
-            assert reply.status == 200
-            assert reply.head.get("Content-Type") == "application/json"
-            assert reply.head.get(HEADER_LENGTH) is None
-            assert reply.json["outputs"][0]["data"] == [1.5, -2, 3e30]
+    async with served(always_respond(binary_response(FLOATS.tobytes()))) as (server, _, client):
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
+        reply = await client.ask(infer_json(headers=headers))
+        assert reply.status == 200
+        assert reply.head.get("Content-Type") == "application/json"
+        assert reply.head.get(HEADER_LENGTH) is None
+        assert reply.json["outputs"][0]["data"] == [1.5, -2, 3e30]
         received = server.requests[0]
         size = int(received.head.get(HEADER_LENGTH) or 0)
         assert received.head.get("Content-Type") == "application/octet-stream"
@@ -137,7 +132,7 @@ async def test_json_request_reaches_the_server_in_binary() -> None:
 async def test_binary_call_passes_byte_for_byte() -> None:
     header, tensors = binary_header(12, binary_output=True), FLOATS.tobytes()
     data = binary_response(FLOATS.tobytes(), headers={"Content-Encoding": "identity"})
-    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+    async with served(always_respond(data)) as (server, _, client):
         reply = await client.ask(infer_binary(header, tensors, {"Accept-Encoding": "gzip"}))
         assert reply.body == data.partition(b"\r\n\r\n")[2]
         assert reply.head.get(HEADER_LENGTH) == str(len(reply.body) - 12)
@@ -151,7 +146,7 @@ async def test_binary_extension_is_added_to_server_metadata() -> None:
     fields = {"name": "triton", "version": "2", "extensions": ["statistics"]}
     head = {"Transfer-Encoding": "chunked", "X-Kept": "1"}
     data = message("HTTP/1.1 200 OK", head, chunked(json.dumps(fields).encode()))
-    async with ScriptedServer(always_respond(data)) as server, gateway_client(server.url) as client:
+    async with served(always_respond(data)) as (server, _, client):
         for target in ("/v2", "/v2/", "/v2?x"):
             reply = await client.call("GET", target, headers={"Accept-Encoding": "gzip"})
             assert reply.head.get("X-Kept") == "1"

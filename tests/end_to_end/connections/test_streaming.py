@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import pytest
 
-from tests.support.gateway import gateway_client, running_gateway
+from tests.support.gateway import served
 from tests.support.http_messages import chunk, http_response, message, read_head, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -18,7 +18,7 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
+from tests.support.servers.scripted_server import Connection, never_respond
 
 MIB = 2**20
 
@@ -40,7 +40,7 @@ async def test_events_arrive_one_by_one() -> None:
             await connection.send(chunk(b"data: %d\n\n" % number))
         await connection.send(chunk(b""))
 
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+    async with served(script) as (_, _, client):
         await client.send(request("POST", "/v2/models/m/generate_stream", b"{}"))
         head = await client.head()
         assert head.get("Content-Type") == "text/event-stream"
@@ -75,7 +75,7 @@ async def test_body_reaches_the_server_before_it_is_complete(form: str) -> None:
         assert await connection.reader.readexactly(8) == body[-8:]
         await connection.send(http_response(b'{"outputs":[]}'))
 
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+    async with served(script) as (_, _, client):
         await client.send(data[:-8])
         async with asyncio.timeout(5):
             await first_part.wait()
@@ -113,11 +113,7 @@ async def test_server_is_paused_while_the_client_does_not_read(data: bytes) -> N
         await connection.send(message("HTTP/1.1 200 OK", sizes, header))
         await flow.pour(connection, MUCH_MORE)
 
-    async with (
-        ScriptedServer(script) as server,
-        running_gateway(server.url) as gateway,
-        gateway.client() as client,
-    ):
+    async with served(script) as (_, _, client):
         await client.send(data)
         await client.head()
         await flow.until_it_stands()
@@ -146,10 +142,7 @@ async def test_client_is_paused_while_the_server_does_not_read(form: str) -> Non
         await connection.reader.readexactly(MUCH_MORE)
         await connection.send(http_response(b'{"outputs":[]}'))
 
-    async with (
-        ScriptedServer(script) as server,
-        gateway_client(server.url, max_request_bytes="1GiB") as client,
-    ):
+    async with served(script, max_request_bytes="1GiB") as (_, _, client):
         await client.send(data)
         pouring = asyncio.create_task(flow.pour(client, MUCH_MORE))
         await flow.until_it_stands()
@@ -173,7 +166,7 @@ async def test_both_directions_stream_at_once() -> None:
             await connection.send(piece)
 
     body = np.random.default_rng(7).bytes(size)
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+    async with served(script) as (_, _, client):
         sending = asyncio.create_task(client.send(request("POST", "/v2/x", body)))
         reply = await client.read_response()
         await sending
@@ -187,7 +180,7 @@ async def test_body_that_breaks_during_the_response_aborts_it() -> None:
         await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"begun")))
         await never_respond(connection)
 
-    async with ScriptedServer(script) as server, gateway_client(server.url) as client:
+    async with served(script) as (server, _, client):
         head = {"Host": "x", "Transfer-Encoding": "chunked"}
         await client.send(message("POST /v2/x HTTP/1.1", head, chunk(b"begun")))
         assert (await client.head()).status == 200

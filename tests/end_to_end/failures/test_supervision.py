@@ -13,20 +13,11 @@ from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import INFER, json_request
 from tests.support.raw_client import connect
 from tests.support.servers.name_service import NameService
-from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
+from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 GET = request("GET", "/v2/models/m")
 POST = request("POST", INFER, json_request())
 ILL = http_response(status="503 Service Unavailable")
-
-
-def _named(name: str) -> Script:
-    return always_respond(http_response(_document(name)))
-
-
-def _document(name: str) -> bytes:
-    """Return a response with the server's name to any request, also to one that infers."""
-    return json.dumps({"name": name, "outputs": []}).encode()
 
 
 async def _names(gateway: RunningGateway, data: bytes = GET, count: int = 6) -> list[str]:
@@ -36,18 +27,18 @@ async def _names(gateway: RunningGateway, data: bytes = GET, count: int = 6) -> 
     return [reply.json["name"] if reply.status == 200 else reply.error for reply in replies]
 
 
-class HealthyServer:
+class NamedServer:
     """Responds to health checks as the test says, and to all else with its name."""
 
     def __init__(self, name: str) -> None:
         self.is_well = True
-        self._name = name
+        self._response = http_response(json.dumps({"name": name, "outputs": []}).encode())
 
     async def __call__(self, connection: Connection) -> None:
         while True:
             received = await connection.request()
             if received.head.target != "/v2/health/ready":
-                await connection.send(http_response(_document(self._name)))
+                await connection.send(self._response)
             else:
                 await connection.send(http_response() if self.is_well else ILL)
 
@@ -56,7 +47,7 @@ HEALTH: dict[str, Any] = {"health_check": {"interval": "10ms", "timeout": "5s"}}
 
 
 async def test_unhealthy_endpoint_gets_no_requests_until_it_recovers() -> None:
-    well, other = HealthyServer("a"), HealthyServer("b")
+    well, other = NamedServer("a"), NamedServer("b")
     async with (
         ScriptedServer(well) as a,
         ScriptedServer(other) as b,
@@ -90,10 +81,10 @@ def names(monkeypatch: pytest.MonkeyPatch) -> NameService:
 
 
 async def test_dns_changes_add_and_remove_endpoints(names: NameService) -> None:
-    async with ScriptedServer(_named("a")) as a:
+    async with ScriptedServer(NamedServer("a")) as a:
         name = f"triton:{a.port}"
         async with (
-            ScriptedServer(_named("b"), host="127.0.0.2", port=a.port) as b,
+            ScriptedServer(NamedServer("b"), host="127.0.0.2", port=a.port) as b,
             running_gateway(f"http://{name}", upstream=RESOLVE) as gateway,
         ):
             assert await _names(gateway) == ["a"] * 6

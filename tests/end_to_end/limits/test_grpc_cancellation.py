@@ -39,11 +39,16 @@ PATHS = {"fast path": [], "streaming path": [("x-long", "l" * 3000)]}
 
 
 @dataclass
-class Server:
-    """Responds to ModelConfig at once, and to other calls once it ``responds``."""
+class Scene:
+    """A server, the gateway and a client.
+
+    The server responds to ModelConfig at once, and to other calls once it ``responds``.
+    """
 
     calls: list[ReceivedStream] = field(default_factory=list)
     responds: asyncio.Event = field(default_factory=asyncio.Event)
+    gateway: RunningGateway = field(init=False)
+    client: Http2Client = field(init=False)
 
     async def play(self, peer: Http2Peer) -> None:
         answering: list[asyncio.Task[None]] = []
@@ -72,15 +77,6 @@ class Server:
         (call,) = self.calls
         return call
 
-
-@dataclass
-class Fixture:
-    """A server, the gateway and a client."""
-
-    server: Server
-    gateway: RunningGateway
-    client: Http2Client
-
     @property
     def limit(self) -> ConcurrencyLimit:
         """Return the concurrency limit of the upstream."""
@@ -98,7 +94,7 @@ class Fixture:
     ) -> int:
         """Begin a call; return once the server has it."""
         client = client or self.client
-        calls, count = self.server.calls, len(self.server.calls)
+        calls, count = self.calls, len(self.calls)
         stream = client.send_headers("POST", target, [*HEADERS, *more])
         await client.send_data(stream, MESSAGE, end_stream=end)
         await until(lambda: len(calls) > count and calls[-1].body)
@@ -107,7 +103,7 @@ class Fixture:
     async def let_server_respond(self) -> None:
         """Have the server respond, and check that nothing is left then."""
         assert (self.gateway.outstanding, self.limit.active) == (1, 1)
-        self.server.responds.set()
+        self.responds.set()
         await self.gateway.until_idle()
         assert self.limit.active == 0
         reply = await self.client.call("POST", INFER, MESSAGE, HEADERS)
@@ -115,10 +111,10 @@ class Fixture:
 
 
 @asynccontextmanager
-async def running(cancellation: str = "drain", **limits: Any) -> AsyncIterator[Fixture]:
+async def running(cancellation: str = "drain", **limits: Any) -> AsyncIterator[Scene]:
     """Run the gateway with a concurrency limit; nothing may be left of it in the end."""
-    served = Server()
-    async with no_leaks(), ScriptedServer(http2_script(served.play)) as server:
+    scene = Scene()
+    async with no_leaks(), ScriptedServer(http2_script(scene.play)) as server:
         settings = {"concurrency": {"max_requests": 4}, "grpc_cancellation": cancellation}
         async with (
             running_gateway(
@@ -128,7 +124,8 @@ async def running(cancellation: str = "drain", **limits: Any) -> AsyncIterator[F
         ):
             # The fast path needs a connection that is there.
             await client.call("POST", CONFIG, MESSAGE, HEADERS)
-            yield Fixture(served, gateway, client)
+            scene.gateway, scene.client = gateway, client
+            yield scene
 
 
 DEADLINE_EXCEEDED = ("grpc-status", "4")
@@ -150,19 +147,19 @@ async def test_call_that_ends_early_is_read_to_its_end(end: str, path: str) -> N
             assert DEADLINE_EXCEEDED in [*reply.headers, *reply.trailers]
         await until(lambda: not test.gateway.gateway.listener._active_calls)
         # The gateway keeps the deadline itself.
-        assert "grpc-timeout" not in dict(test.server.call.headers)
+        assert "grpc-timeout" not in dict(test.call.headers)
         await test.let_server_respond()
-        assert (test.server.calls[0].ended, test.server.calls[0].reset) == (True, None)
+        assert (test.calls[0].ended, test.calls[0].reset) == (True, None)
 
 
 async def test_cancelled_stream_ends_its_requests_and_is_read_to_its_end() -> None:
     async with running() as test:
         stream = await test.begin(STREAM_INFER, end=False)
-        assert not test.server.call.ended
+        assert not test.call.ended
         test.client.reset_stream(stream)
-        await until(lambda: test.server.call.ended)
+        await until(lambda: test.call.ended)
         await test.let_server_respond()
-        assert (bytes(test.server.calls[0].body), test.server.calls[0].reset) == (MESSAGE, None)
+        assert (bytes(test.calls[0].body), test.calls[0].reset) == (MESSAGE, None)
 
 
 async def test_http_client_that_leaves_cancels_no_inference_over_grpc() -> None:
@@ -172,10 +169,10 @@ async def test_http_client_that_leaves_cancels_no_inference_over_grpc() -> None:
             await client.send(
                 request("POST", HTTP_INFER, json.dumps({"inputs": [tensor]}).encode())
             )
-            await until(lambda: test.server.calls)
+            await until(lambda: test.calls)
         await until(lambda: not test.gateway.gateway.listener._active_calls)
         await test.let_server_respond()
-        assert test.server.calls[0].reset is None
+        assert test.calls[0].reset is None
 
 
 async def test_drained_calls_hold_their_slots() -> None:
@@ -186,7 +183,7 @@ async def test_drained_calls_hold_their_slots() -> None:
         assert (test.limit.active, test.gateway.outstanding) == (4, 4)
         waiting = await test.client.start("POST", INFER, MESSAGE, HEADERS)
         await until(lambda: test.limit.queued == 1)
-        test.server.responds.set()
+        test.responds.set()
         assert (await test.client.response(waiting)).trailers == OK
         await test.gateway.until_idle()
         assert test.limit.active == 0
@@ -197,16 +194,16 @@ async def test_server_that_survives_is_told(path: str) -> None:
     async with running("forward") as test:
         stream = await test.begin(more=[("grpc-timeout", "9S"), *PATHS[path]])
         test.client.reset_stream(stream)
-        await until(lambda: test.server.call.reset is not None)
-        assert test.server.call.reset == ErrorCodes.CANCEL
-        assert "grpc-timeout" in dict(test.server.call.headers)
+        await until(lambda: test.call.reset is not None)
+        assert test.call.reset == ErrorCodes.CANCEL
+        assert "grpc-timeout" in dict(test.call.headers)
         await test.gateway.until_idle()
         assert test.limit.active == 0
 
 
 async def test_gateway_that_stops_waits_for_no_drained_call() -> None:
-    served = Server()
-    async with no_leaks(), ScriptedServer(http2_script(served.play)) as server:
+    scene = Scene()
+    async with no_leaks(), ScriptedServer(http2_script(scene.play)) as server:
         async with running_gateway(
             server.url.replace("http://", "grpc://"),
             upstream={"grpc_cancellation": "drain"},
@@ -214,8 +211,8 @@ async def test_gateway_that_stops_waits_for_no_drained_call() -> None:
         ) as gateway:
             async with connect_http2(gateway.url) as client:
                 stream = await client.start("POST", INFER, MESSAGE, HEADERS)
-                await until(lambda: served.calls)
+                await until(lambda: scene.calls)
                 client.reset_stream(stream)
             await until(lambda: not gateway.gateway.listener._active_calls)
-            assert not served.call.reset
-        await until(lambda: served.call.reset is not None)
+            assert not scene.call.reset
+        await until(lambda: scene.call.reset is not None)

@@ -23,11 +23,9 @@ from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.http2_connection import Http2Call
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import CallTrace
-from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.filters.forwarded_headers import Peer
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
-from gateway.system.buffers import MIN_STREAM_BYTES
 from tests.fuzz.http2.hostile_clients import NEWEST, literal
 from tests.http2.frame_bytes import frame
 from tests.listener.hostile.nothing_left import nothing_left, until_nothing_left
@@ -102,17 +100,6 @@ async def test_large_header_lists_with_odd_fields_leave_nothing_behind(
                 await until(lambda: len(records) == 99)
         await until_nothing_left(running)
         assert {record.method for record in records} <= {"-"}
-
-
-async def test_failing_observer_of_calls_keeps_nothing() -> None:
-    def fail(record: CallRecord) -> None:
-        raise ValueError("a fault of an observer")
-
-    async with running_listener(wait_forever, fail) as running:
-        async with hostile(running) as client:
-            await client.send(START + requests(REQUEST, REQUEST, 100))
-            await until(lambda: running.listener.requests == 100)
-        await until_nothing_left(running)
 
 
 @pytest.mark.needs_source
@@ -269,41 +256,3 @@ async def test_large_heads_of_calls_have_a_small_share_and_who_has_most_is_refus
             async with connect(running.url) as innocent_of_1:
                 headers = {"X": "x" * 4000}
                 assert (await innocent_of_1.call("GET", "/innocent", None, headers)).status == 200
-
-
-# The room for bodies
-
-
-async def test_stalled_body_of_who_has_most_makes_room(caplog: pytest.LogCaptureFixture) -> None:
-    records: list[CallRecord] = []
-    budget = MemoryBudget(LIMIT)
-
-    async def handle(request: ClientRequest, response: ClientResponse) -> None:
-        budget.check_admission()
-        await echo(request, response)
-
-    async with running_listener(handle, records.append) as running, nothing_left(running, caplog):
-        listener = running.listener
-        budget.buffers = listener.buffers
-        async with AsyncExitStack() as all_:
-            largest = await all_.enter_async_context(connect_http2(running.url))
-            for _ in range(70):
-                largest.send_headers("POST", "/")
-            await until(lambda: listener.requests == 70)
-            smaller = await all_.enter_async_context(connect_http2(running.url))
-            for _ in range(30):
-                smaller.send_headers("POST", "/")
-            await until(lambda: listener.requests == 100)
-            listener.buffers.set_limit(100 * MIN_STREAM_BYTES)
-            async with connect(running.url) as innocent:
-                statuses = []
-                async with asyncio.timeout(5):
-                    while 200 not in statuses:
-                        reply = await innocent.call("POST", "/innocent", b"x")
-                        statuses.append(reply.status)
-                assert set(statuses[:-1]) <= {503}
-                assert listener.buffers.streams == 99
-            await largest.until(lambda: any(each.ended for each in largest.replies.values()))
-            (ended,) = [each for each in largest.replies.values() if each.ended]
-            assert ended.status == 408
-            assert "stalled" in ended.json["error"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from gateway.system.sockets.connection import Connection
 from tests.http1.fake_transport import FakeTransport
 from tests.support.certificates import certificate_files, client_context, server_certificate
 from tests.support.compiled import needs_source
+from tests.support.doubles.iterations import iterations
 from tests.support.gateway import running_gateway
 from tests.support.http_messages import http_response, request
 from tests.support.raw_client import connect
@@ -102,11 +102,6 @@ def files(tmp_path: Path) -> TlsFiles:
     return TlsFiles(*certificate_files(tmp_path, server_certificate()))
 
 
-async def _iterations(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 async def test_records_of_one_byte_are_decrypted_in_many_turns(files: TlsFiles) -> None:
     peer = _Peer(files)
     peer.do_handshake()
@@ -118,11 +113,11 @@ async def test_records_of_one_byte_are_decrypted_in_many_turns(files: TlsFiles) 
         assert sum(map(len, received)) <= (turns + 1) * TURN_BYTES
         assert peer.socket.calls[-1] == "pause"  # nothing is read between the turns
         turns += 1
-        await _iterations(1)
+        await iterations(1)
         assert turns < len(body)
     assert b"".join(received) == body
     assert turns >= len(body) // TURN_BYTES
-    await _iterations(2)
+    await iterations(2)
     assert peer.socket.calls[-1] == "resume"
     peer.close()
 
@@ -133,7 +128,7 @@ async def test_turns_of_one_connection_do_not_delay_those_of_others(files: TlsFi
         peer.do_handshake()
     flooding.send(flooding.encrypt(*[b"x"] * 10_000))
     other.send(other.encrypt(*[b"x"] * 300))
-    await _iterations(8)
+    await iterations(8)
     assert sum(map(len, other.connection.received)) == 300
     assert sum(map(len, flooding.connection.received)) < 2000
     for peer in (flooding, other):
@@ -145,12 +140,12 @@ async def test_connection_that_pauses_in_a_turn_gets_the_rest_later(files: TlsFi
     peer.do_handshake()
     peer.connection.pauses = True
     peer.send(peer.encrypt(*[b"x"] * 1000))
-    await _iterations(20)
+    await iterations(20)
     assert sum(map(len, peer.connection.received)) <= TURN_BYTES
     assert peer.socket.calls[-1] == "pause"
     peer.connection.pauses = False
     peer.connection.read_flow.resume("test")
-    await _iterations(20)
+    await iterations(20)
     assert sum(map(len, peer.connection.received)) == 1000
     assert peer.socket.calls[-1] == "resume"
     peer.close()
@@ -162,7 +157,7 @@ async def test_connection_that_ends_between_its_turns_leaves_nothing(files: TlsF
     peer.send(peer.encrypt(*[b"x"] * 10_000))
     before = sum(map(len, peer.connection.received))
     peer.close()
-    await _iterations(20)
+    await iterations(20)
     assert sum(map(len, peer.connection.received)) == before
     assert peer.socket.calls[-1] == "abort"
 
@@ -182,7 +177,7 @@ async def test_bytes_that_wait_to_be_decrypted_are_counted(files: TlsFiles) -> N
     counted = []
     while sum(map(len, peer.connection.received)) < 10_000:
         counted.append(peer.account.buffered)
-        await _iterations(1)
+        await iterations(1)
         assert len(counted) < 1000
     assert counted == sorted(counted, reverse=True)
     assert peer.account.buffered == 0
@@ -209,7 +204,7 @@ async def test_record_whose_rest_is_yet_to_come_is_held_alone(files: TlsFiles) -
 async def test_failed_handshake_leaves_no_counted_bytes(files: TlsFiles) -> None:
     peer = _Peer(files)
     peer.send(b"\x16\x03\x01\x00\x01\x01" * 400)
-    await _iterations(20)
+    await iterations(20)
     peer.close()
     assert len(peer.handshakes) == 0
 

@@ -13,7 +13,6 @@ from gateway.protocol.grpc.status import (
     decode_message,
     encode_message,
     http_status,
-    status_of_http,
 )
 from tests.support.scale import scaled
 
@@ -25,23 +24,6 @@ PERCENT_ENCODED = re.compile(r"(?:[\x20-\x24\x26-\x7E]|%[0-9A-F]{2})*")
 
 def test_undefined_code_is_unknown() -> None:
     assert {http_status(code) for code in (-1, 17, 99, 2**31)} == {500}
-
-
-def test_response_without_grpc_status_has_the_code_of_the_grpc_specification() -> None:
-    codes = {
-        GrpcStatus.INTERNAL: (400, 431),
-        GrpcStatus.UNAUTHENTICATED: (401,),
-        GrpcStatus.PERMISSION_DENIED: (403,),
-        GrpcStatus.UNIMPLEMENTED: (404,),
-        GrpcStatus.UNAVAILABLE: (429, 502, 503, 504),
-        # "All other codes"; 200 as well, since a response needs grpc-status.
-        GrpcStatus.UNKNOWN: (200, 302, 413, 500, 501),
-    }
-    found = {
-        code: tuple(each for each in row if status_of_http(each) is code)
-        for code, row in codes.items()
-    }
-    assert found == codes
 
 
 CODES_OF_ERRORS = {

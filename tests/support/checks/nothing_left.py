@@ -152,12 +152,14 @@ def _of_transport(transport: HttpEndpoint | Http2Endpoint) -> dict[str, int]:
     url = transport.url
     found = {f"bodies on their way to {url}": len(transport._senders)}
     if isinstance(transport, HttpEndpoint):
-        return found | {f"requests that wait for {url}": transport.connections.waiting}
+        return found | {f"requests that wait for {url}": len(transport.connections.waiting)}
     streams = sum(len(session.handlers) for session in transport.connections.sessions)
     return found | {
         f"streams to {url}": streams,
-        f"open streams to {url}": sum(each.stream_count for each in transport.connections.sessions),
-        f"requests that wait for {url}": transport.connections.waiting,
+        f"open streams to {url}": sum(
+            len(each.http2.streams) for each in transport.connections.sessions
+        ),
+        f"requests that wait for {url}": len(transport.connections.waiting),
         f"responses to {url} held back": transport.deferrals.size,
     }
 

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
+from gateway.http1.head import ResponseHead
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import (
@@ -17,7 +18,7 @@ from gateway.upstream.http.connection import (
     StaleConnectionError,
 )
 from gateway.upstream.http.endpoint import HttpEndpoint, HttpExchange
-from gateway.upstream.transport import UpstreamResponse, UpstreamResponseHead
+from gateway.upstream.transport import UpstreamResponse
 from tests.http1.fake_transport import FakeTransport
 from tests.http1.splits import all_splits, bytewise
 from tests.support.doubles.clock import Clock
@@ -532,7 +533,7 @@ async def test_receiver_is_not_called_after_drop(before: bytes) -> None:
 class _FailingReceiver(RecordingReceiver):
     """Fails when it is asked whether a body passes, or told of an error."""
 
-    def passes_untouched(self, head: UpstreamResponseHead) -> bool:
+    def passes_untouched(self, head: ResponseHead) -> bool:
         raise ZeroDivisionError("it is asked")
 
     def on_error(self, error: Exception) -> None:

@@ -259,7 +259,7 @@ async def test_request_takes_a_connection_that_becomes_idle(endpoint_at: Endpoin
         waiting.close()
         assert [each.head.target for each in server.requests] == ["/first", "/second"]
         assert len(server.connections) == 1
-        assert endpoint.connections.waiting == 0
+        assert not endpoint.connections.waiting
 
 
 async def test_failed_connect_is_told_to_one_request_only(endpoint_at: EndpointAt) -> None:
@@ -298,7 +298,7 @@ async def test_connects_are_no_more_than_waiting_requests(endpoint_at: EndpointA
                 sent.close()
                 await receiver.wait()
                 sent = waiting
-            assert endpoint.connections.connecting == 1
+            assert len(endpoint.connections.connecting) == 1
             sent.close()
             async with asyncio.timeout(1):  # the connect would take longer
                 await endpoint.close()
@@ -313,7 +313,7 @@ async def test_spare_connection_serves_a_later_request(endpoint_at: EndpointAt) 
         await _settle()
         sent.close()
         await second.wait()
-        await until(lambda: endpoint.connections.connecting == 0)
+        await until(lambda: not endpoint.connections.connecting)
         later = _send(endpoint, first)
         await first.wait()
         assert len(server.connections) == 2
@@ -347,10 +347,10 @@ async def test_cancelled_request_stops_its_connect(endpoint_at: EndpointAt) -> N
         endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         sent = _send(endpoint, receiver)
         await asyncio.sleep(0.05)
-        assert endpoint.connections.connecting == 1
+        assert len(endpoint.connections.connecting) == 1
         sent.close()
-        await until(lambda: endpoint.connections.connecting == 0)
-        assert endpoint.connections.waiting == 0
+        await until(lambda: not endpoint.connections.connecting)
+        assert not endpoint.connections.waiting
         assert not receiver.errors
         gone = weakref.ref(receiver)
         del sent, receiver
@@ -395,6 +395,6 @@ async def test_connect_that_began_before_a_request_does_not_fail_it() -> None:
         assert (late.got, len(connects)) == ([], 2)
         connects[1].set_exception(new)
         await _settle()
-        assert (late.got, queue.waiting, queue.connecting) == ([new], 0, 0)
+        assert (late.got, queue.waiting, queue.connecting) == ([new], {}, {})
         await queue.close()
         released.drop()

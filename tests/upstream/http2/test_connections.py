@@ -71,7 +71,7 @@ async def test_calls_go_to_the_connection_with_the_fewest_streams(
         await asyncio.wait(calls[1:4])
         calls += [asyncio.create_task(call(endpoint)) for _ in range(4)]
         await until(lambda: sum(_streams(peers)) == 9)
-        open_streams = [session.stream_count for session in endpoint.connections.sessions]
+        open_streams = [len(session.http2.streams) for session in endpoint.connections.sessions]
         assert open_streams == [3, 3]
         gate.set()
         await asyncio.gather(*calls[:1], *calls[4:])
@@ -101,11 +101,11 @@ async def test_cancelled_wait_gives_its_place_to_the_next(http2_at: Http2Endpoin
     async with connected(http2_at, _gated(gate, 1, peers), max_connections=1) as (_, endpoint):
         calls = [asyncio.create_task(call(endpoint)) for _ in range(4)]
         await until(lambda: _streams(peers) == [1])
-        assert endpoint.connections.waiting == 3
+        assert len(endpoint.connections.waiting) == 3
         calls[1].cancel()
         calls[2].cancel()
         await asyncio.wait(calls[1:3])
-        assert endpoint.connections.waiting == 1
+        assert len(endpoint.connections.waiting) == 1
         gate.set()
         await asyncio.gather(calls[0], calls[3])
         assert _streams(peers) == [2]

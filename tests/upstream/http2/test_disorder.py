@@ -114,7 +114,7 @@ async def test_nothing_is_left_of_calls_that_end_anyhow(
 
         async with asyncio.timeout(60):
             await asyncio.gather(*(load() for _ in range(20)))
-        assert endpoint.connections.waiting == 0
+        assert not endpoint.connections.waiting
         assert not any(session.handlers for session in endpoint.connections.sessions)
         await endpoint.close()
         await until(lambda: not endpoint.connections.sessions)

@@ -25,7 +25,6 @@ from tests.support.servers.scripted_server import (
     never_respond,
 )
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.endpoints import endpoint_at as endpoint_at
 from tests.upstream.pools import running, used
 
 WELL = http_response()

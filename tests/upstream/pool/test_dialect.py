@@ -24,7 +24,6 @@ from tests.support.servers.scripted_server import (
     respond_in_turn,
 )
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.endpoints import endpoint_at as endpoint_at
 from tests.upstream.pools import running, used
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "schedule_policy", "sequence", "trace"]

@@ -493,6 +493,8 @@ def test_failed_calls_are_counted_until_one_succeeds(
             lease.acquire()
             end(lease)
         assert _counts(pool) == (2 * failures, 2 * failures)
+        connects = pool.members[0].calls.connect_failures
+        assert connects == (2 if end is ENDS["no connection"][0] else 0)
         if endpoints == 2:
             assert pool.members[0].ejection.failures == 2 * counts_for_ejection
         told = _state(pool).last_error, _state(pool).last_error_at or ""
