@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.codec.v2.binary_request import write_binary_header
-from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
 from gateway.codec.v2.buffered_response import (
     ResponsePlan,
     convert_large_body,
 )
+from gateway.codec.v2.request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.observe.call_record import CallRecord

@@ -13,7 +13,7 @@ from typing import Final
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v1.buffered_request import read_prediction
 from gateway.codec.v1.prediction_form import PredictionForm
-from gateway.codec.v2.buffered_request import read_buffered_binary, read_buffered_json, with_data
+from gateway.codec.v2.request import read_buffered_binary, read_buffered_json, with_data
 from gateway.errors import GatewayError
 from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.messages import InferRequest, InferRequestHead

@@ -6,8 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
-from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
+from gateway.codec.v2.request import (
+    MAX_CACHED_HEADER,
+    MAX_FAST_REQUEST,
+    InferRequestReader,
+    read_without_data,
+)
 from gateway.errors import ErrorKind, GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.messages import InferRequest, TensorData

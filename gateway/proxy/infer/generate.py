@@ -24,8 +24,7 @@ from gateway.codec.generate.response import (
 from gateway.codec.grpc.request import write_infer_request
 from gateway.codec.grpc.response import ReadResponse
 from gateway.codec.grpc.stream_response import FINAL_RESPONSE, read_stream_response
-from gateway.codec.v2.buffered_request import read_buffered_json
-from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.request import InferRequestReader, read_buffered_json
 from gateway.errors import (
     ErrorKind,
     GatewayError,

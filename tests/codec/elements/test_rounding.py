@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.codec.elements.decode import decode_plainly
 from gateway.codec.elements.rounding import MAX_EXACT_LENGTH
-from gateway.codec.v2.buffered_request import read_json_fast
-from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.request import InferRequestReader, read_json_fast
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import strategies
 from tests.codec.exact_rounding import beside_middles, middle_above, nearest, packed
