@@ -35,7 +35,7 @@ from gateway.proxy.calls.handler import (
     ServerResponse,
     explain,
 )
-from gateway.proxy.calls.infer import InferHandler
+from gateway.proxy.calls.infer import InferHandler, convert_whole
 from gateway.proxy.calls.stream_infer import StreamInferHandler
 from gateway.proxy.calls.templates import make_template, passed_lines
 from gateway.proxy.destination import Destination, Limits, Upstream
@@ -53,7 +53,7 @@ from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages
 from gateway.proxy.grpc.request import NamedModel
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_response import ResponseRelay, convert_whole
+from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import Call, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
@@ -221,7 +221,7 @@ class GrpcHandler(InferHandler):
             return None
         body, limits = bytes(content), destination.limits
         size = response_header_length(head.headers, limits.max_inference_header_bytes)
-        converted = convert_whole(head, body, plan, request.response_form)
+        converted = convert_whole(request, head, body, plan)
         if converted is not None:
             body, size = converted.body, converted.header_size
             record.response_elements = converted.elements

@@ -24,7 +24,6 @@ from gateway.codec.v2.response import ResponseConverter, encoded_converter, json
 from gateway.codec.v2.tensor_check import NoTensorsError, tensor_check
 from gateway.errors import GatewayError, ServerName, name_server_in_errors
 from gateway.http1.content_codings import is_encoded
-from gateway.http1.head import ResponseHead
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.operations import OperationKind
 from gateway.protocol.request_header import HEADER_LENGTH
@@ -171,24 +170,17 @@ async def _plan(relay: ResponseRelay) -> ResponsePlan:
 async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
     response = relay.upstream_response
     body = await read_response(response, relay.server, relay.deadline)
-    converted = convert_whole(response, body, plan, relay.form)
+    converted: ConvertedResponse | None
+    if relay.form is None:
+        converted = convert_body(body, plan)
+    else:
+        head = response.status, response.reason, response.headers
+        converted = relay.form.convert(*head, body, plan)
     if converted is not None:
         await relay.send(converted)
         return
     relay.deadline.expect_client()
     await relay.response.send(response.status, response.reason, end_to_end(response.headers), body)
-
-
-def convert_whole(
-    head: ResponseHead | UpstreamResponse,
-    body: bytes,
-    plan: ResponsePlan,
-    form: ResponseForm | None,
-) -> ConvertedResponse | None:
-    """Convert a complete response as planned, or into a form; None if it passes untouched."""
-    if form is None:
-        return convert_body(body, plan)
-    return form.convert(head.status, head.reason, head.headers, body, plan)
 
 
 async def _convert_large(relay: ResponseRelay, plan: ResponsePlan) -> None:

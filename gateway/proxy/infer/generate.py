@@ -45,7 +45,7 @@ from gateway.proxy.attempts.retry import UpstreamCall
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_chunks, split, write
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_request import check_metadata, check_request, model_metadata
+from gateway.proxy.infer.convert_request import check_request, model_metadata
 from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
@@ -205,7 +205,7 @@ async def _results(
     async for message in _messages(call, response, server, reservation):
         read = read_stream_response(message, header_cap)
         if read.error is not None:
-            check_metadata(400, call.operation, destination, received)
+            received.check_metadata(400, call.operation, destination)
             # Triton's HTTP endpoint responds with 400 to every error of a model.
             yield _Result(400, write_generate_error(read.error), read.has_begun)
         elif read.response is not None and not _is_only_end(read.response):
