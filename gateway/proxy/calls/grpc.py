@@ -8,9 +8,8 @@ from typing import Final
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.request import read_infer_request
-from gateway.errors import GatewayError, ServerName
+from gateway.errors import GatewayError
 from gateway.http1.head import RequestHead, ResponseHead
-from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame, is_one_message
 from gateway.protocol.grpc.headers import (
@@ -186,45 +185,36 @@ class GrpcHandler(InferHandler):
         """Tell by its head whether the client gets a response as it is."""
         return request.received is None
 
-    def to_client(
-        self,
-        response: ServerResponse,
-        destination: Destination,
-        server: ServerName,
-        policy: ResponseHeaderPolicy | None,
-        record: CallRecord,
-    ) -> ClientMessage | None:
+    def to_client(self, response: ServerResponse) -> ClientMessage | None:
         """Return a complete response; raises GatewayError (502) if it is none of its protocol."""
         if response.request.received is None:
-            return _pass_on(response, server, policy, record)
+            return _pass_on(response)
         try:
-            message = self._message_of(response, destination, record)
+            message = self._message_of(response)
         except GatewayError as error:
-            raise explain(error, server, response.body) from error
+            raise explain(error, response) from error
         if message is None:
             return None
-        record_status(record, GrpcStatus.OK)
-        return _converted_template(policy), b"", message, OK
+        record_status(response.record, GrpcStatus.OK)
+        return _converted_template(response.policy), b"", message, OK
 
-    def _message_of(
-        self, response: ServerResponse, destination: Destination, record: CallRecord
-    ) -> bytes | None:
+    def _message_of(self, response: ServerResponse) -> bytes | None:
         """Return the message for the client; None for an error, and for a large response."""
-        form = self._in_http_form(response, destination)
+        form = self._in_http_form(response)
         if form is None:
             return None
         request, (head, content) = response.request, form
         if not is_success(head.status) or len(content) > CONVERT_CHUNK:
             return None
-        plan = self._plan(request, head, destination)
+        plan = self._plan(request, head, response.destination)
         if plan.is_coded:
             return None
-        body, limits = bytes(content), destination.limits
+        body, limits = bytes(content), response.destination.limits
         size = response_header_length(head.headers, limits.max_inference_header_bytes)
         converted = convert_whole(head, body, plan, request.response_form)
         if converted is not None:
             body, size = converted.body, converted.header_size
-            record.response_elements = converted.elements
+            response.record.response_elements = converted.elements
         if len(body) > limits.max_buffered_body_bytes:
             return None  # the streaming path sends the error
         assert request.received is not None
@@ -258,19 +248,14 @@ def _passes(upstream: Upstream) -> bool:
     return upstream.speaks_grpc and (dialect is None or dialect.grpc.infer_passes)
 
 
-def _pass_on(
-    response: ServerResponse,
-    server: ServerName,
-    policy: ResponseHeaderPolicy | None,
-    record: CallRecord,
-) -> ClientMessage | None:
+def _pass_on(response: ServerResponse) -> ClientMessage | None:
     """Return a response of gRPC as it came, with its status recorded.
 
     None leaves it to the streaming path, which writes a status, and spaces around a text, as all
     clients read them. Raises GatewayError (502) if it is of another protocol.
     """
-    head, trailers = response.head, response.trailers
-    template = _passed_on_template(head, server, policy)
+    head, trailers, record = response.head, response.trailers, response.record
+    template = _passed_on_template(response)
     message = template, passed_lines(head, template), response.body, trailers
     if response.is_ok_message:
         record_status(record, GrpcStatus.OK)
@@ -289,13 +274,12 @@ def _pass_on(
     return message
 
 
-def _passed_on_template(
-    head: ResponseHead, server: ServerName, policy: ResponseHeaderPolicy | None
-) -> ResponseTemplate:
+def _passed_on_template(response: ServerResponse) -> ResponseTemplate:
+    head, policy = response.head, response.policy
     key = head.key, policy
     template = _templates.get(key)
     if template is None:
-        check_grpc_head(head.status, head.headers, server)
+        check_grpc_head(head.status, head.headers, response.server)
         headers = end_to_end(CIMultiDictProxy(CIMultiDict(head.keyed_headers)))
         template = make_template(head, headers, policy, states_length=False)
         _templates.put(key, template)

@@ -121,7 +121,10 @@ class ServerRequest:
 
 
 class ServerResponse:
-    """A server's complete response to a request."""
+    """A server's complete response to a request, and the call that it is for.
+
+    ``policy`` is what the call's route changes in the headers.
+    """
 
     def __init__(
         self,
@@ -129,11 +132,19 @@ class ServerResponse:
         head: ResponseHead,
         body: bytes | memoryview,
         trailers: FieldLines,
+        server: ServerName,
+        destination: Destination,
+        policy: ResponseHeaderPolicy | None,
+        record: CallRecord,
     ) -> None:
         self.request: Final = request
         self.head: Final = head
         self.body: Final = body
         self.trailers: Final = trailers
+        self.server: Final = server
+        self.destination: Final = destination
+        self.policy: Final = policy
+        self.record: Final = record
 
     @property
     def final_status(self) -> int:
@@ -272,14 +283,7 @@ class BufferedHandler(CallHandler):
         """Tell by its head whether the client gets a response as it is."""
 
     @abstractmethod
-    def to_client(
-        self,
-        response: ServerResponse,
-        destination: Destination,
-        server: ServerName,
-        policy: ResponseHeaderPolicy | None,
-        record: CallRecord,
-    ) -> ClientMessage | None:
+    def to_client(self, response: ServerResponse) -> ClientMessage | None:
         """Return a complete response, and record what was converted; raises GatewayError.
 
         The status of a gRPC call is recorded, too. None leaves the response to ``relay``: it takes
@@ -291,8 +295,8 @@ class BufferedHandler(CallHandler):
         """Pass on a response that arrives in parts."""
 
 
-def explain(error: GatewayError, server: ServerName, body: bytes | memoryview) -> GatewayError:
+def explain(error: GatewayError, response: ServerResponse) -> GatewayError:
     """Add what codecs do not know to the error of an invalid response."""
     if isinstance(error, NoTensorsError):
-        error = error.quoting(bytes(body[:CONVERT_CHUNK]))
-    return name_server(server, error)
+        error = error.quoting(bytes(response.body[:CONVERT_CHUNK]))
+    return name_server(response.server, error)

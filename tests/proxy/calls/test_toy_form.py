@@ -19,7 +19,7 @@ from gateway.protocol.messages import ALL_JSON, InferRequest, InferRequestHead, 
 from gateway.protocol.operations import OperationKind, infer_path
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.calls import kinds
-from gateway.proxy.calls.handler import ClientMessage, HandlerScope, ServerRequest
+from gateway.proxy.calls.handler import ClientMessage, HandlerScope, ServerRequest, ServerResponse
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
@@ -84,8 +84,8 @@ class RowsHandler(InferHandler):
     def to_server(self, head: Any, body: bytes, destination: Any, _: str) -> ServerRequest | None:
         return self._write(head, read_rows(body), destination)
 
-    def to_client(self, *arguments: Any) -> ClientMessage | None:
-        message = super().to_client(*arguments)
+    def to_client(self, response: ServerResponse) -> ClientMessage | None:
+        message = super().to_client(response)
         if message is None:
             return None
         template, lines, body, trailers = message
