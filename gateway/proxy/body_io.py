@@ -136,20 +136,6 @@ async def response_chunks(
         yield chunk
 
 
-async def read_response(
-    response: UpstreamResponse, server: ServerName, deadline: Deadline
-) -> bytes:
-    """Return the whole body of a server's response."""
-    deadline.expect_server(server)
-    body = await response.read()
-    if len(body) == response.content_length:
-        return bytes(body)
-    if not body:
-        return b""
-    rest = [chunk async for chunk in response_chunks(response, server, deadline)]
-    return b"".join((body, *rest))
-
-
 async def write(response: ClientResponse, data: bytes | memoryview, deadline: Deadline) -> None:
     """Write to the client, which is expected to read."""
     deadline.expect_client()

@@ -52,8 +52,9 @@ from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages
 from gateway.proxy.grpc.request import NamedModel
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_response import ResponseRelay, convert_whole
+from gateway.proxy.infer.convert_response import convert_whole
 from gateway.proxy.interfaces import Call, ResponseTemplate
+from gateway.proxy.passthrough import ResponseRelay
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
@@ -224,9 +225,7 @@ class GrpcHandler(InferHandler):
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
         if request.received is None:
-            await relay_messages(
-                relay.upstream_response, relay.response, relay.server, relay.deadline, is_unary=True
-            )
+            await relay_messages(relay, is_unary=True)
             return
         limits = relay.destination.limits
         convert = infer_converter(limits, is_raw=request.received.wants_raw)

@@ -21,8 +21,8 @@ from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate
+from gateway.proxy.passthrough import ResponseRelay
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.content_decoding import quote_error
@@ -101,7 +101,7 @@ class ServerRequest:
     ) -> ResponseRelay:
         """Return a server's response on its way to the client."""
         encoding, form = self.output_encoding, self.response_form
-        return ResponseRelay(received, server, response, encoding, destination, deadline, form)
+        return ResponseRelay(received, server, response, destination, deadline, encoding, form)
 
     def for_attempts(self, lines: bytes, *, waits_for_chunks: bool) -> UpstreamRequest:
         """Return the request as UpstreamCall sends it; ``lines`` are all beside the template's."""

@@ -45,12 +45,7 @@ from gateway.proxy.infer.convert_request import (
     outputs_to_list,
     receive_request,
 )
-from gateway.proxy.infer.convert_response import (
-    ResponseRelay,
-    convert_response,
-    convert_whole,
-    plan_response,
-)
+from gateway.proxy.infer.convert_response import convert_response, convert_whole, plan_response
 from gateway.proxy.infer.grpc_upstream import (
     binary_body,
     binary_head,
@@ -61,6 +56,7 @@ from gateway.proxy.infer.grpc_upstream import (
 )
 from gateway.proxy.infer.json_upstream import json_body
 from gateway.proxy.interfaces import Call
+from gateway.proxy.passthrough import ResponseRelay
 from gateway.sizes import CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.transport import Body, HeaderLines, RequestTemplate

@@ -19,10 +19,9 @@ from gateway.proxy.calls.handler import (
 )
 from gateway.proxy.calls.templates import untouched_message
 from gateway.proxy.destination import Destination
-from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.infer.generate import generate
 from gateway.proxy.interfaces import Call
-from gateway.proxy.passthrough import passthrough, relay_response, relay_tensors
+from gateway.proxy.passthrough import ResponseRelay, passthrough, relay_response, relay_tensors
 from gateway.upstream.transport import RequestTemplate
 
 
@@ -68,7 +67,7 @@ class PassthroughHandler(BufferedHandler):
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
-        await relay_response(relay.upstream_response, relay.response, relay.server, relay.deadline)
+        await relay_response(relay)
 
 
 class GenerateHandler(PassthroughHandler):
@@ -91,7 +90,4 @@ class GenerateHandler(PassthroughHandler):
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
-        received, deadline = relay.upstream_response, relay.deadline
-        await relay_tensors(
-            received, relay.response, relay.server, deadline, OperationKind.GENERATE
-        )
+        await relay_tensors(relay, OperationKind.GENERATE)

@@ -22,8 +22,8 @@ from gateway.proxy.calls import kinds
 from gateway.proxy.calls.handler import ClientMessage, HandlerScope, ServerRequest, ServerResponse
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import Call, ClientResponse
+from gateway.proxy.passthrough import ResponseRelay
 from tests.support.compiled import needs_source
 from tests.support.gateway import running_gateway
 from tests.support.http2_client import connect_http2
