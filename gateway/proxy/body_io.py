@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
+    Awaitable,
     Callable,
     Iterable,
     Iterator,
@@ -14,6 +15,7 @@ from collections.abc import (
 from typing import Any, TypeVar
 
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request, strip_tracebacks
+from gateway.protocol.grpc.framing import MessageReader
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -239,6 +241,28 @@ async def buffer_chunks(
         reservation.grow(len(chunk))
         buffered.append(bytes(chunk))
     return buffered
+
+
+async def read_messages(
+    chunks: Chunks,
+    reader: MessageReader,
+    reservation: Reservation,
+    decompress: Callable[[bytes], Awaitable[bytes | memoryview]],
+) -> Chunks:
+    """Yield the messages of a gRPC stream as they arrive; only the last one is reserved.
+
+    Raises GatewayError for what the reader refuses, and as ``decompress`` does.
+    """
+    message = bytearray()
+    async for chunk in chunks:
+        for piece in reader.feed(chunk):
+            message += piece.data
+            reservation.resize(len(message))
+            if piece.ends:
+                data = bytes(message)
+                message.clear()
+                yield await decompress(data) if piece.is_compressed else data
+    reader.end()
 
 
 async def convert_message(size: int, convert: Callable[..., _Converted], *args: Any) -> _Converted:

@@ -106,7 +106,7 @@ class GrpcHandler(InferHandler):
     def __init__(self, scope: HandlerScope) -> None:
         # The target is known once a message is converted: not each model's name fits into a path.
         headers = CIMultiDictProxy(http_headers(scope.headers))
-        super().__init__(scope.with_request("POST", "", headers), 0, MAX_REQUEST)
+        super().__init__(replace(scope, method="POST", target="", headers=headers), 0, MAX_REQUEST)
         self._rpc_target: Final = scope.target
         sent = CIMultiDict(scope.headers)
         sent["TE"] = "trailers"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -198,31 +199,18 @@ class ServerResponse:
         return bytes(self.body[PREFIX_SIZE:])
 
 
+@dataclass(frozen=True, slots=True)
 class HandlerScope:
     """What a handler serves: one call that streams, or all requests with the same key on a route.
 
     ``headers`` are those that pass to a server: all of the call's, or those of the key.
     """
 
-    def __init__(
-        self,
-        method: str,
-        target: str,
-        headers: CIMultiDictProxy[str],
-        operation: Operation,
-        limits: Limits,
-    ) -> None:
-        self.method: Final = method
-        self.target: Final = target
-        self.headers: Final = headers
-        self.operation: Final = operation
-        self.limits: Final = limits
-
-    def with_request(
-        self, method: str, target: str, headers: CIMultiDictProxy[str]
-    ) -> HandlerScope:
-        """Return the scope of requests that become others."""
-        return HandlerScope(method, target, headers, self.operation, self.limits)
+    method: str
+    target: str
+    headers: CIMultiDictProxy[str]
+    operation: Operation
+    limits: Limits
 
 
 def scope_of(call: Call) -> HandlerScope:

@@ -73,7 +73,7 @@ class RowsHandler(InferHandler):
     """Serves calls in this form, small ones without a task."""
 
     def __init__(self, scope: HandlerScope) -> None:
-        as_infer = scope.with_request("POST", infer_path(scope.operation), scope.headers)
+        as_infer = replace(scope, method="POST", target=infer_path(scope.operation))
         super().__init__(as_infer, None, 32_768)
 
     async def serve(self, call: Call) -> None:
