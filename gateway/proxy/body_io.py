@@ -243,6 +243,14 @@ async def buffer_chunks(
     return buffered
 
 
+def too_large_to_buffer(what: str, cap: int) -> GatewayError:
+    """Return the error of a request of ``what`` kind that is too large to be buffered."""
+    return GatewayError(
+        ErrorKind.TOO_LARGE,
+        f"{what} is buffered, and is larger than {cap} bytes (limits.max_buffered_body_bytes)",
+    )
+
+
 async def read_messages(
     chunks: Chunks,
     reader: MessageReader,

@@ -8,18 +8,25 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.errors import bad_request
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.framing import PREFIX_SIZE, MessageReader, frame
 from gateway.protocol.grpc.headers import GRPC_TYPE
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, read_messages
+from gateway.proxy.body_io import (
+    Chunks,
+    ClientBody,
+    buffer_chunks,
+    read_messages,
+    too_large_to_buffer,
+)
 from gateway.proxy.errors import record_status, status_lines
 from gateway.proxy.grpc.compression import MessageDecompressor
 from gateway.proxy.interfaces import Call, ClientResponse
 
 _CAP_NAME: Final = "limits.max_buffered_body_bytes"
+_too_large: Final = partial(too_large_to_buffer, "a gRPC message that the gateway reads")
 
 
 async def receive_message(call: Call, reservation: Reservation) -> bytes | memoryview:
@@ -72,14 +79,6 @@ async def _decompress(
         text += chunk
         await call.destination.scheduler.next_slice()
     return memoryview(text)
-
-
-def _too_large(cap: int) -> GatewayError:
-    return GatewayError(
-        ErrorKind.TOO_LARGE,
-        f"a gRPC message that the gateway reads is buffered, and is larger than {cap} bytes "
-        f"({_CAP_NAME})",
-    )
 
 
 async def start_response(response: ClientResponse) -> None:
