@@ -14,9 +14,8 @@ from gateway.codec.v2.buffered_response import (
     convert_large_body,
 )
 from gateway.codec.v2.request import MAX_FAST_REQUEST
-from gateway.errors import GatewayError, ServerName, name_server_in_errors
+from gateway.errors import GatewayError, name_server_in_errors
 from gateway.http1.head import RequestHead, ResponseHead
-from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.protocol.messages import InferRequestHead
@@ -47,11 +46,7 @@ from gateway.proxy.infer.convert_request import (
     outputs_to_list,
     receive_request,
 )
-from gateway.proxy.infer.convert_response import (
-    ResponseRelay,
-    convert_response,
-    plan_response,
-)
+from gateway.proxy.infer.convert_response import convert_response, plan_response
 from gateway.proxy.infer.grpc_upstream import (
     binary_body,
     binary_head,
@@ -62,7 +57,7 @@ from gateway.proxy.infer.grpc_upstream import (
 )
 from gateway.proxy.infer.json_upstream import json_body
 from gateway.proxy.interfaces import Call
-from gateway.proxy.response_headers import ResponseHeaderPolicy
+from gateway.proxy.passthrough import ResponseRelay
 from gateway.sizes import CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.transport import Body, HeaderLines, RequestTemplate
@@ -228,21 +223,15 @@ class InferHandler(BufferedHandler):
             return False  # ``to_client`` raises it
         return plan.action is ResponseAction.UNTOUCHED and request.response_form is None
 
-    def to_client(
-        self,
-        response: ServerResponse,
-        destination: Destination,
-        server: ServerName,
-        policy: ResponseHeaderPolicy | None,
-        record: CallRecord,
-    ) -> ClientMessage | None:
+    def to_client(self, response: ServerResponse) -> ClientMessage | None:
         """Return a complete response; None if it takes several time slices."""
+        policy = response.policy
         try:
-            form = self._in_http_form(response, destination)
+            form = self._in_http_form(response)
             if form is None:
                 return None
             request, (head, body) = response.request, form
-            plan = self._plan(request, head, destination)
+            plan = self._plan(request, head, response.destination)
             if plan.action is ResponseAction.UNTOUCHED and request.response_form is None:
                 if plan.check is not None:
                     plan.check.check_whole(body)
@@ -258,10 +247,10 @@ class InferHandler(BufferedHandler):
                 if converted is None:
                     return None
         except GatewayError as error:
-            raise explain(error, server, response.body) from error
+            raise explain(error, response) from error
         if converted is None:
             return untouched_message(head, body, policy)
-        record.response_elements = converted.elements
+        response.record.response_elements = converted.elements
         template = response_template(head, policy, converted.content_type, has_new_body=True)
         lines = passed_lines(head, template)
         if converted.header_size is not None:
@@ -269,10 +258,10 @@ class InferHandler(BufferedHandler):
         return template, lines, converted.body, ()
 
     def _in_http_form(
-        self, response: ServerResponse, destination: Destination
+        self, response: ServerResponse
     ) -> tuple[ResponseHead, bytes | memoryview] | None:
         """Return head and body as they are over HTTP; None for the streaming path."""
-        head, request = response.head, response.request
+        head, request, destination = response.head, response.request, response.destination
         received = request.received
         assert received is not None
         if not request.is_grpc:

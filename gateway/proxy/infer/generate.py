@@ -42,7 +42,15 @@ from gateway.protocol.operations import OperationKind, decode_utf8_name, model_n
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.attempts.retry import UpstreamCall
-from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_chunks, split, write
+from gateway.proxy.body_io import (
+    Chunks,
+    ClientBody,
+    buffer_chunks,
+    read_messages,
+    response_chunks,
+    split,
+    write,
+)
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import check_request, model_metadata
@@ -203,6 +211,7 @@ async def _results(
     destination = call.destination
     header_cap = destination.limits.max_inference_header_bytes
     async for message in _messages(call, response, server, reservation):
+        reservation.grow(len(message))
         read = read_stream_response(message, header_cap)
         if read.error is not None:
             received.check_metadata(400, call.operation, destination)
@@ -216,29 +225,19 @@ async def _results(
         yield _Result(status, text, in_event=False, ends_stream=True)
 
 
-async def _messages(
+def _messages(
     call: Call, response: UpstreamResponse, server: ServerName, reservation: Reservation
-) -> AsyncIterator[bytes]:
+) -> Chunks:
     """Yield the messages of a stream, decompressed; raises GatewayError (502) for a broken one."""
     limits = call.destination.limits
-    cap = limits.max_buffered_body_bytes
+    cap, ratio = limits.max_buffered_body_bytes, limits.max_decompression_ratio
+
+    async def decompress(message: bytes) -> bytes:
+        return await decompress_message(message, response, server, cap, ratio, reservation.grow)
+
+    chunks = response_chunks(response, server, call.deadline)
     reader = MessageReader(cap, "limits.max_buffered_body_bytes", RESPONSE)
-    message = bytearray()
-    async for chunk in response_chunks(response, server, call.deadline):
-        for piece in reader.feed(chunk):
-            message += piece.data
-            reservation.resize(2 * len(message))
-            if not piece.ends:
-                continue
-            data = bytes(message)
-            message.clear()
-            if piece.is_compressed:
-                ratio = limits.max_decompression_ratio
-                data = await decompress_message(
-                    data, response, server, cap, ratio, reservation.grow
-                )
-            yield data
-    reader.end()
+    return read_messages(chunks, reader, reservation, decompress)
 
 
 def _is_only_end(read: ReadResponse) -> bool:
