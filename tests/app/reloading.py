@@ -9,10 +9,7 @@ from gateway.settings.schema import Settings
 from tests.support.addresses import HOST
 from tests.support.gateway import LIMITS, checked_gateway, no_leaks
 from tests.support.http_messages import http_response
-from tests.support.servers.scripted_server import (
-    ScriptedServer,
-    always_respond,
-)
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 NOWHERE = "http://127.0.0.1:1"
 

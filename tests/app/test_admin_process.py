@@ -134,9 +134,7 @@ async def test_statuses_are_those_of_living_workers_that_were_just_asked() -> No
         assert asked == [Question.PUBLISH] * 3
 
 
-async def test_last_status_of_a_worker_that_hangs_is_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_last_status_of_a_worker_that_hangs_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_source, "_PUBLISH_TIMEOUT", 0.02)
     async with _admin(_hang, _hang) as admin:
         _publish(admin, 0, time=time.time() - 60)

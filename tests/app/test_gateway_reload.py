@@ -19,10 +19,7 @@ from tests.support.inference_messages import infer_json
 from tests.support.raw_client import connect
 from tests.support.servers.gated_response import GatedResponse
 from tests.support.servers.name_service import UNKNOWN_NAME, NameService
-from tests.support.servers.scripted_server import (
-    ScriptedServer,
-    never_respond,
-)
+from tests.support.servers.scripted_server import ScriptedServer, never_respond
 
 
 async def test_unchanged_upstream_keeps_its_connections() -> None:
@@ -133,10 +130,7 @@ async def test_waiting_call_is_answered_by_the_old_server(is_fast: bool) -> None
     async with (
         ScriptedServer(gated) as old,
         server_named("new") as new,
-        running_gateway(settings_for(old.url)) as (
-            gateway,
-            url,
-        ),
+        running_gateway(settings_for(old.url)) as (gateway, url),
     ):
         active_config = gateway.active_config
         async with connect(url) as client:

@@ -53,11 +53,7 @@ def test_events_of_all_processes_are_read_newest_first(monkeypatch: pytest.Monke
     monkeypatch.setattr(time, "time_ns", lambda: next(times) * 10**9)
     for process, name in ((0, "third"), (1, "first"), (1, "second")):
         shared.journal(process).record(SETTINGS_RELOADED, who="SIGHUP", subject=name)
-    assert [each["subject"] for each in shared.journal(0).read()] == [
-        "third",
-        "second",
-        "first",
-    ]
+    assert [each["subject"] for each in shared.journal(0).read()] == ["third", "second", "first"]
 
 
 def test_last_thousand_events_are_kept() -> None:

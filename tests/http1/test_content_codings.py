@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.http1.content_codings import (
-    CODINGS,
-    accepted_coding,
-    content_coding,
-    is_encoded,
-)
+from gateway.http1.content_codings import CODINGS, accepted_coding, content_coding, is_encoded
 
 
 def _headers(name: str, *values: str) -> CIMultiDictProxy[str]:

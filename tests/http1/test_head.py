@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http1.head import (
-    HeadParser,
-    MalformedError,
-    RequestHead,
-    ResponseHead,
-    encode_head,
-)
+from gateway.http1.head import HeadParser, MalformedError, RequestHead, ResponseHead, encode_head
 from gateway.sizes import CACHED_LINES
 from tests.http1.heads import HOST, head_text
 from tests.http1.splits import LAW
@@ -239,12 +233,7 @@ def _classified(*lines: bytes, parser: HeadParser | None = None) -> RequestHead:
 
 def test_headers_are_classified_by_their_names() -> None:
     head = _classified(b"X-Both: 1", b"X: 2", b"X-KEY:3", b"x-note: 4 ", b"Y:", b"X-Key: 5")
-    assert head.key == (
-        b"POST /x HTTP/1.1\r",
-        b"X-Both: 1\r\n",
-        b"X-KEY:3\r\n",
-        b"X-Key: 5\r\n",
-    )
+    assert head.key == (b"POST /x HTTP/1.1\r", b"X-Both: 1\r\n", b"X-KEY:3\r\n", b"X-Key: 5\r\n")
     assert head.keyed_headers == [("X-Both", "1"), ("X-KEY", "3"), ("X-Key", "5")]
     assert [(field.lower, field.value) for field in head.noted] == [
         ("x-both", "1"),

@@ -6,22 +6,11 @@ import re
 from dataclasses import dataclass, field
 
 import pytest
-from httptools import (
-    HttpParserError,
-    HttpParserUpgrade,
-    HttpRequestParser,
-    HttpResponseParser,
-)
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, HttpResponseParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http1.head import (
-    ABSOLUTE_FORM,
-    HeadParser,
-    MalformedError,
-    RequestHead,
-    ResponseHead,
-)
+from gateway.http1.head import ABSOLUTE_FORM, HeadParser, MalformedError, RequestHead, ResponseHead
 from tests.http1.heads import head_text
 from tests.http1.splits import LAW
 
@@ -100,17 +89,7 @@ LINES = [
     *(b"Content-Length: 18446744073709551615", b"Content-Length: 18446744073709551616"),
     *(b"Transfer-Encoding: chunked", b"transfer-encoding:CHUNKED ", b"Transfer-Encoding:"),
     *(b"Transfer-Encoding: gzip, chunked", b"Transfer-Encoding: chunked, gzip"),
-    *(
-        b" folded",
-        b"\tfolded",
-        b"X : y",
-        b"X",
-        b":",
-        b"\xff: y",
-        b"X: \xff",
-        b"X:\x01",
-        b"X: a\r",
-    ),
+    *(b" folded", b"\tfolded", b"X : y", b"X", b":", b"\xff: y", b"X: \xff", b"X:\x01", b"X: a\r"),
 ]
 
 

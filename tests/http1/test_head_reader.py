@@ -61,8 +61,7 @@ def test_heads_do_not_depend_on_how_bytes_arrive(
 
 
 @pytest.mark.parametrize(
-    ("is_request", "first"),
-    [(True, b"GET /x HTTP/1.1"), (False, b"HTTP/1.1 200 OK")],
+    ("is_request", "first"), [(True, b"GET /x HTTP/1.1"), (False, b"HTTP/1.1 200 OK")]
 )
 @pytest.mark.parametrize("before", [b"", b"\r\n", b"\n\n", b"\r\n\r\n\r\n"])
 @pytest.mark.parametrize("rest", [b"", b"\r\n", b"rest", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])

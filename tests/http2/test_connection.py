@@ -526,7 +526,7 @@ def test_settings_are_obeyed_and_acknowledged() -> None:
     peer.send(
         frames.encode_settings(
             [(frames.MAX_HEADER_LIST_SIZE, 1000), (frames.HEADER_TABLE_SIZE, 0), (0x99, 5)]
-        ),
+        )
     )
     assert peer.http2.take_output() == [frames.SETTINGS_ACK]
     stream = peer.http2.open_stream()

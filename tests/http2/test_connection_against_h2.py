@@ -156,11 +156,7 @@ class OurEnd(End):
         elif isinstance(event, (events.DataReceived, events.StreamReset)):
             self._note_more(self.received[event.stream.id], event)
 
-    def _note_more(
-        self,
-        got: Received,
-        event: events.DataReceived | events.StreamReset,
-    ) -> None:
+    def _note_more(self, got: Received, event: events.DataReceived | events.StreamReset) -> None:
         assert not got.reset
         if isinstance(event, events.StreamReset):
             assert event.by_peer, event.error
@@ -365,10 +361,7 @@ class Exchange(RuleBasedStateMachine):
     # ---------------------------------------------------------------------------------- steps
 
     @precondition(lambda self: self.ends[True].can_open)
-    @rule(
-        method=st.sampled_from([b"POST", b"POST", b"GET", b"HEAD"]),
-        message=messages(),
-    )
+    @rule(method=st.sampled_from([b"POST", b"POST", b"GET", b"HEAD"]), message=messages())
     def open(self, method: bytes, message: tuple[int, str, bool, Fields]) -> None:
         size, ends_by, tells_length, extra = message
         fields: Fields = (

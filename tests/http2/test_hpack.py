@@ -89,10 +89,7 @@ _VALUES = st.one_of(
     st.text("abcdef0123456789-", max_size=60).map(str.encode),
 )
 _LISTS = st.lists(
-    st.one_of(
-        st.lists(st.tuples(_NAMES, _VALUES), max_size=8).map(tuple),
-        st.integers(0, 5000),
-    ),
+    st.one_of(st.lists(st.tuples(_NAMES, _VALUES), max_size=8).map(tuple), st.integers(0, 5000)),
     max_size=12,
 )
 

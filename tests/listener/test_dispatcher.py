@@ -105,10 +105,7 @@ async def test_internal_error_is_logged_and_gets_500_unless_a_response_has_begun
 
     has_begun = len(written) > 1000
     records: list[CallRecord] = []
-    async with (
-        running_listener(handle, records.append) as running,
-        connect(running.url) as client,
-    ):
+    async with running_listener(handle, records.append) as running, connect(running.url) as client:
         await client.send(f"GET /a HTTP/{version}\r\nHost: x\r\n\r\n".encode())
         if has_begun:
             with pytest.raises(ConnectionResetError):

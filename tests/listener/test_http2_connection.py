@@ -10,12 +10,7 @@ from multidict import CIMultiDict
 from gateway.errors import bad_request
 from gateway.http2.errors import ErrorCode
 from gateway.http2.flood_limits import MAX_RESETS, TIME_SLICE_WORK
-from gateway.http2.frames import (
-    HEADERS,
-    PREFACE,
-    encode_data_header,
-    encode_frame_header,
-)
+from gateway.http2.frames import HEADERS, PREFACE, encode_data_header, encode_frame_header
 from gateway.http2.session import STREAM_WINDOW
 from gateway.listener import http2_connection
 from gateway.listener.connection_host import IdleTimeouts
@@ -198,10 +193,7 @@ async def test_request_that_is_reset_at_once_never_starts() -> None:
         started.append(client.target)
         await respond(response, b"")
 
-    async with (
-        running_listener(handle, records.append) as running,
-        client_of(running) as client,
-    ):
+    async with running_listener(handle, records.append) as running, client_of(running) as client:
         await client.call("GET", "/first")
         stream = client.send_headers("GET", "/reset", end_stream=True, flush=False)
         client.reset_stream(stream)
@@ -243,10 +235,7 @@ async def test_body_that_does_not_have_its_length_ends_the_call() -> None:
         await read_body(client)
         await respond(response, b"")
 
-    async with (
-        running_listener(handle, records.append) as running,
-        client_of(running) as client,
-    ):
+    async with running_listener(handle, records.append) as running, client_of(running) as client:
         # The h2 package checks it, too.
         stream = client.send_headers("POST", "/", [("content-length", "3")])
         await until(lambda: running.listener.requests)

@@ -150,9 +150,7 @@ async def test_connections_in_the_accept_queue_are_served_during_drain() -> None
             assert await draining == 0
 
 
-async def test_drain_waits_for_a_tcp_handshake(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_drain_waits_for_a_tcp_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.listener.accept.HANDSHAKE_TIMEOUT", 10)
     async with running_listener(echo) as running, AsyncExitStack() as stack:
         known = await stack.enter_async_context(connect(running.url))

@@ -122,9 +122,7 @@ def test_weak_certificate_raises(tmp_path: Path) -> None:
     made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
     certificate, file = certificate_files(tmp_path)
     Path(certificate).write_bytes(made.sign(key, SHA256()).public_bytes(Encoding.PEM))
-    Path(file).write_bytes(
-        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-    )
+    Path(file).write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     with pytest.raises(TlsFileError) as caught:
         ReloadingTlsContext(TlsFiles(certificate, file))
     assert str(caught.value) == f"tls.certificate: {certificate} is too weak: ee key too small"

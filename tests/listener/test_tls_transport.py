@@ -160,9 +160,7 @@ async def test_large_bodies_pass_both_ways_and_ssl_buffers_stay_small(
     assert 0 < _RecordingTransport.most < 64 * 1024 + 20 * 1024
 
 
-async def test_drain_waits_for_a_slow_reader(
-    tls: dict[str, str],
-) -> None:
+async def test_drain_waits_for_a_slow_reader(tls: dict[str, str]) -> None:
     body = LARGE
     read_on = threading.Event()
 

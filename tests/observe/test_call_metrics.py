@@ -240,11 +240,7 @@ def test_latency_is_that_of_calls_that_do_not_fail_by_model() -> None:
     metrics.observe(retried)
     words = metrics.store.sums(ENDPOINT_LATENCY)
     counts = {labels[1:]: sum(each) for labels, each in words.items() if sum(each)}
-    assert counts == {
-        ("http://h:1", "m"): 4,
-        ("http://h:1", "n"): 1,
-        ("http://h:2", "m"): 1,
-    }
+    assert counts == {("http://h:1", "m"): 4, ("http://h:1", "n"): 1, ("http://h:2", "m"): 1}
     all_calls = sum(sum(each) for each in metrics.store.sums(CALL_LATENCY).values())
     assert all_calls == 8
 

@@ -1,12 +1,7 @@
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.cloud_types import (
-    SAGEMAKER,
-    VERTEX_AI,
-    is_cloud_type,
-    parse_cloud_type,
-)
+from gateway.protocol.cloud_types import SAGEMAKER, VERTEX_AI, is_cloud_type, parse_cloud_type
 from tests.support.checks.refused import refused
 
 SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json"
@@ -38,10 +33,7 @@ def test_header_size_is_parsed(parameters: str, size: int | None) -> None:
 
 @pytest.mark.parametrize(
     "content_type",
-    [
-        "application/json",
-        "application/vnd.other-triton.binary+json;json-header-size=7",
-    ],
+    ["application/json", "application/vnd.other-triton.binary+json;json-header-size=7"],
 )
 def test_other_content_types_are_ignored(content_type: str) -> None:
     assert not is_cloud_type(content_type)

@@ -288,8 +288,7 @@ def test_head_has_all_but_id_and_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "length"),
-    [((), None), (("0",), 0), (("007",), 7), (("9" * 19,), int("9" * 19))],
+    ("values", "length"), [((), None), (("0",), 0), (("007",), 7), (("9" * 19,), int("9" * 19))]
 )
 def test_header_length_is_read(values: tuple[str, ...], length: int | None) -> None:
     headers = CIMultiDictProxy(CIMultiDict((HEADER_LENGTH, value) for value in values))

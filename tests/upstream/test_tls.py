@@ -38,12 +38,7 @@ from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import Connection as ServerSide
 from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
 from tests.support.servers.tls_refusing_server import refusing_server
-from tests.upstream.endpoints import (
-    EndpointAt,
-    blocking_server,
-    reset_on_close,
-    trusting_context,
-)
+from tests.upstream.endpoints import EndpointAt, blocking_server, reset_on_close, trusting_context
 
 
 @asynccontextmanager

@@ -27,11 +27,7 @@ from tests.support.certificates import (
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response
 from tests.support.servers.grpc_server import fail, grpc_server
-from tests.support.servers.scripted_server import (
-    Connection,
-    ScriptedServer,
-    never_respond,
-)
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
 
 NOWHERE = "http://127.0.0.1:1"
 MODEL = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3]}]}

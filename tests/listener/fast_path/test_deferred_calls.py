@@ -64,10 +64,7 @@ async def test_next_request_behind_a_deferred_body_is_served(fast_path_requests:
 @pytest.mark.parametrize("reset", [False, True])
 async def test_client_that_leaves_during_the_wait_is_observed(reset: bool) -> None:
     records: list[CallRecord] = []
-    async with (
-        ScriptedServer(echo_target) as server,
-        listening(server, (records.append,)) as here,
-    ):
+    async with ScriptedServer(echo_target) as server, listening(server, (records.append,)) as here:
         async with here.client() as client:
             await client.send(HEAD)
             await until(lambda: _is_deferred(here))

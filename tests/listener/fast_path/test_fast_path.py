@@ -98,11 +98,7 @@ async def test_call_of_a_client_that_takes_no_response_yet_takes_the_streaming_p
 
 
 async def test_fast_path_connects_to_the_server(fast_path_requests: list[str]) -> None:
-    async with (
-        ScriptedServer() as server,
-        listening(server) as here,
-        connect(here.url) as client,
-    ):
+    async with ScriptedServer() as server, listening(server) as here, connect(here.url) as client:
         for count in (1, 2):
             assert (await client.ask(GET)).status == 200
             assert fast_path_requests == ["/v2/x"] * count
@@ -466,10 +462,7 @@ async def test_pipelined_request_that_fails_hurts_no_connection_of_the_server(
         return number
 
     sampler = TraceSampler(0.5, lambda _: None, chance)
-    async with (
-        ScriptedServer() as server,
-        listening(server, trace_sampler=sampler) as here,
-    ):
+    async with ScriptedServer() as server, listening(server, trace_sampler=sampler) as here:
         async with here.client() as client:
             client.send_nowait(GET + GET)
             with suppress(ConnectionResetError):

@@ -187,10 +187,7 @@ class _World:
         self.fast_path = FastPath(self.router)
         self.closed = 0
         self.listener = HttpListener(
-            self._handle,
-            (faults.observe,),
-            self._note_closed,
-            self.buffers,
+            self._handle, (faults.observe,), self._note_closed, self.buffers
         )
         self.listener.set_fast_path(self.fast_path)
         self.listener.forwarding = ForwardedPolicy(

@@ -84,10 +84,7 @@ def read(pieces: list[bytes], reader: MessageReader) -> tuple[list[tuple[bool, b
 
 @pytest.mark.parametrize(
     ("size", "is_compressed", "prefix"),
-    [
-        (0, False, b"\0\0\0\0\0"),
-        (2**32 - 1, True, b"\1\xff\xff\xff\xff"),
-    ],
+    [(0, False, b"\0\0\0\0\0"), (2**32 - 1, True, b"\1\xff\xff\xff\xff")],
 )
 def test_prefix_is_flag_and_big_endian_length(
     size: int, is_compressed: bool, prefix: bytes

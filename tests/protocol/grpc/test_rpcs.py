@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.grpc.descriptors import POOL
-from gateway.protocol.grpc.json_form import (
-    CHOICES,
-    FIELDS,
-    PACKAGE,
-    TRACE_VALUES,
-)
+from gateway.protocol.grpc.json_form import CHOICES, FIELDS, PACKAGE, TRACE_VALUES
 from gateway.protocol.grpc.rpcs import RPCS, HttpRequest, RpcRequest, http_request_of, rpc_of
 
 MODEL = {"name": "a/b c", "version": "2"}

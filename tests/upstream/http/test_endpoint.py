@@ -17,11 +17,7 @@ from tests.support.checks.garbage import no_garbage
 from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
 from tests.support.http_messages import http_response, message
-from tests.support.servers.scripted_server import (
-    Connection,
-    ScriptedServer,
-    never_respond,
-)
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
 from tests.upstream.calls import make_request, read_whole
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.receivers import RecordingReceiver, send_reserved

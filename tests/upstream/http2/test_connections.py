@@ -175,9 +175,7 @@ async def test_failed_connect_fails_no_request_that_can_wait_for_a_stream(
         assert _streams(peers) == [2]
 
 
-async def test_connection_is_closed_once_it_is_idle_for_its_time(
-    http2_at: Http2EndpointAt,
-) -> None:
+async def test_connection_is_closed_once_it_is_idle_for_its_time(http2_at: Http2EndpointAt) -> None:
     may_respond = asyncio.Event()
 
     async def play(peer: Http2Peer) -> None:
