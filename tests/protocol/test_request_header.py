@@ -27,6 +27,7 @@ from tests.protocol.headers import Fields, nested, tensor
 from tests.support.checks.refused import refused, refused_with
 
 FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
+REGION = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
 
 
 # ---------------------------------------------------------------------------------- parsing
@@ -78,15 +79,7 @@ def test_invalid_header_is_refused(text: bytes, message: str) -> None:
             tensor(parameters={"binary_data_size": 2**63 - 1}, datatype="BYTES"),
             InputTensor("x", BYTES, (2,), 2**63 - 1),
         ),
-        (
-            tensor(parameters={"shared_memory_region": "r", "shared_memory_byte_size": 8}),
-            InputTensor(
-                "x",
-                FP32,
-                (2,),
-                parameters={"shared_memory_region": "r", "shared_memory_byte_size": 8},
-            ),
-        ),
+        (tensor(parameters=REGION), InputTensor("x", FP32, (2,), parameters=REGION)),
     ],
 )
 def test_input_is_read(entry: Fields, expected: InputTensor) -> None:

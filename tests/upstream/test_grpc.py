@@ -67,12 +67,10 @@ def test_addresses_and_setting_decide_before_the_dialect(
     protocol: InferenceProtocol, dialect: Dialect | None, name: str | None, reason: str
 ) -> None:
     assert (protocol.name(dialect), protocol.reason(dialect)) == (name, reason)
-    described = protocol.describe(dialect)
-    if protocol in (OF_HTTP, OF_GRPC):
-        assert described == ""
-    elif name is not None:
-        protocol_name = "gRPC" if name == "grpc" else "HTTP"
-        assert described == f"inference over {protocol_name}: {reason}"
+    if dialect is not None:
+        shown = "gRPC" if name == "grpc" else "HTTP"
+        has_choice = protocol not in (OF_HTTP, OF_GRPC)
+        assert protocol.describe(dialect) == f"inference over {shown}: {reason}" * has_choice
 
 
 HTTP, GRPC = "http://a:8000", "grpc://a:8001"

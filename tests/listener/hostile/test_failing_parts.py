@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -348,7 +348,7 @@ _STEPS: dict[str, tuple[Step, ...]] = {
 _HTTP2_PLAYS = (_streams, _streams_in_parts, _reset_streams, _left_streams)
 
 
-def _plays() -> dict[str, Callable[[str], Awaitable[None]]]:
+def _plays() -> Mapping[str, Callable[[str], Awaitable[None]]]:
     """Return what clients do at a URL."""
 
     async def take(steps: tuple[Step, ...], url: str) -> None:
