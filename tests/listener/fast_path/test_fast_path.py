@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
@@ -17,12 +16,11 @@ from gateway.proxy.calls import infer as calls_infer
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from tests.listener.fast_path.fast_path_listener import echo_target, listening, serving
 from tests.support.compiled import needs_source
-from tests.support.doubles.streaming import LIMITS
 from tests.support.gateway import until
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import binary_response, infer_json
-from tests.support.raw_client import RawClient, connect
+from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 GET = request("GET", "/v2/x")
@@ -237,22 +235,6 @@ async def test_client_that_does_not_read_is_not_read_from(fast_path_requests: li
 # ---------------------------------------------------------------------------------- who leaves
 
 
-async def _closes(client: RawClient) -> None:
-    await client.close()
-
-
-async def _resets(client: RawClient) -> None:
-    client.reset()
-
-
-async def _half_closes(client: RawClient) -> None:
-    client.shutdown_write()
-
-
-Leave = Callable[[RawClient], Awaitable[None]]
-LEAVE: dict[str, Leave] = {"closes": _closes, "resets": _resets, "half-closes": _half_closes}
-
-
 async def _silent(connection: Connection) -> None:
     """Answer one request."""
     await connection.request()
@@ -279,21 +261,6 @@ async def test_response_above_the_window_of_an_http2_client_is_complete() -> Non
             assert (reply.status, reply.body, reply.ended) == (200, body, True)
         await here.until_idle()
         assert [record.response_bytes for record in records] == [len(body)] * 2
-
-
-@pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
-async def test_disconnect_of_the_client_ends_its_call_and_pipelined_requests(leave: Leave) -> None:
-    async with ScriptedServer(_silent) as server, listening(server) as here:
-        async with here.client() as client:
-            await client.send(GET)
-            await here.until_on_fast_path()
-            await client.send(GET * 3)
-            await until(lambda: len(here.connection._read_ahead) == 3 * len(GET))
-            assert here.outstanding == 1
-            await leave(client)
-            await _left(server)
-            await here.until_idle()
-        assert len(server.connections) == 1
 
 
 @needs_source
@@ -356,9 +323,6 @@ async def test_drain_aborts_a_call_that_takes_too_long() -> None:
             await client.rest()
         await _left(here.server)
         assert here.outstanding == 0
-
-
-# ---------------------------------------------------------------------------------- and its log
 
 
 # ---------------------------------------------------------------------------------- faults
@@ -432,22 +396,6 @@ async def test_connection_of_the_client_stays_open_after_its_server_failed(
             assert reply.error == text
             assert (await client.ask(GET)).status == 200
         assert len(fast_path_requests) == 4
-
-
-async def test_next_request_is_served_after_a_timeout_of_the_server(
-    fast_path_requests: list[str],
-) -> None:
-    limits = replace(LIMITS, idle_timeout=0.5)
-    async with serving(_silent, echo_target, limits=limits) as (here, client):
-        await client.send(GET)
-        await here.until_on_fast_path()
-        await client.send(POST)
-        reply = await client.read_response()
-        assert reply.status == 504
-        assert reply.error.startswith(f"waiting for {here.server.url}: nothing moved for 0.5 s")
-        assert (await client.read_response()).body == b"/v2/x hello"
-        await _left(here.server)
-        assert fast_path_requests == ["/v2/x"] * 2
 
 
 async def test_pipelined_request_that_fails_hurts_no_connection_of_the_server(

@@ -87,55 +87,6 @@ async def test_binary_call_in_pieces_takes_the_fast_path(
         assert len(here.server.connections) == 1
 
 
-async def test_slow_large_request_is_passed_on_as_it_arrives(fast_path_requests: list[str]) -> None:
-    tensor = _tensor(200_000)
-    data = _binary(tensor)
-    arrived = asyncio.Event()
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response())
-        head = await connection.reader.readuntil(b"\r\n\r\n")
-        assert b"Content-Length" in head
-        await connection.reader.readexactly(PIECE)
-        arrived.set()
-        await connection.reader.readexactly(len(data.partition(b"\r\n\r\n")[2]) - PIECE)
-        await connection.send(binary_response(tensor))
-
-    async with serving(script) as (_, client):
-        await client.send(data[:100_000])
-        await arrived.wait()  # before the client has sent the rest
-        await client.send(data[100_000:])
-        assert (await client.read_response()).body.endswith(tensor)
-        assert fast_path_requests == []
-
-
-async def test_slow_large_response_starts_before_its_end() -> None:
-    tensor = _tensor(200_000)
-    reply = binary_response(tensor)
-    go_on = asyncio.Event()
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response())
-        await connection.request()
-        await connection.send(reply[:100_000])
-        await go_on.wait()
-        await connection.send(reply[100_000:])
-        await connection.request()
-        await connection.send(http_response(b"next"))
-
-    async with serving(script) as (_, client):
-        client.send_nowait(_binary(tensor))
-        head = await client.reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200")
-        first = await client.reader.readexactly(50_000)
-        go_on.set()
-        rest = await client.reader.readexactly(len(reply.partition(b"\r\n\r\n")[2]) - 50_000)
-        assert (first + rest).endswith(tensor)
-        assert (await client.call("GET", "/v2/next")).body == b"next"
-
-
 async def test_request_that_does_not_fit_its_window_is_not_waited_for(
     fast_path_requests: list[str],
 ) -> None:
