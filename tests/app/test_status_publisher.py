@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,13 +26,23 @@ from gateway.workers.shared_records import SharedDocuments
 from tests.support.gateway import until
 
 
-def _publisher(shared: SharedMemory, slot: int, **status: Any) -> StatusPublisher:
-    status = {"pid": os.getpid(), "upstreams": {}} | status
-    metrics = GatewayMetrics(shared.metric_store.writer(slot))
-    return StatusPublisher(shared.statuses, slot, lambda _: status, metrics, _nothing, _nothing)
-
-
 def _nothing() -> None: ...
+
+
+def _publisher(
+    shared: SharedMemory,
+    status: Callable[[bool], dict[str, Any]] = lambda _: {},
+    tick: Callable[[], None] = _nothing,
+    documents: SharedDocuments | None = None,
+) -> StatusPublisher:
+    """Make the publisher of the first worker, whose status has no upstreams."""
+
+    def complete(with_models: bool) -> dict[str, Any]:
+        return {"pid": os.getpid(), "upstreams": {}} | status(with_models)
+
+    metrics = GatewayMetrics(shared.metric_store.writer(0))
+    shown = documents or shared.statuses
+    return StatusPublisher(shown, 0, complete, metrics, tick, _nothing)
 
 
 def _value(shared: SharedMemory, name: str) -> float:
@@ -64,13 +75,12 @@ async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
     shared = SharedMemory.for_workers(2)
     calls: list[None] = []
-    metrics = GatewayMetrics(shared.metric_store.writer(0))
 
     def status(with_models: bool) -> dict[str, Any]:
         calls.append(None)
-        return {"pid": os.getpid(), "number": len(calls), "upstreams": {}}
+        return {"number": len(calls)}
 
-    async with StatusPublisher(shared.statuses, 0, status, metrics, _nothing, _nothing):
+    async with _publisher(shared, status):
         await until(lambda: len(calls) >= 3)
     assert _value(shared, "tensorgate_event_loop_lag_seconds_count") >= 8
 
@@ -78,7 +88,7 @@ async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPat
 async def test_event_loop_that_is_held_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.01)
     shared = SharedMemory.for_workers(2)
-    async with _publisher(shared, 0):
+    async with _publisher(shared):
         await until(lambda: _value(shared, "tensorgate_event_loop_lag_seconds_count"))
         for _ in range(3):  # one may fall between two measurements
             time.sleep(0.2)  # noqa: ASYNC251  # as a conversion without an end would
@@ -94,12 +104,9 @@ async def test_status_that_is_too_long_is_shared_without_models(
     documents = SharedDocuments(2, max_document=1024)
 
     def status(with_models: bool) -> dict[str, Any]:
-        models = "x" * 2000 if with_models else None
-        return {"pid": os.getpid(), "models": models, "upstreams": {}}
+        return {"models": "x" * 2000 if with_models else None}
 
-    metrics = GatewayMetrics(shared.metric_store.writer(0))
-    publisher = StatusPublisher(documents, 0, status, metrics, _nothing, _nothing)
-    async with publisher:
+    async with _publisher(shared, status, documents=documents):
         await until(lambda: documents.read_all()[0])
     assert json.loads(documents.read_all()[0])["models"] is None
     assert caplog.messages == ["the lists of models are too long for workers to share them"]
@@ -115,15 +122,13 @@ async def test_update_or_status_that_fails_stops_nothing(
 
     def status(with_models: bool) -> dict[str, Any]:
         calls.append(with_models)
-        name = "\udcff" if len(calls) == 1 else "good"
-        return {"pid": os.getpid(), "name": name, "upstreams": {}}
+        return {"name": "\udcff" if len(calls) == 1 else "good"}
 
     def tick() -> None:
         ticks.append(None)
         raise ZeroDivisionError("a bug")
 
-    metrics = GatewayMetrics(shared.metric_store.writer(0))
-    async with StatusPublisher(shared.statuses, 0, status, metrics, tick, _nothing):
+    async with _publisher(shared, status, tick):
         await until(lambda: shared.statuses.read_all()[0] and len(ticks) > 5)
     assert "the status could not be published" in caplog.messages
     assert "a bug" in caplog.text
@@ -132,7 +137,7 @@ async def test_update_or_status_that_fails_stops_nothing(
 async def test_worker_that_is_alone_publishes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
     shared = SharedMemory.for_workers(1)
-    async with _publisher(shared, 0):
+    async with _publisher(shared):
         await until(lambda: _value(shared, "tensorgate_event_loop_lag_seconds_count") >= 8)
         assert shared.statuses.read_all() == [b""]
 

@@ -129,27 +129,6 @@ async def test_partial_request_extends_the_grace() -> None:
             assert await draining == 0
 
 
-async def test_connections_in_the_accept_queue_are_served_during_drain() -> None:
-    async with running_listener(echo) as running, AsyncExitStack() as stack:
-        host, port = running.url.rpartition("/")[2].split(":")
-        # The drain starts before the event loop accepts any of these.
-        waiting = [
-            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(20)
-        ]
-        draining = asyncio.create_task(running.listener.drain(60, 60))
-        for sock in waiting:
-            context = client_context() if running.is_tls else None
-            streams = await asyncio.open_connection(
-                sock=sock, ssl=context, server_hostname=HOST if context else None
-            )
-            client = RawClient(*streams)
-            reply = await client.call("GET", "/")
-            assert (reply.status, reply.head.get("Connection")) == (200, "close")
-            await client.close()
-        async with asyncio.timeout(5):
-            assert await draining == 0
-
-
 async def test_drain_waits_for_a_tcp_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.listener.accept.HANDSHAKE_TIMEOUT", 10)
     async with running_listener(echo) as running, AsyncExitStack() as stack:

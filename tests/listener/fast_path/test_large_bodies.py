@@ -120,26 +120,6 @@ async def test_unread_large_response_counts_as_buffered() -> None:
         assert here.listener.buffers.total == 0
 
 
-@pytest.mark.parametrize("waits_long", [False, True])
-@pytest.mark.parametrize("sent", [1000, 390_000])
-async def test_client_that_leaves_in_the_middle_of_a_large_body_frees_all(
-    sent: int, waits_long: bool
-) -> None:
-    data = _binary(_tensor(400_000))
-    async with ScriptedServer(_echo_tensor) as server, listening(server) as here:
-        async with here.client() as client:
-            if waits_long:
-                _wait_longer(here)
-            connection = here.connection
-            client.send_nowait(data[:sent])
-            await until(lambda: connection.call is not None)
-            client.reset()
-            await until(lambda: not here.listener.connections)
-        await here.until_idle()
-        assert here.listener.deferrals.size == 0
-        assert here.listener.buffers.total == 0
-
-
 async def test_connection_is_not_reused_before_the_server_has_read_the_request() -> None:
     async def refuse_unread(connection: Connection) -> None:
         await connection.request()

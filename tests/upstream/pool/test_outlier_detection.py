@@ -11,12 +11,8 @@ from gateway.routing.latency_outliers import Latency, ModelLatency
 from gateway.upstream.pool import outlier_detection
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
-from tests.support.addresses import free_port
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
 from tests.support.gateway import no_leaks, until
-from tests.support.http_messages import http_response
-from tests.support.servers.scripted_server import ScriptedServer, always_respond
-from tests.upstream.endpoints import EndpointAt
 from tests.upstream.pools import (
     ManualClock,
     fail_calls,
@@ -246,31 +242,6 @@ def test_upstream_is_reachable_while_one_endpoint_is() -> None:
     assert pool.unreachable is not None
 
 
-async def test_probes_find_that_an_upstream_is_back(
-    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
-    port = free_port()
-    async with (
-        no_leaks(),
-        running(Pool([endpoint_at(f"http://127.0.0.1:{port}")], upstream="u")) as pool,
-    ):
-        fail_calls(pool, 0, UNREACHABLE, times=3)
-        await asyncio.sleep(0.05)
-        assert pool.unreachable is not None
-        script = always_respond(http_response(b"", status="404 Not Found"))
-        async with ScriptedServer(script, host="127.0.0.1", port=port) as server:
-            await until(lambda: pool.unreachable is None)
-            assert [each.state for each in pool.snapshot()] == ["in_use"]
-            tried = len(server.requests)
-            await asyncio.sleep(0.05)
-            assert len(server.requests) == tried  # the probes have ended
-    assert [message.partition(":")[0] for message in caplog.messages] == [
-        "upstream u is not ready",
-        "upstream u is ready again",
-    ]
-
-
 async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -287,17 +258,23 @@ async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
     )
 
 
-async def test_internal_error_does_not_end_the_probes(
+async def test_probes_find_that_an_upstream_is_back_also_after_an_internal_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
-    answers = (ZeroDivisionError(), UNREACHABLE, ScriptedUpstreamResponse(200))
+    answers = (ZeroDivisionError(), UNREACHABLE, ScriptedUpstreamResponse(404))
     endpoint = ScriptedEndpoint(EventLog(), *answers, url="http://0")
     async with no_leaks(), running(Pool([endpoint], upstream="u")) as pool:
         fail_calls(pool, 0, UNREACHABLE, times=3)
         await until(lambda: pool.unreachable is None)
-    assert len(endpoint.requests) == 3
-    assert caplog.messages[1] == "an endpoint could not be probed"
+        assert [each.state for each in pool.snapshot()] == ["in_use"]
+        await asyncio.sleep(0.05)
+    assert len(endpoint.requests) == 3  # the probes have ended
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "upstream u is not ready",
+        "an endpoint could not be probed",
+        "upstream u is ready again",
+    ]
 
 
 async def test_remote_report_counts_once_and_starts_probes(monkeypatch: pytest.MonkeyPatch) -> None:
