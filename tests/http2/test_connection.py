@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 from hypothesis import given
@@ -446,20 +445,31 @@ def test_padding_opens_windows_without_its_user() -> None:
     assert peer.events == []
 
 
-# What ends a stream whose data are not used yet.
-FATES = (
-    "our reset",
-    "reset of the peer",
-    "content-length",
-    "trailers without end",
-    "window overflow",
-    "data beyond the window",
-    "late data",
-)
+def _send_beyond_the_window(peer: Peer, stream: Stream) -> None:
+    stream.receive_window.size = 100
+    stream.content_left = -1
+    peer.send(data(stream.id, bytes(101)))
 
 
-@pytest.mark.parametrize("fate", FATES)
-def test_connection_window_never_leaks(fate: str) -> None:
+def _send_after_a_reset(peer: Peer, stream: Stream) -> None:
+    peer.http2.reset(stream, CODE.CANCEL)
+    peer.send(data(stream.id, bytes(9000)), data(stream.id, bytes(100), end=True))
+
+
+FATES: dict[str, Callable[[Peer, Stream], object]] = {
+    "our reset": lambda peer, it: peer.http2.reset(it, CODE.CANCEL),
+    "reset of the peer": lambda peer, it: peer.send(frames.encode_rst_stream(it.id, CODE.CANCEL)),
+    "content-length": lambda peer, it: peer.send(data(it.id, bytes(16_000))),
+    "trailers without end": lambda peer, it: peer.send(peer.headers(it.id, ((b"a", b"b"),))),
+    "window overflow": lambda peer, it: peer.send(frames.encode_window_update(it.id, 2**31 - 1)),
+    "data beyond the window": _send_beyond_the_window,
+    "late data": _send_after_a_reset,
+}
+"""What ends a stream whose data are not used yet."""
+
+
+@pytest.mark.parametrize("happen", FATES.values(), ids=FATES)
+def test_connection_window_never_leaks(happen: Callable[[Peer, Stream], object]) -> None:
     peer = Peer()
     for stream_id in range(1, 40, 2):
         length = (b"content-length", b"%d" % 30_000)
@@ -467,36 +477,13 @@ def test_connection_window_never_leaks(fate: str) -> None:
         event = peer.events.pop()
         assert isinstance(event, events.HeadersReceived)
         peer.send(data(stream_id, bytes(16_000)))
-        _fate(fate, peer, event.stream)
+        happen(peer, event.stream)
         assert event.stream.is_reset
         peer.http2.acknowledge(event.stream, 16_000)  # by whoever still had it
         window = peer.http2._receive_window
         assert window.unused == 0
         assert window.target / 2 < window.size <= window.target
         peer.events.clear()
-
-
-def _fate(fate: str, peer: Peer, stream: Stream) -> None:
-    """Let it happen to a stream."""
-    number = stream.id
-    http2 = peer.http2
-    if fate == "our reset":
-        http2.reset(stream, CODE.CANCEL)
-    elif fate == "reset of the peer":
-        peer.send(frames.encode_rst_stream(number, CODE.CANCEL))
-    elif fate == "content-length":
-        peer.send(data(number, bytes(16_000)))
-    elif fate == "trailers without end":
-        peer.send(peer.headers(number, ((b"a", b"b"),)))
-    elif fate == "window overflow":
-        peer.send(frames.encode_window_update(number, 2**31 - 1))
-    elif fate == "data beyond the window":
-        stream.receive_window.size = 100
-        stream.content_left = -1
-        peer.send(data(number, bytes(101)))
-    else:
-        http2.reset(stream, CODE.CANCEL)
-        peer.send(data(number, bytes(9000)), data(number, bytes(100), end=True))
 
 
 def test_unused_data_of_a_stream_do_not_stop_others() -> None:
@@ -636,13 +623,10 @@ CONTENT_LENGTHS = [
 ]
 
 
+@pytest.mark.parametrize("is_client", [False, True])
+@pytest.mark.parametrize("by_trailers", [False, True])
 @pytest.mark.parametrize(("length", "pieces", "fits"), CONTENT_LENGTHS)
-def test_body_must_have_its_content_length(length: int, pieces: list[bytes], fits: bool) -> None:
-    for by_trailers, is_client in product((False, True), (False, True)):
-        check_content_length(length, pieces, fits, by_trailers, is_client)
-
-
-def check_content_length(
+def test_body_must_have_its_content_length(
     length: int, pieces: list[bytes], fits: bool, by_trailers: bool, is_client: bool
 ) -> None:
     peer = Peer(is_client)

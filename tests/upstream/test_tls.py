@@ -18,7 +18,6 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.system.certificates import CertificateFileError
-from gateway.system.sockets.connection import Connection
 from gateway.upstream.address import TcpAddress, TlsTarget, UnixAddress, parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.tls import CertificateFiles, client_context
@@ -32,7 +31,6 @@ from tests.support.certificates import (
     server_certificate,
     server_context,
 )
-from tests.support.compiled import needs_source
 from tests.support.gateway import no_leaks
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import Connection as ServerSide
@@ -245,42 +243,6 @@ def test_unusable_certificate_files_are_reported_with_their_setting(tmp_path: Pa
         with pytest.raises(CertificateFileError) as caught:
             client_context(files)
         assert str(caught.value) == message
-
-
-@needs_source
-async def test_reset_over_tls_resets_tcp() -> None:
-    """A FIN or a close_notify would look like the end of a body."""
-    lost: list[Exception | None] = []
-    gone = asyncio.Event()
-
-    class Resetting(Connection):
-        def data_received(self, data: bytes | memoryview) -> None:
-            self.transport.write(b"begun")
-            self.reset()
-            self.reset()
-
-    class Client(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            transport.write(b"?")  # type: ignore[attr-defined]
-
-        def eof_received(self) -> None:
-            lost.append(EOFError())
-
-        def connection_lost(self, error: Exception | None) -> None:
-            lost.append(error)
-            gone.set()
-
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(Resetting, "127.0.0.1", 0, ssl=server_context())
-    async with server, asyncio.timeout(5):
-        await loop.create_connection(
-            Client,
-            *server.sockets[0].getsockname(),
-            ssl=trusting_context(),
-            server_hostname="localhost",
-        )
-        await gone.wait()
-    assert [type(error) for error in lost] == [ConnectionResetError]
 
 
 ROUNDS = 20
