@@ -18,26 +18,21 @@ from tests.support.checks.refused import refused_with
 TENSOR = InputTensor("IN", DATATYPES["FP32"], (1,), 4)
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        InferRequestHead((TENSOR,), parameters={"sequence_id": 7}),
-        InferRequestHead((TENSOR,), extra={"sequence_id": "a"}),
-        InferRequestHead(
-            (TENSOR, InputTensor("sequence_control_input", DATATYPES["UINT32"], (1,)))
-        ),
-    ],
-    ids=["id", "unknown member", "input"],
-)
+CONTROL = InputTensor("sequence_control_input", DATATYPES["UINT32"], (1,))
+SEQUENCES: dict[str, tuple[InferRequestHead, bool]] = {
+    "id": (InferRequestHead((TENSOR,), parameters={"sequence_id": 7}), True),
+    "unknown member": (InferRequestHead((TENSOR,), extra={"sequence_id": "a"}), True),
+    "input": (InferRequestHead((TENSOR, CONTROL)), True),
+    "nothing": (InferRequestHead((TENSOR,)), False),
+    "another parameter": (InferRequestHead((TENSOR,), parameters={"priority": 1}), False),
+}
+
+
+@pytest.mark.parametrize(("head", "is_in_sequence"), SEQUENCES.values(), ids=SEQUENCES)
 def test_request_with_a_sequence_parameter_or_input_is_in_a_sequence(
-    head: InferRequestHead,
+    head: InferRequestHead, is_in_sequence: bool
 ) -> None:
-    assert head.is_in_sequence
-
-
-def test_request_without_sequence_parameters_is_in_no_sequence() -> None:
-    assert not InferRequestHead((TENSOR,)).is_in_sequence
-    assert not InferRequestHead((TENSOR,), parameters={"priority": 1}).is_in_sequence
+    assert head.is_in_sequence is is_in_sequence
 
 
 @pytest.mark.parametrize(

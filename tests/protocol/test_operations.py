@@ -26,78 +26,59 @@ HEALTH, OTHER = OperationKind.HEALTH, OperationKind.OTHER
 SHARED_MEMORY = OperationKind.SHARED_MEMORY
 
 
-@pytest.mark.parametrize(
-    ("method", "target", "endpoint"),
-    [
-        ("POST", "/v2/models/m/infer", Operation(INFER, "m")),
-        ("POST", "/v2/models/m/versions/7/infer", Operation(INFER, "m", "7")),
-        (
-            "POST",
-            "/v2/models/versions/versions/versions/infer",
-            Operation(INFER, *["versions"] * 2),
-        ),
-        ("GET", "/v2", Operation(METADATA)),
-        ("GET", "/v2/trace/setting", Operation(TRACE)),
-        ("POST", "/v2/models/m/trace", Operation(TRACE, "m")),
-        ("POST", "/v2/repository/r/models/m/load?x", Operation(LOAD, "m")),
-        ("POST", "/v2/repository/models/models/load", Operation(LOAD, "models")),
-        ("GET", "/v2/health/ready?x", Operation(READINESS)),
-        ("POST", "/v1/models/a:b/versions/1:2:predict", Operation(PREDICT, "a:b", "1:2")),
-        ("GET", "/v1/models/m/versions/7", Operation(V1_MODEL, "m", "7")),
-        ("GET", "/v1/models", Operation(V1_MODELS)),
-    ],
-)
-def test_operations_with_a_handler_are_parsed(
-    method: str, target: str, endpoint: Operation
-) -> None:
-    assert parse_operation(method, target) == endpoint
-    assert endpoint.kind not in PASSTHROUGH | PASSTHROUGH_IF_SINGLE
+HANDLED = [
+    ("POST", "/v2/models/m/infer", Operation(INFER, "m")),
+    ("POST", "/v2/models/m/versions/7/infer", Operation(INFER, "m", "7")),
+    (
+        "POST",
+        "/v2/models/versions/versions/versions/infer",
+        Operation(INFER, *["versions"] * 2),
+    ),
+    ("GET", "/v2", Operation(METADATA)),
+    ("GET", "/v2/trace/setting", Operation(TRACE)),
+    ("POST", "/v2/models/m/trace", Operation(TRACE, "m")),
+    ("POST", "/v2/repository/r/models/m/load?x", Operation(LOAD, "m")),
+    ("POST", "/v2/repository/models/models/load", Operation(LOAD, "models")),
+    ("GET", "/v2/health/ready?x", Operation(READINESS)),
+    ("POST", "/v1/models/a:b/versions/1:2:predict", Operation(PREDICT, "a:b", "1:2")),
+    ("GET", "/v1/models/m/versions/7", Operation(V1_MODEL, "m", "7")),
+    ("GET", "/v1/models", Operation(V1_MODELS)),
+]
+FOR_A_SINGLE_SERVER = [
+    ("GET", "/v2/models/stats", Operation(ALL_STATISTICS)),
+    ("POST", "/v2/repository/index", Operation(INDEX)),
+    ("GET", "/v2/logging", Operation(LOGGING)),
+    ("PUT", "/v2/logging/x", Operation(LOGGING)),
+]
+PASSED = [
+    ("POST", "/v2/models/m/versions/2/generate_stream", Operation(GENERATE, "m", "2")),
+    ("PUT", "/v2/health/ready?x", Operation(HEALTH)),
+    ("GET", "/v2/models/m/ready", Operation(HEALTH, "m")),
+    ("GET", "/v2/models/m/versions/1", Operation(MODEL_METADATA, "m", "1")),
+    ("HEAD", "/v2/models/stats", Operation(STATISTICS)),
+    ("POST", "/v2/repository/r/s/models/m/load", Operation(REPOSITORY)),
+    ("GET", "/v2/repository/models/m/load", Operation(REPOSITORY, "m")),
+    ("POST", "/v2/cudasharedmemory/region/r/register", Operation(SHARED_MEMORY)),
+    ("POST", "/v2/models/m/infer/", Operation(OTHER, "m")),
+    ("POST", "/v2/models/m\n/infer\n", Operation(OTHER, "m\n")),
+    ("GET", "/v2/models/m/versions/3/x/y", Operation(OTHER, "m", "3")),
+    ("POST", "/v2/models/m/versions//infer", Operation(OTHER, "m")),
+    ("PUT", "/v2/models/m/versions/1", Operation(OTHER, "m", "1")),
+    ("GET", "/v2/%72epository/index", Operation(OTHER)),
+    ("GET", "/v1/models/m:predict", Operation(OTHER, "m")),
+    ("POST", "/v1/models/m:predict/", Operation(OTHER, "m:predict")),
+    ("POST", "/v1/models/m/labels/l:predict", Operation(OTHER, "m")),
+    ("POST", "/v1/models/:predict", Operation(OTHER)),
+    ("OPTIONS", "*", Operation(OTHER)),
+]
 
 
-@pytest.mark.parametrize(
-    ("method", "target", "endpoint"),
-    [
-        ("GET", "/v2/models/stats", Operation(ALL_STATISTICS)),
-        ("POST", "/v2/repository/index", Operation(INDEX)),
-        ("GET", "/v2/logging", Operation(LOGGING)),
-        ("PUT", "/v2/logging/x", Operation(LOGGING)),
-    ],
-)
-def test_operations_forwarded_to_a_single_server_are_parsed(
-    method: str, target: str, endpoint: Operation
-) -> None:
-    assert parse_operation(method, target) == endpoint
-    assert endpoint.kind in PASSTHROUGH_IF_SINGLE
-    assert endpoint.kind not in PASSTHROUGH
-
-
-@pytest.mark.parametrize(
-    ("method", "target", "endpoint"),
-    [
-        ("POST", "/v2/models/m/versions/2/generate_stream", Operation(GENERATE, "m", "2")),
-        ("PUT", "/v2/health/ready?x", Operation(HEALTH)),
-        ("GET", "/v2/models/m/ready", Operation(HEALTH, "m")),
-        ("GET", "/v2/models/m/versions/1", Operation(MODEL_METADATA, "m", "1")),
-        ("HEAD", "/v2/models/stats", Operation(STATISTICS)),
-        ("POST", "/v2/repository/r/s/models/m/load", Operation(REPOSITORY)),
-        ("GET", "/v2/repository/models/m/load", Operation(REPOSITORY, "m")),
-        ("POST", "/v2/cudasharedmemory/region/r/register", Operation(SHARED_MEMORY)),
-        ("POST", "/v2/models/m/infer/", Operation(OTHER, "m")),
-        ("POST", "/v2/models/m\n/infer\n", Operation(OTHER, "m\n")),
-        ("GET", "/v2/models/m/versions/3/x/y", Operation(OTHER, "m", "3")),
-        ("POST", "/v2/models/m/versions//infer", Operation(OTHER, "m")),
-        ("PUT", "/v2/models/m/versions/1", Operation(OTHER, "m", "1")),
-        ("GET", "/v2/%72epository/index", Operation(OTHER)),
-        ("GET", "/v1/models/m:predict", Operation(OTHER, "m")),
-        ("POST", "/v1/models/m:predict/", Operation(OTHER, "m:predict")),
-        ("POST", "/v1/models/m/labels/l:predict", Operation(OTHER, "m")),
-        ("POST", "/v1/models/:predict", Operation(OTHER)),
-        ("OPTIONS", "*", Operation(OTHER)),
-    ],
-)
-def test_passthrough_operations_are_parsed(method: str, target: str, endpoint: Operation) -> None:
-    assert parse_operation(method, target) == endpoint
-    assert endpoint.kind in PASSTHROUGH
+@pytest.mark.parametrize("row", [*HANDLED, *FOR_A_SINGLE_SERVER, *PASSED], ids=str)
+def test_operations_are_parsed_and_passed_on_or_handled(row: tuple[str, str, Operation]) -> None:
+    method, target, operation = row
+    assert parse_operation(method, target) == operation
+    assert (operation.kind in PASSTHROUGH_IF_SINGLE) is (row in FOR_A_SINGLE_SERVER)
+    assert (operation.kind in PASSTHROUGH) is (row in PASSED)
 
 
 @pytest.mark.parametrize(
