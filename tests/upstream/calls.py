@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 
 from multidict import CIMultiDict
@@ -34,6 +35,24 @@ def make_request(
 ) -> UpstreamRequest:
     """Make a request."""
     return UpstreamRequest(method, target, CIMultiDict(headers or {}), body)
+
+
+async def pieces(*parts: bytes | BaseException) -> AsyncIterator[bytes]:
+    """Give the pieces of a body, which may fail."""
+    for part in parts:
+        if isinstance(part, BaseException):
+            raise part
+        yield part
+
+
+class Repeatable(AsyncIterable[bytes]):
+    """A streamed body that can be read again from the start."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._parts = parts
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return pieces(*self._parts)
 
 
 async def read_whole(response: UpstreamResponse) -> bytes:

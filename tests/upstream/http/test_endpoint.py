@@ -18,7 +18,7 @@ from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
 from tests.support.http_messages import http_response, message
 from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
-from tests.upstream.calls import make_request, read_whole
+from tests.upstream.calls import make_request, pieces, read_whole
 from tests.upstream.endpoints import EndpointAt
 from tests.upstream.receivers import RecordingReceiver, send_reserved
 
@@ -26,13 +26,6 @@ from tests.upstream.receivers import RecordingReceiver, send_reserved
 async def _left(server: ScriptedServer, number: int = 0) -> None:
     async with asyncio.timeout(5):
         await (await server.connection(number)).left.wait()
-
-
-async def _pieces(*pieces: bytes | BaseException) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        if isinstance(piece, BaseException):
-            raise piece
-        yield piece
 
 
 @pytest.mark.parametrize(
@@ -56,7 +49,7 @@ async def test_request_is_sent_unchanged_and_framed(
     sent: dict[str, str],
     body_sent: bytes,
 ) -> None:
-    made = _pieces(b"one", b"", b"four") if isinstance(body, str) else body
+    made = pieces(b"one", b"", b"four") if isinstance(body, str) else body
     async with ScriptedServer() as server:
         await read_whole(
             await endpoint_at(server.url).send(make_request(made, headers, "/v2/x?y", method))
@@ -71,7 +64,7 @@ async def test_error_of_the_body_is_raised(endpoint_at: EndpointAt) -> None:
     fault = bad_request("the client stumbled")
     async with ScriptedServer(never_respond) as server:
         with pytest.raises(GatewayError) as caught:
-            await endpoint_at(server.url).send(make_request(_pieces(b"begun", fault)))
+            await endpoint_at(server.url).send(make_request(pieces(b"begun", fault)))
         assert caught.value is fault
         await _left(server)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from multidict import CIMultiDict
@@ -23,7 +23,7 @@ from tests.support.servers.scripted_server import (
     always_respond,
     respond_in_turn,
 )
-from tests.upstream.calls import ask, make_request
+from tests.upstream.calls import Repeatable, ask, make_request, pieces
 from tests.upstream.calls import ask as call_whole
 from tests.upstream.endpoints import EndpointAt, Serve
 from tests.upstream.receivers import RecordingReceiver, send_reserved
@@ -58,11 +58,6 @@ async def _ask_by_reserving(endpoint: HttpEndpoint) -> bytes:
 both_ways = pytest.mark.parametrize("ask", [_ask, _ask_by_reserving])
 
 
-async def _pieces() -> AsyncIterator[bytes]:
-    yield b"one"
-    yield b"two"
-
-
 def _at_once(endpoint: HttpEndpoint, receiver: RecordingReceiver) -> ReservedConnection:
     start = RequestTemplate("POST", "/x", (("X", "y"),))
     return send_reserved(endpoint, receiver, start, b"body", (("Content-Length", "4"),))
@@ -74,19 +69,12 @@ async def _error(asking: Awaitable[bytes]) -> GatewayError:
     return caught.value
 
 
-class Rereadable(AsyncIterable[bytes]):
-    """A body that can be read again."""
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return _pieces()
-
-
 BODIES: dict[str, tuple[Body, bytes]] = {
     "no": (None, b""),
     "0": ((b"",), b""),
     "3": ((b"ab", b"c"), b"abc"),
     "400k": (LARGE, b"".join(LARGE)),
-    "repeatable": (Rereadable(), b"onetwo"),
+    "repeatable": (Repeatable(b"one", b"two"), b"onetwo"),
 }
 
 
@@ -106,7 +94,7 @@ async def test_partly_read_body_is_not_sent_again(endpoint_at: EndpointAt) -> No
     async with ScriptedServer(closing, always_respond(http_response())) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
-        error = await _error(_ask(endpoint, _pieces()))
+        error = await _error(_ask(endpoint, pieces(b"one", b"two")))
         assert error.kind is ErrorKind.NO_RESPONSE
         assert error.message == f"{server.url} {SENT}"
         assert len(server.connections) == 1

@@ -28,28 +28,11 @@ from tests.support.servers.http2_server import (
     http2_tls,
 )
 from tests.support.servers.scripted_server import Connection, ScriptedServer
-from tests.upstream.calls import call, make_request, read_reply
+from tests.upstream.calls import Repeatable, call, make_request, pieces, read_reply
 from tests.upstream.endpoints import blocking_server, reset_on_close
 from tests.upstream.http2.conftest import Http2EndpointAt, connected
 
 HTTP_1_ADDRESS = "the address of a server that speaks HTTP/1.1 begins with http:// or https://"
-
-
-async def _pieces(*pieces: bytes | BaseException) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        if isinstance(piece, BaseException):
-            raise piece
-        yield piece
-
-
-class _Repeatable:
-    """A streamed body that can be read again from the start."""
-
-    def __init__(self, *pieces: bytes) -> None:
-        self._all = pieces
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return _pieces(*self._all)
 
 
 def _recorder(received: list[ReceivedStream]) -> Play:
@@ -208,7 +191,7 @@ async def test_refused_request_is_sent_again(http2_at: Http2EndpointAt) -> None:
         await peer.respond(stream, b"got " + bytes(stream.body))
         await peer.serve_to_end()
 
-    for body in ([b"a", b"b"], _Repeatable(b"a", b"b")):
+    for body in ([b"a", b"b"], Repeatable(b"a", b"b")):
         async with ScriptedServer(http2_script(refuse)) as server:
             assert (await call(http2_at(server.url), body)).body == b"got ab"
 
@@ -222,7 +205,7 @@ async def test_refused_request_with_a_consumed_body_fails_as_unseen(
 
     async with connected(http2_at, http2_script(refuse)) as (_, endpoint):
         with pytest.raises(GatewayError) as raised:
-            await call(endpoint, _pieces(b"a"))
+            await call(endpoint, pieces(b"a"))
     assert raised.value.kind is ErrorKind.REFUSED
     assert raised.value.kind.value.retryable
     assert raised.value.message == (
@@ -273,7 +256,7 @@ async def test_calls_leave_no_garbage(http2_at: Http2EndpointAt) -> None:
         with no_garbage("calls"):
             for _ in range(3):
                 await call(endpoint, [b"y" * 300_000])
-                await call(endpoint, _pieces(b"a", b"b"))
+                await call(endpoint, pieces(b"a", b"b"))
 
 
 @pytest.mark.parametrize("resets", [False, True], ids=["close", "reset"])
