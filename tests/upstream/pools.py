@@ -67,6 +67,15 @@ def _name(model: str) -> ModelName:
     return ModelName(name, version or None)
 
 
+def leased(pool: Pool, model: str | None = None) -> set[str]:
+    """Return the URLs of the endpoints that the next calls lease."""
+    urls = set()
+    for _ in range(2 * len(pool.members)):
+        with used(pool.lease(model=None if model is None else _name(model))) as endpoint:
+            urls.add(endpoint.url)
+    return urls
+
+
 def used_endpoints(pool: Pool, model: str | None = None) -> str:
     """Return the numbers of the endpoints that the next eight calls lease."""
     urls = []

@@ -25,7 +25,7 @@ from tests.support.servers.scripted_server import (
     never_respond,
 )
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.pools import running, used
+from tests.upstream.pools import leased, running
 
 WELL = http_response()
 ILL = http_response(status="503 Service Unavailable")
@@ -46,15 +46,6 @@ def probing(endpoint_at: EndpointAt) -> Probing:
         return running(Pool(endpoints, supervisor=PoolSupervisor(health_checker)))
 
     return probing
-
-
-def _lent(pool: Pool) -> set[str]:
-    """Return the endpoints of the next calls."""
-    urls = set()
-    for _ in range(2 * len(pool.members)):
-        with used(pool.lease()) as endpoint:
-            urls.add(endpoint.url)
-    return urls
 
 
 def _eject(member: Member, pool: Pool) -> None:
@@ -119,11 +110,11 @@ async def test_endpoint_that_becomes_healthy_ends_its_ejection(probing: Probing)
         assert pool.snapshot()[0].consecutive_ejections == 1
         moody.http_response = WELL
         await until(lambda: pool.snapshot()[0].healthy)
-        assert _lent(pool) == {server.url, good.url}
+        assert leased(pool) == {server.url, good.url}
         # Checks that succeed again and again do not end an ejection.
         _eject(pool.members[0], pool)
         await until(partial(_is_asked, server, len(server.requests) + 3))
-        assert _lent(pool) == {good.url}
+        assert leased(pool) == {good.url}
 
 
 async def test_check_that_the_gateway_cannot_make_has_no_result() -> None:

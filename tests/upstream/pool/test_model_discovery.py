@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gateway.protocol.operations import ModelName
 from gateway.upstream.pool.checks import (
     ModelDiscovery,
     PoolSupervisor,
@@ -29,7 +28,7 @@ from tests.support.servers.scripted_server import (
     never_respond,
 )
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.pools import running, used
+from tests.upstream.pools import leased, running
 
 Discovering = Callable[..., AbstractAsyncContextManager[Pool]]
 
@@ -65,15 +64,6 @@ def discovering(endpoint_at: EndpointAt) -> Discovering:
 
 def _is_asked(server: ScriptedServer, times: int) -> bool:
     return len(server.requests) >= times
-
-
-def _lent(pool: Pool, model: str) -> set[str]:
-    """Return the endpoints of the next calls for a model."""
-    urls = set()
-    for _ in range(2 * len(pool.members)):
-        with used(pool.lease(model=ModelName(model))) as endpoint:
-            urls.add(endpoint.url)
-    return urls
 
 
 def _models(pool: Pool) -> list[tuple[str, ...] | None]:
@@ -137,7 +127,7 @@ async def test_server_without_index_may_have_any_model(
         discovering(one.url, two.url) as pool,
     ):
         await until(lambda: len(two.requests) > 6 and _models(pool)[0])
-        assert _lent(pool, "a") == _lent(pool, "b") | {one.url} == {one.url, two.url}
+        assert leased(pool, "a") == leased(pool, "b") | {one.url} == {one.url, two.url}
         assert _models(pool)[1] is None
     message = (
         f"{two.url} serves no repository index, nor a list as KServe's: any model may be there"
@@ -165,7 +155,7 @@ async def test_known_models_stay_after_an_error(
             one.index = index
             most = len(server.requests) + 3
             await until(partial(_is_asked, server, most))
-        assert _lent(pool, "a") == {server.url}
+        assert leased(pool, "a") == {server.url}
         asked = server.requests[0]
         assert asked.head.first == "POST /v2/repository/index HTTP/1.1"
         assert json.loads(asked.body) == {"ready": True}
@@ -202,14 +192,14 @@ async def test_v1_list_is_read_from_a_server_without_index(
         discovering(one.url, two.url) as pool,
     ):
         await until(lambda: _models(pool) == [("a", "b"), ("b", "c")])
-        assert _lent(pool, "a") == {one.url}
-        assert _lent(pool, "c") == {two.url}
+        assert leased(pool, "a") == {one.url}
+        assert leased(pool, "c") == {two.url}
         kserve.listed = http_response(b'{"models":["d"]}')
         await until(lambda: _models(pool)[1] == ("d",))
         # After an error, the known models stay.
         kserve.listed = http_response(status="503 Busy")
         await until(partial(_is_asked, two, len(two.requests) + 4))
-        assert _lent(pool, "d") == {two.url}
+        assert leased(pool, "d") == {two.url}
     fault = f"{two.url} does not say which models it has: {two.url}/v1/models returned 503"
     assert [record.getMessage() for record in caplog.records] == [fault]
 
