@@ -149,7 +149,7 @@ async def _serve(
     operation, destination = route_match.operation, route_match.choice.take()
     upstreams = route_match.upstreams
     call = Call(request, response, operation, destination, deadline, upstreams, readiness)
-    mirror = None if route_match.mirror is None else route_match.mirror.sample()
+    mirror = None if route_match.sample_mirror is None else route_match.sample_mirror()
     if mirror is None:
         await _serve_call(call, route_match)
         return
