@@ -28,12 +28,6 @@ def test_vary_names_accept_encoding(said: list[str], vary: str) -> None:
     assert list(headers.items()) == [("X-A", "1"), ("Vary", vary)]
 
 
-def test_policy_without_changes_keeps_the_headers() -> None:
-    headers = CIMultiDict({"Vary": "Origin"})
-    ResponseHeaderPolicy().apply(headers)
-    assert headers == {"Vary": "Origin"}
-
-
 # W3C Server Timing, section 3.2, with one parameter only.
 _VALUE = re.compile(r"[a-z-]+;dur=\d+\.\d+(, [a-z-]+;dur=\d+\.\d+)*")
 

@@ -15,7 +15,6 @@ from tests.proxy.calls.scene import Scene
 from tests.support.doubles.fast_path import ReadyEndpoint, response_head
 from tests.support.doubles.streaming import (
     LIMITS,
-    SERVER,
     BodyStep,
     ScriptedClientResponse,
     ScriptedEndpoint,
@@ -34,29 +33,6 @@ async def test_unexpected_error_of_the_upstream_is_logged(caplog: pytest.LogCapt
     assert scene.error == "the gateway failed; its log says why"
     assert "GET /v2/x failed" in caplog.text
     assert "ZeroDivisionError" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("idle_timeout", "request_timeout", "what"),
-    [
-        (2, 8, "nothing moved for 2 s (limits.idle_timeout)"),
-        (8, 2, "not done in 2 s (limits.request_timeout)"),
-    ],
-)
-async def test_server_that_is_late_is_a_504(
-    idle_timeout: float, request_timeout: float, what: str
-) -> None:
-    scene = Scene(replace(LIMITS, idle_timeout=idle_timeout, request_timeout=request_timeout))
-    scene.infer()
-    scene.clock.advance(1.75)
-    assert scene.outstanding == 1
-    scene.clock.advance(0.25)
-    assert (scene.responses.status, scene.responses.last) == (504, False)
-    assert scene.error == f"waiting for {SERVER.public}: {what}"
-    assert scene.log[-2:] == ["server is let go", "client gets 504"]
-    assert scene.outstanding == 0
-    scene.clock.advance(100)
-    assert len(scene.client.responses) == 1
 
 
 async def test_ended_call_does_not_time_out() -> None:

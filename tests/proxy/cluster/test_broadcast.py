@@ -136,12 +136,6 @@ FAILURES: dict[str, tuple[Callable[[], dict[str, Any]], int, str]] = {
         502,
         f"succeeded at {A}; failed: waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)",
     ),
-    "all hang": (
-        lambda: {"a": asyncio.Event(), "b": asyncio.Event()},
-        504,
-        f"failed: waiting for {A}: nothing moved for 0.2 s (limits.idle_timeout); "
-        f"waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)",
-    ),
     "two fail": (
         lambda: {
             "a": scripted_response(b'{"error":"failed to load \'m\',\\n no   backend"}', 400),
