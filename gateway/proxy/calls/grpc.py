@@ -44,7 +44,7 @@ from gateway.proxy.calls.handler import (
     ServerResponse,
     explain,
 )
-from gateway.proxy.calls.infer import InferHandler
+from gateway.proxy.calls.infer import InferHandler, convert_whole
 from gateway.proxy.calls.templates import make_template, passed_lines
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.errors import record_status, send_status
@@ -70,7 +70,6 @@ from gateway.proxy.grpc.request import NamedModel
 from gateway.proxy.grpc.stream_errors import wants_status
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_response import convert_whole
 from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate
 from gateway.proxy.passthrough import ResponseRelay
 from gateway.proxy.response_headers import ResponseHeaderPolicy
@@ -230,7 +229,7 @@ class GrpcHandler(InferHandler):
             return None
         body, limits = bytes(content), response.destination.limits
         size = response_header_length(head.headers, limits.max_inference_header_bytes)
-        converted = convert_whole(head, body, plan, request.response_form)
+        converted = convert_whole(request, head, body, plan)
         if converted is not None:
             body, size = converted.body, converted.header_size
             response.record.response_elements = converted.elements

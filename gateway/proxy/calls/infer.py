@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.codec.v2.binary_request import write_binary_header
-from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
 from gateway.codec.v2.buffered_response import (
+    ConvertedResponse,
     ResponsePlan,
+    convert_body,
     convert_large_body,
 )
+from gateway.codec.v2.request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError, name_server_in_errors
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.protocol.grpc.framing import frame
@@ -40,12 +42,11 @@ from gateway.proxy.infer.convert_buffered_request import (
     read_buffered,
 )
 from gateway.proxy.infer.convert_request import (
-    check_metadata,
     check_request,
     outputs_to_list,
     receive_request,
 )
-from gateway.proxy.infer.convert_response import convert_response, convert_whole, plan_response
+from gateway.proxy.infer.convert_response import convert_response, plan_response
 from gateway.proxy.infer.grpc_upstream import (
     binary_body,
     binary_head,
@@ -239,7 +240,7 @@ class InferHandler(BufferedHandler):
                 return None
             content = bytes(body)
             if len(content) <= CONVERT_CHUNK:
-                converted = convert_whole(head, content, plan, request.response_form)
+                converted = convert_whole(request, head, content, plan)
             else:
                 is_small = request.response_form is None and len(content) <= MAX_FAST_RESPONSE
                 converted = convert_large_body(content, plan) if is_small else None
@@ -264,7 +265,7 @@ class InferHandler(BufferedHandler):
         received = request.received
         assert received is not None
         if not request.is_grpc:
-            check_metadata(head.status, self._operation, destination, received)
+            received.check_metadata(head.status, self._operation, destination)
             return head, response.body
         message, limits = response.plain_message, destination.limits
         if message is None or len(message) > limits.max_buffered_body_bytes:
@@ -299,7 +300,7 @@ class InferHandler(BufferedHandler):
         assert received is not None
         response = relay.upstream_response
         if not request.is_grpc:
-            check_metadata(response.status, self._operation, destination, received)
+            received.check_metadata(response.status, self._operation, destination)
             await convert_response(relay)
             return
         relay.deadline.expect_server(server)
@@ -308,7 +309,7 @@ class InferHandler(BufferedHandler):
                 response = await in_binary_form(
                     response, received.request, server, destination, reservation
                 )
-            check_metadata(response.status, self._operation, destination, received)
+            received.check_metadata(response.status, self._operation, destination)
             over_grpc = destination.over_grpc()
             await convert_response(
                 replace(relay, upstream_response=response, destination=over_grpc)
@@ -336,6 +337,16 @@ def _has_grpc_fields(head: RequestHead, is_of_grpc: bool) -> bool:
             if field.lower == TIMEOUT:
                 return True
     return False
+
+
+def convert_whole(
+    request: ServerRequest, head: ResponseHead, body: bytes, plan: ResponsePlan
+) -> ConvertedResponse | None:
+    """Convert a complete response as planned; None if it passes untouched."""
+    form = request.response_form
+    if form is None:
+        return convert_body(body, plan)
+    return form.convert(head.status, head.reason, head.headers, body, plan)
 
 
 def _header_length_line(size: int) -> bytes:

@@ -24,7 +24,6 @@ from gateway.codec.v2.response import ResponseConverter, encoded_converter, json
 from gateway.codec.v2.tensor_check import NoTensorsError, tensor_check
 from gateway.errors import GatewayError, name_server_in_errors
 from gateway.http1.content_codings import is_encoded
-from gateway.http1.head import ResponseHead
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.operations import OperationKind
 from gateway.protocol.request_header import HEADER_LENGTH
@@ -58,7 +57,6 @@ from gateway.proxy.passthrough import (
 )
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 from gateway.upstream.content_decoding import decode_response
-from gateway.upstream.transport import UpstreamResponse
 
 _MAX_QUEUED_PARTS = 5
 """Parts of a response that wait for an offloaded part before them: up to 2 MiB of memory."""
@@ -123,10 +121,16 @@ async def _plan(relay: ResponseRelay) -> ResponsePlan:
 
 
 async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
+    response = relay.upstream_response
     body = await relay.read_all()
-    converted = convert_whole(relay.upstream_response, body, plan, relay.form)
+    converted: ConvertedResponse | None
+    if relay.form is None:
+        converted = convert_body(body, plan)
+    else:
+        head = response.status, response.reason, response.headers
+        converted = relay.form.convert(*head, body, plan)
     if converted is None:
-        await relay.send_body(body, end_to_end(relay.upstream_response.headers))
+        await relay.send_body(body, end_to_end(response.headers))
     else:
         await _send(relay, converted)
 
@@ -139,18 +143,6 @@ async def _send(relay: ResponseRelay, converted: ConvertedResponse) -> None:
     relay.response.record.response_elements = converted.elements
     headers = with_body(relay.upstream_response.headers, changed)
     await relay.send_body(converted.body, headers)
-
-
-def convert_whole(
-    head: ResponseHead | UpstreamResponse,
-    body: bytes,
-    plan: ResponsePlan,
-    form: ResponseForm | None,
-) -> ConvertedResponse | None:
-    """Convert a complete response as planned, or into a form; None if it passes untouched."""
-    if form is None:
-        return convert_body(body, plan)
-    return form.convert(head.status, head.reason, head.headers, body, plan)
 
 
 async def _convert_large(relay: ResponseRelay, plan: ResponsePlan) -> None:

@@ -24,8 +24,7 @@ from gateway.codec.generate.response import (
 from gateway.codec.grpc.request import write_infer_request
 from gateway.codec.grpc.response import ReadResponse
 from gateway.codec.grpc.stream_response import FINAL_RESPONSE, read_stream_response
-from gateway.codec.v2.buffered_request import read_buffered_json
-from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.request import InferRequestReader, read_buffered_json
 from gateway.errors import (
     ErrorKind,
     GatewayError,
@@ -54,7 +53,7 @@ from gateway.proxy.body_io import (
 )
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_request import check_metadata, check_request, model_metadata
+from gateway.proxy.infer.convert_request import check_request, model_metadata
 from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
@@ -215,7 +214,7 @@ async def _results(
         reservation.grow(len(message))
         read = read_stream_response(message, header_cap)
         if read.error is not None:
-            check_metadata(400, call.operation, destination, received)
+            received.check_metadata(400, call.operation, destination)
             # Triton's HTTP endpoint responds with 400 to every error of a model.
             yield _Result(400, write_generate_error(read.error), read.has_begun)
         elif read.response is not None and not _is_only_end(read.response):

@@ -163,7 +163,7 @@ async def test_client_may_disconnect_at_any_time(make: Callable[..., ScriptedCal
 
 PREDICT = "/v1/models/m:predict"
 NO_INPUTS = ScriptedUpstreamResponse(200, {}, [b'{"name":"m","inputs":[],"outputs":[]}'])
-BODY = json.dumps({"instances": FLOATS.tolist()}).encode()
+BODY: bytes = json.dumps({"instances": FLOATS.tolist()}).encode()
 
 
 def _prediction(
