@@ -185,7 +185,7 @@ async def relay_response(
     GatewayError (502) if the check refuses it, before the client has all of it.
     """
     if check is not None:
-        chunks = await _checked_chunks(relay, check)
+        chunks = await _checked_chunks(relay, chunks, check)
     headers = end_to_end(relay.upstream_response.headers)
     size = relay.upstream_response.content_length
     if size is not None and "Content-Length" not in headers:
@@ -194,13 +194,15 @@ async def relay_response(
     await relay_chunks(chunks or relay.chunks(), relay.response, relay.deadline)
 
 
-async def _checked_chunks(relay: ResponseRelay, check: TensorCheck) -> Chunks:
+async def _checked_chunks(
+    relay: ResponseRelay, chunks: Chunks | None, check: TensorCheck
+) -> Chunks:
     size = relay.upstream_response.content_length
-    if size is not None and size <= CONVERT_CHUNK:
+    if chunks is None and size is not None and size <= CONVERT_CHUNK:
         body = await relay.read_all()
         check.check_whole(body)
         return stream((body,))
-    chunks, end = await check_start(relay.chunks(), check, size)
+    chunks, end = await check_start(chunks or relay.chunks(), check, size)
     return check_end(chunks, end, size)
 
 

@@ -53,7 +53,7 @@ from gateway.proxy.body_io import (
 )
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_request import check_request, model_metadata
+from gateway.proxy.infer.convert_request import check_request, current_metadata, model_metadata
 from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
@@ -148,11 +148,7 @@ async def _receive(call: Call, reservation: Reservation) -> ReceivedRequest:
     try:
         request = await _read(call, text, model)
     except ModelMismatchError:
-        # The model may have changed: only its current metadata is a reason to refuse.
-        call.destination.upstream.metadata.recheck(
-            call.operation.model or "", call.operation.version
-        )
-        request = await _read(call, text, await model_metadata(call))
+        request = await _read(call, text, await current_metadata(call))
     return ReceivedRequest(request, request.chunks, uses_metadata=True)
 
 
