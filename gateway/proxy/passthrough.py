@@ -18,10 +18,10 @@ from gateway.codec.v2.tensor_check import (
 )
 from gateway.errors import ServerName, name_server_in_errors
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding, may_name_sequence
-from gateway.protocol.operations import QUERIES, OperationKind, model_name_of
+from gateway.protocol.operations import QUERIES, OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.attempts.retry import UpstreamCall, read_start
+from gateway.proxy.attempts.retry import read_start, send_call
 from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
@@ -67,13 +67,7 @@ async def passthrough(
             checked,
             is_idempotent=_is_idempotent(call, checked),
         )
-        async with UpstreamCall(
-            destination,
-            upstream_request,
-            deadline,
-            call.response.record,
-            model=None if target else model_name_of(call.operation),
-        ) as upstream_call:
+        async with send_call(call, upstream_request, to_any=target is not None) as upstream_call:
             received, server = upstream_call.response, upstream_call.server
             if call.response.is_grpc:  # the gateway reads it
                 ratio = destination.limits.max_decompression_ratio
