@@ -80,42 +80,6 @@ async def _half(began: asyncio.Event) -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
-async def test_call_that_is_given_up_is_read_to_its_end(
-    http2_at: Http2EndpointAt, calls: _Calls
-) -> None:
-    server = _Server()
-    drained = _drained()
-    async with connected(http2_at, http2_script(server.play), drained=drained) as (_, endpoint):
-        endpoint.count_drained_in(calls)
-        await _abandon(endpoint, server)
-        assert (len(drained.streams), calls.count) == (1, 1)
-        server.responds.set()
-        await until(lambda: not drained.streams)
-        assert server.first is not None
-        assert (server.first.ended, server.first.reset, bytes(server.first.body)) == (
-            True,
-            None,
-            b"abc",
-        )
-        assert calls.count == 0
-        (session,) = endpoint.connections.sessions
-        assert not session.handlers
-
-
-async def test_request_that_is_given_up_ends_where_it_is(http2_at: Http2EndpointAt) -> None:
-    server, began = _Server(), asyncio.Event()
-    drained = _drained()
-    async with connected(http2_at, http2_script(server.play), drained=drained) as (_, endpoint):
-        sending = asyncio.create_task(endpoint.send(make_request(_half(began))))
-        await began.wait()
-        await _cancel(sending)
-        await until(lambda: server.first is not None and server.first.ended)
-        server.responds.set()
-        await until(lambda: not drained.streams)
-        assert server.first is not None
-        assert (bytes(server.first.body), server.first.reset) == (b"ab", None)
-
-
 async def _do_nothing(endpoint: Http2Endpoint, server: _Server) -> None:
     pass
 
