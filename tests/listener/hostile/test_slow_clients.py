@@ -401,7 +401,7 @@ async def test_client_of_many_trickling_bodies_keeps_nobody_out(kind: Kind) -> N
                 leave_no_room(gateway)
         await until(lambda: len(greedy.statuses()) == 10)
         assert set(greedy.statuses()) == {200 if kind is GrpcBodies else 408}
-        if isinstance(greedy, Http2Uploads):
+        if isinstance(greedy, Http2Uploads) and kind is not GrpcBodies:
             ended = [reply for _, _, reply in greedy.streams if reply.ended]
             assert all("stalled" in reply.json["error"] for reply in ended)
         for client in usual:
