@@ -60,11 +60,12 @@ All else is mostly plain, so that what belongs together meets.
 
 @dataclass(frozen=True)
 class ServerResponse:
-    """What a server sends, where it may be cut, and whether the server then closes."""
+    """What a server sends, where it may be cut, and whether the server then closes or hangs."""
 
     data: bytes
     cuts: tuple[int, ...] = ()
     closes: bool = False
+    hangs: bool = False
 
 
 @dataclass(frozen=True)

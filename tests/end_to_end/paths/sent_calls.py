@@ -112,7 +112,9 @@ class CallServers:
             cuts = response.cuts if self._is_cut else ()
             for piece in pieces(response.data, cuts):
                 await connection.send(piece)
-                await _wait_for_arrival()
+                await wait_for_arrival()
+            if response.hangs:
+                await connection.wait_for_close()
             if response.closes:
                 return
 
@@ -188,7 +190,7 @@ class SentCalls:
                 self._forget()
                 for part in parts:
                     client.send_nowait(part)
-                    await _wait_for_arrival()
+                    await wait_for_arrival()
                 head, body = await _read_response(client)
                 goes_on = body is not None and await _goes_on(client)
             await gateway.until_idle()
@@ -297,7 +299,8 @@ async def _until_mirrored(gateway: RunningGateway) -> None:
             await until(lambda mirror=mirror: not mirror.in_flight)  # type: ignore[misc]
 
 
-async def _wait_for_arrival() -> None:
+async def wait_for_arrival() -> None:
+    """Wait until what was sent has reached the other end of its connection."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
 
