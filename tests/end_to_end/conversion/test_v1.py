@@ -50,20 +50,6 @@ async def test_rules_match_models_and_versions_of_v1() -> None:
     assert server.requests[0].head.target == "/v2/models/m/versions/7"
 
 
-async def test_denied_operation_is_a_403() -> None:
-    denied = {
-        "infer": ("POST", "/v1/models/m%3Apredict"),  # servers may decode it
-        "repository": ("GET", "/v1/models"),
-        "other": ("POST", "/v1/models/m:explain"),
-    }
-    for word, (method, target) in denied.items():
-        async with served(route={"deny_operations": [word]}) as (server, _, client):
-            reply = await client.call(method, target, BODY if method == "POST" else None)
-        assert reply.status == 403
-        assert f"'{word}'" in reply.error
-        assert not server.requests
-
-
 async def test_response_without_a_body_has_no_length() -> None:
     """RFC 9110, section 8.6."""
 

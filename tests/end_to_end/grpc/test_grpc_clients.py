@@ -37,7 +37,6 @@ from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
     always_respond,
-    never_respond,
 )
 
 TENSORS = always_respond(binary_response(FLOATS.tobytes()))
@@ -321,13 +320,6 @@ async def test_models_of_one_route_share_a_stream_and_may_be_replaced() -> None:
         response, asked = await _stream(*messages, route=route)
         assert len(read(response)) == 3
         assert asked == [f"/v2/models/{target}" for target in targets]
-
-
-async def test_client_that_leaves_lets_the_server_go() -> None:
-    async with gateway_before(never_respond) as (_, gateway), grpc_client(gateway.url) as client:
-        response = await client.call("ModelStreamInfer", numbered(), timeout=0.5)
-        assert response.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        await gateway.until_idle()
 
 
 async def test_line_of_the_log_counts_all_messages(tmp_path: Path) -> None:

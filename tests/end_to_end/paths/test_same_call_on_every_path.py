@@ -565,6 +565,7 @@ STALLS = {
 LIMITED = [
     *(("infer", "idle_timeout", stall) for stall in STALLS),
     ("infer", "request_timeout", "silent"),
+    ("binary", "idle_timeout", "silent"),
     ("GET", "idle_timeout", "silent"),
     ("GET", "request_timeout", "half a body"),
 ]
