@@ -137,15 +137,6 @@ async def test_chunked_response_to_http_1_0_ends_with_the_connection() -> None:
         assert await client.rest() == b"old"
 
 
-async def test_pipelined_bodies_are_not_mixed_up() -> None:
-    bodies = [bytes([number]) * (number * 997) for number in range(50)]
-    async with served() as (server, _, client):
-        client.send_nowait(b"".join(request("POST", "/v2/x", body) for body in bodies))
-        for _ in bodies:
-            assert (await client.read_response()).status == 200
-        assert [received.body for received in server.requests] == bodies
-
-
 @pytest.mark.parametrize("data", [infer_json(), request("POST", "/v2/x", b"hello")])
 async def test_client_that_expects_100_continue_gets_it(data: bytes) -> None:
     head, _, body = data.partition(b"\r\n\r\n")
@@ -271,11 +262,3 @@ async def test_ambiguous_request_after_a_valid_one_is_refused() -> None:
                 assert [reply.status for reply in await _replies(client)] in ([200, 400], [200])
             received = [(each.head.target, each.body) for each in server.requests[number:]]
             assert received == [("/v2/x", INNER)]
-
-
-async def test_pipelined_requests_are_no_smuggling() -> None:
-    async with served() as (server, _, client):
-        await client.send(_sized() + _post(b"Content-Length: 0") + _sized() + INNER)
-        for _ in range(4):
-            assert (await client.read_response()).status == 200
-        assert [received.body for received in server.requests] == [INNER, b"", INNER, b""]

@@ -114,22 +114,6 @@ async def _until_reset(client: RawClient) -> int:
     return size
 
 
-@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
-async def test_stalled_response_is_aborted(limit: str) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        head = {"Transfer-Encoding": "chunked"}
-        await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"one")))
-        await never_respond(connection)
-
-    async with served(script, **{limit: LONGER}) as (server, _, client):
-        await client.send(GET)
-        assert (await client.head()).status == 200
-        assert await client.chunk() == b"one"
-        assert await _until_reset(client) == 0
-        await (await server.connection()).left.wait()
-
-
 @pytest.mark.parametrize("data", [GET, JSON], ids=["GET", "json"])
 async def test_client_that_never_reads_is_dropped(data: bytes) -> None:
     big = binary_response(bytes(30_000_000))
