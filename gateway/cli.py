@@ -170,14 +170,13 @@ def top(address: str, interval: str, once: bool) -> None:
     from gateway.top.client import parse_admin_address
     from gateway.top.run import NoGatewayError, parse_interval, run
 
+    parameter = "ADDRESS"
     try:
         admin = parse_admin_address(address)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
-    try:
+        parameter = "--interval"
         seconds = parse_interval(interval)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--interval") from None
+        raise click.BadParameter(str(error), param_hint=parameter) from None
     tune_garbage_collector()
     with _exit_on_errors(NoGatewayError):
         run(admin, seconds, once=once)

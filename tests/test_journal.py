@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,15 @@ WORKERS = pytest.mark.parametrize("workers", [1, 2])
 Event = dict[str, Any]
 
 
+@dataclass
 class _Running:
     """A gateway with actions, and what its journal says."""
 
-    def __init__(
-        self, process: Process, url: str, admin: str, file: Path, upstream: ScriptedServer
-    ) -> None:
-        self.process = process
-        self.url = url
-        self.admin = admin
-        self.file = file
-        self.upstream = upstream
-        self.server = upstream.url
+    process: Process
+    url: str
+    admin: str
+    file: Path
+    upstream: ScriptedServer
 
     async def events(self, **query: str) -> list[Event]:
         """Return the events, oldest first."""
@@ -64,7 +62,7 @@ class _Running:
     async def act(self, action: str) -> None:
         """Drain the endpoint, or restore it."""
         headers = HOST | {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        body = f'{{"upstream": "demo", "endpoint": "{self.server}"}}'.encode()
+        body = f'{{"upstream": "demo", "endpoint": "{self.upstream.url}"}}'.encode()
         async with connect(f"http://{self.admin}") as client:
             response = await client.call("POST", f"/api/endpoints/{action}", body, headers)
         assert response.status == 200
@@ -123,7 +121,7 @@ async def test_drained_endpoint_tells_which_operator_asked(tmp_path: Path, worke
             await running.act(action)
             (event,) = await running.until_told(kind)
             assert event["who"].startswith("operator at 127.")
-            assert (event["upstream"], event["endpoint"]) == ("demo", running.server)
+            assert (event["upstream"], event["endpoint"]) == ("demo", running.upstream.url)
 
 
 @WORKERS

@@ -1,4 +1,4 @@
-"""A gateway of several processes, as its user runs it."""
+"""A gateway of several processes, as its user runs it: start, drain, death and replacement."""
 
 import asyncio
 import os
@@ -9,16 +9,21 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.support.addresses import HOST
+from tests.resilience.fleet import fleet
+from tests.resilience.grpc_load import GrpcLoad, grpc_load_on
+from tests.support.addresses import HOST, free_address
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import until
 from tests.support.gateway_process import TIMEOUT, Process, gateway_process, write_settings
 from tests.support.http_messages import request
+from tests.support.operator import Operator
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.gated_response import GatedResponse
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
 
 
 @pytest.fixture
@@ -286,3 +291,154 @@ async def test_workers_keep_tls_when_its_files_break(file: Path, tmp_path: Path)
         status, _, err = await process.end()
     assert status == 0
     assert err.count("every user of this machine can read") == 1
+
+
+DRAINING = "not ready: draining"
+
+
+async def _poll(admin: str) -> None:
+    """Read every page over a new connection each, as monitoring does, while the gateway drains."""
+    await _ready(admin)
+    async with connect(f"http://{admin}") as client:
+        assert (await client.call("GET", "/live")).status == 200
+    async with connect(f"http://{admin}") as client:
+        assert (await client.call("GET", "/status")).json["draining"] is True
+    async with connect(f"http://{admin}") as client:
+        assert b"\ntensorgate_draining 1.0\n" in (await client.call("GET", "/metrics")).body
+
+
+async def _poll_until_refused(admin: str) -> None:
+    """Poll until nobody listens any more: whoever could connect is answered."""
+    async with asyncio.timeout(TIMEOUT):
+        while True:
+            try:
+                await _ready(admin)
+            except ConnectionRefusedError:
+                return
+
+
+async def _ready(admin: str) -> None:
+    async with connect(f"http://{admin}") as client:
+        reply = await client.call("GET", "/ready")
+        assert (reply.status, reply.error) == (503, DRAINING)
+
+
+@pytest.mark.parametrize(
+    ("workers", "to_all"),
+    [(1, False), (2, False), (2, True)],
+    ids=["alone", "to the parent", "to all"],
+)
+async def test_admin_address_says_draining_until_the_last_worker_exits(
+    tmp_path: Path, workers: int, to_all: bool
+) -> None:
+    admin = free_address()
+    more = f"admin: {admin}\nworkers: {workers}\nlimits: {{drain_grace: 50ms}}\n"
+    slow = GatedResponse()
+    async with ScriptedServer(slow) as server:
+        config = write_settings(tmp_path / "gateway.yaml", server.url, more=more)
+        async with gateway_process(config) as (process, url), connect(url) as client:
+            await client.send(request("GET", "/v2/x"))
+            await server.connection()
+            for pid in (process.pid, *process.children) if to_all else [process.pid]:
+                os.kill(pid, signal.SIGTERM)
+            await process.wait_for_output("stopping")
+            if workers > 1:  # the one without a call ends; the admin process goes on
+                await until(lambda: len(process.children) == 2, TIMEOUT)
+            for _ in range(10):
+                await _poll(admin)
+            polls = asyncio.create_task(_poll_until_refused(admin))
+            slow.may_respond.set()
+            assert (await client.read_response()).status == 200
+            await polls
+            status, _, err = await process.end()
+    assert status == 0
+    assert err.splitlines()[-1].endswith(": stopped")
+    for word in ("were aborted", "killed", "ERROR", "Traceback"):
+        assert word not in err
+
+
+MODEL = "echo"
+PATIENCE = 20.0
+RELOADS = 4
+MORE = "workers: 2\nlog: {access: false}\n"
+GOOD = {"ok", "cancelled", "stream: left", "DEADLINE_EXCEEDED", "broken"}
+"""How calls may end: what clients do on purpose is counted, too."""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_calls_that_outlast_the_drain_are_counted_in_the_log(
+    file: Path, workers: int
+) -> None:
+    more = "limits: {drain_grace: 50ms, drain_timeout: 300ms}\n"
+    async with (
+        ScriptedServer(never_respond) as server,
+        _gateway(file, server.url, workers, more=more) as (process, url),
+        connect(url) as client,
+    ):
+        await client.send(request("GET", "/v2/x"))
+        await server.connection()
+        process.signal(signal.SIGTERM)
+        status, _, err = await process.end()
+    assert status == 0
+    assert "1 calls did not finish in time and were aborted (limits.drain_timeout)" in err
+
+
+async def _until_more(load: GrpcLoad, count: int = 60) -> None:
+    """Wait until so many more calls have ended well."""
+    enough = load.ok + count
+    await until(lambda: load.ok >= enough, PATIENCE)
+
+
+async def _end(process: Process, load: GrpcLoad) -> None:
+    await load.end()
+    assert set(load.counts) <= GOOD, load.counts
+    process.signal(signal.SIGTERM)
+    status, _, err = await process.end()
+    assert status == 0, err
+    assert "ERROR" not in err
+
+
+async def test_worker_that_gets_sigterm_loses_no_call(tmp_path: Path) -> None:
+    """GOAWAY sends its clients to the other worker, and to the one that replaces it."""
+    admin = free_address()
+    async with fleet(1, over_grpc=True) as (server,):
+        more = f"admin: {admin}\n{MORE}"
+        config = write_settings(tmp_path / "gateway.yaml", server.url, more=more)
+        async with gateway_process(config) as (process, url), grpc_load_on(url, (MODEL,)) as load:
+            await process.wait_for_output(r"listening on http://\S+ \(admin\)")
+            for _ in range(3):
+                await _until_more(load)
+                leaving = await Operator(admin).worker()
+                os.kill(leaving, signal.SIGTERM)
+                await process.wait_for_output(f"worker {leaving} ended with status 0")
+                process.said = ""
+                await process.wait_for_output(r"worker \d+ is up")
+            await _until_more(load)
+            await _end(process, load)
+
+
+async def test_reloads_lose_no_call_and_end_no_stream(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    async with fleet(2, over_grpc=True) as servers:
+        config = write_settings(file, servers[0].url, more=MORE)
+        async with (
+            gateway_process(config) as (process, url),
+            grpc_load_on(url, (MODEL,)) as load,
+            grpc.aio.insecure_channel(url.removeprefix("http://")) as channel,
+        ):
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            stream = stub.ModelStreamInfer(timeout=3 * PATIENCE)
+            for number in range(1, RELOADS + 1):
+                await _until_more(load)
+                url = servers[number % 2].url
+                await asyncio.to_thread(write_settings, file, url, more=MORE)
+                process.said = ""
+                process.signal(signal.SIGHUP)
+                await process.wait_for_output("settings reloaded from")
+                request = service_pb2.ModelInferRequest(model_name=MODEL, id=str(number))
+                await stream.write(request)
+                assert (await stream.read()).infer_response.id == str(number)
+            await _until_more(load)
+            await stream.done_writing()
+            assert await stream.code() is grpc.StatusCode.OK
+            await _end(process, load)

@@ -21,7 +21,7 @@ from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import describe_journal, matching_calls, parse_filter, parse_text
 from gateway.admin.panels.models import FailedModels, Savings, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview, find_problems
-from gateway.admin.panels.topology import EndpointFilter, describe_topology
+from gateway.admin.panels.topology import describe_topology, parse_choice
 from gateway.admin.source import GatewaySource, Status
 from gateway.admin.status import State, merge_statuses
 from gateway.protocol.operations import model_path, quote_name
@@ -83,7 +83,7 @@ class GatewayView:
 
     async def topology(self, query: Mapping[str, str]) -> Document:
         """Return the routes, the upstreams and their endpoints. Raises ValueError."""
-        chosen = EndpointFilter.parse(query)
+        chosen = parse_choice(query)
         state, settings = await self._current_state(), self._source.settings
         return await asyncio.to_thread(describe_topology, state, self._history, settings, chosen)
 

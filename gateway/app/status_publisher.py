@@ -32,7 +32,7 @@ _PUBLISH_EVERY = 4
 
 _log = logging.getLogger("tensorgate")
 
-_ENDPOINT_FIELDS = tuple(field.name for field in fields(MemberState))
+_FIELDS = tuple(field.name for field in fields(MemberState))
 
 Status = dict[str, Any]
 
@@ -69,25 +69,16 @@ def encode_status(status: Mapping[str, Any]) -> bytes:
     lists: dict[tuple[str, ...], int] = {}
     numbers: dict[int, int] = {}
 
-    def refer(models: tuple[str, ...] | None) -> int | None:
-        if models is None:
-            return None
-        number = numbers.get(id(models))
-        if number is None:
-            number = numbers[id(models)] = lists.setdefault(models, len(lists))
-        return number
+    def encode(endpoint: MemberState) -> dict[str, Any]:
+        models, described = endpoint.models, {name: getattr(endpoint, name) for name in _FIELDS}
+        if models is not None:
+            if id(models) not in numbers:
+                numbers[id(models)] = lists.setdefault(models, len(lists))
+            described["models"] = numbers[id(models)]
+        return described
 
-    upstreams = {
-        name: {
-            **upstream,
-            "endpoints": [
-                {name: getattr(each, name) for name in _ENDPOINT_FIELDS}
-                | {"models": refer(each.models)}
-                for each in upstream["endpoints"]
-            ],
-        }
-        for name, upstream in status["upstreams"].items()
-    }
+    option = orjson.OPT_PASSTHROUGH_DATACLASS
+    upstreams = orjson.Fragment(orjson.dumps(status["upstreams"], encode, option))
     return orjson.dumps({**status, "upstreams": upstreams, "model_lists": list(lists)})
 
 

@@ -48,8 +48,8 @@ from gateway.observe.gateway_metrics import WORKER_RESTARTS
 from gateway.settings.schema import Settings
 from gateway.system.memory import tune_garbage_collector
 from gateway.workers.control import ControlClient
-from gateway.workers.ipc import ConnectionKind, FromWorker, ToWorker, WorkerChannel
-from gateway.workers.reload_broadcast import PREPARE_TIMEOUT, ConfigUpdate
+from gateway.workers.ipc import FromWorker, ListeningSockets, ToWorker, WorkerChannel
+from gateway.workers.reload_broadcast import PREPARE_TIMEOUT
 from gateway.workers.signals import STOP_SIGNALS
 from gateway.workers.supervisor import SupervisedGateway, Supervisor
 from gateway.workers.worker_pool import WorkerProcess
@@ -65,43 +65,29 @@ def serve_with_workers(workers: int, settings: Settings, source: SettingsSource)
     gateway = GatewayWithWorkers(settings, source, workers)
     tune_garbage_collector()
     supervisor = Supervisor(
-        gateway.sockets,
         workers,
-        lambda channel: run(_serve_as_worker(channel, gateway)),
-        lambda channel: run(_serve_as_admin(channel, gateway)),
-        settings.limits.drain_timeout,
+        lambda channel: run(_serve(channel, gateway.shared, gateway.worker)),
+        lambda channel: run(_serve(channel, gateway.shared, gateway.admin_process)),
         gateway,
     )
     log_stopped(supervisor.run())
 
 
-async def _serve_as_worker(channel: WorkerChannel, supervised: GatewayWithWorkers) -> None:
-    """Serve the connections that the supervisor accepts."""
-    _handle_stop_signals(channel)
-    gateway = supervised.worker(channel.count_closed, channel.slot)
-    await _serve(channel, gateway, supervised.shared)
-    channel.send(FromWorker.DROPPED, str(gateway.dropped))
-
-
-async def _serve_as_admin(channel: WorkerChannel, supervised: GatewayWithWorkers) -> None:
-    """Serve the admin address for the workers."""
-    _handle_stop_signals(channel)
-    await _serve(channel, supervised.admin_process(), supervised.shared)
-
-
-def _handle_stop_signals(channel: WorkerChannel) -> None:
-    """Have the supervisor end this process: the first thing to do, as the rest takes a while."""
-    handle_signals(partial(channel.send, FromWorker.LEAVING), *STOP_SIGNALS)
-
-
 async def _serve(
-    channel: WorkerChannel, gateway: Gateway | AdminProcess, shared: SharedMemory
+    channel: WorkerChannel,
+    shared: SharedMemory,
+    build: Callable[[Callable[[], None], int], Gateway | AdminProcess],
 ) -> None:
+    """Serve the connections that the supervisor accepts: those of clients, or of operators."""
+    # The first thing to do, as the rest takes a while: the supervisor ends this process.
+    handle_signals(partial(channel.send, FromWorker.LEAVING), *STOP_SIGNALS)
+    gateway = build(channel.count_closed, channel.slot)
     reloader = WorkerReloader(gateway, shared, partial(channel.send, FromWorker.RELOAD_DONE))
     async with gateway, reloader, MallocTrim():
         tune_garbage_collector()
         channel.send(FromWorker.READY)
         await channel.receive(gateway, reloader.enqueue)
+    channel.send(FromWorker.DROPPED, str(gateway.dropped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +97,7 @@ class _Prepared:
     read: Settings
     resources: LoadedResources
     bound: tuple[BoundAddress, ...]
+    changes: str
 
 
 class GatewayWithWorkers(SupervisedGateway):
@@ -131,8 +118,8 @@ class GatewayWithWorkers(SupervisedGateway):
         self._has_started = self._is_requested = False
         self._prepared: _Prepared | None = None
         """What is made for new settings, until all processes use them or none."""
-        self._replaced: _Prepared | None = None
-        """What new settings have replaced, until that is logged."""
+        self._log_applied: Callable[[], None] = lambda: None
+        """Logs what has changed, once all processes use it."""
 
     @property
     def settings(self) -> Settings:
@@ -140,7 +127,12 @@ class GatewayWithWorkers(SupervisedGateway):
         return self._resources.settings
 
     @property
-    def sockets(self) -> dict[socket.socket, ConnectionKind]:
+    def drain_timeout(self) -> float:
+        """Return the seconds that calls in progress have when the gateway stops."""
+        return self.settings.limits.drain_timeout
+
+    @property
+    def sockets(self) -> ListeningSockets:
         """Return the listening sockets, with who connects there."""
         return _sockets(self._bound, self.settings)
 
@@ -154,11 +146,11 @@ class GatewayWithWorkers(SupervisedGateway):
         # It gets what is loaded already: the files may have become unusable since then.
         return Gateway(self._resources, self.shared, slot, on_closed)
 
-    def admin_process(self) -> AdminProcess:
+    def admin_process(self, *_: object) -> AdminProcess:
         """Build what the admin process runs."""
         return AdminProcess(self._resources, self.shared)
 
-    def poll(self, requested: bool) -> ConfigUpdate | None:
+    def poll(self, requested: bool) -> ListeningSockets | None:
         """Read the settings if that is requested, or if their files have changed."""
         try:
             # Workers that start later get the files that the others reload by themselves.
@@ -173,10 +165,11 @@ class GatewayWithWorkers(SupervisedGateway):
         try:
             return self._prepare()
         except Exception as error:  # whatever it is, it must not end the supervisor
-            self._refuse(failure_text(error, self._reload_log.source.file))
+            reason = failure_text(error, self._reload_log.source.file)
+            self._reload_log.record_failure(reason, requested)
             return None
 
-    def _prepare(self) -> ConfigUpdate:
+    def _prepare(self) -> ListeningSockets:
         """Read the settings, load what they name and open their addresses, or raise."""
         read = self._reload_log.source.read()
         settings = keep_workers(read, self.settings)
@@ -184,15 +177,22 @@ class GatewayWithWorkers(SupervisedGateway):
         if not self.shared.new_settings.publish(0, pickle.dumps(settings)):
             raise OSError("they are too large")
         bound = listening.listen(listening.addresses_of(settings), self._bound)
-        self._prepared = _Prepared(read, resources, bound)
-        return ConfigUpdate(_sockets(bound, settings), settings.limits.drain_timeout)
+        changes = describe_changes(resources, self._resources)
+        self._prepared = _Prepared(read, resources, bound, changes)
+        return _sockets(bound, settings)
 
     def commit(self) -> None:
         """Use what is prepared, by assignments: each process is ready."""
         assert self._prepared is not None
-        self._replaced = _Prepared(self.settings, self._resources, self._bound)
-        self._resources, self._bound = self._prepared.resources, self._prepared.bound
+        now, self._prepared = self._prepared, None
+        before, left = self.settings, self.addresses
+        self._resources, self._bound = now.resources, now.bound
         self._reload_log.record_reload()
+        addresses = self.addresses, left
+        self._log_applied = partial(
+            self._reload_log.log_reload,
+            *(now.changes, now.read, before, addresses, self._is_requested),
+        )
 
     def abort(self, errors: Mapping[str, str]) -> None:
         """Close the new addresses, and log which processes have refused the settings, and why."""
@@ -203,22 +203,12 @@ class GatewayWithWorkers(SupervisedGateway):
         for name, error in errors.items():
             processes[error].append(name)
         reasons = [f"{', '.join(names)}: {error}" for error, names in processes.items()]
-        self._refuse(f"{self._reload_log.source.file}: {'; '.join(reasons)}")
-
-    def _refuse(self, reason: str) -> None:
+        reason = f"{self._reload_log.source.file}: {'; '.join(reasons)}"
         self._reload_log.record_failure(reason, self._is_requested)
 
     def on_applied(self, late: Sequence[str]) -> None:
         """Log what has changed, and which processes go on with the previous settings for now."""
-        assert self._prepared is not None
-        assert self._replaced is not None
-        now, before = self._prepared, self._replaced
-        self._prepared = self._replaced = None
-        left = listening.describe(before.bound, before.read)
-        changes = describe_changes(now.resources, before.resources)
-        self._reload_log.log_reload(
-            changes, now.read, before.read, (self.addresses, left), self._is_requested
-        )
+        self._log_applied()
         for name in late:
             _log.warning("%s does not respond: it uses the new settings once it does", name)
 
@@ -233,7 +223,7 @@ class GatewayWithWorkers(SupervisedGateway):
         """Log that no client is accepted any more."""
         if self._has_started:
             log_stopping(self.settings)
-            self._journal.record_drain(self.settings.limits.drain_timeout)
+            self._journal.record_drain(self.drain_timeout)
 
     def on_worker_ended(self, process: WorkerProcess, why: str) -> None:
         """Record that a process has ended unexpectedly."""
@@ -248,9 +238,7 @@ class GatewayWithWorkers(SupervisedGateway):
         self._journal.record(WORKER_RESTARTED, who="supervisor", why=why, subject=name, process=pid)
 
 
-def _sockets(
-    bound: Sequence[BoundAddress], settings: Settings
-) -> dict[socket.socket, ConnectionKind]:
+def _sockets(bound: Sequence[BoundAddress], settings: Settings) -> ListeningSockets:
     """Return the listening sockets, with who connects there."""
     return {
         sock: ToWorker.ADMIN if each.address == settings.admin.listen else ToWorker.CLIENT
@@ -271,6 +259,8 @@ class AdminProcess:
         """What operators see."""
         self._site = AdminSite(self.source)
         self._key_watch: asyncio.Task[None] | None = None
+        self.dropped = 0
+        """Calls that it cut at its end: it has none."""
 
     @property
     def settings(self) -> Settings:

@@ -7,7 +7,6 @@ process that writes a series knows its numbers, so that it never has to read a w
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from itertools import pairwise
 from typing import Final
 
@@ -75,36 +74,61 @@ PRECISION = 0.02
 """How far the middle of a fine bucket is from each of its values, at most, as a share of them."""
 _PARTS_OF_FIRST = 25
 """It begins at 0, where a share is nothing: its parts are of equal width."""
+_CELLS_OF_PART = 4
+"""Of the narrowest part. With more, parts come nearer to the width that they may have."""
 
 
 class FineBuckets:
     """Divides buckets into parts, so that percentiles are exact to ``PRECISION``.
 
-    ``bounds`` are the upper bounds of the buckets. The first bucket has 25 equal parts. In others
-    each part is by the same factor larger than the one before. Values above all bounds are one
-    part.
+    ``bounds`` are the upper bounds of the buckets. Each bucket is a row of cells of equal width, so
+    that a value whose bucket is known is found by one multiplication. A part is as many cells as
+    the precision allows: the higher it lies, the more. The first bucket has 25 equal parts. Values
+    above all bounds are one part.
     """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._lows: Final[list[float]] = [0.0]
+        self._scales: Final[list[float]] = [0.0]
+        self._firsts: Final[list[int]] = [0]
+        self._lasts: Final[list[int]] = [0]
+        self._parts: Final[list[int]] = [0]
+        """The part of each cell."""
         found: list[float] = []
-        self._ends: Final[list[int]] = [0]
-        """How many parts there are up to the end of each bucket."""
         for low, high in pairwise((0.0, *bounds)):
-            found.extend(_inner_bounds(low, high))
-            found.append(high)
-            self._ends.append(len(found))
-        self._ends.append(len(found))
+            cells, ends = _divide(low, high)
+            self._lows.append(low)
+            self._scales.append(cells / (high - low))
+            self._firsts.append(len(self._parts))
+            begin = 0
+            for end in ends:
+                found.append(low + (high - low) * end / cells if end < cells else high)
+                self._parts.extend([len(found)] * (end - begin))
+                begin = end
+            self._lasts.append(len(self._parts) - 1)
+        self._lows.append(bounds[-1])
+        self._scales.append(0.0)
+        self._firsts.append(len(self._parts))
+        self._lasts.append(len(self._parts))
+        self._parts.append(len(found) + 1)
         self.bounds: Final = tuple(found)
         """The upper bounds of all parts."""
 
     def find(self, bucket: int, value: float) -> int:
         """Return the part of a value, whose bucket is the ``bucket`` of Histogram."""
-        return 1 + bisect_left(self.bounds, value, self._ends[bucket - 1], self._ends[bucket])
+        cell = self._firsts[bucket] + int((value - self._lows[bucket]) * self._scales[bucket])
+        return self._parts[min(cell, self._lasts[bucket])]
 
 
-def _inner_bounds(low: float, high: float) -> list[float]:
-    """Return the bounds between the parts of a bucket."""
+def _divide(low: float, high: float) -> tuple[int, list[int]]:
+    """Return how many cells a bucket has, and behind which of them its parts end."""
     if not low:
-        return [high * part / _PARTS_OF_FIRST for part in range(1, _PARTS_OF_FIRST)]
-    parts = math.ceil(math.log(high / low) / math.log(1 + 2 * PRECISION))
-    return [low * (high / low) ** (part / parts) for part in range(1, parts)]
+        return _PARTS_OF_FIRST, list(range(1, _PARTS_OF_FIRST + 1))
+    widest = 2 * PRECISION  # as a share of a part's lower bound
+    cells = math.ceil(round((high - low) / (low * widest / _CELLS_OF_PART), 6))
+    width, end, ends = (high - low) / cells, 0, []
+    while end < cells:
+        room = widest * (low + width * end) / width
+        end = min(cells, end + max(1, math.floor(room + 1e-6)))
+        ends.append(end)
+    return cells, ends

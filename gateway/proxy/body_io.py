@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
+    Awaitable,
     Callable,
     Iterable,
     Iterator,
@@ -14,6 +15,7 @@ from collections.abc import (
 from typing import Any, TypeVar
 
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request, strip_tracebacks
+from gateway.protocol.grpc.framing import MessageReader
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -136,20 +138,6 @@ async def response_chunks(
         yield chunk
 
 
-async def read_response(
-    response: UpstreamResponse, server: ServerName, deadline: Deadline
-) -> bytes:
-    """Return the whole body of a server's response."""
-    deadline.expect_server(server)
-    body = await response.read()
-    if len(body) == response.content_length:
-        return bytes(body)
-    if not body:
-        return b""
-    rest = [chunk async for chunk in response_chunks(response, server, deadline)]
-    return b"".join((body, *rest))
-
-
 async def write(response: ClientResponse, data: bytes | memoryview, deadline: Deadline) -> None:
     """Write to the client, which is expected to read."""
     deadline.expect_client()
@@ -253,6 +241,36 @@ async def buffer_chunks(
         reservation.grow(len(chunk))
         buffered.append(bytes(chunk))
     return buffered
+
+
+def too_large_to_buffer(what: str, cap: int) -> GatewayError:
+    """Return the error of a request of ``what`` kind that is too large to be buffered."""
+    return GatewayError(
+        ErrorKind.TOO_LARGE,
+        f"{what} is buffered, and is larger than {cap} bytes (limits.max_buffered_body_bytes)",
+    )
+
+
+async def read_messages(
+    chunks: Chunks,
+    reader: MessageReader,
+    reservation: Reservation,
+    decompress: Callable[[bytes], Awaitable[bytes | memoryview]],
+) -> Chunks:
+    """Yield the messages of a gRPC stream as they arrive; only the last one is reserved.
+
+    Raises GatewayError for what the reader refuses, and as ``decompress`` does.
+    """
+    message = bytearray()
+    async for chunk in chunks:
+        for piece in reader.feed(chunk):
+            message += piece.data
+            reservation.resize(len(message))
+            if piece.ends:
+                data = bytes(message)
+                message.clear()
+                yield await decompress(data) if piece.is_compressed else data
+    reader.end()
 
 
 async def convert_message(size: int, convert: Callable[..., _Converted], *args: Any) -> _Converted:

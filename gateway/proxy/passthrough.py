@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from multidict import CIMultiDict
 
 from gateway.codec.json.nesting import NestingCheck
+from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.tensor_check import (
     BodyEnd,
     NoTensorsError,
@@ -13,7 +17,7 @@ from gateway.codec.v2.tensor_check import (
     tensor_check,
 )
 from gateway.errors import ServerName, name_server_in_errors
-from gateway.protocol.messages import may_name_sequence
+from gateway.protocol.messages import ALL_BINARY, OutputEncoding, may_name_sequence
 from gateway.protocol.operations import QUERIES, OperationKind, model_name_of
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -24,7 +28,6 @@ from gateway.proxy.body_io import (
     coalesce,
     prepend,
     read_first,
-    read_response,
     relay_chunks,
     response_chunks,
     stream,
@@ -75,10 +78,11 @@ async def passthrough(
             if call.response.is_grpc:  # the gateway reads it
                 ratio = destination.limits.max_decompression_ratio
                 received = decode_response(received, server, ratio)
+            relay = ResponseRelay(received, server, call.response, destination, deadline)
             if inference is None:
-                await relay_response(received, call.response, server, deadline)
+                await relay_response(relay)
             else:
-                await relay_tensors(received, call.response, server, deadline, inference)
+                await relay_tensors(relay, inference)
 
 
 def _is_idempotent(call: Call, body: Body) -> bool:
@@ -127,13 +131,53 @@ async def _check_nesting(body: ClientBody, max_depth: int) -> Chunks:
         yield chunk
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseRelay:
+    """A server's response on its way to the client, with the encoding that the client wants.
+
+    It is written in ``form``, from a binary one, or as the protocol says without a form.
+    """
+
+    upstream_response: UpstreamResponse
+    server: ServerName
+    response: ClientResponse
+    destination: Destination
+    deadline: Deadline
+    encoding: OutputEncoding = ALL_BINARY
+    form: ResponseForm | None = None
+
+    def reserve(self) -> Reservation:
+        """Return a reservation for what is buffered of the response."""
+        return self.destination.memory_budget.reserve(self.response.record.reserved)
+
+    def chunks(self) -> Chunks:
+        """Yield the body of the server's response as it arrives."""
+        return response_chunks(self.upstream_response, self.server, self.deadline)
+
+    async def read_all(self) -> bytes:
+        """Return the whole body of the server's response."""
+        self.deadline.expect_server(self.server)
+        body = await self.upstream_response.read()
+        if len(body) == self.upstream_response.content_length:
+            return bytes(body)
+        if not body:
+            return b""
+        return b"".join((body, *[chunk async for chunk in self.chunks()]))
+
+    async def send_body(self, body: bytes, headers: CIMultiDict[str]) -> None:
+        """Send a response that is fully buffered, with the server's status."""
+        received = self.upstream_response
+        self.deadline.expect_client()
+        await self.response.send(received.status, received.reason, headers, body)
+
+    async def start(self, headers: CIMultiDict[str]) -> None:
+        """Start the response, with the server's status."""
+        received = self.upstream_response
+        await self.response.start(received.status, received.reason, headers)
+
+
 async def relay_response(
-    upstream_response: UpstreamResponse,
-    response: ClientResponse,
-    server: ServerName,
-    deadline: Deadline,
-    chunks: Chunks | None = None,
-    check: TensorCheck | None = None,
+    relay: ResponseRelay, chunks: Chunks | None = None, check: TensorCheck | None = None
 ) -> None:
     """Pass a response to the client as it arrives; ``chunks`` replace its body.
 
@@ -141,26 +185,22 @@ async def relay_response(
     GatewayError (502) if the check refuses it, before the client has all of it.
     """
     if check is not None:
-        chunks = await _checked_chunks(upstream_response, server, deadline, check)
-    headers = end_to_end(upstream_response.headers)
-    size = upstream_response.content_length
+        chunks = await _checked_chunks(relay, check)
+    headers = end_to_end(relay.upstream_response.headers)
+    size = relay.upstream_response.content_length
     if size is not None and "Content-Length" not in headers:
         headers["Content-Length"] = str(size)  # of chunks that are all there
-    await response.start(upstream_response.status, upstream_response.reason, headers)
-    await relay_chunks(
-        chunks or response_chunks(upstream_response, server, deadline), response, deadline
-    )
+    await relay.start(headers)
+    await relay_chunks(chunks or relay.chunks(), relay.response, relay.deadline)
 
 
-async def _checked_chunks(
-    response: UpstreamResponse, server: ServerName, deadline: Deadline, check: TensorCheck
-) -> Chunks:
-    size = response.content_length
+async def _checked_chunks(relay: ResponseRelay, check: TensorCheck) -> Chunks:
+    size = relay.upstream_response.content_length
     if size is not None and size <= CONVERT_CHUNK:
-        body = await read_response(response, server, deadline)
+        body = await relay.read_all()
         check.check_whole(body)
         return stream((body,))
-    chunks, end = await check_start(response_chunks(response, server, deadline), check, size)
+    chunks, end = await check_start(relay.chunks(), check, size)
     return check_end(chunks, end, size)
 
 
@@ -195,56 +235,39 @@ async def check_end(chunks: Chunks, end: BodyEnd, size: int | None) -> Chunks:
     end.check(received, last)
 
 
-async def relay_tensors(
-    upstream_response: UpstreamResponse,
-    response: ClientResponse,
-    server: ServerName,
-    deadline: Deadline,
-    kind: OperationKind,
-) -> None:
+async def relay_tensors(relay: ResponseRelay, kind: OperationKind) -> None:
     """Pass on the response to a request that infers, and passed untouched, as it arrives.
 
     Raises GatewayError (502) that names the server if it holds no tensors.
     """
-    with name_server_in_errors(server):
+    received = relay.upstream_response
+    with name_server_in_errors(relay.server):
         try:
-            check = tensor_check(upstream_response.status, upstream_response.headers, kind)
+            check = tensor_check(received.status, received.headers, kind)
         except NoTensorsError as error:
-            raise await quote_body(error, upstream_response, server, deadline) from None
-        await relay_response(upstream_response, response, server, deadline, check=check)
+            raise await quote_body(error, relay) from None
+        await relay_response(relay, check=check)
 
 
-async def quote_body(
-    error: NoTensorsError, response: UpstreamResponse, server: ServerName, deadline: Deadline
-) -> NoTensorsError:
+async def quote_body(error: NoTensorsError, relay: ResponseRelay) -> NoTensorsError:
     """Return the error of a response with the start of its body, if that arrives soon."""
-    deadline.expect_server(server)
-    start = await read_start(response)
+    relay.deadline.expect_server(relay.server)
+    start = await read_start(relay.upstream_response)
     return error if start is None else error.quoting(start)
 
 
 async def relay_rewritten(
-    upstream_response: UpstreamResponse,
-    chunks: Chunks,
-    response: ClientResponse,
-    rewrite: Callable[[bytes], bytes],
-    cap: int,
-    destination: Destination,
-    deadline: Deadline,
+    relay: ResponseRelay, chunks: Chunks, rewrite: Callable[[bytes], bytes], cap: int
 ) -> None:
     """Pass a successful response with its body rewritten; untouched if larger than ``cap``."""
-    with destination.memory_budget.reserve(response.record.reserved) as reservation:
+    with relay.reserve() as reservation:
         first = await read_first(chunks, cap + 1, reservation)
         if sum(map(len, first)) <= cap:
             document = rewrite(b"".join(first))
-            deadline.expect_client()
-            headers = with_body(upstream_response.headers, {})
-            status, reason = upstream_response.status, upstream_response.reason
-            await response.send(status, reason, headers, document)
+            await relay.send_body(document, with_body(relay.upstream_response.headers, {}))
             return
-        headers = end_to_end(upstream_response.headers)
-        await response.start(upstream_response.status, upstream_response.reason, headers)
+        await relay.start(end_to_end(relay.upstream_response.headers))
         for chunk in first:
-            await write(response, chunk, deadline)
+            await write(relay.response, chunk, relay.deadline)
         first.clear()
-    await relay_chunks(chunks, response, deadline)
+    await relay_chunks(chunks, relay.response, relay.deadline)

@@ -178,7 +178,8 @@ class Router:
         self._forwarded = forwarded
         self._matches = [route.match for route in routes]
         self._targets = [_RouteTargets(route, random) for route in routes]
-        self._widest_limits = _widest([route.limits for route in routes])
+        self.widest_limits = _widest([route.limits for route in routes])
+        """Limits that no route exceeds: those of a call whose route is not known yet."""
         self.readiness = Readiness(collect_upstreams(routes))
         self.message_scheduler = ConversionScheduler()
         """Shares the event loop among gRPC messages that are read before their route is known."""
@@ -206,11 +207,6 @@ class Router:
     def memory_budget(self) -> MemoryBudget:
         """Return the memory budget that all routes share."""
         return self.routes[0].destinations[0].memory_budget
-
-    @property
-    def widest_limits(self) -> Limits:
-        """Return limits that no route exceeds: those of a call whose route is not known yet."""
-        return self._widest_limits
 
     def find(
         self,

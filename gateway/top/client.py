@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
+from urllib.parse import urlsplit
 
 import aiohttp
-from yarl import URL
 
 from gateway.settings.values.addresses import UnixAddress, parse_address
 from gateway.top import formatting
@@ -36,7 +36,7 @@ class AdminAddress:
 
     shown: str
     """As the operator knows it."""
-    url: URL
+    url: str
     socket: str | None = None
 
 
@@ -45,24 +45,23 @@ def parse_admin_address(value: str) -> AdminAddress:
 
     Raises ValueError.
     """
-    if value.startswith(("http://", "https://")):
-        url = URL(value).with_fragment(None)
-        if not url.host:
-            raise ValueError(f"a host is missing in {value!r}")
-        if url.raw_authority.rpartition("@")[1]:
+    url = value if value.startswith(("http://", "https://")) else f"http://{value}"
+    shown = value
+    if url == value:
+        parts = urlsplit(url)
+        if "@" in parts.netloc:
             raise ValueError("a user name or password in the URL is not supported")
-        if url.raw_query_string:
-            raise ValueError(f"expected no query in the URL, got {url.raw_query_string!r}")
-        url = url.with_path(url.path.rstrip("/"))
-        address = AdminAddress(str(url).rstrip("/"), url)
-    elif isinstance(parsed := parse_address(value), UnixAddress):
-        return AdminAddress(str(parsed), URL("http://localhost"), parsed.path)
-    else:
-        url = URL.build(scheme="http", host=parsed.host, port=parsed.port)
-        address = AdminAddress(str(parsed), url)
-    if not url.port:
+        if parts.query:
+            raise ValueError(f"expected no query in the URL, got {parts.query!r}")
+        default = "" if parts.port is not None else f":{443 if parts.scheme == 'https' else 80}"
+        address = parse_address(f"{parts.netloc}{default}")
+        shown = url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+    elif isinstance(address := parse_address(value), UnixAddress):
+        return AdminAddress(value, "http://localhost", address.path)
+    assert not isinstance(address, UnixAddress)
+    if address.port == 0:
         raise ValueError("expected a port from 1 to 65535, got 0")
-    return address
+    return AdminAddress(shown, url)
 
 
 class AdminError(Exception):
@@ -91,7 +90,7 @@ class AdminClient:
 
     async def get(self, name: str, query: Mapping[str, str] | None = None) -> Document:
         """Return a document of the API. Raises AdminError."""
-        url = self._address.url / "api" / name
+        url = f"{self._address.url}/api/{name}"
         try:
             async with self._session.get(url, params=query, allow_redirects=False) as response:
                 body = bytearray()

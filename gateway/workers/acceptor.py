@@ -18,7 +18,6 @@ import logging
 import selectors
 import socket
 import time
-from collections.abc import Mapping
 from functools import partial
 
 from gateway.system.accept_queue import (
@@ -28,7 +27,7 @@ from gateway.system.accept_queue import (
     drop_new_connections,
     has_pending_handshakes,
 )
-from gateway.workers.ipc import ConnectionKind, ToWorker
+from gateway.workers.ipc import ConnectionKind, ListeningSockets, ToWorker
 from gateway.workers.worker_pool import NEVER, WorkerPool
 
 _RETRY_DELAY = 0.01
@@ -40,9 +39,6 @@ _LOG_INTERVAL = 1.0
 """Seconds in which such errors are logged once."""
 
 _log = logging.getLogger("tensorgate.workers")
-
-ListeningSockets = Mapping[socket.socket, ConnectionKind]
-"""Listening sockets, with who connects there."""
 
 
 class Acceptor:

@@ -54,12 +54,9 @@ class ControlSockets:
     """
 
     def __init__(self, slots: int) -> None:
-        self._descriptors: list[tuple[int, int]] = []
-        for _ in range(slots):
-            pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            for each in pair:
-                each.setblocking(False)
-            self._descriptors.append((pair[0].detach(), pair[1].detach()))
+        kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+        pairs = [socket.socketpair(socket.AF_UNIX, kind) for _ in range(slots)]
+        self._descriptors = [(admin.detach(), worker.detach()) for admin, worker in pairs]
 
     def __del__(self) -> None:
         for pair in self._descriptors:

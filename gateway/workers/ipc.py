@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import IntEnum
 from typing import Literal, Protocol
@@ -70,6 +70,9 @@ class FromWorker(IntEnum):
 
 ConnectionKind = Literal[ToWorker.CLIENT, ToWorker.ADMIN]
 """Who connects to a listening socket: the message that hands such a connection to a process."""
+
+ListeningSockets = Mapping[socket.socket, ConnectionKind]
+"""Listening sockets, with who connects there."""
 
 ReloadStep = Literal[ToWorker.PREPARE, ToWorker.COMMIT, ToWorker.ABORT]
 

@@ -14,14 +14,12 @@ The channel keeps the order, so that a process that was stopped for a while does
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.system.file_watcher import POLL_INTERVAL
-from gateway.workers.ipc import ConnectionKind, ReloadStep, ToWorker
+from gateway.workers.ipc import ListeningSockets, ReloadStep, ToWorker
 from gateway.workers.worker_pool import WorkerProcess, WorkerState
 
 PREPARE_TIMEOUT = 30.0
@@ -34,27 +32,19 @@ _RETRY_DELAY = 0.01
 """Seconds until a message is sent again to a process whose channel was full."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigUpdate:
-    """New settings, which the source has put where all processes read them.
-
-    The supervisor accepts on these sockets once they are in use, and closes those that are not
-    among them. ``drain_timeout`` is in seconds.
-    """
-
-    sockets: Mapping[socket.socket, ConnectionKind]
-    drain_timeout: float
-
-
 class ConfigSource(Protocol):
     """Where the supervisor gets new settings from; it applies one update after the other.
 
-    After each ConfigUpdate it calls ``commit`` and later ``on_applied``, or ``abort``, or neither
-    if it stops. None of the functions raises.
+    After each update it calls ``commit`` and later ``on_applied``, or ``abort``, or neither if it
+    stops. None of the functions raises.
     """
 
-    def poll(self, requested: bool) -> ConfigUpdate | None:
-        """Return new settings, if there are any that can be used; SIGHUP requests them."""
+    def poll(self, requested: bool) -> ListeningSockets | None:
+        """Look for new settings, which SIGHUP requests; return their sockets if they can be used.
+
+        They are where all processes read them. The supervisor accepts on these sockets once the
+        settings are in use, and closes those that are not among them.
+        """
 
     def commit(self) -> None:
         """Use the settings for processes that start from now on: each running one is ready."""
@@ -73,7 +63,7 @@ class ReloadBroadcaster:
         self._source = source
         self._is_requested = False
         self._poll_at = time.monotonic() + POLL_INTERVAL
-        self._update: ConfigUpdate | None = None
+        self._update: ListeningSockets | None = None
         self._broadcast: _Broadcast | None = None
 
     @property
@@ -84,16 +74,16 @@ class ReloadBroadcaster:
         return 0.0 if self._is_requested else self._poll_at
 
     @property
-    def pending_sockets(self) -> Mapping[socket.socket, ConnectionKind]:
+    def pending_sockets(self) -> ListeningSockets:
         """Return the sockets of an update that is not applied yet."""
-        return {} if self._update is None else self._update.sockets
+        return self._update or {}
 
     def request(self) -> None:
         """Ask for new settings as soon as no update is in progress."""
         self._is_requested = True
 
     def step(
-        self, processes: Sequence[WorkerProcess], apply: Callable[[ConfigUpdate], None]
+        self, processes: Sequence[WorkerProcess], apply: Callable[[ListeningSockets], None]
     ) -> None:
         """Poll, send and collect replies; ``apply`` an update that all processes use."""
         if self._broadcast is None and time.monotonic() >= self.next_step:

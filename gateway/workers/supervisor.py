@@ -25,9 +25,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.workers.acceptor import Acceptor, ListeningSockets
-from gateway.workers.ipc import ToWorker
-from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate, ReloadBroadcaster
+from gateway.workers.acceptor import Acceptor
+from gateway.workers.ipc import ListeningSockets, ToWorker
+from gateway.workers.reload_broadcast import ConfigSource, ReloadBroadcaster
 from gateway.workers.signals import STOP_SIGNALS, SignalWatcher
 from gateway.workers.worker_pool import (
     NEVER,
@@ -47,7 +47,15 @@ class NoWorkerError(Exception):
 
 
 class SupervisedGateway(ConfigSource, WorkerEvents, Protocol):
-    """What the supervisor asks for new settings, and reports to."""
+    """What the supervisor serves, asks for new settings, and reports to."""
+
+    @property
+    def sockets(self) -> ListeningSockets:
+        """Return the listening sockets; the supervisor owns them."""
+
+    @property
+    def drain_timeout(self) -> float:
+        """Return the seconds that calls in progress have when the gateway stops."""
 
     def on_started(self, workers: Sequence[int]) -> None:
         """Handle that workers with these process ids serve connections from now on."""
@@ -57,30 +65,22 @@ class SupervisedGateway(ConfigSource, WorkerEvents, Protocol):
 
 
 class Supervisor:
-    """Serves connections to listening sockets, which it owns, with so many worker processes.
+    """Serves connections to the sockets of a gateway with so many worker processes.
 
-    ``main`` runs in each worker, and ``admin_main`` in the admin process. ``drain_timeout`` is in
-    seconds. New settings come from ``gateway``, which is told of what happens.
+    ``main`` runs in each worker, and ``admin_main`` in the admin process.
     """
 
     def __init__(
-        self,
-        sockets: ListeningSockets,
-        workers: int,
-        main: WorkerMain,
-        admin_main: WorkerMain,
-        drain_timeout: float,
-        gateway: SupervisedGateway,
+        self, workers: int, main: WorkerMain, admin_main: WorkerMain, gateway: SupervisedGateway
     ) -> None:
-        self._drain_timeout = drain_timeout
         self._gateway = gateway
         # Unlike epoll, poll keeps nothing in the kernel that a fork would share.
         self._selector = selectors.PollSelector()
         self._pool = WorkerPool(
             workers, main, admin_main, self._selector, self._close_in_child, gateway
         )
-        self._pool.admin.is_wanted = ToWorker.ADMIN in sockets.values()
-        self._acceptor = Acceptor(sockets, self._pool, self._selector)
+        self._pool.admin.is_wanted = ToWorker.ADMIN in gateway.sockets.values()
+        self._acceptor = Acceptor(gateway.sockets, self._pool, self._selector)
         self._reloads = ReloadBroadcaster(gateway)
         self._signals = SignalWatcher()
         self._is_interrupted = False
@@ -171,7 +171,7 @@ class Supervisor:
     def _note_last_client(self, now: float) -> None:
         if not self._all_clients_accepted:
             self._all_clients_accepted = True
-            self._kill_at = now + self._drain_timeout + _KILL_DELAY
+            self._kill_at = now + self._gateway.drain_timeout + _KILL_DELAY
             self._gateway.on_stopping()
 
     def _retire(self, leaving: Sequence[WorkerProcess]) -> None:
@@ -198,7 +198,6 @@ class Supervisor:
         if slot.worker is not None and not slot.is_wanted and not self._acceptor.has_operators:
             slot.worker.drain()
 
-    def _apply(self, update: ConfigUpdate) -> None:
-        self._drain_timeout = update.drain_timeout
-        self._pool.admin.is_wanted = ToWorker.ADMIN in update.sockets.values()
-        self._acceptor.replace_sockets(update.sockets)
+    def _apply(self, sockets: ListeningSockets) -> None:
+        self._pool.admin.is_wanted = ToWorker.ADMIN in sockets.values()
+        self._acceptor.replace_sockets(sockets)

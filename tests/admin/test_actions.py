@@ -317,7 +317,7 @@ async def _no_json(sink: socket.socket) -> None:
 
 async def _too_much(sink: socket.socket) -> None:
     sink.setblocking(False)
-    await asyncio.get_running_loop().sock_sendall(sink, b"[" + b" " * 100_000 + b"]")
+    await asyncio.get_running_loop().sock_sendall(sink, b"[1" + b" " * 100_000 + b"]")
     sink.close()
 
 

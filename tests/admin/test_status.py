@@ -82,6 +82,13 @@ def test_endpoint_is_ejected_if_a_worker_ejects_it() -> None:
         assert merged["ejection_remaining_seconds"] == 7.5
 
 
+def test_endpoint_is_drained_if_one_worker_drains_it_and_draining_if_all_do() -> None:
+    for one, other in ((True, False), (False, True), (True, True)):
+        states = [endpoint(drained=each, draining=each) for each in (one, other)]
+        merged = _merged_endpoint(*states)
+        assert (merged["drained"], merged["draining"]) == (True, one and other)
+
+
 def test_last_error_of_all_workers_is_shown() -> None:
     early = endpoint(last_error="early", last_error_at="2026-01-01T00:00:00.000+00:00")
     late = endpoint(last_error="late", last_error_at="2026-01-01T00:00:00.001+00:00")

@@ -16,7 +16,7 @@ from gateway.app.captured_calls import send_connection
 from gateway.app.standalone import StandaloneGateway
 from gateway.listener.server import HttpListener
 from gateway.observe.call_record import CallRecord
-from gateway.settings.schema import Settings
+from tests.app.reloading import settings_for
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import (
     RunningGateway,
@@ -262,19 +262,10 @@ async def test_socket_without_a_connection_is_closed(gateway: RunningGateway) ->
             assert theirs.fileno() == -1
 
 
-def _settings(url: str, path: Path) -> Settings:
-    return Settings.model_validate(
-        {
-            "listen": f"unix:{path}",
-            "upstreams": {"u": {"endpoints": [url], "dialect": "triton"}},
-            "limits": {"drain_timeout": 0.05, "request_timeout": 3600, "idle_timeout": 3600},
-        }
-    )
-
-
 async def test_stopping_gateway_drops_a_call_that_hangs(tmp_path: Path) -> None:
     async with no_leaks(), ScriptedServer(never_respond) as server:
-        settings = _settings(server.url, tmp_path / "s")
+        limits = {"drain_timeout": 0.05, "request_timeout": 3600, "idle_timeout": 3600}
+        settings = settings_for(server.url, listen=f"unix:{tmp_path / 's'}", limits=limits)
         async with gateway_of(settings, unchecked="its stop ends the call") as gateway:
             connection, sink = await gateway.source.connect_captured(skips_conversion=False)
             client = RawClient(*await asyncio.open_connection(sock=connection))

@@ -18,6 +18,8 @@ from gateway.errors import GatewayError
 from gateway.observe.call_record import CallRecord
 from gateway.settings.load import load
 from gateway.settings.schema import Settings
+from gateway.workers.control import Question
+from tests.app.reloading import NOWHERE, settings_for
 from tests.support.addresses import free_address
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.checks.call_records import call_records as call_records
@@ -27,22 +29,11 @@ from tests.support.raw_client import connect
 from tests.support.servers.name_service import NameService
 
 CONFIG = Path(__file__).parents[2] / "config"
-NOWHERE = "http://127.0.0.1:1"
-
-
-def _settings(*listen: str, endpoints: tuple[str, ...] = (NOWHERE,), **more: object) -> Settings:
-    return Settings.model_validate(
-        {
-            "listen": list(listen) or "127.0.0.1:0",
-            "upstreams": {"u": {"endpoints": list(endpoints), "dialect": "triton"}},
-            **more,
-        }
-    )
 
 
 async def test_ipv6_addresses_are_shown_as_urls() -> None:
     try:
-        async with gateway_of(_settings("[::1]:0")) as gateway:
+        async with gateway_of(settings_for(listen="[::1]:0")) as gateway:
             assert gateway.addresses[0].startswith("http://[::1]:")
             async with connect(gateway.addresses[0]) as client:
                 assert (await client.call("GET", "/")).status == 503
@@ -65,11 +56,11 @@ async def test_address_in_use_is_refused() -> None:
         taken.listen()
         address = "{}:{}".format(*taken.getsockname())
         expected = f"cannot listen on {address}: Address already in use"
-        assert await _refused(_settings(address)) == expected
+        assert await _refused(settings_for(listen=address)) == expected
         # The sockets that were opened before are closed.
-        assert await _refused(_settings("127.0.0.1:0", address)) == expected
+        assert await _refused(settings_for(listen=["127.0.0.1:0", address])) == expected
         # Operators are served later, but their address is taken before clients are served.
-        assert await _refused(_settings(admin=address)) == expected
+        assert await _refused(settings_for(admin=address)) == expected
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["served", "stopped meanwhile"])
@@ -82,7 +73,7 @@ async def test_clients_are_served_before_operators(
     admin = free_address()
     async with (
         no_leaks(),
-        gateway_of(_settings(admin=admin)) as gateway,
+        gateway_of(settings_for(admin=admin)) as gateway,
         connect(gateway.addresses[0]) as client,
         connect(f"http://{admin}") as operator,
     ):
@@ -96,26 +87,12 @@ async def test_clients_are_served_before_operators(
 
 
 async def test_route_without_limits_has_those_of_all_routes() -> None:
-    routes = [
-        {
-            "upstream": "u",
-            "match": {"model": "m"},
-            "limits": {"max_json_depth": 3, "idle_timeout": 2},
-        },
-        {"upstream": "u"},
-    ]
-    settings = _settings(routes=routes, limits={"max_json_depth": 9, "request_timeout": 7})
-    async with gateway_of(settings) as gateway:
+    own = {"max_json_depth": 3, "idle_timeout": 2}
+    routes = [{"upstream": "u", "match": {"model": "m"}, "limits": own}, {"upstream": "u"}]
+    limits = {"max_json_depth": 9, "request_timeout": 7}
+    async with gateway_of(settings_for(routes=routes, limits=limits)) as gateway:
         first, second = gateway.active_config.fast_path.router.routes
-    assert (
-        second.limits.max_json_depth,
-        second.limits.idle_timeout,
-        second.limits.request_timeout,
-    ) == (
-        9,
-        300,
-        7,
-    )
+    assert (second.limits.max_json_depth, second.limits.request_timeout) == (9, 7)
     assert first.limits == replace(second.limits, max_json_depth=3, idle_timeout=2)
 
 
@@ -198,7 +175,7 @@ async def test_gateway_serves_and_counts_connections_accepted_elsewhere(
     tmp_path: Path, with_tls: bool
 ) -> None:
     certificate, key = certificate_files(tmp_path, server_certificate())
-    settings = _settings(tls={"certificate": certificate, "key": key} if with_tls else None)
+    settings = settings_for(tls={"certificate": certificate, "key": key} if with_tls else None)
     closed: list[None] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = listening.getsockname()
@@ -212,6 +189,10 @@ async def test_gateway_serves_and_counts_connections_accepted_elsewhere(
             worker.take(await asyncio.to_thread(lambda: listening.accept()[0]))
             assert await client == 503
             await until(lambda: len(closed) == 2)
+            ours, theirs = socket.socketpair()
+            await worker.reply(Question.CONNECT, theirs)  # of operators, which nobody counts
+            ours.close()
+            await until(lambda: not worker.listener.connections)
             with socket.create_connection(address) as silent:
                 worker.take(listening.accept()[0])
                 await asyncio.sleep(0.02)
@@ -223,7 +204,9 @@ async def test_gateway_serves_and_counts_connections_accepted_elsewhere(
 async def test_tls_is_spoken_on_tcp_addresses_alone(tmp_path: Path) -> None:
     certificate, key = certificate_files(tmp_path, server_certificate())
     unix = f"unix:{tmp_path / 's'}"
-    settings = _settings("127.0.0.1:0", unix, tls={"certificate": certificate, "key": key})
+    settings = settings_for(
+        listen=["127.0.0.1:0", unix], tls={"certificate": certificate, "key": key}
+    )
     async with no_leaks(), gateway_of(settings) as gateway:
         first, second = gateway.addresses
         assert first.startswith("https://127.0.0.1:")
@@ -243,7 +226,7 @@ def test_key_that_every_user_can_read_is_warned_of(
 ) -> None:
     certificate, key = certificate_files(tmp_path, server_certificate())
     os.chmod(key, mode)
-    settings = _settings(tls={"certificate": certificate, "key": key})
+    settings = settings_for(tls={"certificate": certificate, "key": key})
     warning = ("tls", "key"), f"every user of this machine can read {key}"
     assert list(settings_warnings(settings)) == [warning] * is_warned
 
@@ -254,7 +237,7 @@ async def test_cancelled_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(build_upstreams, "resolve_host", names)
     address = free_address()
     upstreams = {"u": {"endpoints": ["http://triton:1"], "dns_refresh": "1s", "health_check": {}}}
-    settings = _settings(address, upstreams=upstreams)
+    settings = settings_for(listen=address, upstreams=upstreams)
     async with no_leaks():
         start = asyncio.create_task(StandaloneGateway(settings).__aenter__())
         await until(lambda: names.under_way)
@@ -271,7 +254,7 @@ async def test_access_log_can_be_turned_off(call_records: list[CallRecord]) -> N
     for wanted in (True, False):
         call_records.clear()
         async with (
-            gateway_of(_settings(log={"access": wanted})) as gateway,
+            gateway_of(settings_for(log={"access": wanted})) as gateway,
             connect(gateway.addresses[0]) as client,
         ):
             await client.call("GET", "/v2")

@@ -255,7 +255,3 @@ async def test_reload_adds_and_removes_offload_threads(monkeypatch: pytest.Monke
         before = gateway.parts.offload
         await gateway.reload(settings_for(offload=1))
         assert gateway.parts.offload is before
-
-
-def _auto(url: str, **more: Any) -> Settings:
-    return settings_for(upstreams={"u": {"endpoints": [url], "dialect": "auto", **more}})

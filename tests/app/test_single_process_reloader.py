@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,16 @@ def _write(file: Path, url: str, more: str = "") -> None:
     _write_text(file, f"listen: 127.0.0.1:0\noffload: 0\nupstreams: {upstreams}\n{more}")
 
 
+@dataclass
 class _Reloading:
     """A gateway that reloads its settings."""
 
-    def __init__(self, running: RunningGateway, reloader: SingleProcessReloader) -> None:
-        self.remains = running.remains
-        self.gateway: StandaloneGateway = running.gateway
-        self.reloader = reloader
+    running: RunningGateway
+    reloader: SingleProcessReloader
+
+    @property
+    def gateway(self) -> StandaloneGateway:
+        return self.running.gateway
 
     @property
     def revision(self) -> dict[str, Any]:
@@ -184,7 +188,7 @@ async def test_unexpected_error_does_not_end_reloads(
             reloading.reloader.request_reload()
             await reloading.until_failed(1)
             assert "no luck" in caplog.text
-        reloading.remains.forget_faults()
+        reloading.running.remains.forget_faults()
         reloading.reloader.request_reload()
         await reloading.until_number(2)
 

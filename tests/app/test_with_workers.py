@@ -18,8 +18,7 @@ from gateway.app.reload import CloseReplaced, PreparedReload, SettingsSource
 from gateway.app.with_workers import GatewayWithWorkers, WorkerReloader
 from gateway.errors import INTERNAL_ERROR_TEXT
 from gateway.settings.schema import Settings
-from gateway.workers.ipc import ToWorker
-from gateway.workers.reload_broadcast import ConfigUpdate
+from gateway.workers.ipc import ListeningSockets, ToWorker
 from tests.support.certificates import authority, certificate_files
 from tests.support.gateway import no_leaks, until
 from tests.support.raw_client import RawClient, connect
@@ -49,10 +48,10 @@ class _Reloads:
     def revision(self) -> dict[str, Any]:
         return self.supervisor.shared.revision()
 
-    def poll(self) -> ConfigUpdate | None:
+    def poll(self) -> ListeningSockets | None:
         return self.supervisor.poll(requested=False)
 
-    def request(self) -> ConfigUpdate:
+    def request(self) -> ListeningSockets:
         """Have the supervisor read its settings, for the workers to prepare."""
         update = self.supervisor.poll(requested=True)
         assert update is not None
@@ -110,7 +109,7 @@ async def test_workers_use_new_settings_from_the_commit_on(
     async with _worker(reloads) as worker:
         assert (reloads.revision["number"], reloads.revision["file"]) == (1, str(reloads.file))
         reloads.write("http://127.0.0.1:2", end="log: {level: debug}\n")
-        assert reloads.request().sockets == reloads.sockets
+        assert reloads.request() == reloads.sockets
         assert await worker.do(ToWorker.PREPARE) == ""
         for used in (worker.gateway.settings, reloads.supervisor.settings):
             assert used.upstreams["u"].endpoints == ("http://127.0.0.1:1",)
@@ -161,7 +160,7 @@ async def test_settings_that_a_worker_refuses_are_used_by_no_process_until_the_n
         why = f"{reloads.file}: worker 7, worker 8: {error}; admin process 9: no luck"
         assert caplog.messages == [f"settings not reloaded: {why}; keeping the previous settings"]
         assert reloads.supervisor.sockets == reloads.sockets
-        assert all(sock.fileno() < 0 for sock in update.sockets if sock not in reloads.sockets)
+        assert all(sock.fileno() < 0 for sock in update if sock not in reloads.sockets)
         assert reloads.revision["last_failure"] == why
         for each in (worker, ready):
             assert await each.do(ToWorker.ABORT) == ""

@@ -147,7 +147,7 @@ _LOOKS = "looks like a regular expression, but it is a glob"
             [],
             [
                 ":5: upstreams.a.endpoints[1]: warning: http://localhost:8080 is the gateway itself"
-                " (listen, line 6: 0.0.0.0:8080); requests come back and are answered with 508"
+                " (listen: 0.0.0.0:8080); requests come back and are answered with 508"
             ],
         ),
         (

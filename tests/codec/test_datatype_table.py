@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gateway.codec.v2.buffered_request import read_json_fast
 from gateway.codec.v2.buffered_response import write_json_fast
-from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.request import InferRequestReader, read_json_fast
 from gateway.codec.v2.response_reader import read_without_data
 from gateway.errors import ErrorKind
 from gateway.protocol.datatypes import (

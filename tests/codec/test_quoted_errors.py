@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v2.buffered_request import read_json_fast
-from gateway.codec.v2.request import InferRequestReader, read_without_data
+from gateway.codec.v2.request import InferRequestReader, read_json_fast, read_without_data
 from gateway.codec.v2.response import encoded_converter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import OutputEncoding

@@ -11,10 +11,14 @@ import pytest
 from gateway.codec.json.parse_cost import VALUES_PER_TENSOR, check_value_count
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.request import PredictRequestReader
-from gateway.codec.v2.buffered_request import read_buffered_json, read_json_fast
 from gateway.codec.v2.json_reader import JsonMessageReader
 from gateway.codec.v2.json_request import JsonRequestWriter
-from gateway.codec.v2.request import InferRequestReader, read_without_data
+from gateway.codec.v2.request import (
+    InferRequestReader,
+    read_buffered_json,
+    read_json_fast,
+    read_without_data,
+)
 from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES

@@ -7,11 +7,9 @@ from typing import TypeVar
 import pytest
 
 from tests.integration.environment import MissingServerError
-from tests.integration.kserve.server import KServe
-from tests.integration.mlserver.server import MLServer
 from tests.integration.support.client import Client
 from tests.integration.support.gateway import Gateway, running_gateway
-from tests.integration.support.python_server import Script, running_script
+from tests.integration.support.python_server import KServe, MLServer, Script, running_script
 from tests.integration.support.real_server import HOST, InferenceServer, Reached, RealServer
 from tests.integration.triton.server import TritonServer
 from tests.support.servers.openvino import OpenVino

@@ -6,9 +6,15 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+
+from benchmarks.harness.client import NotInstalledError
+from benchmarks.harness.processes import Server
 
 PACKAGES = {
     "curl": "curl",
@@ -72,3 +78,19 @@ def built_go_program(source: Path) -> str:
     command = [go, "build", "-o", str(built.resolve()), str(source)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     return str(built.resolve())
+
+
+Proxy = Callable[[int], AbstractContextManager[Server]]
+
+
+@contextmanager
+def before(proxy: Proxy, url: str) -> Iterator[str]:
+    """Run a proxy before what listens at a URL; give the proxy's own."""
+    port = urlsplit(url).port
+    assert port is not None
+    try:
+        # Without cores of their own: to set them takes a fork, which breaks grpcio in this process.
+        with proxy(port) as running:
+            yield f"http://127.0.0.1:{running.ports[0]}"
+    except NotInstalledError as error:
+        pytest.skip(str(error))

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.servers.proxies import envoy_before, haproxy_before, nginx_before
 from gateway.demo.server.server import DemoServer
-from tests.interop.proxy_before import Proxy, before
+from tests.interop.programs import Proxy, before
 from tests.support.gateway import running_gateway
 from tests.support.http_messages import chunked, message, request
 from tests.support.inference_messages import HEADER_LENGTH, binary_part

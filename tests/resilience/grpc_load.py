@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import grpc
 import numpy as np
-from h2.connection import H2Connection
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.resilience.grpc_server import SLOW
@@ -21,8 +20,6 @@ _TIMEOUT = 20.0
 _FEW, _MANY = 8, 80_000
 """Numbers in a small request, and in a large one of 320 KB."""
 _STREAMED = 5
-_METHOD = "/inference.GRPCInferenceService/ModelInfer"
-_FRAME = 16_384
 
 
 class GrpcLoad:
@@ -39,7 +36,6 @@ class GrpcLoad:
         self._tasks = [
             asyncio.create_task(self._run(way, model)) for model in models for way in ways
         ]
-        self._tasks.append(asyncio.create_task(self._break_connections(models)))
 
     @property
     def ok(self) -> int:
@@ -77,22 +73,6 @@ class GrpcLoad:
                         outcome = error.code().name
                     self.counts[outcome] += 1
                     await asyncio.sleep(self._pause * 2 * random.random())
-
-    async def _break_connections(self, models: tuple[str, ...]) -> None:
-        """Send a part of a call, whole frames or not, and reset the connection."""
-        host, _, port = self._address.rpartition(":")
-        while not self._stopping:
-            data = _recorded_call(random.choice(models))
-            with suppress(ConnectionError):
-                _, writer = await asyncio.open_connection(host, int(port))
-                writer.write(data[: random.randrange(len(data))])
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(1):
-                        await writer.drain()
-                await asyncio.sleep(random.random() * 0.2)
-                writer.transport.abort()
-            self.counts["broken"] += 1
-            await asyncio.sleep(random.random() * 0.2)
 
 
 def _request(model: str, id_: str, size: int, *, typed: bool = False) -> Any:
@@ -171,26 +151,6 @@ async def _cancel(stub: Any, model: str, number: int) -> str:
 async def _miss_deadline(stub: Any, model: str, number: int) -> str:
     request = _request(model, f"{SLOW}{number}", _FEW)
     return _outcome(await stub.ModelInfer(request, timeout=random.random() * 0.3), request)
-
-
-def _recorded_call(model: str) -> bytes:
-    """Write what a client sends at first, with a large call."""
-    h2 = H2Connection()
-    h2.initiate_connection()
-    headers = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":authority": "x",
-        ":path": _METHOD,
-        "te": "trailers",
-        "content-type": "application/grpc",
-    }
-    h2.send_headers(1, headers.items())
-    message = _request(model, "broken", 3 * _FRAME // 4).SerializeToString()
-    framed = b"\0" + len(message).to_bytes(4, "big") + message
-    for start in range(0, len(framed), _FRAME):
-        h2.send_data(1, framed[start : start + _FRAME])
-    return h2.data_to_send()
 
 
 @asynccontextmanager

@@ -3,8 +3,8 @@
     python -m tests.resilience.soak --minutes 10
 
 Careful clients check each response, over HTTP and over gRPC, from servers over HTTP and over gRPC.
-Others send every form and leave at a random stage; gRPC clients cancel calls, miss deadlines and
-break connections; hostile clients send what the fuzz tests of HTTP/2 send. Servers are killed,
+Others send every form and leave at a random stage; gRPC clients cancel calls and miss deadlines;
+hostile clients send what the fuzz tests of HTTP/2 send, and break connections. Servers are killed,
 stopped and told to fail, and settings are reloaded all the while. In two quiet moments,
 after a warm-up and at the end, nothing may be left of the clients, the next one is served, and
 memory, descriptors, tasks and processes are counted.

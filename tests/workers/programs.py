@@ -7,12 +7,13 @@ import os, signal, socket, sys, time
 import logging
 from gateway.workers import supervisor
 from gateway.workers.ipc import FromWorker, ToWorker, receive
-from gateway.workers.reload_broadcast import ConfigUpdate
 from gateway.workers.supervisor import NoWorkerError, Supervisor
 
 logging.basicConfig(level="INFO", format="%(message)s")
 
 class Gateway:
+    drain_timeout = 0.1
+
     def poll(self, requested):
         return None
 
@@ -45,8 +46,8 @@ try:
     sock = socket.create_server(("127.0.0.1", 0))
     gateway, admin_sockets = Gateway(), {{}}
     {setup}
-    sockets = {{sock: ToWorker.CLIENT, **admin_sockets}}
-    print("dropped", Supervisor(sockets, {workers}, main, admin_main, 0.1, gateway).run())
+    gateway.sockets = {{sock: ToWorker.CLIENT, **admin_sockets}}
+    print("dropped", Supervisor({workers}, main, admin_main, gateway).run())
 except NoWorkerError as error:
     print(error)
 except KeyboardInterrupt:

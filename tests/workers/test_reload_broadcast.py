@@ -4,12 +4,13 @@ import select
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import pytest
 
 from gateway.workers import reload_broadcast
-from gateway.workers.ipc import FromWorker, ToWorker, receive, send
-from gateway.workers.reload_broadcast import ConfigUpdate, ReloadBroadcaster
+from gateway.workers.ipc import FromWorker, ListeningSockets, ToWorker, receive, send
+from gateway.workers.reload_broadcast import ReloadBroadcaster
 from gateway.workers.worker_pool import WorkerProcess
 
 
@@ -32,10 +33,10 @@ class _Reloads:
             self.start_worker()
         self.broadcaster = ReloadBroadcaster(self)
 
-    def poll(self, requested: bool) -> ConfigUpdate | None:
+    def poll(self, requested: bool) -> ListeningSockets | None:
         self.polls.append(requested)
         update = self.updates.pop(0) if self.updates else None
-        return None if update is None else ConfigUpdate({}, update)
+        return None if update is None else cast("ListeningSockets", {update: ToWorker.CLIENT})
 
     def commit(self) -> None:
         self.commits += 1
@@ -59,7 +60,7 @@ class _Reloads:
             while select.select([worker.channel], [], [], 0)[0] and worker.read_message():
                 pass
         self.broadcaster.step(
-            self.workers, lambda update: self.applied.append(update.drain_timeout)
+            self.workers, lambda update: self.applied.extend(cast("list[float]", update))
         )
 
     def begin(self) -> None:

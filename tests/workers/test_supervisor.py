@@ -67,7 +67,7 @@ channel.send(FromWorker.DROPPED, str(got))
 class Source(Gateway):
     def poll(self, requested):
         sockets = {sock: ToWorker.CLIENT, new: ToWorker.CLIENT}
-        return ConfigUpdate(sockets, 0.1) if requested else None
+        return sockets if requested else None
 
     def commit(self): print('applied')
 

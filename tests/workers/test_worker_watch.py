@@ -66,7 +66,7 @@ def test_worker_that_does_not_lead_logs_nothing_until_it_does(
 
 def test_dead_worker_and_its_successor_do_not_hang(caplog: pytest.LogCaptureFixture) -> None:
     workers = _Workers()
-    workers.pids[0][0] = DEAD
+    workers.pids[0][0], workers.pids[2][0] = DEAD, os.getpid()  # its own slot is silent, too
     workers.look(20, 1)
     workers.pids[0][0] = 0
     workers.look(20, 1)

@@ -13,9 +13,7 @@ from benchmarks.harness.requests import normal
 from benchmarks.harness.rounds import Ratio
 from benchmarks.measurements.conversion.json_speed import DIGITS, IMAGE_COUNT, check
 from benchmarks.report import Row, at_least, milliseconds
-from tests.integration.kserve.server import KServe
-from tests.integration.mlserver.server import MLServer
-from tests.integration.support.python_server import PythonServer
+from tests.integration.support.python_server import KServe, MLServer, PythonServer
 
 _MODEL = "identity_fp32"
 _DIRECT = "direct"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gateway.admin.history import (
     ENDPOINT_POINTS,
@@ -42,48 +41,35 @@ _IN_ORDER = ("in_use", "draining", "drained")
 """The states of endpoints that stay in the order of the settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointFilter:
-    """Which endpoints to describe: those of an upstream, those with a text, and how many."""
+Choice = tuple[Callable[[str, Status], bool], int, int]
+"""Tells whether an endpoint of an upstream is to be shown; how many to skip, and how many then."""
 
-    upstream: str
-    search: str
-    offset: int
-    limit: int
 
-    @classmethod
-    def parse(cls, query: Mapping[str, str]) -> Self:
-        """Read a query. Raises ValueError."""
-        return cls(
-            parse_text(query, "upstream"),
-            parse_text(query, "search").lower(),
-            parse_count(query, "offset", 0),
-            parse_count(query, "limit", _DEFAULT_ENDPOINTS, _MAX_ENDPOINTS),
-        )
+def parse_choice(query: Mapping[str, str]) -> Choice:
+    """Read which endpoints to describe: of an upstream, and with a text. Raises ValueError."""
+    upstream, search = parse_text(query, "upstream"), parse_text(query, "search").lower()
 
-    def fits(self, upstream: str, endpoint: Status) -> bool:
-        """Tell whether an endpoint is among them."""
-        if self.upstream and upstream != self.upstream:
-            return False
-        if not self.search:
-            return True
-        state = f"{endpoint['state']} {endpoint['state_text']}"
-        text = f"{upstream} {endpoint['url']} {state}".lower()
-        return self.search in text
+    def fits(name: str, endpoint: Status) -> bool:
+        text = f"{name} {endpoint['url']} {endpoint['state']} {endpoint['state_text']}"
+        return upstream in ("", name) and search in text.lower()
+
+    offset = parse_count(query, "offset", 0)
+    return fits, offset, parse_count(query, "limit", _DEFAULT_ENDPOINTS, _MAX_ENDPOINTS)
 
 
 def describe_topology(
-    state: State, history: History, settings: Settings, chosen: EndpointFilter
+    state: State, history: History, settings: Settings, choice: Choice
 ) -> dict[str, Any]:
     """Return routes, and upstreams with those endpoints that were chosen, worst first.
 
     Percentiles of endpoints are those of the status.
     """
     rates = _EndpointRates(state.window, history)
-    upstreams, skip, room = [], chosen.offset, chosen.limit
+    upstreams: list[dict[str, Any]] = []
+    fits, skip, room = choice
     for name, upstream in state.status["upstreams"].items():
         states = Counter(each["state"] for each in upstream["endpoints"])
-        fitting = [each for each in upstream["endpoints"] if chosen.fits(name, each)]
+        fitting = [each for each in upstream["endpoints"] if fits(name, each)]
         fitting.sort(key=_badness)
         shown = fitting[skip : skip + room]
         skip, room = max(0, skip - len(fitting)), room - len(shown)

@@ -40,8 +40,8 @@ _MAX_SAFE = 2**53
 _JSON_TYPES = {"BOOL": "JSON boolean", "BYTES": "JSON"}
 """What JSON says of the elements of an output; others are numbers."""
 
-Output = tuple[str, Datatype, Sequence[int], bytes]
-"""Name, datatype, shape and little-endian data."""
+Output = tuple[OutputTensor, bytes | bytearray]
+"""An output and its little-endian data."""
 
 
 def read_outputs(
@@ -57,7 +57,10 @@ def read_outputs(
     if form == "v1":
         return [_with_datatype(each, declared) for each in _describe_v1(body)]
     read = _read_grpc(body) if form == "grpc" else _read_v2(headers, body)
-    return [describe_output(*each) for each in read]
+    return [
+        describe_output(tensor.name, tensor.datatype, tensor.shape, bytes(data))
+        for tensor, data in read
+    ]
 
 
 def _read_v2(headers: CIMultiDictProxy[str], body: bytes) -> list[Output]:
@@ -75,7 +78,7 @@ def _read_v2(headers: CIMultiDictProxy[str], body: bytes) -> list[Output]:
     assert reader.response is not None
     outputs = reader.response.head.outputs
     data += [bytearray() for _ in range(len(outputs) - len(data))]
-    return [_output(each, bytes(part)) for each, part in zip(outputs, data, strict=True)]
+    return list(zip(outputs, data, strict=True))
 
 
 def _read_grpc(body: bytes) -> list[Output]:
@@ -84,13 +87,9 @@ def _read_grpc(body: bytes) -> list[Output]:
     read = read_infer_response(memoryview(body)[PREFIX_SIZE:], _MAX_HEADER)
     tensors = iter(read.tensors)
     return [
-        _output(each, b"".join(next(tensors)) if each.binary_size is not None else b"")
+        (each, b"".join(next(tensors)) if each.binary_size is not None else b"")
         for each in read.response.head.outputs
     ]
-
-
-def _output(tensor: OutputTensor, data: bytes) -> Output:
-    return tensor.name, tensor.datatype, tensor.shape, data
 
 
 def _with_datatype(output: dict[str, Any], declared: Mapping[str, str]) -> dict[str, Any]:

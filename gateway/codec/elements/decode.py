@@ -19,7 +19,7 @@ from gateway.codec.elements.diagnose import (
     invalid_array_error,
     split_run,
 )
-from gateway.codec.elements.rounding import Values, has_ties, round_text
+from gateway.codec.elements.rounding import Values, has_many_digits, has_ties, round_text
 from gateway.codec.json.array_scanner import ElementRun, StringPart, find_string_cut
 from gateway.codec.offload_interface import ConversionJob
 from gateway.protocol.datatypes import Datatype, Family
@@ -67,8 +67,9 @@ def pack_integers(elements: list[Any], datatype: Datatype) -> bytes | None:
 def _parse_floats(text: bytes, null_is_nan: bool) -> Values | None:
     """Parse an array into the doubles nearest to its numbers; None for any other text."""
     types = _FLOATS_OR_NULL if null_is_nan else ELEMENT_TYPES[Family.FLOAT]
-    elements, infinities = _parse_elements(text, types), 0
-    if elements is None and (b"N" in text or b"I" in text):
+    is_long = has_many_digits(text)
+    elements, infinities = None if is_long else _parse_elements(text, types), 0
+    if elements is None and (is_long or b"N" in text or b"I" in text):
         # The standard library takes the bare words, but makes infinities of large numbers, too.
         elements, infinities = _parse_elements(text, types, _parse_with_words), text.count(b"I")
     if elements is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final
 
 import orjson
 
@@ -39,17 +39,24 @@ _EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
 
 
-class ConvertedResponse(NamedTuple):
+class ConvertedResponse:
     """A converted body, and what its headers must say.
 
     ``header_size`` is the size of the JSON before binary tensors, None without tensors.
     ``content_type`` is None if the server's stays. ``elements`` counts those of all outputs.
     """
 
-    body: bytes
-    content_type: str | None = "application/json"
-    header_size: int | None = None
-    elements: int = 0
+    def __init__(
+        self,
+        body: bytes,
+        content_type: str | None = "application/json",
+        header_size: int | None = None,
+        elements: int = 0,
+    ) -> None:
+        self.elements: Final = elements
+        self.body: Final = body
+        self.content_type: Final = content_type
+        self.header_size: Final = header_size
 
 
 @dataclass(frozen=True, slots=True)

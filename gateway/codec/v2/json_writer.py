@@ -65,7 +65,7 @@ class TensorSplitter:
 
     def finish(self) -> None:
         """Check that the data are complete."""
-        if self._missing or any(each.binary_size for each in self._tensors[self._current :]):
+        if any(each.binary_size for each in self._tensors[self._current :]):
             raise self._words.malformed(
                 f"{self._words.name} ends before all that its header says has come"
             )

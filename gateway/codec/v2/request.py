@@ -1,23 +1,36 @@
-"""Reads infer requests in JSON, with binary tensors behind it or not."""
+"""Reads infer requests in JSON, with binary tensors behind it or not: as they arrive, or buffered.
+
+Buffered requests are read within one time slice. Requests for a model look alike but for their data
+and their id. The JSON around those is parsed once, and what is parsed of it is cached. Unusual and
+invalid requests are left to InferRequestReader; for all others both give the same result.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
-from gateway.codec.elements.decode import TensorDecoder
+import orjson
+
+from gateway.codec import native
+from gateway.codec.elements.decode import TensorDecoder, decode_numbers, decode_strings
+from gateway.codec.json.array_scanner import max_depth
+from gateway.codec.json.data_extractor import placeholder
 from gateway.codec.json.header_length_check import check_header_end
 from gateway.codec.json.text_search import contains, has_data_key, split_id
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.v2.json_reader import JsonMessageReader
 from gateway.errors import GatewayError
-from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.datatypes import DATATYPES, Datatype
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import ExtractedArray
 from gateway.protocol.messages import (
     Fields,
     InferRequest,
+    InferRequestHead,
     InputTensor,
     TensorData,
     may_name_sequence,
@@ -30,9 +43,30 @@ from gateway.protocol.request_header import (
     read_inputs,
     requests_binary_explicitly,
 )
-from gateway.protocol.tensors import MAX_TENSORS
-from gateway.sizes import CACHED_DOCUMENTS
+from gateway.protocol.tensors import MAX_TENSORS, element_count
+from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import cached
+
+MAX_CACHED_HEADER = 4 * 1024
+"""The most bytes of JSON that ``read_without_data`` accepts."""
+
+MAX_FAST_REQUEST = 256 * 1024
+"""The most bytes of a request on the fast path: its numbers take half a millisecond in C."""
+
+_MAX_OBJECTS: Final = 64
+"""Each may be a tensor, which takes some 20 us, however short its text."""
+
+_MAX_ARRAYS = 256
+
+_DATA_ARRAY = re.compile(rb'"data"[ \t\r\n]*+:[ \t\r\n]*+\[')
+
+_KEYS = {name: re.compile(rb'"%b"[ \t\r\n]*+:' % name.encode()) for name in ("data", "datatype")}
+"""Keys in a text without escapes, where no string contains a quote."""
+
+_PLACEHOLDERS = [b'"data":' + orjson.dumps(placeholder(number)) for number in range(_MAX_ARRAYS)]
+
+_STRINGS = re.compile(rb'[\[ \t\r\n]++"')
+"""How an array of strings begins."""
 
 
 class InferRequestReader(JsonMessageReader):
@@ -109,10 +143,6 @@ class InferRequestReader(JsonMessageReader):
         )
 
 
-MAX_CACHED_HEADER = 4 * 1024
-"""The most bytes of JSON that ``read_without_data`` accepts."""
-
-
 def read_without_data(
     text: bytes, depth_cap: int, tensor_cap: int = MAX_TENSORS
 ) -> InferRequest | None:
@@ -139,3 +169,220 @@ def _read_without_data(text: bytes, depth_cap: int, tensor_cap: int) -> InferReq
     reader = InferRequestReader(len(text), depth_cap, tensor_cap=tensor_cap)
     reader.feed(text, last=True)
     return reader.finish()
+
+
+def read_buffered_json(
+    body: bytes, header_cap: int, depth_cap: int, tensor_cap: int
+) -> InferRequest | None:
+    """Read a request that is all JSON; None if that takes more than one time slice.
+
+    ``header_cap`` limits its JSON in bytes, ``depth_cap`` the nesting, ``tensor_cap`` the tensors.
+    Raises GatewayError (400).
+    """
+    if not 0 < len(body) <= min(MAX_FAST_REQUEST, header_cap):
+        return None
+    request = read_json_fast(body, depth_cap, tensor_cap)
+    request = request or _read_small(body, header_cap, depth_cap, tensor_cap)
+    return None if request is None or request.missing_size else request
+
+
+def read_buffered_binary(
+    body: bytes, header_size: int, header_cap: int, depth_cap: int, tensor_cap: int
+) -> InferRequest | None:
+    """Read a request of which ``header_size`` bytes are JSON; as ``read_buffered_json``."""
+    if header_size > min(len(body), header_cap):
+        return None
+    text = body[:header_size]
+    request = None
+    if header_size <= MAX_CACHED_HEADER:
+        request = read_without_data(text, depth_cap, tensor_cap)
+    request = request or _read_small(text, header_cap, depth_cap, tensor_cap)
+    if request is None or request.missing_size != len(body) - header_size:
+        return None
+    return with_data(request, body, header_size)
+
+
+def _read_small(
+    text: bytes, header_cap: int, depth_cap: int, tensor_cap: int
+) -> InferRequest | None:
+    """Read the JSON of a request that fits into a time slice; raises GatewayError."""
+    if len(text) > MAX_UNSCHEDULED or text.count(b"{") > _MAX_OBJECTS:
+        return None
+    reader = InferRequestReader(header_cap, depth_cap, tensor_cap=tensor_cap)
+    reader.feed(text, last=True)
+    while reader.step():
+        pass
+    return reader.finish()
+
+
+def with_data(request: InferRequest, body: bytes, start: int) -> InferRequest:
+    """Return a request with its data, of which those still to come begin at ``start``."""
+    tensors: list[TensorData] = []
+    data = memoryview(body)
+    for part in request.tensors:
+        if isinstance(part, int):
+            tensors.append((data[start : start + part],))
+            start += part
+        else:
+            tensors.append(part)
+    return InferRequest(request.head, request.id, tuple(tensors), request.text)
+
+
+def read_json_fast(
+    text: bytes, depth_cap: int, tensor_cap: int = MAX_TENSORS
+) -> InferRequest | None:
+    """Read a JSON request; ``depth_cap`` limits its nesting, ``tensor_cap`` its tensors.
+
+    Returns None if InferRequestReader is needed.
+    """
+    extracted = _extract_arrays(text)
+    if extracted is None:
+        return None
+    surroundings, arrays = extracted
+    if len(surroundings) > MAX_CACHED_DOCUMENT or contains(surroundings, b"\\"):
+        return None  # escapes could hide a key, and with it data that would be cached
+    common, request_id = split_id(surroundings)
+    parsed = _cached_parse(common, len(arrays), depth_cap, tensor_cap)
+    if request_id is not None and (not parsed or parsed.id is None):
+        # The id is not that of the request.
+        parsed, request_id = _cached_parse(surroundings, len(arrays), depth_cap, tensor_cap), None
+    if not parsed:
+        return None
+    tensors: list[TensorData] = []
+    try:
+        for tensor, array in zip(parsed.tensors, arrays, strict=True):
+            tensors.append((_pack(tensor, array, depth_cap),))
+    except ValueError:
+        return None  # an invalid element, or a number of elements that does not match the shape
+    head = parsed.head if parsed.size_is_known else _with_sizes(parsed, tensors)
+    return InferRequest(head, parsed.id if request_id is None else request_id, tuple(tensors))
+
+
+def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]] | None:
+    """Return the request with placeholders, and the arrays that they replace.
+
+    None if they are too many, or if it is not clear where one ends.
+    """
+    surroundings: list[bytes] = []
+    arrays: list[bytes] = []
+    position = 0
+    while (key := _DATA_ARRAY.search(text, position)) is not None:
+        opening = key.end() - 1
+        close = _end_of_array(text, opening)
+        if not close or len(arrays) == _MAX_ARRAYS:
+            return None
+        surroundings += text[position : key.start()], _PLACEHOLDERS[len(arrays)]
+        arrays.append(text[opening:close])
+        position = close
+    surroundings.append(text[position:])
+    return b"".join(surroundings), arrays
+
+
+def _end_of_array(text: bytes, start: int) -> int:
+    """Return where an array of numbers or strings ends; 0 if that is not clear."""
+    if _STRINGS.match(text, start):
+        position, *_, has_ended = native.scan_strings(memoryview(text)[start:], 0)
+        return start + position if has_ended else 0
+    close = native.scan_numbers(text, start, len(text))[1]
+    return start + close if close else 0
+
+
+def _with_sizes(parsed: _ParsedRequest, tensors: list[TensorData]) -> InferRequestHead:
+    """Return the head of a request with the sizes of its strings."""
+    inputs = list(parsed.head.inputs)
+    for tensor, data in zip(parsed.tensors, tensors, strict=True):
+        if tensor.size is None:
+            assert not isinstance(data, int)
+            size = sum(map(len, data))
+            inputs[tensor.index] = inputs[tensor.index].with_size(size)
+    return replace(parsed.head, inputs=tuple(inputs), written={})
+
+
+def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
+    """Return the bytes of an array; raises ValueError if there is anything to be said about it."""
+    is_nested = array.find(b"[", 1) > 0
+    if tensor.size is not None:
+        if is_nested and max_depth(array) > depth_cap:
+            raise ValueError("nested too deep")
+        data = decode_numbers(array, tensor.datatype)
+        if data is None or len(data) != tensor.size:
+            raise ValueError("an element is invalid, or there are not as many as the shape takes")
+        return data
+    if is_nested and native.scan_strings(array, 0)[3] > depth_cap:
+        raise ValueError("nested too deep")
+    decoded = decode_strings(array)
+    if decoded is None or decoded[0] != tensor.count:
+        raise ValueError("an element is invalid, or there are not as many as the shape takes")
+    return decoded[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """Input number ``index``: ``count`` elements of ``size`` bytes together, None for strings."""
+
+    index: int
+    datatype: Datatype
+    count: int
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ParsedRequest:
+    """What a request becomes, apart from its data; strings lack their size in the head."""
+
+    head: InferRequestHead
+    id: str | None
+    tensors: tuple[_Tensor, ...]
+    size_is_known: bool
+
+
+@cached(CACHED_DOCUMENTS)
+def _cached_parse(
+    surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
+) -> _ParsedRequest | Literal[False]:
+    return _parse_surroundings(surroundings, arrays, depth_cap, tensor_cap) or False
+
+
+def _parse_surroundings(
+    surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
+) -> _ParsedRequest | None:
+    try:
+        fields = parse_request_header(surroundings, depth_cap)
+        inputs = read_inputs(fields, tensor_cap)
+        head = read_head(fields, inputs, tensor_cap)
+    except GatewayError:
+        return None
+    if not head.features.is_plain:
+        return None
+    data = [entry["data"] for entry in fields["inputs"] if "data" in entry]
+    if data != [placeholder(number) for number in range(arrays)]:
+        return None
+    # Arrays hold numbers or strings, so no keys.
+    if any(len(key.findall(surroundings)) != _count(fields, name) for name, key in _KEYS.items()):
+        return None  # a key is a duplicate
+    tensors: list[_Tensor] = []
+    sized: list[InputTensor] = []
+    for index, tensor in enumerate(inputs):
+        if tensor.base64 is not None:  # it has JSON data
+            if tensor.base64:
+                return None
+            datatype, count = tensor.datatype, element_count(tensor.shape)
+            size = None if datatype.size is None else datatype.size * count
+            tensors.append(_Tensor(index, datatype, count, size))
+            tensor = tensor.with_size(size)
+        elif tensor.binary_size is not None:
+            return None
+        sized.append(tensor)
+    size_is_known = all(tensor.size is not None for tensor in tensors)
+    in_sequence = may_name_sequence(surroundings)
+    head = replace(head, inputs=tuple(sized), names_sequence=in_sequence)
+    return _ParsedRequest(head, fields.get("id"), tuple(tensors), size_is_known)
+
+
+def _count(value: object, name: str) -> int:
+    """Count the members with a name in a parsed JSON value; its depth is limited."""
+    if isinstance(value, list):
+        return sum(_count(each, name) for each in value)
+    if not isinstance(value, dict):
+        return 0
+    return (name in value) + sum(_count(each, name) for each in value.values())

@@ -1,12 +1,14 @@
-"""The HTTP API of the demo server, without I/O: a request in, a response out."""
+"""The HTTP API of the demo server: its paths, its models' calls and its trace settings."""
 
+import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final
 
+from aiohttp import web
 from pydantic import AfterValidator
 
 from gateway.demo.server.models import (
@@ -22,10 +24,7 @@ from gateway.demo.server.models import (
 from gateway.demo.server.tensors import RequestError
 from gateway.demo.server.wire import (
     Document,
-    HttpRequest,
-    HttpResponse,
     encode_infer_response,
-    error_response,
     json_response,
     parse_infer_request,
     parse_object,
@@ -46,7 +45,8 @@ SERVER: Final = {
     ],
 }
 
-_EMPTY: Final = HttpResponse(headers={"Content-Type": "text/plain"})
+BODY: Final = web.RequestKey("body", bytes)
+_OUTCOMES: Final = ("success", "fail")
 
 Settings = dict[str, str | list[str]]
 
@@ -115,38 +115,45 @@ class _IndexOptions(Document):
     ready: bool = False
 
 
-@dataclass(slots=True)
-class CallCounter:
-    """The calls to a model; times in nanoseconds, `last` in milliseconds since 1970."""
-
-    succeeded: int = 0
-    succeeded_ns: int = 0
-    failed: int = 0
-    failed_ns: int = 0
-    last: int = 0
-
-
 class Api:
-    """Handles requests as Triton does; only a client's error that is 500 there is 400 here."""
+    """Handles requests as Triton does; only a client's error that is 500 there is 400 here.
 
-    def __init__(self) -> None:
+    The body of a request, decompressed, is its value `BODY`. An error is raised as RequestError.
+    """
+
+    def __init__(self, event_delay: float) -> None:
+        self._event_delay = event_delay
         self._loaded = set(MODELS)
-        self._counters = {name: CallCounter() for name in MODELS}
+        self._calls = {name: {each: Counter[str]() for each in _OUTCOMES} for name in MODELS}
+        """How many calls of each outcome there were, and the nanoseconds that they took."""
+        self._last_inference = dict.fromkeys(MODELS, 0)
+        """Milliseconds since 1970."""
         self._trace = TraceSettings()
 
-    def handle(self, request: HttpRequest) -> HttpResponse:
-        """Respond to a request; an error becomes a response, too."""
-        try:
-            for methods, pattern, action in _ROUTES:
-                if match := pattern.fullmatch(request.path):
-                    if request.method not in methods:
-                        raise RequestError("Method Not Allowed", 405)
-                    return action(self, request, **match.groupdict(default=""))
-            raise RequestError("Not Found", 404)
-        except RequestError as error:
-            return error_response(error)
+    def routes(self) -> Iterator[web.RouteDef]:
+        """Yield the routes; those without a model in their path come first."""
+        yield web.route("GET", "/v2", self._server)
+        yield web.route("GET", "/v2/health/{probe:live|ready}", self._health)
+        yield web.route("GET", "/v2/models/stats", self._statistics)
+        # Triton has these paths, without a version; the specification has others.
+        for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting"):
+            yield web.route("GET", path, self._trace_setting)
+            yield web.route("POST", path, self._trace_setting)
+        for path in ("/v2/repository", "/v2/repository/{repository}"):
+            yield web.post(f"{path}/index", self._index)
+            yield web.post(f"{path}/models/{{model}}/load", self._load)
+            yield web.post(f"{path}/models/{{model}}/unload", self._unload)
+        for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:[0-9]+}"):
+            yield web.route("GET", path, self._metadata)
+            yield web.route("GET", f"{path}/ready", self._ready)
+            yield web.route("GET", f"{path}/config", self._config)
+            yield web.route("GET", f"{path}/stats", self._statistics)
+            yield web.post(f"{path}/infer", self._infer)
+            yield web.post(f"{path}/generate", self._generate)
+            yield web.post(f"{path}/generate_stream", self._generate_stream)
 
-    def _model(self, name: str, version: str) -> Model:
+    def _model(self, request: web.Request) -> Model:
+        name, version = _names(request)
         if name not in MODELS:
             problem = f"'{name}' is not found"
         elif name not in self._loaded:
@@ -157,30 +164,38 @@ class Api:
             return MODELS[name]
         raise RequestError(f"Request for unknown model: {problem}", 404)
 
-    def _ready(self, _request: HttpRequest, model: str, version: str) -> HttpResponse:
+    async def _server(self, _: web.Request) -> web.Response:
+        return json_response(SERVER)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(content_type="text/plain")
+
+    async def _ready(self, request: web.Request) -> web.Response:
         try:
-            self._model(model, version)
+            self._model(request)
         except RequestError:
             raise RequestError("Model version not ready") from None
-        return _EMPTY
+        return web.Response(content_type="text/plain")
 
-    def _metadata(self, _request: HttpRequest, model: str, version: str) -> HttpResponse:
-        return json_response(describe_metadata(self._model(model, version)))
+    async def _metadata(self, request: web.Request) -> web.Response:
+        return json_response(describe_metadata(self._model(request)))
 
-    def _config(self, _request: HttpRequest, model: str, version: str) -> HttpResponse:
-        return json_response(describe_config(self._model(model, version)))
+    async def _config(self, request: web.Request) -> web.Response:
+        return json_response(describe_config(self._model(request)))
 
-    def _statistics(
-        self, _request: HttpRequest, model: str = "", version: str = ""
-    ) -> HttpResponse:
+    async def _statistics(self, request: web.Request) -> web.Response:
+        model, version = _names(request)
         if model and (model not in self._loaded or version not in ("", VERSION)):
             raise RequestError(f"requested model '{model}' is not available")
         names = [model] if model else sorted(self._loaded)
-        stats = [describe_statistics(name, self._counters[name]) for name in names]
+        stats = [
+            describe_statistics(name, self._last_inference[name], **self._calls[name])
+            for name in names
+        ]
         return json_response({"model_stats": stats})
 
-    def _index(self, request: HttpRequest) -> HttpResponse:
-        only_ready = validate(_IndexOptions, parse_object(request.body or b"{}")).ready
+    async def _index(self, request: web.Request) -> web.Response:
+        only_ready = validate(_IndexOptions, parse_object(request[BODY] or b"{}")).ready
         ready = {"version": VERSION, "state": "READY"}
         unloaded = {"version": VERSION, "state": "UNAVAILABLE", "reason": "unloaded"}
         return json_response(
@@ -190,82 +205,63 @@ class Api:
             ]
         )
 
-    def _load(self, _request: HttpRequest, model: str) -> HttpResponse:
+    async def _load(self, request: web.Request) -> web.Response:
+        model, _ = _names(request)
         if model not in MODELS:
             raise RequestError(f"failed to load '{model}', failed to poll from model repository")
         self._loaded.add(model)
-        return HttpResponse()
+        return web.Response(content_type="application/json")
 
-    def _unload(self, _request: HttpRequest, model: str) -> HttpResponse:
-        self._loaded.discard(model)
-        return HttpResponse()
+    async def _unload(self, request: web.Request) -> web.Response:
+        self._loaded.discard(request.match_info["model"])
+        return web.Response(content_type="application/json")
 
-    def _trace_setting(self, request: HttpRequest, model: str = "") -> HttpResponse:
+    async def _trace_setting(self, request: web.Request) -> web.Response:
+        model, _ = _names(request)
         if model and model not in self._loaded:
             raise RequestError(f"Request for unknown model : {model}")
         if request.method == "GET":
             return json_response(self._trace.get(model))
-        return json_response(self._trace.update(model, parse_object(request.body)))
+        return json_response(self._trace.update(model, parse_object(request[BODY])))
 
-    def _infer(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
-        with self._counted(model, version) as found:
-            parsed = parse_infer_request(request.headers, request.body)
-            return encode_infer_response(model, VERSION, parsed, infer(found, parsed))
+    async def _infer(self, request: web.Request) -> web.Response:
+        with self._counted(request) as model:
+            parsed = parse_infer_request(request.headers, request[BODY])
+            return encode_infer_response(model.name, VERSION, parsed, infer(model, parsed))
 
-    def _generate(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
-        with self._counted(model, version) as found:
-            return json_response(generate(found, parse_object(request.body)))
+    async def _generate(self, request: web.Request) -> web.Response:
+        with self._counted(request) as model:
+            return json_response(generate(model, parse_object(request[BODY])))
 
-    def _generate_stream(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
-        with self._counted(model, version) as found:
-            events = generate_stream(found, parse_object(request.body))
-        return HttpResponse(
-            headers={"Content-Type": "text/event-stream; charset=utf-8"}, events=events
-        )
+    async def _generate_stream(self, request: web.Request) -> web.StreamResponse:
+        with self._counted(request) as model:
+            events = generate_stream(model, parse_object(request[BODY]))
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await stream.prepare(request)
+        with suppress(ConnectionResetError):  # the client may leave at any time
+            for number, event in enumerate(events):
+                if number > 0:
+                    await asyncio.sleep(self._event_delay)
+                await stream.write(event)
+        return stream
 
     @contextmanager
-    def _counted(self, name: str, version: str) -> Iterator[Model]:
+    def _counted(self, request: web.Request) -> Iterator[Model]:
         """Count the call to a model that is made in the context."""
-        model = self._model(name, version)
-        counter = self._counters[name]
-        started = time.perf_counter_ns()
+        model = self._model(request)
+        started, outcome = time.perf_counter_ns(), "fail"
         try:
             yield model
-        except RequestError:
-            counter.failed += 1
-            counter.failed_ns += time.perf_counter_ns() - started
-            raise
-        counter.succeeded += 1
-        counter.succeeded_ns += time.perf_counter_ns() - started
-        counter.last = time.time_ns() // 1_000_000
+            outcome = "success"
+            self._last_inference[model.name] = time.time_ns() // 1_000_000
+        finally:
+            count = self._calls[model.name][outcome]
+            count.update(count=1, ns=time.perf_counter_ns() - started)
 
 
-_MODEL: Final = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
-_REPOSITORY: Final = r"/v2/repository(?:/[^/]+)?"
-_Action = Callable[..., HttpResponse]
-
-# The first match counts, so a model cannot be named "stats".
-_ROUTES: Final[list[tuple[tuple[str, ...], re.Pattern[str], _Action]]] = [
-    (methods, re.compile(pattern), action)
-    for methods, pattern, action in (
-        (("GET",), r"/v2", lambda *_: json_response(SERVER)),
-        (("GET",), r"/v2/health/(?:live|ready)", lambda *_: _EMPTY),
-        (("GET",), r"/v2/models/stats", Api._statistics),
-        (("GET",), _MODEL, Api._metadata),
-        (("GET",), _MODEL + r"/ready", Api._ready),
-        (("GET",), _MODEL + r"/config", Api._config),
-        (("GET",), _MODEL + r"/stats", Api._statistics),
-        (("POST",), _MODEL + r"/infer", Api._infer),
-        (("POST",), _MODEL + r"/generate", Api._generate),
-        (("POST",), _MODEL + r"/generate_stream", Api._generate_stream),
-        # Triton has these paths, without a version; the specification has others.
-        (("GET", "POST"), r"/v2/trace/setting", Api._trace_setting),
-        (("GET", "POST"), r"/v2/models/(?P<model>[^/]+)/trace/setting", Api._trace_setting),
-        (("POST",), _REPOSITORY + r"/index", Api._index),
-        (("POST",), _REPOSITORY + r"/models/(?P<model>[^/]+)/load", Api._load),
-        (("POST",), _REPOSITORY + r"/models/(?P<model>[^/]+)/unload", Api._unload),
-    )
-]
+def _names(request: web.Request) -> tuple[str, str]:
+    """Return the model and the version in a path; empty if there is none."""
+    return request.match_info.get("model", ""), request.match_info.get("version", "")
 
 
 def describe_metadata(model: Model) -> dict[str, Any]:
@@ -291,25 +287,22 @@ def describe_config(model: Model) -> dict[str, Any]:
     }
 
 
-def describe_statistics(name: str, counter: CallCounter) -> dict[str, Any]:
+def describe_statistics(
+    name: str, last: int, success: Counter[str], fail: Counter[str]
+) -> dict[str, Any]:
     """Describe the calls to a model; the demo has no queue and no cache."""
-    success = {"count": counter.succeeded, "ns": counter.succeeded_ns}
     none = {"count": 0, "ns": 0}
+    idle = ("queue", "compute_input", "compute_output", "cache_hit", "cache_miss")
+    counts = {"success": success, "fail": fail, "compute_infer": success}
     return {
         "name": name,
         "version": VERSION,
-        "last_inference": counter.last,
-        "inference_count": counter.succeeded,
-        "execution_count": counter.succeeded,
+        "last_inference": last,
+        "inference_count": success["count"],
+        "execution_count": success["count"],
         "inference_stats": {
-            "success": success,
-            "fail": {"count": counter.failed, "ns": counter.failed_ns},
-            "queue": none,
-            "compute_input": none,
-            "compute_infer": success,
-            "compute_output": none,
-            "cache_hit": none,
-            "cache_miss": none,
+            **dict.fromkeys(idle, none),
+            **{each: none | count for each, count in counts.items()},
         },
         "response_stats": {},
         "batch_stats": [],

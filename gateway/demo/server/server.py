@@ -1,7 +1,5 @@
 """The demo server: serves the API over HTTP with aiohttp."""
 
-import asyncio
-import contextlib
 import time
 import zlib
 from collections.abc import Mapping
@@ -9,15 +7,11 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from gateway.demo.server.api import Api
+from gateway.demo.server.api import BODY, Api
 from gateway.demo.server.tensors import RequestError
-from gateway.demo.server.wire import (
-    HttpRequest,
-    HttpResponse,
-    error_response,
-    stated_header_length,
-)
+from gateway.demo.server.wire import json_response, stated_header_length
 
 MAX_BODY: Final = 256 * 1024 * 1024  # bytes
 EVENT_DELAY: Final = 0.15  # seconds between two server-sent events
@@ -85,8 +79,7 @@ class DemoServer:
         self._host = host
         self._port = port
         self._max_body = max_body
-        self._event_delay = event_delay
-        self._api = Api()
+        self._api = Api(event_delay)
         self.last_call: RecordedCall | None = None
         """The last inference call, or call for trace settings."""
 
@@ -99,8 +92,8 @@ class DemoServer:
 
     async def start(self) -> None:
         """Start to listen; raises OSError when the address is not available."""
-        app = web.Application(client_max_size=self._max_body)
-        app.router.add_route("*", "/{path:.*}", self._handle)
+        app = web.Application(client_max_size=self._max_body, middlewares=[self._respond])
+        app.add_routes(self._api.routes())
         self._runner = web.AppRunner(
             app, access_log=None, auto_decompress=False, shutdown_timeout=_STOP_TIMEOUT
         )
@@ -117,24 +110,31 @@ class DemoServer:
         """Stop listening and close all connections."""
         await self._runner.cleanup()
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
+    @web.middleware
+    async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Make an error a response, too, and record the call."""
+        path, started, body = request.rel_url.raw_path, time.perf_counter(), b""
         try:
-            body = await self._read(request)
+            if "%" in path:  # Triton decodes no percent signs
+                raise RequestError("Not Found", 404)
+            request[BODY] = body = await self._read(request)
+            started = time.perf_counter()
+            response = await handler(request)
         except RequestError as error:
-            return _response(error_response(error))
-        call = HttpRequest(request.method, request.rel_url.raw_path, request.headers, body)
-        started = time.perf_counter()
-        response = self._api.handle(call)
-        if call.path.endswith(_TRACKED_ENDINGS):
+            response = json_response({"error": error.message}, error.status)
+        except web.HTTPException as error:
+            response = json_response({"error": error.reason}, error.status)
+        if path.endswith(_TRACKED_ENDINGS) and isinstance(response, web.Response):
+            assert isinstance(response.body, bytes)
             self.last_call = RecordedCall(
-                call.method,
-                call.path,
-                RecordedMessage.from_http(call.headers, body),
+                request.method,
+                path,
+                RecordedMessage.from_http(request.headers, body),
                 response.status,
                 RecordedMessage.from_http(response.headers, response.body),
                 time.perf_counter() - started,
             )
-        return await self._stream(request, response) if response.events else _response(response)
+        return response
 
     async def _read(self, request: web.Request) -> bytes:
         try:
@@ -145,20 +145,6 @@ class DemoServer:
             raise RequestError("the request body is incomplete") from None
         encoding = request.headers.get("Content-Encoding", "")
         return decompress(encoding, body, self._max_body)
-
-    async def _stream(self, request: web.Request, response: HttpResponse) -> web.StreamResponse:
-        stream = web.StreamResponse(status=response.status, headers=response.headers)
-        await stream.prepare(request)
-        with contextlib.suppress(ConnectionResetError):  # the client may leave at any time
-            for number, event in enumerate(response.events):
-                if number > 0:
-                    await asyncio.sleep(self._event_delay)
-                await stream.write(event)
-        return stream
-
-
-def _response(response: HttpResponse) -> web.Response:
-    return web.Response(status=response.status, headers=response.headers, body=response.body)
 
 
 def decompress(encoding: str, body: bytes, limit: int) -> bytes:

@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Final, Self, TypeVar
 
+from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gateway.demo.server import tensors
@@ -101,37 +102,9 @@ class InferRequest:
         return listed.get(output, self.binary_output)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
-    """An HTTP request.
-
-    `path` is as it was sent, since Triton decodes no percent signs. `body` is decompressed.
-    """
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
-    """An HTTP response; if there are `events`, they are sent one by one instead of the body."""
-
-    status: int = 200
-    body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": _JSON})
-    events: tuple[bytes, ...] = ()
-
-
-def json_response(document: object, status: int = 200) -> HttpResponse:
+def json_response(document: object, status: int = 200) -> web.Response:
     """Respond with a JSON document."""
-    return HttpResponse(status, encode(document))
-
-
-def error_response(error: RequestError) -> HttpResponse:
-    """Respond with the protocol's error object."""
-    return json_response({"error": error.message}, error.status)
+    return web.Response(status=status, body=encode(document), content_type=_JSON)
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
@@ -195,7 +168,7 @@ def parse_infer_request(headers: Mapping[str, str], body: bytes) -> InferRequest
 
 def encode_infer_response(
     model_name: str, model_version: str, request: InferRequest, outputs: Sequence[Tensor]
-) -> HttpResponse:
+) -> web.Response:
     """Encode the outputs of a model, each as JSON or binary as the request asks."""
     entries: list[dict[str, Any]] = []
     chunks: list[bytes] = []
@@ -215,9 +188,9 @@ def encode_infer_response(
     identity = {"id": request.request_id} if request.request_id else {}
     header = encode({**identity, **names, "outputs": entries})
     if not any(chunks):  # also if all binary outputs are empty
-        return HttpResponse(body=header)
+        return web.Response(body=header, content_type=_JSON)
     headers = {"Content-Type": _BINARY, HEADER_LENGTH: str(len(header))}
-    return HttpResponse(200, b"".join((header, *chunks)), headers)
+    return web.Response(body=b"".join((header, *chunks)), headers=headers)
 
 
 def stated_header_length(headers: Mapping[str, str]) -> int | None:

@@ -33,7 +33,8 @@ class ConcurrencyLimit:
         """Calls that have a slot."""
         self._name = name
         self._metrics = metrics
-        self._max_requests = max_requests
+        self.max_requests = max_requests
+        """The number of slots."""
         self._max_queue = max_queue
         self._queue_timeout = queue_timeout
         self._queue: deque[asyncio.Future[None]] = deque()
@@ -43,21 +44,16 @@ class ConcurrencyLimit:
         """Return the number of calls that wait for a slot."""
         return len(self._queue)
 
-    @property
-    def max_requests(self) -> int:
-        """Return the number of slots."""
-        return self._max_requests
-
     def try_acquire(self) -> bool:
         """Take a slot if one is free."""
-        if self.active >= self._max_requests:
+        if self.active >= self.max_requests:
             return False  # calls are queued only then, so that none is overtaken
         self.active += 1
         return True
 
     def check_room(self) -> None:
         """Raise GatewayError (503) if no slot is free, and the queue is full."""
-        if self.active >= self._max_requests and len(self._queue) >= self._max_queue:
+        if self.active >= self.max_requests and len(self._queue) >= self._max_queue:
             if self._metrics is not None:
                 self._metrics.full.add(1.0)
             raise self._full(f"and {self._max_queue} more wait")
@@ -92,13 +88,13 @@ class ConcurrencyLimit:
 
     def reconfigure(self, max_requests: int, max_queue: int, queue_timeout: float) -> None:
         """Set other limits; calls that have a slot keep it, queued calls wait as they began."""
-        self._max_requests = max_requests
+        self.max_requests = max_requests
         self._max_queue = max_queue
         self._queue_timeout = queue_timeout
         self._admit_queued()
 
     def _admit_queued(self) -> None:
-        while self._queue and self.active < self._max_requests:
+        while self._queue and self.active < self.max_requests:
             admitted = self._queue.popleft()
             if not admitted.done():
                 admitted.set_result(None)
@@ -132,7 +128,7 @@ class ConcurrencyLimit:
 
     def _full(self, why: str, cause: str = "") -> GatewayError:
         """Return the error of a call that gets no slot; ``cause`` is ``why`` without numbers."""
-        calls = "1 call" if self._max_requests == 1 else f"{self._max_requests} calls"
+        calls = "1 call" if self.max_requests == 1 else f"{self.max_requests} calls"
         return overload_error(
             f"{self._name} is busy: {calls} in progress, {why}",
             f"{self._name}: {cause or why}",
@@ -146,12 +142,6 @@ def try_acquire_all(limits: Sequence[ConcurrencyLimit]) -> bool:
             release_all(limits[:number])
             return False
     return True
-
-
-def check_room(limits: Sequence[ConcurrencyLimit]) -> None:
-    """Raise GatewayError (503) if a call would be refused now: its request need not be read."""
-    for limit in limits:
-        limit.check_room()
 
 
 async def acquire_all(limits: Sequence[ConcurrencyLimit], deadline: Deadline) -> None:

@@ -223,16 +223,23 @@ class BufferedCall:
             record, connection = self._record, self._connection
             assert connection is not None
             self._attempt.record_head(head.status, connection.head_delay)
-            handler, request = self._plan.handler, self._request
-            response = ServerResponse(request, head, body, trailers)
+            plan = self._plan
+            response = ServerResponse(
+                self._request,
+                head,
+                body,
+                trailers,
+                self._server,
+                self._destination,
+                plan.header_policy,
+                record,
+            )
             status = response.final_status
             said = response.error if status >= FIRST_ERROR_STATUS else ""
             if self._retry_status(status, said):
                 return True
             record.received_bytes = len(body)
-            message = handler.to_client(
-                response, self._destination, self._server, self._plan.header_policy, record
-            )
+            message = plan.handler.to_client(response)
             if message is None:
                 return False
             if status < FIRST_ERROR_STATUS:
@@ -241,7 +248,7 @@ class BufferedCall:
                 record.server_error = record.server_error or said
                 self._end(*self._attempt.lease.classify_status(status, said))
             template, lines, content, ending = message
-            if self._plan.adds_server_timing:
+            if plan.adds_server_timing:
                 spent = time.perf_counter() - record.sent_at - record.server_seconds
                 lines += self._timing_line(spent)
             self._is_client_told = True

@@ -18,7 +18,6 @@ from gateway.errors import (
 from gateway.protocol.grpc.methods import GrpcMethod, find_method
 from gateway.protocol.json_errors import quote_value
 from gateway.protocol.operations import OPERATION_KINDS, model_name_of
-from gateway.proxy.admission.concurrency_limit import check_room
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.calls.handler import scope_of
 from gateway.proxy.calls.kinds import (
@@ -197,7 +196,8 @@ async def _handle(call: Call, kind: CallKind) -> None:
         await prepare_dialect(call)
         destination = call.destination
         destination.upstream.pool.lease(model=model_name_of(call.operation))  # raises without one
-        check_room(destination.concurrency_limits)
+        for limit in destination.concurrency_limits:
+            limit.check_room()  # so that a request that would be refused is not read
     if is_grpc(call.request):
         await kind.grpc(scope_of(call)).serve(call)
         return

@@ -1,16 +1,23 @@
-"""ModelInfer: passed on to servers that take it as it came, converted for all others."""
+"""ModelInfer and ModelStreamInfer: passed to servers that take them as they come, else converted.
+
+A stream becomes one infer request for each message, in order.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.grpc.request import read_infer_request
-from gateway.errors import GatewayError, ServerName
+from gateway.codec.grpc.contents import Chunks
+from gateway.codec.grpc.request import ReadRequest, read_infer_request
+from gateway.codec.grpc.stream_response import write_stream_error, write_stream_response
+from gateway.errors import GatewayError, strip_tracebacks
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.observe.call_record import CallRecord
+from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame, is_one_message
 from gateway.protocol.grpc.headers import (
@@ -22,9 +29,11 @@ from gateway.protocol.grpc.headers import (
 )
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod, find_method
 from gateway.protocol.grpc.model_scanner import ModelScanner
-from gateway.protocol.grpc.status import GrpcStatus
+from gateway.protocol.grpc.status import GrpcStatus, http_status
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
+from gateway.protocol.operations import Operation, quote_name
 from gateway.protocol.response_header import is_success, response_header_length
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import convert_message
 from gateway.proxy.calls.handler import (
     OK,
@@ -35,12 +44,13 @@ from gateway.proxy.calls.handler import (
     ServerResponse,
     explain,
 )
-from gateway.proxy.calls.infer import InferHandler
-from gateway.proxy.calls.stream_infer import StreamInferHandler
+from gateway.proxy.calls.infer import InferHandler, convert_whole
 from gateway.proxy.calls.templates import make_template, passed_lines
 from gateway.proxy.destination import Destination, Limits, Upstream
-from gateway.proxy.errors import record_status
+from gateway.proxy.errors import record_status, send_status
 from gateway.proxy.grpc.http_form import (
+    CollectedResponse,
+    HttpError,
     HttpFormResponse,
     http_headers,
     infer_converter,
@@ -48,13 +58,20 @@ from gateway.proxy.grpc.http_form import (
     received_message,
     response_message,
 )
-from gateway.proxy.grpc.message import receive_message
+from gateway.proxy.grpc.message import (
+    finish,
+    receive_message,
+    receive_messages,
+    start_response,
+    write_message,
+)
 from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages
 from gateway.proxy.grpc.request import NamedModel
+from gateway.proxy.grpc.stream_errors import wants_status
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_response import ResponseRelay, convert_whole
-from gateway.proxy.interfaces import Call, ResponseTemplate
+from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate
+from gateway.proxy.passthrough import ResponseRelay
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
@@ -106,7 +123,7 @@ class GrpcHandler(InferHandler):
     def __init__(self, scope: HandlerScope) -> None:
         # The target is known once a message is converted: not each model's name fits into a path.
         headers = CIMultiDictProxy(http_headers(scope.headers))
-        super().__init__(scope.with_request("POST", "", headers), 0, MAX_REQUEST)
+        super().__init__(replace(scope, method="POST", target="", headers=headers), 0, MAX_REQUEST)
         self._rpc_target: Final = scope.target
         sent = CIMultiDict(scope.headers)
         sent["TE"] = "trailers"
@@ -186,45 +203,36 @@ class GrpcHandler(InferHandler):
         """Tell by its head whether the client gets a response as it is."""
         return request.received is None
 
-    def to_client(
-        self,
-        response: ServerResponse,
-        destination: Destination,
-        server: ServerName,
-        policy: ResponseHeaderPolicy | None,
-        record: CallRecord,
-    ) -> ClientMessage | None:
+    def to_client(self, response: ServerResponse) -> ClientMessage | None:
         """Return a complete response; raises GatewayError (502) if it is none of its protocol."""
         if response.request.received is None:
-            return _pass_on(response, server, policy, record)
+            return _pass_on(response)
         try:
-            message = self._message_of(response, destination, record)
+            message = self._message_of(response)
         except GatewayError as error:
-            raise explain(error, server, response.body) from error
+            raise explain(error, response) from error
         if message is None:
             return None
-        record_status(record, GrpcStatus.OK)
-        return _converted_template(policy), b"", message, OK
+        record_status(response.record, GrpcStatus.OK)
+        return _converted_template(response.policy), b"", message, OK
 
-    def _message_of(
-        self, response: ServerResponse, destination: Destination, record: CallRecord
-    ) -> bytes | None:
+    def _message_of(self, response: ServerResponse) -> bytes | None:
         """Return the message for the client; None for an error, and for a large response."""
-        form = self._in_http_form(response, destination)
+        form = self._in_http_form(response)
         if form is None:
             return None
         request, (head, content) = response.request, form
         if not is_success(head.status) or len(content) > CONVERT_CHUNK:
             return None
-        plan = self._plan(request, head, destination)
+        plan = self._plan(request, head, response.destination)
         if plan.is_coded:
             return None
-        body, limits = bytes(content), destination.limits
+        body, limits = bytes(content), response.destination.limits
         size = response_header_length(head.headers, limits.max_inference_header_bytes)
-        converted = convert_whole(head, body, plan, request.response_form)
+        converted = convert_whole(request, head, body, plan)
         if converted is not None:
             body, size = converted.body, converted.header_size
-            record.response_elements = converted.elements
+            response.record.response_elements = converted.elements
         if len(body) > limits.max_buffered_body_bytes:
             return None  # the streaming path sends the error
         assert request.received is not None
@@ -234,9 +242,7 @@ class GrpcHandler(InferHandler):
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
         if request.received is None:
-            await relay_messages(
-                relay.upstream_response, relay.response, relay.server, relay.deadline, is_unary=True
-            )
+            await relay_messages(relay, is_unary=True)
             return
         limits = relay.destination.limits
         convert = infer_converter(limits, is_raw=request.received.wants_raw)
@@ -244,6 +250,118 @@ class GrpcHandler(InferHandler):
         with relay.reserve() as reservation:
             response = HttpFormResponse(relay.response, convert, cap, reservation)
             await super().relay(request, replace(relay, response=response))
+
+
+class StreamInferHandler(CallHandler):
+    """Serves ModelStreamInfer: passed on to servers of gRPC, a request for each message for others.
+
+    The scope is that of the client's call.
+    """
+
+    def __init__(self, scope: HandlerScope) -> None:
+        self._headers: Final = CIMultiDictProxy(http_headers(scope.headers))
+
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task."""
+        with call.reserve() as reservation:
+            if call.destination.upstream.speaks_grpc:
+                await grpc_passthrough(call, reservation)
+            else:
+                await self._serve_messages(call, reservation)
+
+    async def _serve_messages(self, call: Call, reservation: Reservation) -> None:
+        """Serve each message of a stream before the next one is read.
+
+        An error is a message of the stream, unless the client asks for its status. Raises
+        GatewayError for what is no message, or with such a client.
+        """
+        response = call.response
+        ends_at_error = wants_status(call.request)
+        limits = call.destination.limits
+        caps = limits.max_inference_header_bytes, limits.max_tensors
+        async for data in receive_messages(call, reservation):
+            model, request_id, message = "", None, list[bytes | memoryview]()
+            try:
+                read = read_infer_request(data, *caps)
+                model, request_id = read.model, read.request.id
+                result = await self._infer(call, read, reservation)
+            except GatewayError as error:
+                if ends_at_error:
+                    raise
+                _record(call, error)
+                message = write_stream_error(error.public_message, model, request_id)
+            else:
+                if isinstance(result, HttpError):
+                    if ends_at_error:
+                        await send_status(response, result.code, result.text)
+                        return
+                    message = write_stream_error(result.text, model, request_id)
+                else:
+                    message = write_stream_response(result)
+            call.deadline.expect_client()
+            await _start(response)
+            await write_message(response, message)
+            reservation.resize(0)
+        await _start(response)
+        await finish(response)
+
+    async def _infer(
+        self, call: Call, read: ReadRequest, reservation: Reservation
+    ) -> Chunks | HttpError:
+        """Serve one message; return the message of the response, or the server's error."""
+        operation, limits = _operation_of(read, call.operation), call.destination.limits
+        scope = HandlerScope("POST", infer_target(operation), self._headers, operation, limits)
+        main = call.response.record
+        record = CallRecord(main.method, main.target, main.request_id, time.perf_counter())
+        record.labels = main.labels
+        record.trace = main.trace
+        record.reserved = main.reserved
+        convert, cap = infer_converter(limits, is_raw=read.is_raw), limits.max_buffered_body_bytes
+        response = CollectedResponse(call.response, record, convert, cap, reservation)
+        part = replace(call, response=response, operation=operation)
+        try:
+            await InferHandler(scope, 0, 0).send(part, received_message(read))
+        finally:
+            _add(main, record)
+        return response.message if response.error is None else response.error
+
+
+async def _start(response: ClientResponse) -> None:
+    if not response.started:
+        await start_response(response)
+
+
+def _operation_of(read: ReadRequest, first: Operation) -> Operation:
+    """Return the operation of a message: a stream may have messages for several models."""
+    version = quote_name(read.version) or None
+    return replace(first, model=quote_name(read.model) or first.model, version=version)
+
+
+def _add(main: CallRecord, part: CallRecord) -> None:
+    """Add the record of a message to that of its stream, which may have any number of them."""
+    if part.trace is not None:
+        part.trace.end_attempt(part)
+    main.attempts += part.attempts
+    main.retries += part.retries
+    main.upstream = part.upstream or main.upstream
+    main.endpoint = part.endpoint or main.endpoint
+    main.server_form = part.server_form
+    main.request_elements += part.request_elements
+    main.response_elements += part.response_elements
+    main.sent_bytes += part.total_sent_bytes
+    main.received_bytes += part.total_received_bytes
+    main.server_seconds += part.server_seconds
+    if not main.sent_at:
+        main.sent_at = part.sent_at
+        main.prepare_seconds = part.prepare_seconds
+        main.queue_seconds = part.queue_seconds
+        main.first_byte_seconds = part.first_byte_seconds
+
+
+def _record(call: Call, error: GatewayError) -> None:
+    record = call.response.record
+    record.set_abort(strip_tracebacks(error))
+    FAILURE_LOG.write(error, record.request_id, http_status(error.kind.value.grpc_code))
 
 
 def make_grpc_infer_handler(scope: HandlerScope) -> CallHandler:
@@ -258,19 +376,14 @@ def _passes(upstream: Upstream) -> bool:
     return upstream.speaks_grpc and (dialect is None or dialect.grpc.infer_passes)
 
 
-def _pass_on(
-    response: ServerResponse,
-    server: ServerName,
-    policy: ResponseHeaderPolicy | None,
-    record: CallRecord,
-) -> ClientMessage | None:
+def _pass_on(response: ServerResponse) -> ClientMessage | None:
     """Return a response of gRPC as it came, with its status recorded.
 
     None leaves it to the streaming path, which writes a status, and spaces around a text, as all
     clients read them. Raises GatewayError (502) if it is of another protocol.
     """
-    head, trailers = response.head, response.trailers
-    template = _passed_on_template(head, server, policy)
+    head, trailers, record = response.head, response.trailers, response.record
+    template = _passed_on_template(response)
     message = template, passed_lines(head, template), response.body, trailers
     if response.is_ok_message:
         record_status(record, GrpcStatus.OK)
@@ -289,13 +402,12 @@ def _pass_on(
     return message
 
 
-def _passed_on_template(
-    head: ResponseHead, server: ServerName, policy: ResponseHeaderPolicy | None
-) -> ResponseTemplate:
+def _passed_on_template(response: ServerResponse) -> ResponseTemplate:
+    head, policy = response.head, response.policy
     key = head.key, policy
     template = _templates.get(key)
     if template is None:
-        check_grpc_head(head.status, head.headers, server)
+        check_grpc_head(head.status, head.headers, response.server)
         headers = end_to_end(CIMultiDictProxy(CIMultiDict(head.keyed_headers)))
         template = make_template(head, headers, policy, states_length=False)
         _templates.put(key, template)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -21,8 +22,8 @@ from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate
+from gateway.proxy.passthrough import ResponseRelay
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.content_decoding import quote_error
@@ -101,7 +102,7 @@ class ServerRequest:
     ) -> ResponseRelay:
         """Return a server's response on its way to the client."""
         encoding, form = self.output_encoding, self.response_form
-        return ResponseRelay(received, server, response, encoding, destination, deadline, form)
+        return ResponseRelay(received, server, response, destination, deadline, encoding, form)
 
     def for_attempts(self, lines: bytes, *, waits_for_chunks: bool) -> UpstreamRequest:
         """Return the request as UpstreamCall sends it; ``lines`` are all beside the template's."""
@@ -121,7 +122,10 @@ class ServerRequest:
 
 
 class ServerResponse:
-    """A server's complete response to a request."""
+    """A server's complete response to a request, and the call that it is for.
+
+    ``policy`` is what the call's route changes in the headers.
+    """
 
     def __init__(
         self,
@@ -129,11 +133,19 @@ class ServerResponse:
         head: ResponseHead,
         body: bytes | memoryview,
         trailers: FieldLines,
+        server: ServerName,
+        destination: Destination,
+        policy: ResponseHeaderPolicy | None,
+        record: CallRecord,
     ) -> None:
         self.request: Final = request
         self.head: Final = head
         self.body: Final = body
         self.trailers: Final = trailers
+        self.server: Final = server
+        self.destination: Final = destination
+        self.policy: Final = policy
+        self.record: Final = record
 
     @property
     def final_status(self) -> int:
@@ -187,31 +199,18 @@ class ServerResponse:
         return bytes(self.body[PREFIX_SIZE:])
 
 
+@dataclass(frozen=True, slots=True)
 class HandlerScope:
     """What a handler serves: one call that streams, or all requests with the same key on a route.
 
     ``headers`` are those that pass to a server: all of the call's, or those of the key.
     """
 
-    def __init__(
-        self,
-        method: str,
-        target: str,
-        headers: CIMultiDictProxy[str],
-        operation: Operation,
-        limits: Limits,
-    ) -> None:
-        self.method: Final = method
-        self.target: Final = target
-        self.headers: Final = headers
-        self.operation: Final = operation
-        self.limits: Final = limits
-
-    def with_request(
-        self, method: str, target: str, headers: CIMultiDictProxy[str]
-    ) -> HandlerScope:
-        """Return the scope of requests that become others."""
-        return HandlerScope(method, target, headers, self.operation, self.limits)
+    method: str
+    target: str
+    headers: CIMultiDictProxy[str]
+    operation: Operation
+    limits: Limits
 
 
 def scope_of(call: Call) -> HandlerScope:
@@ -272,14 +271,7 @@ class BufferedHandler(CallHandler):
         """Tell by its head whether the client gets a response as it is."""
 
     @abstractmethod
-    def to_client(
-        self,
-        response: ServerResponse,
-        destination: Destination,
-        server: ServerName,
-        policy: ResponseHeaderPolicy | None,
-        record: CallRecord,
-    ) -> ClientMessage | None:
+    def to_client(self, response: ServerResponse) -> ClientMessage | None:
         """Return a complete response, and record what was converted; raises GatewayError.
 
         The status of a gRPC call is recorded, too. None leaves the response to ``relay``: it takes
@@ -291,8 +283,8 @@ class BufferedHandler(CallHandler):
         """Pass on a response that arrives in parts."""
 
 
-def explain(error: GatewayError, server: ServerName, body: bytes | memoryview) -> GatewayError:
+def explain(error: GatewayError, response: ServerResponse) -> GatewayError:
     """Add what codecs do not know to the error of an invalid response."""
     if isinstance(error, NoTensorsError):
-        error = error.quoting(bytes(body[:CONVERT_CHUNK]))
-    return name_server(server, error)
+        error = error.quoting(bytes(response.body[:CONVERT_CHUNK]))
+    return name_server(response.server, error)

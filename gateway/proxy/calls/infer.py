@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.codec.v2.binary_request import write_binary_header
-from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
 from gateway.codec.v2.buffered_response import (
+    ConvertedResponse,
     ResponsePlan,
+    convert_body,
     convert_large_body,
 )
-from gateway.errors import GatewayError, ServerName, name_server_in_errors
+from gateway.codec.v2.request import MAX_FAST_REQUEST
+from gateway.errors import GatewayError, name_server_in_errors
 from gateway.http1.head import RequestHead, ResponseHead
-from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.protocol.messages import InferRequestHead
@@ -41,17 +42,11 @@ from gateway.proxy.infer.convert_buffered_request import (
     read_buffered,
 )
 from gateway.proxy.infer.convert_request import (
-    check_metadata,
     check_request,
     outputs_to_list,
     receive_request,
 )
-from gateway.proxy.infer.convert_response import (
-    ResponseRelay,
-    convert_response,
-    convert_whole,
-    plan_response,
-)
+from gateway.proxy.infer.convert_response import convert_response, plan_response
 from gateway.proxy.infer.grpc_upstream import (
     binary_body,
     binary_head,
@@ -62,7 +57,7 @@ from gateway.proxy.infer.grpc_upstream import (
 )
 from gateway.proxy.infer.json_upstream import json_body
 from gateway.proxy.interfaces import Call
-from gateway.proxy.response_headers import ResponseHeaderPolicy
+from gateway.proxy.passthrough import ResponseRelay
 from gateway.sizes import CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.transport import Body, HeaderLines, RequestTemplate
@@ -228,21 +223,15 @@ class InferHandler(BufferedHandler):
             return False  # ``to_client`` raises it
         return plan.action is ResponseAction.UNTOUCHED and request.response_form is None
 
-    def to_client(
-        self,
-        response: ServerResponse,
-        destination: Destination,
-        server: ServerName,
-        policy: ResponseHeaderPolicy | None,
-        record: CallRecord,
-    ) -> ClientMessage | None:
+    def to_client(self, response: ServerResponse) -> ClientMessage | None:
         """Return a complete response; None if it takes several time slices."""
+        policy = response.policy
         try:
-            form = self._in_http_form(response, destination)
+            form = self._in_http_form(response)
             if form is None:
                 return None
             request, (head, body) = response.request, form
-            plan = self._plan(request, head, destination)
+            plan = self._plan(request, head, response.destination)
             if plan.action is ResponseAction.UNTOUCHED and request.response_form is None:
                 if plan.check is not None:
                     plan.check.check_whole(body)
@@ -251,17 +240,17 @@ class InferHandler(BufferedHandler):
                 return None
             content = bytes(body)
             if len(content) <= CONVERT_CHUNK:
-                converted = convert_whole(head, content, plan, request.response_form)
+                converted = convert_whole(request, head, content, plan)
             else:
                 is_small = request.response_form is None and len(content) <= MAX_FAST_RESPONSE
                 converted = convert_large_body(content, plan) if is_small else None
                 if converted is None:
                     return None
         except GatewayError as error:
-            raise explain(error, server, response.body) from error
+            raise explain(error, response) from error
         if converted is None:
             return untouched_message(head, body, policy)
-        record.response_elements = converted.elements
+        response.record.response_elements = converted.elements
         template = response_template(head, policy, converted.content_type, has_new_body=True)
         lines = passed_lines(head, template)
         if converted.header_size is not None:
@@ -269,14 +258,14 @@ class InferHandler(BufferedHandler):
         return template, lines, converted.body, ()
 
     def _in_http_form(
-        self, response: ServerResponse, destination: Destination
+        self, response: ServerResponse
     ) -> tuple[ResponseHead, bytes | memoryview] | None:
         """Return head and body as they are over HTTP; None for the streaming path."""
-        head, request = response.head, response.request
+        head, request, destination = response.head, response.request, response.destination
         received = request.received
         assert received is not None
         if not request.is_grpc:
-            check_metadata(head.status, self._operation, destination, received)
+            received.check_metadata(head.status, self._operation, destination)
             return head, response.body
         message, limits = response.plain_message, destination.limits
         if message is None or len(message) > limits.max_buffered_body_bytes:
@@ -311,7 +300,7 @@ class InferHandler(BufferedHandler):
         assert received is not None
         response = relay.upstream_response
         if not request.is_grpc:
-            check_metadata(response.status, self._operation, destination, received)
+            received.check_metadata(response.status, self._operation, destination)
             await convert_response(relay)
             return
         relay.deadline.expect_server(server)
@@ -320,7 +309,7 @@ class InferHandler(BufferedHandler):
                 response = await in_binary_form(
                     response, received.request, server, destination, reservation
                 )
-            check_metadata(response.status, self._operation, destination, received)
+            received.check_metadata(response.status, self._operation, destination)
             over_grpc = destination.over_grpc()
             await convert_response(
                 replace(relay, upstream_response=response, destination=over_grpc)
@@ -348,6 +337,16 @@ def _has_grpc_fields(head: RequestHead, is_of_grpc: bool) -> bool:
             if field.lower == TIMEOUT:
                 return True
     return False
+
+
+def convert_whole(
+    request: ServerRequest, head: ResponseHead, body: bytes, plan: ResponsePlan
+) -> ConvertedResponse | None:
+    """Convert a complete response as planned; None if it passes untouched."""
+    form = request.response_form
+    if form is None:
+        return convert_body(body, plan)
+    return form.convert(head.status, head.reason, head.headers, body, plan)
 
 
 def _header_length_line(size: int) -> bytes:

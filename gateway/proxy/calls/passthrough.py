@@ -6,9 +6,8 @@ from typing import Final
 
 from gateway.codec.json.nesting import nests_deeper
 from gateway.codec.v2.tensor_check import tensor_check
-from gateway.errors import GatewayError, ServerName
+from gateway.errors import GatewayError
 from gateway.http1.head import RequestHead, ResponseHead
-from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import QUERIES, OperationKind
 from gateway.proxy.calls.handler import (
     BufferedHandler,
@@ -20,11 +19,9 @@ from gateway.proxy.calls.handler import (
 )
 from gateway.proxy.calls.templates import untouched_message
 from gateway.proxy.destination import Destination
-from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.infer.generate import generate
 from gateway.proxy.interfaces import Call
-from gateway.proxy.passthrough import passthrough, relay_response, relay_tensors
-from gateway.proxy.response_headers import ResponseHeaderPolicy
+from gateway.proxy.passthrough import ResponseRelay, passthrough, relay_response, relay_tensors
 from gateway.upstream.transport import RequestTemplate
 
 
@@ -60,16 +57,9 @@ class PassthroughHandler(BufferedHandler):
         """Tell by its head whether the client gets a response as it is."""
         return True
 
-    def to_client(
-        self,
-        response: ServerResponse,
-        destination: Destination,
-        server: ServerName,
-        policy: ResponseHeaderPolicy | None,
-        record: CallRecord,
-    ) -> ClientMessage:
+    def to_client(self, response: ServerResponse) -> ClientMessage:
         """Return a complete response."""
-        return untouched_message(response.head, response.body, policy)
+        return untouched_message(response.head, response.body, response.policy)
 
     async def serve(self, call: Call) -> None:
         """Serve a call in a task."""
@@ -77,29 +67,22 @@ class PassthroughHandler(BufferedHandler):
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
-        await relay_response(relay.upstream_response, relay.response, relay.server, relay.deadline)
+        await relay_response(relay)
 
 
 class GenerateHandler(PassthroughHandler):
     """Passes requests to generate untouched over HTTP, and responses that hold text."""
 
-    def to_client(
-        self,
-        response: ServerResponse,
-        destination: Destination,
-        server: ServerName,
-        policy: ResponseHeaderPolicy | None,
-        record: CallRecord,
-    ) -> ClientMessage:
+    def to_client(self, response: ServerResponse) -> ClientMessage:
         """Return a complete response; raises GatewayError (502) if it holds no text."""
-        head, body = response.head, response.body
+        head = response.head
         try:
             check = tensor_check(head.status, head.headers, OperationKind.GENERATE)
             if check is not None:
-                check.check_whole(body)
+                check.check_whole(response.body)
         except GatewayError as error:
-            raise explain(error, server, body) from error
-        return untouched_message(head, body, policy)
+            raise explain(error, response) from error
+        return super().to_client(response)
 
     async def serve(self, call: Call) -> None:
         """Serve a call in a task."""
@@ -107,7 +90,4 @@ class GenerateHandler(PassthroughHandler):
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
-        received, deadline = relay.upstream_response, relay.deadline
-        await relay_tensors(
-            received, relay.response, relay.server, deadline, OperationKind.GENERATE
-        )
+        await relay_tensors(relay, OperationKind.GENERATE)

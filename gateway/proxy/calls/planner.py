@@ -28,10 +28,10 @@ from gateway.protocol.operations import Operation, OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
 from gateway.proxy.calls.buffered import BODY_COPIES, BufferedCall, CallPlan
 from gateway.proxy.calls.grpc import MAX_REQUEST, scan_message
-from gateway.proxy.calls.handler import BufferedHandler, HandlerScope, MakeHandler
+from gateway.proxy.calls.handler import BufferedHandler, HandlerScope
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.calls.kinds import OPERATORS, kind_of
-from gateway.proxy.destination import Destination, Limits, Upstream
+from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredRequest
@@ -172,22 +172,15 @@ class FastPath:
         if not connection_options(head.headers) <= _CONNECTION_OPTIONS:
             return None  # the streaming path drops the headers that they name
         keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
-        if not is_grpc:
+        if is_grpc:
+            is_rare = kind is not OperationKind.INFER or route_match.mirror is not None
+            if is_rare or route_match.rewrite is not None:
+                return None
+            make_handler = kind_of(route_match).grpc
+        else:
             if any_filter_applies(route_match.filtered_head(head.method, keyed)):
                 return None
-            return self._plan_match(head, keyed, route_match, kind_of(route_match).http)
-        is_rare = kind is not OperationKind.INFER or route_match.mirror is not None
-        if is_rare or route_match.rewrite is not None:
-            return None
-        return self._plan_match(head, keyed, route_match, kind_of(route_match).grpc)
-
-    def _plan_match(
-        self,
-        head: RequestHead,
-        keyed: CIMultiDictProxy[str],
-        route_match: RouteMatch,
-        make_handler: MakeHandler,
-    ) -> CallPlan | None:
+            make_handler = kind_of(route_match).http
         operation, limits = route_match.operation, route_match.choice.next.limits
         dropped, policy = route_match.dropped_headers, route_match.header_policy
         passed = to_server(keyed, dropped)
@@ -201,7 +194,6 @@ class FastPath:
             return None  # the streaming path sends the error
         if not isinstance(handler, BufferedHandler):
             return None
-        is_grpc = handler.is_grpc
         converts = isinstance(handler, InferHandler) and not is_grpc
         is_typed = is_grpc or converts or has_content_type(route_match.target, passed)
         kept = {"content-length", TIMEOUT} if is_grpc else {"content-length"}
@@ -255,9 +247,12 @@ class FastPath:
                 return None
             plan = found
         destination = plan.choice.next
-        if not _fits(plan, destination.upstream, has_body=bool(body)):
+        if not plan.fits(destination.upstream.dialect_state.dialect, has_body=bool(body)):
             return None
-        if not _try_admit(destination, BODY_COPIES * len(body)):
+        # Without room or slots the streaming path sends the error, or waits in the queue.
+        if BODY_COPIES * len(body) > destination.memory_budget.buffers.free:
+            return None
+        if not try_acquire_all(destination.concurrency_limits):
             return None
         try:
             call = _make_call(plan, destination, head, body, client)
@@ -324,18 +319,6 @@ def _make_call(
         raise
     connection.close()
     return None
-
-
-def _fits(plan: CallPlan, upstream: Upstream, *, has_body: bool) -> bool:
-    """Tell whether requests may go to the servers of an upstream on the fast path."""
-    return plan.fits(upstream.dialect_state.dialect, has_body=has_body)
-
-
-def _try_admit(destination: Destination, size: int) -> bool:
-    """Take the destination's slots if they and ``size`` bytes of memory are free."""
-    # Else the streaming path sends the error, or waits in the queue.
-    free = destination.memory_budget.buffers.free
-    return size <= free and try_acquire_all(destination.concurrency_limits)
 
 
 def _mirror(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -38,7 +39,7 @@ class PredictHandler(InferHandler):
         passed = CIMultiDict(scope.headers)
         passed.popall("Accept-Encoding", None)  # the gateway reads the response
         target = infer_path(scope.operation) + "".join(scope.target.partition("?")[1:])
-        as_infer = scope.with_request("POST", target, CIMultiDictProxy(passed))
+        as_infer = replace(scope, method="POST", target=target, headers=CIMultiDictProxy(passed))
         super().__init__(as_infer, None, MAX_UNSCHEDULED)
 
     def to_server(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -19,7 +19,6 @@ from gateway.proxy.calls.handler import CallHandler, HandlerScope, MakeHandler, 
 from gateway.proxy.grpc.health import serve_health
 from gateway.proxy.grpc.http_form import (
     Chunks,
-    ConvertResponse,
     HttpError,
     HttpFormRequest,
     HttpFormResponse,
@@ -87,32 +86,20 @@ async def _serve_as_http(
     if schema is None:
         raise GatewayError(ErrorKind.UNSUPPORTED, f"{rpc.name} has no counterpart over HTTP")
     path, body = read_request(schema, await receive_message(call, reservation))
-    if rpc.name in _READINESS:
-        member = _READINESS[rpc.name]
+    readiness = _READINESS.get(rpc.name)
 
-        def convert_readiness(status: int, _headers: CIMultiDict[str], error: bytes) -> Chunks:
-            if status not in _IS_READY:
-                raise HttpError(status, error)
-            return [write_response(schema, {member: _IS_READY[status]})]
+    def write(status: int, document: bytes) -> Chunks | None:
+        if readiness is not None and status in _IS_READY:
+            return [write_response(schema, {readiness: _IS_READY[status]})]
+        return [write_response(schema, parse_json(document))] if status == 200 else None
 
-        request, response = _in_http_form(
-            call, rpc.name, path, body, convert_readiness, reservation
-        )
-        try:
-            await _serve(make_http, replace(call, request=request, response=response))
-        except GatewayError as error:
-            if error.kind is not ErrorKind.NOT_READY:
-                raise
-            await response.send(error.kind.value.status, "", CIMultiDict(), b"")
-        return
-
-    def convert(status: int, _headers: CIMultiDict[str], document: bytes) -> Chunks:
-        if status != 200:
-            raise HttpError(status, document)
-        return [write_response(schema, parse_json(document))]
-
-    request, response = _in_http_form(call, rpc.name, path, body, convert, reservation)
-    await _serve(make_http, replace(call, request=request, response=response))
+    as_http = _in_http_form(call, rpc.name, path, body, write, reservation)
+    try:
+        await make_http(scope_of(as_http)).serve(as_http)
+    except GatewayError as error:
+        if readiness is None or error.kind is not ErrorKind.NOT_READY:
+            raise
+        await as_http.response.send(error.kind.value.status, "", CIMultiDict(), b"")
 
 
 async def _serve_config_from_metadata(
@@ -121,14 +108,13 @@ async def _serve_config_from_metadata(
     """Serve ModelConfig for a server that has none, from the model's metadata."""
     path, _ = read_request(RPCS["ModelConfig"], await receive_message(call, reservation))
 
-    def convert(status: int, _headers: CIMultiDict[str], document: bytes) -> Chunks:
-        if status != 200:
-            raise HttpError(status, document)
-        return [write_model_config(parse_json(document))]
+    def write(status: int, document: bytes) -> Chunks | None:
+        return [write_model_config(parse_json(document))] if status == 200 else None
 
-    request, response = _in_http_form(call, "ModelMetadata", path, None, convert, reservation)
+    as_http = _in_http_form(call, "ModelMetadata", path, None, write, reservation)
     operation = replace(call.operation, kind=OperationKind.MODEL_METADATA)
-    await _serve(make_http, replace(call, request=request, response=response, operation=operation))
+    as_http = replace(as_http, operation=operation)
+    await make_http(scope_of(as_http)).serve(as_http)
 
 
 def _in_http_form(
@@ -136,10 +122,10 @@ def _in_http_form(
     rpc: str,
     path: Mapping[str, str],
     body: object,
-    convert: ConvertResponse,
+    write: Callable[[int, bytes], Chunks | None],
     reservation: Reservation,
-) -> tuple[HttpFormRequest, HttpFormResponse]:
-    """Return request and response of an RPC as they are over HTTP."""
+) -> Call:
+    """Return a call as it is over HTTP; ``write`` makes a message of what is no error."""
     as_http = http_request_of(rpc, path, body)
     check_target(as_http.method, as_http.target)
     request = HttpFormRequest(
@@ -149,9 +135,13 @@ def _in_http_form(
         _JSON if as_http.has_body else _NO_BODY,
         orjson.dumps(body) if as_http.has_body else b"",
     )
+
+    def convert(status: int, _headers: CIMultiDict[str], document: bytes) -> Chunks:
+        message = write(status, document)
+        if message is None:
+            raise HttpError(status, document)
+        return message
+
     cap = call.destination.limits.max_buffered_body_bytes
-    return request, HttpFormResponse(call.response, convert, cap, reservation)
-
-
-async def _serve(make_http: MakeHandler, call: Call) -> None:
-    await make_http(scope_of(call)).serve(call)
+    response = HttpFormResponse(call.response, convert, cap, reservation)
+    return replace(call, request=request, response=response)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import GatewayError
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import ClientBody, buffer_chunks
+from gateway.proxy.body_io import ClientBody, buffer_chunks, too_large_to_buffer
 from gateway.proxy.cluster.scatter_gather import (
     count_endpoints,
     make_sub_request,
@@ -21,6 +22,8 @@ from gateway.proxy.server_dialect import wait_for_dialects
 
 TargetFor = Callable[[Upstream], str]
 """Returns the raw target of an operation at the servers of an upstream."""
+
+_too_large = partial(too_large_to_buffer, "a request that goes to several servers")
 
 
 async def broadcast(call: Call, target_for: TargetFor, model: str | None = None) -> None:
@@ -76,11 +79,3 @@ async def buffer_body(call: Call, reservation: Reservation) -> Sequence[bytes | 
     if not isinstance(checked, AsyncIterable):
         return checked
     return await buffer_chunks(checked, reservation, cap, _too_large)
-
-
-def _too_large(cap: int) -> GatewayError:
-    return GatewayError(
-        ErrorKind.TOO_LARGE,
-        "a request that goes to several servers is buffered, and is larger than "
-        f"{cap} bytes (limits.max_buffered_body_bytes)",
-    )

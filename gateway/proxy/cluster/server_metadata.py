@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gateway.protocol.dialect_detection import add_binary_extension, merge_server_metadata
 from gateway.proxy.attempts.retry import UpstreamCall
-from gateway.proxy.body_io import response_chunks
 from gateway.proxy.cluster.scatter_gather import (
     make_sub_request,
     merge_responses,
@@ -15,7 +15,7 @@ from gateway.proxy.cluster.scatter_gather import (
 )
 from gateway.proxy.headers import with_body
 from gateway.proxy.interfaces import Call
-from gateway.proxy.passthrough import relay_response, relay_rewritten
+from gateway.proxy.passthrough import ResponseRelay, relay_response, relay_rewritten
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.transport import UpstreamRequest
@@ -50,21 +50,13 @@ async def _relay_metadata(call: Call, request: UpstreamRequest) -> None:
     destination, deadline = call.destination, call.deadline
     record = call.response.record
     async with UpstreamCall(destination, request, deadline, record) as upstream_call:
-        response, server = upstream_call.response, upstream_call.server
-        if response.status != 200:
-            await relay_response(response, call.response, server, deadline)
+        received, server = upstream_call.response, upstream_call.server
+        relay = ResponseRelay(received, server, call.response, destination, deadline)
+        if received.status != 200:
+            await relay_response(relay)
             return
-        response = decode_response(response, server)
-        chunks = response_chunks(response, server, deadline)
-        await relay_rewritten(
-            response,
-            chunks,
-            call.response,
-            add_binary_extension,
-            MAX_SERVER_DOCUMENT,
-            destination,
-            deadline,
-        )
+        relay = replace(relay, upstream_response=decode_response(received, server))
+        await relay_rewritten(relay, relay.chunks(), add_binary_extension, MAX_SERVER_DOCUMENT)
 
 
 def _as_object(document: Any) -> dict[str, Any]:

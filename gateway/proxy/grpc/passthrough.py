@@ -27,7 +27,6 @@ from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
 from gateway.protocol.operations import OperationKind, model_name_of
-from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import UpstreamCall
 from gateway.proxy.body_io import (
@@ -35,7 +34,6 @@ from gateway.proxy.body_io import (
     ClientBody,
     convert_message,
     prepend,
-    response_chunks,
     write,
 )
 from gateway.proxy.errors import record_status, send_status, status_lines
@@ -47,7 +45,8 @@ from gateway.proxy.grpc.stream_errors import (
     wants_status,
 )
 from gateway.proxy.headers import end_to_end
-from gateway.proxy.interfaces import Call, ClientResponse, HeaderLines
+from gateway.proxy.interfaces import Call, HeaderLines
+from gateway.proxy.passthrough import ResponseRelay
 from gateway.upstream.grpc.endpoint import check_grpc_head, check_one_message
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
@@ -102,55 +101,45 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
     async with UpstreamCall(
         call.destination, upstream_request, call.deadline, record, model=model
     ) as upstream_call:
-        await relay_messages(
-            upstream_call.response,
-            call.response,
-            upstream_call.server,
-            call.deadline,
-            changes,
-            is_unary=is_unary,
-        )
+        received, server = upstream_call.response, upstream_call.server
+        relay = ResponseRelay(received, server, call.response, call.destination, call.deadline)
+        await relay_messages(relay, changes, is_unary=is_unary)
 
 
 async def relay_messages(
-    upstream_response: UpstreamResponse,
-    response: ClientResponse,
-    server: ServerName,
-    deadline: Deadline,
-    changes: Sequence[Callable[[Chunks], Chunks]] = (),
-    *,
-    is_unary: bool,
+    relay: ResponseRelay, changes: Sequence[Callable[[Chunks], Chunks]] = (), *, is_unary: bool
 ) -> None:
     """Pass on the response to a gRPC call; ``changes`` are made to its body, in their order.
 
     Raises GatewayError (502) for a response without a status, and for one to a unary call that has
     the status OK but is not one message.
     """
-    check_grpc_head(upstream_response.status, upstream_response.headers, server)
-    headers = _valid_head(end_to_end(upstream_response.headers), server)
+    received, response, server = relay.upstream_response, relay.response, relay.server
+    check_grpc_head(received.status, received.headers, server)
+    headers = _valid_head(end_to_end(received.headers), server)
     headers.popall("Content-Length", None)  # the trailers, not its last byte, end the response
-    chunks = response_chunks(upstream_response, server, deadline)
+    chunks = relay.chunks()
     if is_unary:
-        chunks = _one_message(chunks, upstream_response, server)
+        chunks = _one_message(chunks, received, server)
         if STATUS in headers:  # mostly the whole response, so nothing may be sent yet
             first = await anext(chunks, b"")
             chunks = prepend((first,) if first else (), chunks)
-    await response.start(upstream_response.status, upstream_response.reason, headers)
+    await relay.start(headers)
     for change in changes:
         chunks = change(chunks)
     try:
         async for chunk in chunks:
-            await write(response, chunk, deadline)
+            await write(response, chunk, relay.deadline)
     except StreamError as error:
-        deadline.expect_client()
+        relay.deadline.expect_client()
         await send_status(response, error.code, error.text)
         return
-    status = upstream_response.grpc_status
-    if status is None and upstream_response.status == 200:
+    status = received.grpc_status
+    if status is None and received.status == 200:
         raise bad_response(f"{server.url} ended its response without grpc-status", server)
-    await response.finish(_valid_fields(upstream_response.trailers, server))
+    await response.finish(_valid_fields(received.trailers, server))
     if status is not None:
-        record_status(response.record, status, upstream_response.grpc_error(server.url))
+        record_status(response.record, status, received.grpc_error(server.url))
 
 
 async def _one_message(

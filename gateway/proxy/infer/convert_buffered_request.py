@@ -13,7 +13,7 @@ from typing import Final
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v1.buffered_request import read_prediction
 from gateway.codec.v1.prediction_form import PredictionForm
-from gateway.codec.v2.buffered_request import read_buffered_binary, read_buffered_json, with_data
+from gateway.codec.v2.request import read_buffered_binary, read_buffered_json, with_data
 from gateway.errors import GatewayError
 from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.messages import InferRequest, InferRequestHead
@@ -25,6 +25,10 @@ from gateway.proxy.body_io import Chunks
 from gateway.proxy.destination import Destination
 from gateway.sizes import CACHED_DOCUMENTS, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import cached
+from gateway.upstream.transport import FIRST_ERROR_STATUS
+
+_UNRELATED_STATUSES = frozenset((401, 403, 408, 413, 429, 502, 503, 504))
+"""Errors whose reason is not the model's metadata."""
 
 
 class ReceivedRequest:
@@ -73,6 +77,18 @@ class ReceivedRequest:
         """Return the bytes that are buffered."""
         head = self.request.head.memory
         return head if isinstance(self.body, AsyncIterator) else head + self.request.data_size
+
+    def check_metadata(self, status: int, operation: Operation, destination: Destination) -> None:
+        """Recheck cached metadata after an error: the request may be made from outdated ones.
+
+        Statuses of overload, of a proxy and of a client too slow or a body too large say nothing
+        of it.
+        """
+        upstream = destination.upstream
+        if status < FIRST_ERROR_STATUS or status in _UNRELATED_STATUSES:
+            return
+        if self.uses_metadata or upstream.dialect.binary_only_if_listed:
+            upstream.metadata.recheck(operation.model or "", operation.version)
 
 
 def read_buffered(

@@ -6,12 +6,16 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
-from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
+from gateway.codec.v2.request import (
+    MAX_CACHED_HEADER,
+    MAX_FAST_REQUEST,
+    InferRequestReader,
+    read_without_data,
+)
 from gateway.errors import ErrorKind, GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.messages import InferRequest, TensorData
-from gateway.protocol.operations import Operation, model_name_of
+from gateway.protocol.operations import model_name_of
 from gateway.protocol.raw_binary import read_raw_binary
 from gateway.protocol.request_features import check_classified_inputs, check_classified_outputs
 from gateway.protocol.request_header import HEADER_LENGTH
@@ -32,8 +36,6 @@ from gateway.sizes import CONVERT_CHUNK, MAX_UNSCHEDULED
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.transport import UpstreamEndpoint
 
-_UNRELATED_STATUSES = frozenset((401, 403, 408, 413, 429, 502, 503, 504))
-"""Errors whose reason is not the model's metadata."""
 _FIRST_SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
 
@@ -249,20 +251,6 @@ async def model_metadata(call: Call) -> ModelMetadata:
     model = model_name_of(operation)
     metadata = await use_reachable_endpoint(upstream, fetch, deadline, call.response.record, model)
     return complete_metadata(metadata, declared)
-
-
-def check_metadata(
-    status: int, operation: Operation, destination: Destination, received: ReceivedRequest
-) -> None:
-    """Recheck cached metadata after an error: the request may have been made from outdated ones.
-
-    Statuses of overload, of a proxy and of a client too slow or a body too large say nothing of it.
-    """
-    upstream = destination.upstream
-    if status < 400 or status in _UNRELATED_STATUSES:
-        return
-    if received.uses_metadata or upstream.dialect.binary_only_if_listed:
-        upstream.metadata.recheck(operation.model or "", operation.version)
 
 
 async def outputs_to_list(call: Call, request: InferRequest) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from multidict import CIMultiDictProxy
@@ -22,9 +22,8 @@ from gateway.codec.v2.buffered_response import (
 )
 from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
 from gateway.codec.v2.tensor_check import NoTensorsError, tensor_check
-from gateway.errors import GatewayError, ServerName, name_server_in_errors
+from gateway.errors import GatewayError, name_server_in_errors
 from gateway.http1.content_codings import is_encoded
-from gateway.http1.head import ResponseHead
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.operations import OperationKind
 from gateway.protocol.request_header import HEADER_LENGTH
@@ -34,16 +33,13 @@ from gateway.protocol.response_header import (
     is_success,
     response_header_length,
 )
-from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import (
     ChunkJoiner,
     Chunks,
     prepend,
     read_first,
-    read_response,
     relay_chunks,
-    response_chunks,
     slices,
     split,
     stream,
@@ -51,8 +47,8 @@ from gateway.proxy.body_io import (
 )
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.interfaces import ClientResponse
 from gateway.proxy.passthrough import (
+    ResponseRelay,
     check_end,
     check_start,
     quote_body,
@@ -61,45 +57,9 @@ from gateway.proxy.passthrough import (
 )
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 from gateway.upstream.content_decoding import decode_response
-from gateway.upstream.transport import UpstreamResponse
 
 _MAX_QUEUED_PARTS = 5
 """Parts of a response that wait for an offloaded part before them: up to 2 MiB of memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseRelay:
-    """A server's response on its way to the client, with the encoding that the client wants.
-
-    It is written in ``form``, from a binary one, or as the protocol says without a form.
-    """
-
-    upstream_response: UpstreamResponse
-    server: ServerName
-    response: ClientResponse
-    encoding: OutputEncoding
-    destination: Destination
-    deadline: Deadline
-    form: ResponseForm | None = None
-
-    def reserve(self) -> Reservation:
-        """Return a reservation for what is buffered of the response."""
-        return self.destination.memory_budget.reserve(self.response.record.reserved)
-
-    def chunks(self) -> Chunks:
-        """Yield the body of the server's response as it arrives."""
-        return response_chunks(self.upstream_response, self.server, self.deadline)
-
-    async def send(self, converted: ConvertedResponse) -> None:
-        """Send a response that is fully buffered."""
-        received = self.upstream_response
-        self.deadline.expect_client()
-        changed = {} if converted.content_type is None else {"Content-Type": converted.content_type}
-        if converted.header_size is not None:
-            changed[HEADER_LENGTH] = str(converted.header_size)
-        headers = with_body(received.headers, changed)
-        self.response.record.response_elements = converted.elements
-        await self.response.send(received.status, received.reason, headers, converted.body)
 
 
 def plan_response(
@@ -136,14 +96,13 @@ async def convert_response(relay: ResponseRelay) -> None:
         plan = await _plan(relay)
         is_passed = plan.action is ResponseAction.UNTOUCHED and relay.form is None
         if plan.is_coded and (relay.response.is_grpc or not is_passed):
-            relay = _decoded(relay)
+            ratio = relay.destination.limits.max_decompression_ratio
+            decoded = decode_response(relay.upstream_response, relay.server, ratio)
+            relay = replace(relay, upstream_response=decoded)
             plan = await _plan(relay)
-        response = relay.upstream_response
-        size = response.content_length
+        size = relay.upstream_response.content_length
         if plan.action is ResponseAction.UNTOUCHED and relay.form is None:
-            await relay_response(
-                response, relay.response, relay.server, relay.deadline, check=plan.check
-            )
+            await relay_response(relay, check=plan.check)
         elif size is not None and size <= CONVERT_CHUNK:
             await _convert_buffered(relay, plan)
         elif size is not None and size <= MAX_FAST_RESPONSE and relay.form is None:
@@ -152,43 +111,38 @@ async def convert_response(relay: ResponseRelay) -> None:
             await _convert_streamed(relay, plan, relay.chunks())
 
 
-def _decoded(relay: ResponseRelay) -> ResponseRelay:
-    """Return the response without its content coding, as the gateway reads it."""
-    ratio = relay.destination.limits.max_decompression_ratio
-    response = decode_response(relay.upstream_response, relay.server, ratio)
-    return replace(relay, upstream_response=response)
-
-
 async def _plan(relay: ResponseRelay) -> ResponsePlan:
     """Plan the response; raises GatewayError (502) as ``plan_response``."""
     response = relay.upstream_response
     try:
         return plan_response(response.status, response.headers, relay.encoding, relay.destination)
     except NoTensorsError as error:
-        raise await quote_body(error, response, relay.server, relay.deadline) from None
+        raise await quote_body(error, relay) from None
 
 
 async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
     response = relay.upstream_response
-    body = await read_response(response, relay.server, relay.deadline)
-    converted = convert_whole(response, body, plan, relay.form)
-    if converted is not None:
-        await relay.send(converted)
-        return
-    relay.deadline.expect_client()
-    await relay.response.send(response.status, response.reason, end_to_end(response.headers), body)
+    body = await relay.read_all()
+    converted: ConvertedResponse | None
+    if relay.form is None:
+        converted = convert_body(body, plan)
+    else:
+        head = response.status, response.reason, response.headers
+        converted = relay.form.convert(*head, body, plan)
+    if converted is None:
+        await relay.send_body(body, end_to_end(response.headers))
+    else:
+        await _send(relay, converted)
 
 
-def convert_whole(
-    head: ResponseHead | UpstreamResponse,
-    body: bytes,
-    plan: ResponsePlan,
-    form: ResponseForm | None,
-) -> ConvertedResponse | None:
-    """Convert a complete response as planned, or into a form; None if it passes untouched."""
-    if form is None:
-        return convert_body(body, plan)
-    return form.convert(head.status, head.reason, head.headers, body, plan)
+async def _send(relay: ResponseRelay, converted: ConvertedResponse) -> None:
+    """Send a response that is fully buffered."""
+    changed = {} if converted.content_type is None else {"Content-Type": converted.content_type}
+    if converted.header_size is not None:
+        changed[HEADER_LENGTH] = str(converted.header_size)
+    relay.response.record.response_elements = converted.elements
+    headers = with_body(relay.upstream_response.headers, changed)
+    await relay.send_body(converted.body, headers)
 
 
 async def _convert_large(relay: ResponseRelay, plan: ResponsePlan) -> None:
@@ -196,12 +150,12 @@ async def _convert_large(relay: ResponseRelay, plan: ResponsePlan) -> None:
     if plan.action is not ResponseAction.WRITE_JSON:
         await _convert_streamed(relay, plan, relay.chunks())
         return
-    body = await read_response(relay.upstream_response, relay.server, relay.deadline)
+    body = await relay.read_all()
     converted = convert_large_body(body, plan)
     if converted is None:
         await _convert_streamed(relay, plan, stream((body,)))
     else:
-        await relay.send(converted)
+        await _send(relay, converted)
 
 
 async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
@@ -217,15 +171,7 @@ async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Ch
     elif relay.form is not None:
         await _relay_in_form(relay, relay.form, plan, chunks)
     elif plan.action is ResponseAction.FILL:
-        await relay_rewritten(
-            response,
-            chunks,
-            relay.response,
-            partial(fill_body, plan=plan),
-            plan.header_cap,
-            relay.destination,
-            relay.deadline,
-        )
+        await relay_rewritten(relay, chunks, partial(fill_body, plan=plan), plan.header_cap)
     else:
         await _relay_text(relay, json_converter(plan.header_size, *plan.policies_and_caps), chunks)
 
@@ -272,7 +218,7 @@ async def _pass_fitting(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks
         if plan.check is not None:
             chunks, end = await check_start(chunks, plan.check, response.content_length)
             chunks = check_end(chunks, end, response.content_length)
-        await relay_response(response, relay.response, relay.server, relay.deadline, chunks)
+        await relay_response(relay, chunks)
     else:
         await _relay_in_form(relay, relay.form, plan, chunks)
 
@@ -286,8 +232,7 @@ async def _send_encoded(
         changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
     headers = with_body(relay.upstream_response.headers, changed)
     headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
-    received = relay.upstream_response
-    await relay.response.start(received.status, received.reason, headers)
+    await relay.start(headers)
     await relay_chunks(stream((header, *tensors)), relay.response, relay.deadline)
 
 
@@ -304,9 +249,8 @@ async def _relay_in_form(
     with relay.reserve() as reservation:
         # Above the cap, no more of an error is of interest, and a response is invalid.
         body = b"".join(await read_first(chunks, plan.header_cap + 1, reservation))
-        await relay.send(
-            form.convert(response.status, response.reason, response.headers, body, plan)
-        )
+        converted = form.convert(response.status, response.reason, response.headers, body, plan)
+        await _send(relay, converted)
 
 
 async def _relay_text(
@@ -386,7 +330,7 @@ class _TextSender:
             await self._relay.response.finish()
         else:
             elements = self._converter.element_count
-            await self._relay.send(ConvertedResponse(text, elements=elements))
+            await _send(self._relay, ConvertedResponse(text, elements=elements))
 
     async def _raise_first_error(self) -> None:
         """Raise the error of the first part that has one: it stands before that of a later part."""
@@ -417,11 +361,11 @@ class _TextSender:
         await self._write(chunk)
 
     async def _start(self) -> None:
-        received, response = self._relay.upstream_response, self._relay.response
+        relay = self._relay
         # The response's head is read by now, unless there is not even text before the first output.
-        response.record.response_elements = self._converter.element_count
-        headers = with_body(received.headers, {"Content-Type": "application/json"})
-        await response.start(received.status, received.reason, headers)
+        relay.response.record.response_elements = self._converter.element_count
+        changed = {"Content-Type": "application/json"}
+        await relay.start(with_body(relay.upstream_response.headers, changed))
 
     async def _write(self, text: bytes | memoryview) -> None:
         await write(self._relay.response, text, self._relay.deadline)

@@ -24,8 +24,7 @@ from gateway.codec.generate.response import (
 from gateway.codec.grpc.request import write_infer_request
 from gateway.codec.grpc.response import ReadResponse
 from gateway.codec.grpc.stream_response import FINAL_RESPONSE, read_stream_response
-from gateway.codec.v2.buffered_request import read_buffered_json
-from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.request import InferRequestReader, read_buffered_json
 from gateway.errors import (
     ErrorKind,
     GatewayError,
@@ -43,10 +42,18 @@ from gateway.protocol.operations import OperationKind, decode_utf8_name, model_n
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.attempts.retry import UpstreamCall
-from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_chunks, split, write
+from gateway.proxy.body_io import (
+    Chunks,
+    ClientBody,
+    buffer_chunks,
+    read_messages,
+    response_chunks,
+    split,
+    write,
+)
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_request import check_metadata, check_request, model_metadata
+from gateway.proxy.infer.convert_request import check_request, model_metadata
 from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
@@ -204,9 +211,10 @@ async def _results(
     destination = call.destination
     header_cap = destination.limits.max_inference_header_bytes
     async for message in _messages(call, response, server, reservation):
+        reservation.grow(len(message))
         read = read_stream_response(message, header_cap)
         if read.error is not None:
-            check_metadata(400, call.operation, destination, received)
+            received.check_metadata(400, call.operation, destination)
             # Triton's HTTP endpoint responds with 400 to every error of a model.
             yield _Result(400, write_generate_error(read.error), read.has_begun)
         elif read.response is not None and not _is_only_end(read.response):
@@ -217,29 +225,19 @@ async def _results(
         yield _Result(status, text, in_event=False, ends_stream=True)
 
 
-async def _messages(
+def _messages(
     call: Call, response: UpstreamResponse, server: ServerName, reservation: Reservation
-) -> AsyncIterator[bytes]:
+) -> Chunks:
     """Yield the messages of a stream, decompressed; raises GatewayError (502) for a broken one."""
     limits = call.destination.limits
-    cap = limits.max_buffered_body_bytes
+    cap, ratio = limits.max_buffered_body_bytes, limits.max_decompression_ratio
+
+    async def decompress(message: bytes) -> bytes:
+        return await decompress_message(message, response, server, cap, ratio, reservation.grow)
+
+    chunks = response_chunks(response, server, call.deadline)
     reader = MessageReader(cap, "limits.max_buffered_body_bytes", RESPONSE)
-    message = bytearray()
-    async for chunk in response_chunks(response, server, call.deadline):
-        for piece in reader.feed(chunk):
-            message += piece.data
-            reservation.resize(2 * len(message))
-            if not piece.ends:
-                continue
-            data = bytes(message)
-            message.clear()
-            if piece.is_compressed:
-                ratio = limits.max_decompression_ratio
-                data = await decompress_message(
-                    data, response, server, cap, ratio, reservation.grow
-                )
-            yield data
-    reader.end()
+    return read_messages(chunks, reader, reservation, decompress)
 
 
 def _is_only_end(read: ReadResponse) -> bool:

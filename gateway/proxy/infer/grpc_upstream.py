@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from multidict import CIMultiDict
 
@@ -11,7 +12,7 @@ from gateway.codec.grpc.contents import Chunks
 from gateway.codec.grpc.request import write_infer_request
 from gateway.codec.grpc.response import read_infer_response
 from gateway.codec.v2.buffered_response import write_binary_response_header
-from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request
+from gateway.errors import ServerName, bad_request
 from gateway.http1.head import HeadParser, ResponseHead
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import frame
@@ -21,13 +22,15 @@ from gateway.protocol.messages import InferRequest, InferResponse, OutputTensor
 from gateway.protocol.operations import Operation, decode_utf8_name
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import buffer_chunks, convert_message
+from gateway.proxy.body_io import buffer_chunks, convert_message, too_large_to_buffer
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import cached
 from gateway.upstream.grpc.endpoint import DocumentResponse, error_of, read_message
 from gateway.upstream.transport import KEYED_RESPONSE_HEADERS, UpstreamRequest, UpstreamResponse
+
+_too_large = partial(too_large_to_buffer, "a request for a server over gRPC")
 
 _HEAD_PARSER = HeadParser(KEYED_RESPONSE_HEADERS)
 
@@ -82,14 +85,6 @@ async def with_all_data(
             tensors.append((data[start : start + tensor.binary_size],))
             start += tensor.binary_size
     return received.with_data(InferRequest(request.head, request.id, tuple(tensors)))
-
-
-def _too_large(cap: int) -> GatewayError:
-    return GatewayError(
-        ErrorKind.TOO_LARGE,
-        f"a request for a server over gRPC is buffered, and is larger than {cap} bytes "
-        "(limits.max_buffered_body_bytes)",
-    )
 
 
 async def in_binary_form(

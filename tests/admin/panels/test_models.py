@@ -105,6 +105,9 @@ def test_names_of_failed_models_are_bounded_and_the_last_ones_stay() -> None:
     names = list(failed.recent(1000.0))
     assert len(names) == 200
     assert names[-1] == "m4999"
+    failed.note([_call("m4800", 404), _call("new", 404)])
+    names = list(failed.recent(1000.0))
+    assert ("m4800" in names, "m4801" in names) == (True, False)
 
 
 def test_models_are_searched_and_come_in_pages() -> None:

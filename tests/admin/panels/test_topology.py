@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.panels.topology import EndpointFilter, describe_topology
+from gateway.admin.panels.topology import describe_topology, parse_choice
 from gateway.observe.call_metrics import (
     DURATION,
     ENDPOINT_LATENCY,
@@ -51,7 +51,7 @@ def _topology(
     store = make_store()
     history = sampled(store, lambda: count(store) if count is not None else None)
     status = status or worker_status({"u": upstream(endpoint()), "v": upstream()})
-    chosen = EndpointFilter.parse(query or {})
+    chosen = parse_choice(query or {})
     return describe_topology(state_of(status, store, history), history, _settings(), chosen)
 
 
@@ -150,7 +150,7 @@ def test_nothing_but_the_state_is_known_before_the_second_sample() -> None:
     store = make_store()
     history = sampled(store, lambda: None)
     state = state_of(worker_status(), store)
-    topology = describe_topology(state, history, _settings(), EndpointFilter.parse({}))
+    topology = describe_topology(state, history, _settings(), parse_choice({}))
     (found,) = topology["upstreams"][0]["endpoints"]
     assert (found["calls_per_second"], found["recent"]) == (0, None)
     assert topology["routes"][0]["client_error_ratio"] is None

@@ -83,6 +83,8 @@ def test_invalid_base64_is_described(text: str, fault: Fault) -> None:
         # Split between characters, as the scanner does.
         half = len(texts) - len(text.encode()) - 5
         assert refusal([texts[:half], texts[half:]]) == message
+        if text.isascii():
+            assert refusal(strategies.bytewise(texts)) == message
 
 
 def plainly(text: str) -> bytes | None:

@@ -68,8 +68,9 @@ def test_integers_up_to_their_limits_are_decoded(datatype: str) -> None:
 def test_numbers_beyond_the_float_range_are_refused(text: str) -> None:
     shown = shorten(text, QUOTED_NAME)
     for datatype in FLOATS:
-        message = refusal(datatype, f"[1,{text}]")
-        assert message == f"input 'x': element 1 ({shown}) does not fit {datatype}"
+        for beside in ("1", "Infinity"):
+            message = refusal(datatype, f"[{beside},{text}]")
+            assert message == f"input 'x': element 1 ({shown}) does not fit {datatype}"
 
 
 @pytest.mark.parametrize("datatype", FLOATS)
@@ -225,6 +226,8 @@ def error_message(datatype: str, text: str | bytes, first_index: int = 0, depth:
         ("FP32", "[1,null]", "element 1 (null) is not a number, as FP32 needs"),
         ("FP32", "[{}]", "element 0 is an object, FP32 needs a number"),
         ("FP32", "[1e40]", "element 0 (1e40) does not fit FP32"),
+        # The middle of the largest float and infinity: only the digits tell.
+        ("FP32", f"[{2**128 - 2**103}]", f"element 0 ({2**128 - 2**103}) does not fit FP32"),
         ("INT8", f"[1,{LONG}]", f"element 1 ({LONG[:QUOTED_NAME]}...) does not fit INT8"),
         ("BYTES", '["a",5]', "element 1 (5) is not a string, as BYTES needs"),
         ("BYTES", r'["\ud83d"]', r'element 0 ("\ud83d") holds half of a surrogate pair'),
@@ -266,3 +269,22 @@ def test_index_counts_elements_of_earlier_runs() -> None:
     assert (
         error_message("INT8", "1,[2,x]", 500, 1) == "input 'x': element 502 (x) is not a JSON value"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("[" + "1," * 20_000 + ",1]", 20_000),
+        ("[" + "[1]," * 20_000 + "1]" + ",[1]" * 20_000, 20_000),
+        ("[1]" + ",[1]" * 20_000, 0),
+    ],
+)
+def test_invalid_structure_is_searched_in_a_small_part_of_the_run(text: str, near: int) -> None:
+    with mock.patch.object(
+        diagnose, "_describe_token_error", wraps=diagnose._describe_token_error
+    ) as look:
+        message = refusal("FP32", text)
+    words, _, element = message.rpartition(" ")
+    assert words == "input 'x': data is not a valid JSON array, near element"
+    assert abs(int(element) - near) < 1000
+    assert look.call_count < 2000

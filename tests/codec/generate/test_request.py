@@ -130,6 +130,7 @@ INVALID = [
     (b'{"text": "a",}', "no JSON"),
     (b'{"text" "a"}', "no JSON"),
     (b'{5: "a"}', "no JSON"),
+    (b'{"parameters": {"p": 1, "p": 1}}', '"p" twice'),
 ]
 
 

@@ -104,3 +104,12 @@ def test_broken_contents_are_refused_if_the_runtime_refuses_them(
     )
     wanted = None if others else expected(datatype, message)
     assert canonical(datatype, found) == wanted
+
+
+def test_any_number_but_zero_is_true() -> None:
+    assert read("BOOL", field(1, b"\x02\x00\x80\x01"), 3) == b"\1\0\1"
+
+
+def test_packed_field_that_ends_within_an_element_is_refused() -> None:
+    assert read("FP32", field(NUMBERS["fp32_contents"], bytes(6)), 1) is None
+    assert read("INT64", field(NUMBERS["int64_contents"], b"\1\x80"), 1) is None

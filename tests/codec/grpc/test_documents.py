@@ -474,3 +474,11 @@ def test_ensemble_promises_no_steps() -> None:
 def test_error_names_the_member_of_the_metadata(metadata: Any, text: str) -> None:
     with refused(ErrorKind.BAD_RESPONSE, f"ModelMetadataResponse{text}"):
         write_model_config(metadata)
+
+
+def test_handle_of_a_cuda_region_is_base64_in_an_object() -> None:
+    body = {"raw_handle": {"b64": "AP8="}, "device_id": 1, "byte_size": 64}
+    found = request("CudaSharedMemoryRegister", {"name": "r"}, body)
+    assert (found.name, found.raw_handle, found.device_id) == ("r", b"\x00\xff", 1)
+    again = read_request(RPCS["CudaSharedMemoryRegister"], found.SerializeToString())
+    assert again == ({"name": "r"}, body)

@@ -124,6 +124,12 @@ def test_parameters_of_the_form_over_http_are_dropped() -> None:
     assert head.output_encoding.all_binary
 
 
+def test_parameter_of_an_unknown_type_has_no_value() -> None:
+    unknown = field(4, field(1, b"p") + field(2, field(9, 1)))
+    found = read_request(fp32_request(raw=True).SerializeToString() + unknown)
+    assert found.request.head.parameters == {"p": None}
+
+
 def test_features_are_read() -> None:
     message = fp32_request(raw=True)
     message.outputs.add(name="y").parameters["classification"].int64_param = 3
@@ -181,6 +187,8 @@ def test_half_floats_cannot_be_typed(datatype: str) -> None:
     [
         ("BOOL", (2,), b"\x01\x02", "input 'x' is BOOL, but holds bytes other than 0 and 1"),
         ("BYTES", (1,), b"\x02\0\0\0a", "input 'x' ends inside an element"),
+        ("BYTES", (1,), b"\x01\0\0", "input 'x' ends inside an element"),
+        ("BYTES", (2,), b"\x01\0\0\0a", "input 'x': shape [2] takes 2 elements, data has 1"),
     ],
 )
 def test_invalid_data_cannot_be_typed(

@@ -28,6 +28,7 @@ from tests.codec.grpc.infer_messages import (
     rewritten,
     serialized,
 )
+from tests.support.checks.refused import refused
 from tests.support.grpc.proto_file import ModelInferResponse
 from tests.support.grpc.wire_bytes import field
 from tests.support.scale import scaled
@@ -187,3 +188,15 @@ def test_any_bytes_are_read_or_invalid(data: bytes) -> None:
     except GatewayError as error:
         refused = error.kind
     assert refused in (None, ErrorKind.BAD_RESPONSE)
+
+
+def test_unknown_fields_are_skipped() -> None:
+    inner = service_pb2.ModelStreamInferResponse(infer_response=response()).SerializeToString()
+    assert read_stream_response(b"\x78\x05" + inner, CAP).response is not None
+
+
+def test_parameter_that_protobuf_cannot_carry_is_refused() -> None:
+    tensor = OutputTensor("y", DATATYPES["FP32"], (0,), 0, {"p": {}})
+    text = "must be true, false, a string or a number to be sent over gRPC, got an object"
+    with refused(ErrorKind.BAD_RESPONSE, f"output 'y': parameter 'p' {text}"):
+        write_infer_response(InferResponse(InferResponseHead((tensor,))), [[]])

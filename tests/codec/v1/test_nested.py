@@ -53,6 +53,7 @@ BROKEN: list[tuple[NestedEncoder, bytes, str]] = [
         "holds 2 elements or",
     ),
     (EmptyTensorEncoder(LABEL, (0,)), pack_bytes([b""]), "holds 4 elements or more"),
+    (NestedBytesEncoder(LABEL, (1,), as_base64=False), b"\x02\0\0\0a", "ends inside an element"),
 ]
 
 

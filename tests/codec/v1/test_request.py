@@ -295,3 +295,12 @@ def test_fast_path_agrees_with_the_streaming_path_on_any_request(
     body, declared = made
     assert fast_path_agrees(body, declared)
     assert fast_path_agrees(strategies.mutated(body, seed), declared)
+
+
+def test_preferred_read_size_fills_a_window() -> None:
+    codec = PredictRequestReader(model(X), 1000, 64)
+    assert codec.preferred_read_size == WINDOW
+    begin, numbers = b'{"instances":', b"[" + b"1," * 100
+    codec.feed(begin + numbers)
+    codec.step()
+    assert codec.preferred_read_size + len(numbers) == WINDOW

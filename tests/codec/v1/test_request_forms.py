@@ -174,6 +174,21 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         TWO,
         "inputs must be an object that names the inputs: model 'm' takes a, b",
     ),
+    "an object as an element": (
+        {"instances": [{"x": {"b64": "YQ=="}}]},
+        X,
+        "input 'x': element 0 is an object, FP32 needs a number",
+    ),
+    "a name that lacks, in an instance": (
+        {"instances": [{"a": [1], "b": 1}, {}]},
+        TWO,
+        "instances[1] lacks 'a'; the model takes a, b",
+    ),
+    "an object that is no base64": (
+        {"instances": [{"t": {"b65": "YQ=="}}]},
+        TEXT,
+        """input 't': element 0 must be a string or {"b64": "..."}, as BYTES needs""",
+    ),
 }
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import struct
 from itertools import product
 from typing import Any
 
@@ -245,3 +246,15 @@ def test_every_response_is_written_alike_or_left(seed: int) -> None:
         assert found in (None, (convert([body], size, layout), math.prod(shape)))
     except GatewayError:
         assert found is None
+
+
+def test_elements_of_rows_without_any_are_refused() -> None:
+    element = struct.pack("<I", 1) + b"a"
+    outputs = [
+        {"name": name, "datatype": "BYTES", "shape": shape, "parameters": {"binary_data_size": 5}}
+        for name, shape in (("a", [2, 0]), ("b", [2]))
+    ]
+    header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
+    converter = predict_converter(len(header), ROWS, JsonPolicies(), 1 << 20, 1 << 26)
+    with pytest.raises(GatewayError, match=r"output 'a' .*shape \[2, 0\] takes 0"):
+        converter.text(header + element)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.v2.binary_request import write_binary_header
-from gateway.codec.v2.buffered_request import read_buffered_binary, read_json_fast
-from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.request import InferRequestReader, read_buffered_binary, read_json_fast
 from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.json.array_scanner import WINDOW
-from gateway.codec.policies import JsonPolicies, Nonfinite
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v2.buffered_response import write_json_fast
 from gateway.codec.v2.response import encoded_converter, json_converter
-from gateway.codec.v2.response_reader import InferResponseReader
+from gateway.codec.v2.response_reader import InferResponseReader, read_without_data
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import OutputEncoding
 from tests.codec import reference, strategies
@@ -387,6 +387,14 @@ def test_fast_path_converts_numbers(datatype: str) -> None:
     assert written[1] == 4
 
 
+def test_headers_that_differ_in_their_id_are_parsed_once() -> None:
+    texts = [b'{"id":"%d","outputs":[]}' % number for number in range(9)]
+    read = [read_without_data(text) for text in texts][
+        2:
+    ]  # a full cache takes it at its second use
+    assert len({id(each.head) for each in read if each is not None}) == 1
+
+
 def test_responses_have_their_own_ids() -> None:
     for response_id in ("a", "b", "", 'q"', "é"):
         body, size = response_body([output("y", "INT8", [1], b"\1")], {"id": response_id})
@@ -403,8 +411,9 @@ def test_fast_path_leaves_broken_responses() -> None:
     assert write_json_fast(body, size - 1) is None
     assert write_json_fast(body, 0) is None
     assert write_json_fast(b"", 0) is None
-    empty, size = response_body([output("y", "FP32", [0], b"")])
-    assert write_json_fast(empty, size) is None
+    for data in (b"", np.array([np.nan], "<f4").tobytes()):
+        unusual, size = response_body([output("y", "FP32", [len(data) // 4], data)])
+        assert write_json_fast(unusual, size) is None
 
 
 @strategies.LAW
@@ -418,3 +427,25 @@ def test_fast_path_agrees_with_the_streaming_path_on_any_response(
     assert fast_path_agrees(
         strategies.mutated(body, seed), max(0, size + rng.choice([0, 0, -1, 1]))
     )
+
+
+IN_BASE64 = {"parameters": {"content_type": "base64"}}
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [JsonPolicies(as_base64=frozenset("yzn")), JsonPolicies(bytes_encoding=BytesEncoding.BASE64)],
+)
+def test_json_strings_of_the_server_become_base64(policies: JsonPolicies) -> None:
+    text = {"name": "y", "datatype": "BYTES", "shape": [2, 1], "data": [["abcd"], ["\xe9"]]}
+    told = {"name": "z", "datatype": "BYTES", "shape": [1], "data": ["YQ=="]} | IN_BASE64
+    sent = [strategies.Output(str(each["name"]), each, b"") for each in (text, told)]
+    body, size = response_body([*sent, output("n", "INT8", [1], b"\7")])
+    written = as_json([body], size, policies)
+    assert isinstance(written, bytes)
+    y, z, n = json.loads(written)["outputs"]
+    assert y == {**text, "data": ["YWJjZA==", "w6k="]} | IN_BASE64
+    assert z == told
+    assert "parameters" not in n
+    # The fast path leaves such a response to the streaming path.
+    assert write_json_fast(body, size) is None

@@ -232,6 +232,7 @@ def test_base64_beyond_the_spool_cap_is_refused() -> None:
             "output 'y' has more than one datatype",
         ),
         (response(output("BYTES", []), x=[[]]).replace(b"[[]]", b"[" * 201 + b"]" * 201), "deeper"),
+        (response(output("FP32", [None, "x"])), 'element 1 ("x") is not a number, as FP32 needs'),
     ],
 )
 def test_invalid_responses_are_refused(body: bytes, message: str) -> None:

@@ -3,23 +3,12 @@ from typing import Any
 
 import pytest
 
-from gateway.demo.server.api import Api
 from gateway.demo.server.models import MODELS
-from gateway.demo.server.wire import HttpRequest, HttpResponse
+from tests.demo.conftest import Demo
 
 
-@pytest.fixture
-def api() -> Api:
-    return Api()
-
-
-def send(api: Api, method: str, path: str, document: object = None) -> HttpResponse:
-    body = b"" if document is None else json.dumps(document).encode()
-    return api.handle(HttpRequest(method, path, {}, body))
-
-
-def get(api: Api, path: str) -> Any:
-    response = send(api, "GET", path)
+async def get(demo: Demo, path: str) -> Any:
+    response = await demo.ask("GET", path)
     assert response.status == 200
     return json.loads(response.body)
 
@@ -32,8 +21,8 @@ ADD = {
 }
 
 
-def test_server_metadata_lists_the_extensions(api: Api) -> None:
-    assert {"binary_tensor_data", "trace"} <= set(get(api, "/v2")["extensions"])
+async def test_server_metadata_lists_the_extensions(demo: Demo) -> None:
+    assert {"binary_tensor_data", "trace"} <= set((await get(demo, "/v2"))["extensions"])
 
 
 @pytest.mark.parametrize(
@@ -45,14 +34,14 @@ def test_server_metadata_lists_the_extensions(api: Api) -> None:
         "/v2/models/add/versions/1/ready",
     ],
 )
-def test_health_response_has_no_body(api: Api, path: str) -> None:
-    response = send(api, "GET", path)
+async def test_health_response_has_no_body(demo: Demo, path: str) -> None:
+    response = await demo.ask("GET", path)
     assert (response.status, response.body) == (200, b"")
 
 
 @pytest.mark.parametrize("path", ["/v2/models/image", "/v2/models/image/versions/1"])
-def test_metadata_shows_the_batch_dimension(api: Api, path: str) -> None:
-    assert get(api, path) == {
+async def test_metadata_shows_the_batch_dimension(demo: Demo, path: str) -> None:
+    assert await get(demo, path) == {
         "name": "image",
         "versions": ["1"],
         "platform": "python",
@@ -64,16 +53,16 @@ def test_metadata_shows_the_batch_dimension(api: Api, path: str) -> None:
     }
 
 
-def test_config_leaves_the_batch_dimension_out(api: Api) -> None:
-    config = get(api, "/v2/models/image/config")
+async def test_config_leaves_the_batch_dimension_out(demo: Demo) -> None:
+    config = await get(demo, "/v2/models/image/config")
     assert (config["max_batch_size"], config["input"][0]["dims"]) == (8, [3, 224, 224])
-    text = get(api, "/v2/models/upper/config")
+    text = await get(demo, "/v2/models/upper/config")
     assert (text["max_batch_size"], text["input"][0]["data_type"]) == (0, "TYPE_STRING")
 
 
-def test_every_datatype_has_an_identity_model(api: Api) -> None:
+async def test_every_datatype_has_an_identity_model(demo: Demo) -> None:
     datatypes = {
-        get(api, f"/v2/models/{name}")["inputs"][0]["datatype"]
+        (await get(demo, f"/v2/models/{name}"))["inputs"][0]["datatype"]
         for name in MODELS
         if name.startswith("identity_")
     }
@@ -81,30 +70,30 @@ def test_every_datatype_has_an_identity_model(api: Api) -> None:
     assert datatypes == {"BOOL", "FP16", "BF16", "FP32", "FP64", "BYTES", *integers}
 
 
-def test_statistics_count_calls(api: Api) -> None:
-    send(api, "POST", "/v2/models/add/versions/1/infer", ADD)
-    send(api, "POST", "/v2/models/add/infer", {"inputs": []})
-    (stats,) = get(api, "/v2/models/add/stats")["model_stats"]
+async def test_statistics_count_calls(demo: Demo) -> None:
+    await demo.ask("POST", "/v2/models/add/versions/1/infer", ADD)
+    await demo.ask("POST", "/v2/models/add/infer", {"inputs": []})
+    (stats,) = (await get(demo, "/v2/models/add/stats"))["model_stats"]
     counts = {name: stats["inference_stats"][name]["count"] for name in ("success", "fail")}
     assert counts == {"success": 1, "fail": 1}
     assert (stats["inference_count"], stats["last_inference"] > 0) == (1, True)
-    everything = get(api, "/v2/models/stats")["model_stats"]
+    everything = (await get(demo, "/v2/models/stats"))["model_stats"]
     assert [entry["name"] for entry in everything] == sorted(MODELS)
 
 
-def test_unloaded_model_is_unknown_until_it_is_loaded(api: Api) -> None:
-    assert send(api, "POST", "/v2/repository/models/add/unload").status == 200
-    assert send(api, "GET", "/v2/models/add/ready").status == 400
-    rejected = send(api, "POST", "/v2/models/add/infer", ADD)
+async def test_unloaded_model_is_unknown_until_it_is_loaded(demo: Demo) -> None:
+    assert (await demo.ask("POST", "/v2/repository/models/add/unload")).status == 200
+    assert (await demo.ask("GET", "/v2/models/add/ready")).status == 400
+    rejected = await demo.ask("POST", "/v2/models/add/infer", ADD)
     assert (rejected.status, b"no available versions" in rejected.body) == (404, True)
-    assert send(api, "POST", "/v2/repository/models/add/load").status == 200
-    assert send(api, "POST", "/v2/models/add/infer", ADD).status == 200
+    assert (await demo.ask("POST", "/v2/repository/models/add/load")).status == 200
+    assert (await demo.ask("POST", "/v2/models/add/infer", ADD)).status == 200
 
 
-def test_index_lists_loaded_and_unloaded_models(api: Api) -> None:
-    send(api, "POST", "/v2/repository/models/add/unload")
-    everything = json.loads(send(api, "POST", "/v2/repository/index").body)
-    ready = json.loads(send(api, "POST", "/v2/repository/index", {"ready": True}).body)
+async def test_index_lists_loaded_and_unloaded_models(demo: Demo) -> None:
+    await demo.ask("POST", "/v2/repository/models/add/unload")
+    everything = json.loads((await demo.ask("POST", "/v2/repository/index")).body)
+    ready = json.loads((await demo.ask("POST", "/v2/repository/index", {"ready": True})).body)
     unloaded = {"name": "add", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
     assert [entry for entry in everything if entry not in ready] == [unloaded]
     assert {entry["state"] for entry in ready} == {"READY"}
@@ -132,27 +121,29 @@ def test_index_lists_loaded_and_unloaded_models(api: Api) -> None:
         ("PUT", "/v2/trace/setting", 405),
     ],
 )
-def test_rejected_requests_have_an_error_message(
-    api: Api, method: str, path: str, status: int
+async def test_rejected_requests_have_an_error_message(
+    demo: Demo, method: str, path: str, status: int
 ) -> None:
-    response = send(api, method, path)
+    response = await demo.ask(method, path)
     assert response.status == status
     assert list(json.loads(response.body)) == ["error"]
 
 
-def test_trace_settings_of_a_model_override_the_global_ones(api: Api) -> None:
+async def test_trace_settings_of_a_model_override_the_global_ones(
+    demo: Demo,
+) -> None:
     path, everywhere = "/v2/models/add/trace/setting", "/v2/trace/setting"
 
-    def change(path: str, **changes: Any) -> Any:
-        return json.loads(send(api, "POST", path, changes).body)
+    async def change(path: str, **changes: Any) -> Any:
+        return json.loads((await demo.ask("POST", path, changes)).body)
 
-    change(path, trace_count="5", trace_level=["TENSORS", "TIMESTAMPS"])
-    change(everywhere, trace_rate="50", trace_count="9")
-    settings = get(api, path)
+    await change(path, trace_count="5", trace_level=["TENSORS", "TIMESTAMPS"])
+    await change(everywhere, trace_rate="50", trace_count="9")
+    settings = await get(demo, path)
     assert (settings["trace_rate"], settings["trace_count"]) == ("50", "5")
     assert settings["trace_level"] == ["TIMESTAMPS", "TENSORS"]
-    assert change(path) == change(path, colour="red") == settings
-    assert change(path, trace_count=None)["trace_count"] == "9"
+    assert await change(path) == await change(path, colour="red") == settings
+    assert (await change(path, trace_count=None))["trace_count"] == "9"
 
 
 @pytest.mark.parametrize(
@@ -171,11 +162,11 @@ def test_trace_settings_of_a_model_override_the_global_ones(api: Api) -> None:
         {"trace_file": "/tmp/x"},
     ],
 )
-def test_one_wrong_setting_rejects_all_changes(api: Api, changes: dict[str, Any]) -> None:
-    before = get(api, "/v2/trace/setting")
-    rejected = send(api, "POST", "/v2/trace/setting", {"log_frequency": "3", **changes})
+async def test_one_wrong_setting_rejects_all_changes(demo: Demo, changes: dict[str, Any]) -> None:
+    before = await get(demo, "/v2/trace/setting")
+    rejected = await demo.ask("POST", "/v2/trace/setting", {"log_frequency": "3", **changes})
     assert rejected.status == (501 if "trace_file" in changes else 400)
-    assert get(api, "/v2/trace/setting") == before
+    assert await get(demo, "/v2/trace/setting") == before
 
 
 @pytest.mark.parametrize(
@@ -186,10 +177,10 @@ def test_one_wrong_setting_rejects_all_changes(api: Api, changes: dict[str, Any]
         ("add", {"INPUT0": [1, 2], "INPUT1": [3, 4], "x": 1}, {"SUM": [4.0, 6.0]}),
     ],
 )
-def test_generate_returns_plain_members(
-    api: Api, model: str, document: object, expected: dict[str, object]
+async def test_generate_returns_plain_members(
+    demo: Demo, model: str, document: object, expected: dict[str, object]
 ) -> None:
-    response = send(api, "POST", f"/v2/models/{model}/generate", document)
+    response = await demo.ask("POST", f"/v2/models/{model}/generate", document)
     assert json.loads(response.body) == {
         **expected,
         "model_name": model,
@@ -209,14 +200,14 @@ def test_generate_returns_plain_members(
     ],
 )
 @pytest.mark.parametrize("kind", ["generate", "generate_stream"])
-def test_generate_rejects_inputs_that_do_not_fit(
-    api: Api, model: str, document: object, kind: str
+async def test_generate_rejects_inputs_that_do_not_fit(
+    demo: Demo, model: str, document: object, kind: str
 ) -> None:
-    response = send(api, "POST", f"/v2/models/{model}/{kind}", document)
-    assert (response.status, response.events) == (400, ())
+    response = await demo.ask("POST", f"/v2/models/{model}/{kind}", document)
+    assert response.status == 400
 
 
-def test_error_message_may_quote_a_lone_surrogate(api: Api) -> None:
+async def test_error_message_may_quote_a_lone_surrogate(demo: Demo) -> None:
     document = {"inputs": [{**ADD["inputs"][0], "name": "\ud83d"}]}
-    response = send(api, "POST", "/v2/models/add/infer", document)
+    response = await demo.ask("POST", "/v2/models/add/infer", document)
     assert (response.status, "error" in json.loads(response.body)) == (400, True)

@@ -7,27 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.demo.server.api import Api
 from gateway.demo.server.tensors import DTYPES
-from gateway.demo.server.wire import HEADER_LENGTH, HttpRequest, HttpResponse, encode
+from gateway.demo.server.wire import HEADER_LENGTH
+from tests.demo.conftest import Demo, Reply
 
 IMAGE = [1, 3, 224, 224]
 X = {"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]}
 BINARY = {"parameters": {"binary_data_output": True}}
 
 
-def infer(model: str, document: object, binary: bytes = b"") -> HttpResponse:
-    """Send a document, or a text, with the binary tensors behind it."""
-    header = document if isinstance(document, bytes) else encode(document)
-    headers = {HEADER_LENGTH: str(len(header))} if binary else {}
-    return send(model, headers, header + binary)
-
-
-def send(model: str, headers: dict[str, str], body: bytes) -> HttpResponse:
-    return Api().handle(HttpRequest("POST", f"/v2/models/{model}/infer", headers, body))
-
-
-def outputs(response: HttpResponse) -> dict[str, tuple[list[int], list[Any]]]:
+def outputs(response: Reply) -> dict[str, tuple[list[int], list[Any]]]:
     """Return shapes and elements of the outputs by their names."""
     assert response.status == 200, response.body
     length = int(response.headers.get(HEADER_LENGTH, len(response.body)))
@@ -54,46 +43,52 @@ def sized(size: object, shape: list[int], **more: Any) -> dict[str, Any]:
     return {"name": "INPUT0", "datatype": "FP32", "shape": shape, "parameters": parameters, **more}
 
 
-def test_json_and_binary_inputs_may_be_mixed_in_any_order() -> None:
+async def test_json_and_binary_inputs_may_be_mixed_in_any_order(demo: Demo) -> None:
     right = entry([10, 20], name="INPUT1")
-    response = infer(
+    response = await demo.infer(
         "add", {"inputs": [right, sized(8, [2])]}, np.array([1, 2], np.float32).tobytes()
     )
     assert outputs(response) == {"SUM": ([2], [11, 22])}
 
 
-def test_upper_changes_letters_and_preserves_other_bytes() -> None:
+async def test_upper_changes_letters_and_preserves_other_bytes(demo: Demo) -> None:
     text = "aé".encode() + b"\xff"
-    response = send("upper", {HEADER_LENGTH: "0"}, text)
+    response = await demo.send("upper", {HEADER_LENGTH: "0"}, text)
     upper = "AÉ".encode() + b"\xff"
     assert outputs(response) == {"OUTPUT0": ([1], [len(upper).to_bytes(4, "little") + upper])}
 
 
-def test_image_returns_means_and_inverted_pixels_in_the_order_of_the_model() -> None:
+async def test_image_returns_means_and_inverted_pixels_in_the_order_of_the_model(
+    demo: Demo,
+) -> None:
     image = np.linspace(0, 1, 3 * 224 * 224, dtype=np.float32).reshape(IMAGE)
     wanted = [{"name": name} for name in ("INVERTED", "MEAN")]
     document = {"inputs": [entry(image.tolist(), name="INPUT")], "outputs": wanted}
-    response = outputs(infer("image", document))
+    response = outputs(await demo.infer("image", document))
     assert [*response] == ["MEAN", "INVERTED"]
     np.testing.assert_allclose(response["MEAN"][1], image.mean(axis=(2, 3)).ravel(), rtol=1e-5)
     np.testing.assert_array_equal(
         np.array(response["INVERTED"][1], np.float32), (1 - image).ravel()
     )
     del document["outputs"][1]
-    assert [*outputs(infer("image", document))] == ["INVERTED"]
+    assert [*outputs(await demo.infer("image", document))] == ["INVERTED"]
 
 
 @pytest.mark.parametrize("shape", [[], [0], [1, 3], [2, 1, 2, 1]])
-def test_identity_accepts_every_rank_and_nested_data(shape: list[int]) -> None:
+async def test_identity_accepts_every_rank_and_nested_data(demo: Demo, shape: list[int]) -> None:
     data = np.ones(shape).tolist()
-    response = infer("identity_fp64", {"inputs": [entry([data], "FP64", shape=shape)]})
+    response = await demo.infer("identity_fp64", {"inputs": [entry([data], "FP64", shape=shape)]})
     assert outputs(response)["OUTPUT0"] == (shape, np.ones(shape).ravel().tolist())
 
 
-def test_json_numbers_are_exact_doubles_and_nan_and_infinity_bare_tokens() -> None:
+async def test_json_numbers_are_exact_doubles_and_nan_and_infinity_bare_tokens(
+    demo: Demo,
+) -> None:
     data = b'"data":[NaN,Infinity,-Infinity,0.10000000149011612]'
     head = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[4],'
-    response = infer("identity_fp32", head + data + b',"data":[2]}]}')  # the first member counts
+    response = await demo.infer(
+        "identity_fp32", head + data + b',"data":[2]}]}'
+    )  # the first member counts
     assert data in response.body
 
 
@@ -108,8 +103,10 @@ def test_json_numbers_are_exact_doubles_and_nan_and_infinity_bare_tokens() -> No
         ({"outputs": [{"name": "OUTPUT0"}], **BINARY}, False),
     ],
 )
-def test_requested_outputs_are_binary(document: dict[str, Any], binary: bool) -> None:
-    response = infer("identity_fp32", {"id": "7", "inputs": [X], **document})
+async def test_requested_outputs_are_binary(
+    demo: Demo, document: dict[str, Any], binary: bool
+) -> None:
+    response = await demo.infer("identity_fp32", {"id": "7", "inputs": [X], **document})
     content = b'"parameters":{"binary_data_size":8}' if binary else b'"data":[1.0,2.0]'
     header = (
         b'{"id":"7","model_name":"identity_fp32","model_version":"1","outputs":'
@@ -117,16 +114,15 @@ def test_requested_outputs_are_binary(document: dict[str, Any], binary: bool) ->
     )
     data = np.array([1, 2], np.float32).tobytes() if binary else b""
     assert response.body == header + data
-    assert response.headers == (
-        {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
-        if binary
-        else {"Content-Type": "application/json"}
-    )
+    form = "octet-stream" if binary else "json"
+    assert response.headers["Content-Type"] == f"application/{form}"
+    assert response.headers.get(HEADER_LENGTH) == (str(len(header)) if binary else None)
 
 
-def test_response_with_only_empty_binary_outputs_is_json() -> None:
-    response = infer("identity_fp32", {"inputs": [entry([])], **BINARY})
-    assert response.headers == {"Content-Type": "application/json"}
+async def test_response_with_only_empty_binary_outputs_is_json(demo: Demo) -> None:
+    response = await demo.infer("identity_fp32", {"inputs": [entry([])], **BINARY})
+    assert response.headers["Content-Type"] == "application/json"
+    assert HEADER_LENGTH not in response.headers
     assert outputs(response) == {"OUTPUT0": ([0], [])}
 
 
@@ -138,10 +134,10 @@ def test_response_with_only_empty_binary_outputs_is_json() -> None:
         ("image", bytes(602_112), [[1, 3], IMAGE]),
     ],
 )
-def test_shape_of_a_raw_input_follows_from_its_size(
-    model: str, body: bytes, shapes: list[list[int]]
+async def test_shape_of_a_raw_input_follows_from_its_size(
+    demo: Demo, model: str, body: bytes, shapes: list[list[int]]
 ) -> None:
-    response = outputs(send(model, {HEADER_LENGTH: "0"} if body else {}, body))
+    response = outputs(await demo.send(model, {HEADER_LENGTH: "0"} if body else {}, body))
     assert [shape for shape, _ in response.values()] == shapes
 
 
@@ -154,21 +150,23 @@ def test_shape_of_a_raw_input_follows_from_its_size(
         ("FP32", [], 5, []),
     ],
 )
-def test_classification_returns_the_largest_elements(
-    datatype: str, elements: list[float], classes: int, expected: list[str]
+async def test_classification_returns_the_largest_elements(
+    demo: Demo, datatype: str, elements: list[float], classes: int, expected: list[str]
 ) -> None:
     wanted = [{"name": "OUTPUT0", "parameters": {"classification": classes}}]
     document = {"inputs": [entry(elements, datatype)], "outputs": wanted}
-    response = outputs(infer(f"identity_{datatype.lower()}", document))
+    response = outputs(await demo.infer(f"identity_{datatype.lower()}", document))
     assert response == {"OUTPUT0": ([len(expected)], expected)}
 
 
-def test_classification_of_a_batch_is_by_row() -> None:
+async def test_classification_of_a_batch_is_by_row(demo: Demo) -> None:
     image = np.zeros((2, 3, 224, 224))
     image[1, 2] = 1
     wanted = [{"name": "MEAN", "parameters": {"classification": 1}}]
     document = {"inputs": [entry(image.tolist(), name="INPUT")], "outputs": wanted}
-    assert outputs(infer("image", document)) == {"MEAN": ([2, 1], ["0.000000:0", "1.000000:2"])}
+    assert outputs(await demo.infer("image", document)) == {
+        "MEAN": ([2, 1], ["0.000000:0", "1.000000:2"])
+    }
 
 
 def _image(*shape: int) -> dict[str, Any]:
@@ -213,11 +211,14 @@ def _image(*shape: int) -> dict[str, Any]:
         ("identity_fp32", {"inputs": [entry(5, shape=[])]}, "not an array"),
     ],
 )
-def test_requests_that_do_not_fit_are_rejected(model: str, document: Any, message: str) -> None:
-    _check_rejected(infer(model, document), message)
+async def test_requests_that_do_not_fit_are_rejected(
+    demo: Demo, model: str, document: Any, message: str
+) -> None:
+    response = await demo.infer(model, document)
+    _check_rejected(response, message)
 
 
-def _check_rejected(response: HttpResponse, message: str, status: int = 400) -> None:
+def _check_rejected(response: Reply, message: str, status: int = 400) -> None:
     assert response.status == status
     assert message in json.loads(response.body)["error"]
 
@@ -235,24 +236,29 @@ def _check_rejected(response: HttpResponse, message: str, status: int = 400) -> 
         ("image", [9, 3, 224, 224], bytes(9 * 602_112), "from 1 to 8"),
     ],
 )
-def test_binary_tensors_that_do_not_fit_are_rejected(
-    model: str, shape: list[int], data: bytes, message: str
+async def test_binary_tensors_that_do_not_fit_are_rejected(
+    demo: Demo, model: str, shape: list[int], data: bytes, message: str
 ) -> None:
     name = "INPUT" if model == "image" else "INPUT0"
     datatype = "FP32" if model == "image" else model.removeprefix("identity_").upper()
     document = {"inputs": [sized(len(data), shape, name=name, datatype=datatype)]}
-    _check_rejected(infer(model, document, data), message)
+    response = await demo.infer(model, document, data)
+    _check_rejected(response, message)
 
 
-def test_surplus_bytes_and_shared_memory_are_rejected() -> None:
-    _check_rejected(infer("add", {"inputs": [sized(4, [1])]}, bytes(5)), "input data: 1 bytes")
+async def test_surplus_bytes_and_shared_memory_are_rejected(demo: Demo) -> None:
+    _check_rejected(
+        await demo.infer("add", {"inputs": [sized(4, [1])]}, bytes(5)), "input data: 1 bytes"
+    )
     shared = {"inputs": [{**X, "parameters": {"shared_memory_region": "r"}}]}
-    _check_rejected(infer("add", shared), "region: 'r'", 404)
+    response = await demo.infer("add", shared)
+    _check_rejected(response, "region: 'r'", 404)
 
 
 @pytest.mark.parametrize("length", ["xx", "", "-1", "+5", "5.0", "²", "99999", "9" * 5000])
-def test_header_length_must_be_at_most_the_body_size(length: str) -> None:
-    _check_rejected(send("add", {HEADER_LENGTH: length}, b"{}"), "inference header size")
+async def test_header_length_must_be_at_most_the_body_size(demo: Demo, length: str) -> None:
+    response = await demo.send("add", {HEADER_LENGTH: length}, b"{}")
+    _check_rejected(response, "inference header size")
 
 
 @pytest.mark.parametrize(
@@ -264,16 +270,19 @@ def test_header_length_must_be_at_most_the_body_size(length: str) -> None:
         ("identity_bytes", b"abc", "must have input shape [1]"),
     ],
 )
-def test_ambiguous_raw_inputs_are_rejected(model: str, body: bytes, message: str) -> None:
-    _check_rejected(send(model, {HEADER_LENGTH: "0"}, body), message)
+async def test_ambiguous_raw_inputs_are_rejected(
+    demo: Demo, model: str, body: bytes, message: str
+) -> None:
+    response = await demo.send(model, {HEADER_LENGTH: "0"}, body)
+    _check_rejected(response, message)
 
 
 @pytest.mark.parametrize("datatype", ["BOOL", "BYTES"])
-def test_classification_rejects_some_datatypes(datatype: str) -> None:
+async def test_classification_rejects_some_datatypes(demo: Demo, datatype: str) -> None:
     wanted = [{"name": "OUTPUT0", "parameters": {"classification": 1}}]
     element = [True] if datatype == "BOOL" else ["x"]
     document = {"inputs": [entry(element, datatype)], "outputs": wanted}
-    response = infer(f"identity_{datatype.lower()}", document)
+    response = await demo.infer(f"identity_{datatype.lower()}", document)
     _check_rejected(response, "class result not available")
 
 
@@ -298,15 +307,19 @@ def test_classification_rejects_some_datatypes(datatype: str) -> None:
         ("BYTES", r'"\ud83d"'),
     ],
 )
-def test_element_out_of_range_is_rejected_and_named(datatype: str, element: str) -> None:
+async def test_element_out_of_range_is_rejected_and_named(
+    demo: Demo, datatype: str, element: str
+) -> None:
     good = {"BOOL": "true", "BYTES": '"x"'}.get(datatype, "0")
     data = f'"datatype": "{datatype}", "shape": [2], "data": [{good}, {element}]'
     text = f'{{"inputs": [{{"name": "INPUT0", {data}}}]}}'
-    response = infer(f"identity_{datatype.lower()}", text.encode())
+    response = await demo.infer(f"identity_{datatype.lower()}", text.encode())
     _check_rejected(response, f"input 'INPUT0' takes {datatype}: element 1 is ")
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_16_bit_floats_have_no_json_form(datatype: str) -> None:
-    response = infer(f"identity_{datatype.lower()}", {"inputs": [entry([1.0], datatype)]})
+async def test_16_bit_floats_have_no_json_form(demo: Demo, datatype: str) -> None:
+    response = await demo.infer(
+        f"identity_{datatype.lower()}", {"inputs": [entry([1.0], datatype)]}
+    )
     _check_rejected(response, f"receiving {datatype} data via JSON")

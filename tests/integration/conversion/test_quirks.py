@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.kserve.server import KServe
-from tests.integration.mlserver.server import MLServer
 from tests.integration.support.client import Client
 from tests.integration.support.gateway import running_gateway
 from tests.integration.support.infer_messages import Request, check_echo, read_outputs, send, tensor
+from tests.integration.support.python_server import KServe, MLServer
 from tests.integration.support.real_server import RealServer
 
 

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.kserve.server import KServe
-from tests.integration.mlserver.server import MLServer
 from tests.integration.support.client import Client
 from tests.integration.support.gateway import gateway_with_settings
+from tests.integration.support.python_server import KServe, MLServer
 from tests.integration.support.real_server import InferenceServer
 from tests.integration.triton.server import TritonServer
 from tests.support.servers.openvino import OpenVino

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.kserve.server import KServe
-from tests.integration.mlserver.server import MLServer
 from tests.integration.support.gateway import TENSORGATE
+from tests.integration.support.python_server import KServe, MLServer
 from tests.integration.triton.server import TritonServer
 
 IS = {

@@ -88,9 +88,9 @@ def infer_calls(scene: Scene) -> st.SearchStrategy[InferCall]:
     if scene.form != "raw":
         kinds += [_add(scene), _mixed(scene)]
     if scene.has_versions:
-        kinds.append(_versioned(scene))
+        kinds.append(_of_one_number(scene, "versioned", ["1", "2"]))
     if scene.server == "triton":
-        kinds += [_of_more_dimensions(scene), _with_parameters(scene)]
+        kinds += [_of_more_dimensions(scene), _of_one_number(scene, "with_parameters", ["", "1"])]
         if scene.has_header:
             kinds.append(_classified(scene))
     elif scene.has_header:
@@ -217,15 +217,9 @@ def _zeros(draw: st.DrawFn, scene: Scene) -> InferCall:
 
 
 @st.composite
-def _versioned(draw: st.DrawFn, scene: Scene) -> InferCall:
-    call = draw(_call(scene, "versioned", (draw(_tensor(scene, "INPUT0", "FP32", (1,))),)))
-    return replace(call, version=draw(st.sampled_from(["1", "2"])))
-
-
-@st.composite
-def _with_parameters(draw: st.DrawFn, scene: Scene) -> InferCall:
-    tensor = draw(_tensor(scene, "INPUT0", "FP32", (1,)))
-    return draw(_call(scene, "with_parameters", (tensor,)))
+def _of_one_number(draw: st.DrawFn, scene: Scene, model: str, versions: Sequence[str]) -> InferCall:
+    call = draw(_call(scene, model, (draw(_tensor(scene, "INPUT0", "FP32", (1,))),)))
+    return replace(call, version=draw(st.sampled_from(versions)))
 
 
 @st.composite

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.environment import CACHE, ROOT, python_in
+from tests.integration.kserve import models as kserve
+from tests.integration.mlserver import models as mlserver
 from tests.integration.support.real_server import HOST, Program, RealServer
 
 
@@ -24,6 +26,26 @@ class PythonServer(RealServer):
     def _has_bound(self) -> bool:
         with socket.socket() as connection:
             return connection.connect_ex((HOST, self.grpc_port)) == 0
+
+
+class KServe(PythonServer):
+    """A KServe model server with the tests' models."""
+
+    name = dialect = "kserve"
+    datatypes = kserve.DATATYPES
+
+    def __init__(self) -> None:
+        super().__init__(kserve.MODELS)
+
+
+class MLServer(PythonServer):
+    """An MLServer with the tests' models."""
+
+    name, dialect = "mlserver", "json"
+    datatypes = mlserver.DATATYPES
+
+    def __init__(self) -> None:
+        super().__init__(mlserver.MODELS)
 
 
 class Script:

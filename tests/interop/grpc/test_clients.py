@@ -1,17 +1,21 @@
-"""gRPC clients that others wrote, each on its own implementation of HTTP/2 and of gRPC."""
+"""gRPC clients and proxies that others wrote, each on its own HTTP/2 and gRPC."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
+from benchmarks.servers.proxies import envoy_before, haproxy_grpc_before, nginx_grpc_before
 from tests.interop.grpc import calls
-from tests.interop.grpc.peer_server import peer_server
-from tests.interop.programs import go_program, installed_folder, program
+from tests.interop.grpc.peer_server import calls_by_grpcio, peer_server
+from tests.interop.programs import Proxy, before, go_program, installed_folder, program
 from tests.support.gateway import running_gateway
 from tests.support.gateway_process import run
 from tests.support.grpc.proto_file import FOLDER
@@ -70,3 +74,26 @@ async def _ghz(url: str, method: str, data: object, limit: str = "20s") -> Any:
     command = (go_program(GHZ), "--insecure", "--format=json", *load, *call)
     report = await _report(*command, urlsplit(url).netloc)
     return report["statusCodeDistribution"]
+
+
+# Proxies in front of the gateway, and between it and a server
+
+ENVOY = partial(envoy_before, http2=True)
+in_front_of_each_proxy = pytest.mark.parametrize(
+    "proxy", [ENVOY, haproxy_grpc_before, nginx_grpc_before], ids=["envoy", "haproxy", "nginx"]
+)
+
+
+@in_front_of_each_proxy
+async def test_clients_of_a_proxy_before_the_gateway(proxy: Proxy) -> None:
+    async with peer_server() as server, running_gateway(server.url) as gateway:
+        with before(proxy, gateway.url) as url:
+            await server.check(await calls_by_grpcio(url))
+
+
+@in_front_of_each_proxy
+async def test_clients_of_the_gateway_before_a_proxy(proxy: Proxy) -> None:
+    async with peer_server() as server:
+        with before(proxy, server.url) as url:
+            async with running_gateway(f"grpc://{urlsplit(url).netloc}") as gateway:
+                await server.check(await calls_by_grpcio(gateway.url))

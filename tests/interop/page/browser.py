@@ -233,12 +233,6 @@ class BrowserPage:
         root = "document.documentElement"
         return bool(await self.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"))
 
-    async def lines(self, selector: str) -> set[int]:
-        """Return in how many lines the elements that match are; there must be some."""
-        found = set(await self.each(selector, "getClientRects().length"))
-        assert found, selector
-        return found
-
     async def resize(self, width: int, height: int = 1000) -> None:
         """Set the size of the window."""
         size: Message = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}

@@ -95,6 +95,22 @@ async def test_plan_of_an_authenticated_client_is_for_its_key_only(header: str |
     fast_path.close()
 
 
+async def test_plan_of_an_open_route_is_not_for_a_client_with_a_key() -> None:
+    """Its Authorization may hold a key of a group with another header, which no server may get."""
+    group = KeyGroup("g", "X-Key", ["secret"])
+    endpoint = ReadyEndpoint()
+    to = (make_destination(endpoint),)
+    routes = [Route(Match(model=Pattern.of("m")), to, keys=(group,)), Route(Match(), to)]
+    fast_path = FastPath(Router(routes))
+    for value in ("Bearer of-the-server", "Bearer secret"):
+        headers = {"Authorization": value}
+        assert start(fast_path, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
+    passed, withheld = (dict(asked.lines) for asked in endpoint.asked)
+    assert passed["Authorization"] == "Bearer of-the-server"
+    assert "Authorization" not in withheld
+    fast_path.close()
+
+
 @pytest.mark.parametrize("header", ["X-User", "X-Forwarded-For"])
 async def test_hash_header_chooses_the_endpoint(header: str) -> None:
     """A client's header counts, too, that the gateway replaces only if it is set to do so."""

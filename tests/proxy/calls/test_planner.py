@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.codec.v2.buffered_request import MAX_FAST_REQUEST
+from gateway.codec.v2.request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError
 from gateway.http1.head import MAX_CACHED_HEAD
 from gateway.protocol.dialects import DIALECTS

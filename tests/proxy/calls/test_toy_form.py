@@ -19,11 +19,11 @@ from gateway.protocol.messages import ALL_JSON, InferRequest, InferRequestHead, 
 from gateway.protocol.operations import OperationKind, infer_path
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.calls import kinds
-from gateway.proxy.calls.handler import ClientMessage, HandlerScope, ServerRequest
+from gateway.proxy.calls.handler import ClientMessage, HandlerScope, ServerRequest, ServerResponse
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import Call, ClientResponse
+from gateway.proxy.passthrough import ResponseRelay
 from tests.support.compiled import needs_source
 from tests.support.gateway import running_gateway
 from tests.support.http2_client import connect_http2
@@ -73,7 +73,7 @@ class RowsHandler(InferHandler):
     """Serves calls in this form, small ones without a task."""
 
     def __init__(self, scope: HandlerScope) -> None:
-        as_infer = scope.with_request("POST", infer_path(scope.operation), scope.headers)
+        as_infer = replace(scope, method="POST", target=infer_path(scope.operation))
         super().__init__(as_infer, None, 32_768)
 
     async def serve(self, call: Call) -> None:
@@ -84,8 +84,8 @@ class RowsHandler(InferHandler):
     def to_server(self, head: Any, body: bytes, destination: Any, _: str) -> ServerRequest | None:
         return self._write(head, read_rows(body), destination)
 
-    def to_client(self, *arguments: Any) -> ClientMessage | None:
-        message = super().to_client(*arguments)
+    def to_client(self, response: ServerResponse) -> ClientMessage | None:
+        message = super().to_client(response)
         if message is None:
             return None
         template, lines, body, trailers = message

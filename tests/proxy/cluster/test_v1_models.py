@@ -20,7 +20,7 @@ from tests.support.doubles.cluster import (
     servers,
     upstreams_of,
 )
-from tests.support.doubles.streaming import ScriptedClientResponse, make_destination
+from tests.support.doubles.streaming import ScriptedClientResponse, make_destination, ready
 
 MODEL = "/v1/models/m"
 MODELS = "/v1/models"
@@ -59,6 +59,16 @@ async def test_unknown_model_passes_the_server_error(body: bytes, told: str) -> 
     cluster = one_upstream(a=(scripted_response(b"", 400), scripted_response(body, 404)))
     response = await cluster.ask("GET", MODEL)
     assert (response.status, _error(response)) == (404, told)
+
+
+async def test_endpoint_that_has_the_model_is_asked() -> None:
+    responses = (scripted_response(b""),) * 3
+    cluster = one_upstream(discovers_models=True, a=responses, b=responses)
+    for member, model in zip(cluster.destinations[0].upstream.pool.members, "nm", strict=True):
+        member.models = ready(model)
+    for _ in range(3):
+        assert (await cluster.ask("GET", MODEL)).status == 200
+    assert cluster.received == [[], [READY] * 3]
 
 
 async def test_unreachable_server_is_a_503() -> None:

@@ -13,7 +13,8 @@ from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
+from gateway.proxy.infer.convert_response import convert_response
+from gateway.proxy.passthrough import ResponseRelay
 from gateway.upstream.transport import UpstreamResponse
 from tests.support.checks.time_slices import others
 from tests.support.doubles.streaming import (
@@ -64,7 +65,7 @@ class _Relay:
         with Deadline(9, 9) as deadline:
             await convert_response(
                 ResponseRelay(
-                    there, SERVER, self.client_response, form, self.destination, deadline, predicted
+                    there, SERVER, self.client_response, self.destination, deadline, form, predicted
                 )
             )
         return self.client_response

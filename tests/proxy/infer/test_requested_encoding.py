@@ -144,6 +144,16 @@ async def test_response_in_the_requested_encoding_passes_untouched(dialect: Dial
     assert response.headers[HEADER_LENGTH] == str(len(header))
 
 
+@pytest.mark.parametrize("tensors", [LEFT.tobytes()[:-1], LEFT.tobytes() + b"x"])
+async def test_fitting_response_of_another_size_never_ends_well(tensors: bytes) -> None:
+    header = json.dumps({"outputs": [_entry("L", binary=True)]}).encode()
+    scene = _Scene(_response(header, tensors), body=[_request(default=True)])
+    with pytest.raises(GatewayError) as caught:
+        await scene.run()
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE
+    assert "client has got all" not in scene.log
+
+
 @pytest.mark.parametrize(("dialect", "asked"), [(KSERVE, False), (OPENVINO, False), (TRITON, True)])
 async def test_server_gets_no_accept_encoding_when_its_response_is_inspected(
     dialect: Dialect, asked: bool
