@@ -16,6 +16,7 @@ import pytest
 
 from tests.end_to_end.connections.smuggled_requests import ACCEPTED, INNER, REFUSED
 from tests.fuzz.strict_http1 import Reading, RefusedError, Request, next_request, read_all
+from tests.http1.splits import cut
 from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.http_messages import http_response
 from tests.support.raw_client import RawClient, ReceivedResponse
@@ -54,12 +55,6 @@ class Stream:
     def __repr__(self) -> str:
         more = f" and {len(self.data) - _SHOWN} more" if len(self.data) > _SHOWN else ""
         return f"<{self.data[:_SHOWN]!r}{more}, cut at {self.cuts[:20]}, plain={self.plain}>"
-
-    @property
-    def pieces(self) -> list[bytes]:
-        """Return the pieces."""
-        ends = zip((0, *self.cuts), (*self.cuts, len(self.data)), strict=True)
-        return [self.data[start:end] for start, end in ends]
 
 
 @dataclass(repr=False)
@@ -143,7 +138,7 @@ async def _outcome(gateway: RunningGateway, stream: Stream) -> Outcome:
     wanted = len(reading.requests) + (reading.end == "refused")
     outcome = Outcome()
     async with gateway.client() as client:
-        sending = asyncio.create_task(_send(client, stream.pieces))
+        sending = asyncio.create_task(_send(client, cut(stream.data, stream.cuts)))
         try:
             while len(outcome.replies) < wanted and not outcome.closed:
                 await _next_reply(client, outcome)

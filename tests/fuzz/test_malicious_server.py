@@ -23,6 +23,7 @@ from tests.codec.reference_v1 import predictions
 from tests.fuzz.malicious_responses import ServerResponse, any_response, in_order
 from tests.fuzz.strict_http1 import RefusedError
 from tests.fuzz.strict_response import HEADER_LENGTH, Response, outputs_of, read_response
+from tests.http1.splits import cut
 from tests.support import inference_messages as tensors
 from tests.support.gateway import UPSTREAM, RunningGateway, gateway_before
 from tests.support.http_messages import http_response, request
@@ -108,7 +109,7 @@ class MaliciousServer:
                 continue
             served = self.served
             try:
-                await connection.send(*served.pieces)
+                await connection.send(*cut(served.data, served.cuts))
             finally:
                 self.sent.set()
             if served.ending == "reset":
