@@ -43,9 +43,6 @@ def _generate(headers: str, body: bytes = b"") -> bytes:
 
 MALFORMED = {
     "noise": bytes(range(256)) + b"\r\n\r\n",
-    "TLS": bytes.fromhex("1603010200010001fc0303") + bytes(200),
-    "an answer": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
-    "target of 100 KB": _get(f"GET /{'x' * 100_000} HTTP/1.1"),
     "1000 headers": _get(headers=HOST + "X: x\r\n" * 1000),
     "CONNECT": _get("CONNECT server:80 HTTP/1.1"),
     "chunk size a word": _generate("Transfer-Encoding: chunked\r\n", b"five\r\nhello\r\n0\r\n\r\n"),
