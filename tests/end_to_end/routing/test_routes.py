@@ -245,3 +245,10 @@ async def test_hash_header_keeps_a_value_on_one_endpoint(
         seen = [{each.head.get(header) for each in server.requests} for server in servers]
         assert sum(map(len, seen)) == len(users)  # no value was at two endpoints
         assert all(seen)
+
+
+async def test_round_robin_uses_each_endpoint_in_order(path: Callable[[bytes], bytes]) -> None:
+    async with _balanced("round_robin") as (servers, client):
+        for _ in range(4 * COUNT):
+            assert (await client.ask(path(infer_json()))).status == 200
+        assert [len(server.requests) for server in servers] == [4] * COUNT
