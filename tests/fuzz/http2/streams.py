@@ -22,9 +22,6 @@ REQUEST = (
     (b"te", b"trailers"),
     (b"content-type", b"application/grpc"),
 )
-NEWEST = 0xBE
-"""The newest field of the dynamic table, in one byte: RFC 7541, section 6.1."""
-ODD_NAMES = (b"", b":", b":x", b":path", b"X", b" ", b"\0", b"a b", b"\xff", b"-" * 3000)
 _TRAILERS = ((b"grpc-status", b"0"), (b"grpc-message", b""))
 _ODD_FIELDS = [
     *((b"", b"x"), (b":", b"x"), (b":status", b"204"), (b":path", b"/"), (b"Upper", b"x")),
@@ -165,20 +162,3 @@ def _any_frame(chance: random.Random) -> bytes:
     payload = chance.randbytes(chance.choice([0, 1, 4, 5, 6, 8, 12, 40]))
     head = len(payload).to_bytes(3, "big") + bytes([chance.randrange(12), chance.randrange(64)])
     return head + chance.choice([0, 1, 2, 3, 5, 99]).to_bytes(4, "big") + payload
-
-
-def literal(name: bytes, value: bytes, *, indexed: bool = False) -> bytes:
-    """Write a field with its name: RFC 7541, section 6.2.1 if indexed, else section 6.2.2."""
-    return b"%c%b%b" % (0x40 if indexed else 0, _string(name), _string(value))
-
-
-def _string(data: bytes) -> bytes:
-    """Write a string without Huffman coding: sections 5.1 and 5.2."""
-    size = len(data)
-    if size < 127:
-        return bytes([size]) + data
-    head, size = [127], size - 127
-    while size >= 128:
-        head.append(size % 128 + 128)
-        size //= 128
-    return bytes([*head, size]) + data

@@ -20,14 +20,8 @@ from gateway.http2.frames import (
 )
 from gateway.protocol.grpc.framing import frame as grpc_frame
 from tests.fuzz.broken_bytes import pieces, rounds
-from tests.fuzz.http2.streams import (
-    NEWEST,
-    ODD_NAMES,
-    any_broken,
-    frames_of,
-    literal,
-    server_bytes,
-)
+from tests.fuzz.http2.hostile_clients import NEWEST, ODD_NAMES, literal
+from tests.fuzz.http2.streams import any_broken, frames_of, server_bytes
 from tests.http2.frame_bytes import frame
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.grpc.wire_bytes import field
