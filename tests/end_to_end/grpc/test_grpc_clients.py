@@ -222,6 +222,18 @@ async def test_response_over_the_memory_budget_is_refused() -> None:
     assert "max_buffered_bytes" in response.text
 
 
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+async def test_message_above_the_buffer_of_a_body_is_refused(method: str) -> None:
+    async with (
+        ScriptedServer() as server,
+        grpc_client_of(server.url, max_buffered_body_bytes=2**20) as client,
+    ):
+        response = await client.call(method, infer_request(values=bytes(2**21)))
+    assert response.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "limits.max_buffered_body_bytes" in response.text
+    assert not server.requests
+
+
 BUSY = http_response(b'{"error": "busy, sorry"}', status="503 Busy")
 
 
