@@ -18,10 +18,10 @@ from gateway.codec.v2.tensor_check import (
 )
 from gateway.errors import ServerName, name_server_in_errors
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding, may_name_sequence
-from gateway.protocol.operations import QUERIES, OperationKind, model_name_of
+from gateway.protocol.operations import QUERIES, OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.attempts.retry import UpstreamCall, read_start
+from gateway.proxy.attempts.retry import read_start, send_call
 from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
@@ -67,13 +67,7 @@ async def passthrough(
             checked,
             is_idempotent=_is_idempotent(call, checked),
         )
-        async with UpstreamCall(
-            destination,
-            upstream_request,
-            deadline,
-            call.response.record,
-            model=None if target else model_name_of(call.operation),
-        ) as upstream_call:
+        async with send_call(call, upstream_request, to_any=target is not None) as upstream_call:
             received, server = upstream_call.response, upstream_call.server
             if call.response.is_grpc:  # the gateway reads it
                 ratio = destination.limits.max_decompression_ratio
@@ -185,7 +179,7 @@ async def relay_response(
     GatewayError (502) if the check refuses it, before the client has all of it.
     """
     if check is not None:
-        chunks = await _checked_chunks(relay, check)
+        chunks = await _checked_chunks(relay, chunks, check)
     headers = end_to_end(relay.upstream_response.headers)
     size = relay.upstream_response.content_length
     if size is not None and "Content-Length" not in headers:
@@ -194,13 +188,15 @@ async def relay_response(
     await relay_chunks(chunks or relay.chunks(), relay.response, relay.deadline)
 
 
-async def _checked_chunks(relay: ResponseRelay, check: TensorCheck) -> Chunks:
+async def _checked_chunks(
+    relay: ResponseRelay, chunks: Chunks | None, check: TensorCheck
+) -> Chunks:
     size = relay.upstream_response.content_length
-    if size is not None and size <= CONVERT_CHUNK:
+    if chunks is None and size is not None and size <= CONVERT_CHUNK:
         body = await relay.read_all()
         check.check_whole(body)
         return stream((body,))
-    chunks, end = await check_start(relay.chunks(), check, size)
+    chunks, end = await check_start(chunks or relay.chunks(), check, size)
     return check_end(chunks, end, size)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from urllib.parse import unquote
 
 from multidict import CIMultiDictProxy
@@ -34,7 +35,7 @@ from gateway.proxy.filters.forwarded_headers import (
     NOTED_HEADERS,
     ForwardedPolicy,
 )
-from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror, MirrorSampler
+from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror
 from gateway.proxy.readiness import Readiness
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.routing.matcher import Match, find_first_match
@@ -128,7 +129,8 @@ class RouteMatch:
     target: str
     upstreams: tuple[Upstream, ...]
     dropped_headers: frozenset[str]
-    mirror: MirrorSampler | None = None
+    sample_mirror: Callable[[], Mirror | None] | None = None
+    """Returns the mirror of the next request, if that is to be copied."""
     codings: tuple[str, ...] = ()
     header_policy: ResponseHeaderPolicy | None = None
     labels: CallLabels = NO_LABELS
@@ -339,5 +341,5 @@ class _RouteTargets:
         header_policy = ResponseHeaderPolicy(bool(route.codings), route.server_timing)
         # The fast path saves a function call if there is nothing to change.
         self.header_policy = None if header_policy == ResponseHeaderPolicy() else header_policy
-        self.mirror = None if route.mirror is None else MirrorSampler(route.mirror, random)
+        self.mirror = None if route.mirror is None else partial(route.mirror.sample, random)
         self.split = TrafficSplit(route.destinations, route.weights, route.sticky_header, random)

@@ -4,9 +4,18 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.protocol.error_vocabulary import REQUEST
+from gateway.protocol.grpc.framing import MessageReader, frame
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
-from gateway.proxy.body_io import ClientBody, buffer_chunks, response_chunks, write
+from gateway.proxy.body_io import (
+    ClientBody,
+    buffer_chunks,
+    read_messages,
+    response_chunks,
+    stream,
+    write,
+)
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.refused import refused_with
 from tests.support.doubles.streaming import (
@@ -149,3 +158,18 @@ async def test_client_is_expected_while_writing_to_it() -> None:
         await write(response, b"x", deadline)
         assert response.body == b"x"
         assert deadline.timeout_error("").kind is ErrorKind.CLIENT_TIMEOUT
+
+
+async def test_messages_are_read_one_by_one_and_a_part_of_one_is_refused() -> None:
+    async def decompress(data: bytes) -> bytes:
+        return data.upper()
+
+    body = frame(3) + b"one" + frame(3, is_compressed=True) + b"two" + frame(9) + b"cut"
+    budget, seen = MemoryBudget(100), []
+    with budget.reserve() as reservation, refused_with(ErrorKind.BAD_REQUEST, "ends after"):
+        reader = MessageReader(9, "cap", REQUEST)
+        pieces = stream([body[:4], body[4:7], body[7:]])
+        async for message in read_messages(pieces, reader, reservation, decompress):
+            seen.append(message)
+            assert budget.total == len(message)
+    assert (seen, budget.total) == ([b"one", b"TWO"], 0)

@@ -1,9 +1,12 @@
-"""Headers that routes change in their responses."""
+"""Headers that routes change in their responses, and the value of Server-Timing."""
+
+import re
 
 import pytest
 from multidict import CIMultiDict
 
-from gateway.proxy.response_headers import ResponseHeaderPolicy
+from gateway.observe.call_record import CallRecord
+from gateway.proxy.response_headers import ResponseHeaderPolicy, server_timing
 
 
 @pytest.mark.parametrize(
@@ -25,7 +28,46 @@ def test_vary_names_accept_encoding(said: list[str], vary: str) -> None:
     assert list(headers.items()) == [("X-A", "1"), ("Vary", vary)]
 
 
-def test_policy_without_changes_keeps_the_headers() -> None:
-    headers = CIMultiDict({"Vary": "Origin"})
-    ResponseHeaderPolicy().apply(headers)
-    assert headers == {"Vary": "Origin"}
+# W3C Server Timing, section 3.2, with one parameter only.
+_VALUE = re.compile(r"[a-z-]+;dur=\d+\.\d+(, [a-z-]+;dur=\d+\.\d+)*")
+
+
+def _record(**known: float | str) -> CallRecord:
+    record = CallRecord("POST", "/v2/models/m/infer")
+    for name, value in known.items():
+        setattr(record, name, value)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("known", "response_seconds", "value"),
+    [
+        ({}, None, ""),
+        (
+            {"prepare_seconds": 0.0012344, "queue_seconds": 0.25, "server_form": "binary"},
+            None,
+            "queue;dur=250.0, convert-request;dur=1.234",
+        ),
+        (
+            {
+                "prepare_seconds": 0.0,
+                "queue_seconds": 1e-7,
+                "first_byte_seconds": 12.5,
+                "server_form": "json",
+            },
+            0.0008,
+            "queue;dur=0.0, convert-request;dur=0.0, server;dur=12500.0, convert-response;dur=0.8",
+        ),
+        (
+            {"prepare_seconds": 0.001, "first_byte_seconds": 0.01},
+            0.001,
+            "queue;dur=0.0, server;dur=10.0",
+        ),
+    ],
+    ids=["not queued yet", "sent", "converted", "passed untouched"],
+)
+def test_value_has_the_metrics_that_are_known(
+    known: dict[str, float | str], response_seconds: float | None, value: str
+) -> None:
+    assert server_timing(_record(**known), response_seconds) == value
+    assert not value or _VALUE.fullmatch(value)

@@ -13,12 +13,13 @@ from typing import Self, TypeVar
 from gateway.errors import ErrorKind, GatewayError, ServerName, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import TRACEPARENT, TRACESTATE, CallTrace
-from gateway.protocol.operations import ModelName
+from gateway.protocol.operations import ModelName, model_name_of
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.attempts.captured_attempt import send_captured
 from gateway.proxy.destination import Destination, Upstream
+from gateway.proxy.interfaces import Call
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.content_decoding import quoted_response
 from gateway.upstream.pool.member import Outcome
@@ -152,6 +153,13 @@ class UpstreamCall:
             is_read_once = isinstance(request.body, AsyncIterator)
             request = replace(request, body=aiter(body) if is_read_once else body)
         return await send_attempt(attempt, request)
+
+
+def send_call(call: Call, request: UpstreamRequest, *, to_any: bool = False) -> UpstreamCall:
+    """Send the request of a client's call to a server that has its model, or ``to_any`` server."""
+    model = None if to_any else model_name_of(call.operation)
+    record = call.response.record
+    return UpstreamCall(call.destination, request, call.deadline, record, model=model)
 
 
 async def send_attempt(attempt: Attempt, request: UpstreamRequest) -> UpstreamResponse:

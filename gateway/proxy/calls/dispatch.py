@@ -73,13 +73,8 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, planner
     router = planner.router
     rpc = _rpc_of(request)
     limits = _limits_of(rpc, router.widest_limits)
-    caps = (
-        limits.max_request_bytes,
-        limits.max_buffered_body_bytes,
-        limits.max_decompression_ratio,
-    )
     next_slice = partial(router.message_scheduler.next_slice, response.record.reserved.client)
-    grpc_request = GrpcRequest(request, rpc, *caps, next_slice=next_slice)
+    grpc_request = GrpcRequest(request, rpc, limits, next_slice)
     route_match: RouteMatch | None = None
     timeout: float | None = None
 
@@ -99,9 +94,10 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, planner
 
         route_limits, rewriter = found.choice.next.limits, None
         if (rewrite := found.rewrite) is not None:
-            caps = route_limits.max_buffered_body_bytes, route_limits.max_decompression_ratio
             names = unquote(rewrite.model), unquote(rewrite.version or "")
-            rewriter = ModelRewriter(rpc, *names, request.headers, *caps, reservation, next_slice)
+            rewriter = ModelRewriter(
+                rpc, *names, request.headers, route_limits, reservation, next_slice
+            )
         await grpc_request.route(route_limits.max_request_bytes, check, rewriter)
         route_match = found
 
@@ -149,7 +145,7 @@ async def _serve(
     operation, destination = route_match.operation, route_match.choice.take()
     upstreams = route_match.upstreams
     call = Call(request, response, operation, destination, deadline, upstreams, readiness)
-    mirror = None if route_match.mirror is None else route_match.mirror.sample()
+    mirror = None if route_match.sample_mirror is None else route_match.sample_mirror()
     if mirror is None:
         await _serve_call(call, route_match)
         return

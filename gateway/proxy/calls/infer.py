@@ -19,10 +19,9 @@ from gateway.http1.head import RequestHead, ResponseHead
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.protocol.messages import InferRequestHead
-from gateway.protocol.operations import model_name_of
 from gateway.protocol.request_header import header_length
 from gateway.protocol.response_header import ResponseAction, reads_response
-from gateway.proxy.attempts.retry import UpstreamCall
+from gateway.proxy.attempts.retry import send_call
 from gateway.proxy.body_io import prepend
 from gateway.proxy.calls.handler import (
     BufferedHandler,
@@ -147,10 +146,7 @@ class InferHandler(BufferedHandler):
         record.server_form = request.form
         record.request_elements = request.elements
         sent = request.for_attempts(request.lines, waits_for_chunks=True)
-        model = model_name_of(self._operation)
-        async with UpstreamCall(
-            destination, sent, call.deadline, record, model=model
-        ) as upstream_call:
+        async with send_call(call, sent) as upstream_call:
             received, server = upstream_call.response, upstream_call.server
             relay = request.relay_of(received, server, call.response, destination, call.deadline)
             await self.relay(request, relay)

@@ -173,7 +173,7 @@ class FastPath:
             return None  # the streaming path drops the headers that they name
         keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
         if is_grpc:
-            is_rare = kind is not OperationKind.INFER or route_match.mirror is not None
+            is_rare = kind is not OperationKind.INFER or route_match.sample_mirror is not None
             if is_rare or route_match.rewrite is not None:
                 return None
             make_handler = kind_of(route_match).grpc
@@ -205,7 +205,7 @@ class FastPath:
             min(handler.max_size, limits.max_request_bytes),
             converts,
             model_name_of(operation),
-            None if route_match.mirror is None else partial(_mirror, route_match),
+            None if route_match.sample_mirror is None else partial(_mirror, route_match),
             header_policy=policy,
             has_version=operation.version is not None and not is_grpc,
             is_untyped=not is_typed,
@@ -325,7 +325,7 @@ def _mirror(
     route_match: RouteMatch, head: RequestHead, body: bytes, client: FastPathClient
 ) -> None:
     """Mirror a request if it is chosen."""
-    mirror = None if route_match.mirror is None else route_match.mirror.sample()
+    mirror = None if route_match.sample_mirror is None else route_match.sample_mirror()
     if mirror is not None:
         headers = to_server(head.headers, route_match.dropped_headers, client.added_headers)
         target, operation = route_match.target, route_match.operation

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.protocol.dialect_detection import add_binary_extension, merge_server_metadata
-from gateway.proxy.attempts.retry import UpstreamCall
+from gateway.proxy.attempts.retry import send_call
 from gateway.proxy.cluster.scatter_gather import (
     make_sub_request,
     merge_responses,
@@ -47,11 +47,9 @@ async def server_metadata(call: Call) -> None:
 
 
 async def _relay_metadata(call: Call, request: UpstreamRequest) -> None:
-    destination, deadline = call.destination, call.deadline
-    record = call.response.record
-    async with UpstreamCall(destination, request, deadline, record) as upstream_call:
+    async with send_call(call, request, to_any=True) as upstream_call:
         received, server = upstream_call.response, upstream_call.server
-        relay = ResponseRelay(received, server, call.response, destination, deadline)
+        relay = ResponseRelay(received, server, call.response, call.destination, call.deadline)
         if received.status != 200:
             await relay_response(relay)
             return

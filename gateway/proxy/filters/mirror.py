@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -79,6 +78,13 @@ class Mirror:
             )
             return False
         return True
+
+    def sample(self, random: Callable[[], float]) -> Mirror | None:
+        """Return the mirror if the next request is to be copied to it.
+
+        ``random`` returns numbers in [0, 1).
+        """
+        return self if random() < self.share and self.has_room() else None
 
     def send(self, copy: MirroredRequest) -> None:
         """Send a copy in a task; it is dropped if too many are in flight."""
@@ -213,19 +219,6 @@ class MirroredRequest(ClientRequest):
     def _skip(self, why: str) -> None:
         self._mirror.stats.count_skipped(why)
         self.drop()
-
-
-@dataclass(frozen=True, slots=True)
-class MirrorSampler:
-    """Chooses the requests to mirror; ``random`` returns numbers in [0, 1)."""
-
-    mirror: Mirror
-    random: Callable[[], float]
-
-    def sample(self) -> Mirror | None:
-        """Return the mirror if the next request is to be copied to it."""
-        chosen = self.random() < self.mirror.share and self.mirror.has_room()
-        return self.mirror if chosen else None
 
 
 @contextmanager

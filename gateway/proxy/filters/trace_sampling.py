@@ -9,12 +9,7 @@ from typing import Final
 from gateway.http1.forwarded import Peer
 from gateway.http1.head import RequestHead
 from gateway.observe.call_record import CallObserver
-from gateway.observe.call_trace import (
-    TRACEPARENT,
-    CallTrace,
-    find_trace_parent,
-    find_trace_state,
-)
+from gateway.observe.call_trace import CallTrace, find_trace_parent, find_trace_state
 
 
 class TraceSampler:
@@ -33,28 +28,16 @@ class TraceSampler:
 
     def sample(self, head: RequestHead, peer: Peer, http_version: str) -> CallTrace | None:
         """Return the trace of a call that begins; None if it is not sampled."""
-        noted = head.noted
-        for field in noted:
-            if field.lower == TRACEPARENT:
-                break
-        else:
-            if self._random() >= self._ratio:
-                return None
-            return self._begin(CallTrace(self._report), head, peer, http_version)
-        parent = find_trace_parent(noted)
+        parent = find_trace_parent(head.noted)
         if parent is None:  # section 4.3 of W3C Trace Context: it begins a trace
             if self._random() >= self._ratio:
                 return None
             trace = CallTrace(self._report)
         elif parent.is_sampled:
-            state = find_trace_state(noted)
+            state = find_trace_state(head.noted)
             trace = CallTrace(self._report, parent.trace_id, parent.span_id, state)
         else:
             return None
-        return self._begin(trace, head, peer, http_version)
-
-    @staticmethod
-    def _begin(trace: CallTrace, head: RequestHead, peer: Peer, http_version: str) -> CallTrace:
         trace.scheme = peer.scheme
         trace.host = head.headers.get("Host", "")
         trace.http_version = "1.0" if head.http_1_0 else http_version

@@ -32,13 +32,10 @@ def marking_request(call: Call) -> GrpcRequest:
     """
     request = call.request
     if not isinstance(request, GrpcRequest):
-        limits = call.destination.limits
         # The sizes were checked before a rewrite may have added to them.
-        caps = MAX_MESSAGE, limits.max_buffered_body_bytes
+        limits = replace(call.destination.limits, max_request_bytes=MAX_MESSAGE)
         method = find_method(request.target.partition("?")[0])
-        next_slice = call.destination.scheduler.next_slice
-        ratio = limits.max_decompression_ratio
-        request = GrpcRequest(request, method, *caps, ratio, next_slice=next_slice)
+        request = GrpcRequest(request, method, limits, call.destination.scheduler.next_slice)
         request.content_length = call.request.content_length
     request.marks_outputs = True
     return request

@@ -26,9 +26,9 @@ from gateway.protocol.grpc.methods import INFERENCE_SERVICE, find_method
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
-from gateway.protocol.operations import OperationKind, model_name_of
+from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.attempts.retry import UpstreamCall
+from gateway.proxy.attempts.retry import send_call
 from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
@@ -71,7 +71,7 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
 
     Raises GatewayError; an error of the server passes as its own status.
     """
-    request, record = call.request, call.response.record
+    request = call.request
     headers = CIMultiDict(request.headers)
     headers.popall("Content-Length", None)
     headers["TE"] = "trailers"
@@ -96,11 +96,8 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
     else:
         body = await _body(call, reservation)
     upstream_request = UpstreamRequest("POST", target, headers, body, is_grpc=True)
-    model = model_name_of(call.operation)
     is_unary = not find_method(request.target.partition("?")[0]).response_streams
-    async with UpstreamCall(
-        call.destination, upstream_request, call.deadline, record, model=model
-    ) as upstream_call:
+    async with send_call(call, upstream_request) as upstream_call:
         received, server = upstream_call.response, upstream_call.server
         relay = ResponseRelay(received, server, call.response, call.destination, call.deadline)
         await relay_messages(relay, changes, is_unary=is_unary)

@@ -16,6 +16,7 @@ from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.conversion_scheduler import TimeSliceWaiter
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.destination import Limits
 from gateway.proxy.grpc.compression import MessageDecompressor
 from gateway.proxy.grpc.rewrite import ModelRewriter
 from gateway.proxy.interfaces import ClientRequest
@@ -54,18 +55,16 @@ class GrpcRequest(ClientRequest):
     """Reads the messages of a call, and finds the models that they name.
 
     ``read`` gives the body as it came, unless its route rewrites the model; what ``find_model``
-    has read ahead comes again. ``cap`` limits the bytes of a message, ``ahead_cap`` those that are
-    read ahead. A message with many fields is scanned in time slices, which ``next_slice`` gives.
+    has read ahead comes again. Of the limits ``max_request_bytes`` is for a message, and
+    ``max_buffered_body_bytes`` for what is read ahead. A message with many fields is scanned in
+    time slices, which ``next_slice`` gives.
     """
 
     def __init__(
         self,
         request: ClientRequest,
         method: GrpcMethod,
-        cap: int,
-        ahead_cap: int,
-        max_decompression_ratio: int = 100,
-        *,
+        limits: Limits,
         next_slice: TimeSliceWaiter,
     ) -> None:
         self.method = request.method
@@ -87,16 +86,16 @@ class GrpcRequest(ClientRequest):
         self._rewriter: ModelRewriter | None = None
         self._message_size = 0
         self._request = request
-        self._messages = MessageReader(cap, _CAP_NAME, REQUEST)
+        self._messages = MessageReader(limits.max_request_bytes, _CAP_NAME, REQUEST)
         self._unscanned: Iterator[MessagePiece] = iter(())
         """What came after the message that tells the route; it is scanned once that is known."""
         self._scanner = self._new_scanner()
         self._decompressor: MessageDecompressor | None = None
-        self._cap = cap
-        self._ahead_cap = ahead_cap
+        self._cap = limits.max_request_bytes
+        self._ahead_cap = limits.max_buffered_body_bytes
         self._ready: deque[bytes | memoryview] = deque()
         """What the next reads return."""
-        self._max_decompression_ratio = max_decompression_ratio
+        self._max_decompression_ratio = limits.max_decompression_ratio
         self._checked: NamedModel | None = None
         self._next_slice = next_slice
         self._work = 0

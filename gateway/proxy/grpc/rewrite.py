@@ -14,6 +14,7 @@ from gateway.protocol.grpc.model_scanner import ScannedModel
 from gateway.protocol.grpc.wire import MAX_MESSAGE, bytes_field
 from gateway.proxy.admission.conversion_scheduler import TimeSliceWaiter
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.destination import Limits
 from gateway.proxy.grpc.compression import MessageDecompressor
 from gateway.sizes import CONVERT_CHUNK
 
@@ -25,8 +26,8 @@ class ModelRewriter:
 
     Of a field that occurs twice the last counts, so the new names are appended to a message while
     it streams: https://protobuf.dev/programming-guides/encoding/#last-one-wins
-    The size precedes a message: a compressed one is buffered, up to ``cap`` bytes and ``max_ratio``
-    times its size, and is sent uncompressed. ``next_slice`` waits for a time slice.
+    The size precedes a message: a compressed one is buffered within the limits, and is sent
+    uncompressed. ``next_slice`` waits for a time slice.
     """
 
     def __init__(
@@ -35,8 +36,7 @@ class ModelRewriter:
         model: str,
         version: str,
         headers: CIMultiDictProxy[str],
-        cap: int,
-        max_ratio: int,
+        limits: Limits,
         reservation: Reservation,
         next_slice: TimeSliceWaiter,
     ) -> None:
@@ -47,8 +47,8 @@ class ModelRewriter:
         # The names have the same size in each field, as its number is below 16.
         self._added: Final = len(self._names(1))
         self._headers: Final = headers
-        self._cap: Final = cap
-        self._max_ratio: Final = max_ratio
+        self._cap: Final = limits.max_buffered_body_bytes
+        self._max_ratio: Final = limits.max_decompression_ratio
         self._reservation: Final = reservation
         self._next_slice: Final = next_slice
         # Whoever reads the request has checked the sizes.

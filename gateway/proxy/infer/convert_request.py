@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Protocol
 
+from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v2.request import (
     MAX_CACHED_HEADER,
     MAX_FAST_REQUEST,
@@ -21,7 +21,7 @@ from gateway.protocol.request_features import check_classified_inputs, check_cla
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
-from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
+from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.attempts.retry import use_reachable_endpoint
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks
 from gateway.proxy.destination import Destination
@@ -114,19 +114,8 @@ async def _read_json(
     return reader.finish()
 
 
-class _BodyReader(BufferingCodec, Protocol):
-    """Reads the JSON of a request."""
-
-    @property
-    def preferred_read_size(self) -> int:
-        """Return how many bytes to feed next."""
-
-    def feed(self, text: bytes | memoryview, last: bool = False) -> None:
-        """Take the next text; ``last`` marks the end."""
-
-
 async def feed_body(
-    reader: _BodyReader,
+    reader: InferRequestReader | PredictRequestReader,
     body: ClientBody,
     scheduler: ConversionScheduler,
     reservation: Reservation,
@@ -205,11 +194,7 @@ async def _receive_raw_binary(
     try:
         request = read_raw_binary(model, data)
     except ModelMismatchError:
-        # The model may have changed: only its current metadata is a reason to refuse.
-        call.destination.upstream.metadata.recheck(
-            call.operation.model or "", call.operation.version
-        )
-        request = read_raw_binary(await model_metadata(call), data)
+        request = read_raw_binary(await current_metadata(call), data)
     return ReceivedRequest(
         request, await _data(request, body), uses_metadata=True, is_raw_binary=True
     )
@@ -221,6 +206,13 @@ def _raw_binary_too_large(cap: int) -> GatewayError:
         f"a raw binary request without Content-Length, or compressed, is buffered, and is "
         f"larger than {cap} bytes (limits.max_buffered_body_bytes); send a Content-Length",
     )
+
+
+async def current_metadata(call: Call) -> ModelMetadata:
+    """Return the metadata of the call's model, which may have changed, to refuse a request by."""
+    operation = call.operation
+    call.destination.upstream.metadata.recheck(operation.model or "", operation.version)
+    return await model_metadata(call)
 
 
 async def model_metadata(call: Call) -> ModelMetadata:

@@ -192,7 +192,10 @@ async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> N
             first = await read_first(chunks, size, reservation)
             chunks = prepend(first, chunks)
             if has_requested_encoding(b"".join(first)[:size], plan):
-                await _pass_fitting(relay, plan, chunks)
+                if relay.form is None:
+                    await relay_response(relay, chunks, plan.check)
+                else:
+                    await _relay_in_form(relay, relay.form, plan, chunks)
                 return
         converter = encoded_converter(size, plan.encoding, *plan.policies_and_caps)
         async for piece in slices(chunks, ENCODE_CHUNK, scheduler):
@@ -209,18 +212,6 @@ async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> N
         else:
             in_form = relay.form.converter(len(header), plan)
             await _relay_text(relay, in_form, stream((header, *tensors)))
-
-
-async def _pass_fitting(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
-    """Pass a response on that has the requested encoding already."""
-    if relay.form is None:
-        response = relay.upstream_response
-        if plan.check is not None:
-            chunks, end = await check_start(chunks, plan.check, response.content_length)
-            chunks = check_end(chunks, end, response.content_length)
-        await relay_response(relay, chunks)
-    else:
-        await _relay_in_form(relay, relay.form, plan, chunks)
 
 
 async def _send_encoded(

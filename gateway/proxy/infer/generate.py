@@ -38,10 +38,10 @@ from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.messages import InferRequest, InferRequestHead
-from gateway.protocol.operations import OperationKind, decode_utf8_name, model_name_of
+from gateway.protocol.operations import OperationKind, decode_utf8_name
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
-from gateway.proxy.attempts.retry import UpstreamCall
+from gateway.proxy.attempts.retry import send_call
 from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
@@ -53,7 +53,7 @@ from gateway.proxy.body_io import (
 )
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_request import check_request, model_metadata
+from gateway.proxy.infer.convert_request import check_request, current_metadata, model_metadata
 from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
@@ -102,7 +102,7 @@ async def generate(call: Call) -> None:
         return
     if call.request.method != "POST":
         raise GatewayError(ErrorKind.NOT_ALLOWED, "Method Not Allowed")
-    destination, record = call.destination, call.response.record
+    record = call.response.record
     with call.reserve() as reservation, call.reserve() as buffered:
         received = await _receive(call, reservation)
         await check_request(call, received)
@@ -111,13 +111,7 @@ async def generate(call: Call) -> None:
         record.server_form = "grpc"
         record.request_elements = received.request.head.element_count
         try:
-            async with UpstreamCall(
-                destination,
-                upstream_request,
-                call.deadline,
-                record,
-                model=model_name_of(call.operation),
-            ) as upstream_call:
+            async with send_call(call, upstream_request) as upstream_call:
                 server = upstream_call.server
                 results = _results(call, upstream_call.response, server, received, buffered)
                 with name_server_in_errors(server):
@@ -148,11 +142,7 @@ async def _receive(call: Call, reservation: Reservation) -> ReceivedRequest:
     try:
         request = await _read(call, text, model)
     except ModelMismatchError:
-        # The model may have changed: only its current metadata is a reason to refuse.
-        call.destination.upstream.metadata.recheck(
-            call.operation.model or "", call.operation.version
-        )
-        request = await _read(call, text, await model_metadata(call))
+        request = await _read(call, text, await current_metadata(call))
     return ReceivedRequest(request, request.chunks, uses_metadata=True)
 
 

@@ -154,10 +154,11 @@ async def test_operations_beside_inference_are_served_over_http() -> None:
 async def test_unready_gateway_says_so_without_an_error() -> None:
     busy = always_respond(http_response(b"", status="503 Busy"))
     async with ScriptedServer(busy) as server, grpc_client_of(server.url) as client:
-        _, ready = await _ask_rpc(client, "ServerReady")
+        response, ready = await _ask_rpc(client, "ServerReady")
         _, live = await _ask_rpc(client, "ServerLive")
         health = await client.call("/grpc.health.v1.Health/Check", b"")
     assert (ready.ready, live.live) == (False, True)
+    assert response.message == b""  # no error
     assert health.message == b"\x08\x02"  # NOT_SERVING
 
 

@@ -17,7 +17,6 @@ from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
 from gateway.upstream.transport import Body, UpstreamEndpoint, UpstreamRequest, UpstreamResponse
-from tests.support.addresses import free_address
 from tests.support.certificates import authority, server_context
 from tests.support.doubles.streaming import (
     EventLog,
@@ -66,19 +65,6 @@ async def _ask(
             assert sum(upstream.pool.outstanding) == 1
             assert await attempt.response.read() == b"yes"
             return attempt.server.url
-
-
-@pytest.mark.parametrize("up", [0, 2])
-async def test_call_goes_to_the_next_endpoint_if_one_is_unreachable(up: int) -> None:
-    steps: list[ServerStep] = [_fault(ErrorKind.UNREACHABLE) for _ in range(3)]
-    steps[up] = OK
-    log = EventLog()
-    upstream, endpoints = _servers(log, *steps)
-    assert await _ask(upstream) == f"http://{up}"
-    assert all(len(each.requests) <= 1 for each in endpoints)
-    assert endpoints[up].bodies == [b"body"]
-    assert upstream.pool.outstanding == [0] * 3
-    assert log[-1] == "server is let go"
 
 
 @pytest.mark.parametrize(
@@ -152,17 +138,6 @@ async def test_streamed_body_is_not_retried() -> None:
     assert endpoints[1].requests == []
 
 
-async def test_body_that_nothing_was_read_of_is_retried(endpoint_at: EndpointAt) -> None:
-    async def body() -> AsyncIterator[bytes]:
-        yield b"body"
-
-    async with ScriptedServer(always_respond(http_response(b"yes"))) as good:
-        urls = f"http://{free_address()}", good.url
-        upstream = make_destination(*map(endpoint_at, urls)).upstream
-        assert await _ask(upstream, body=body()) == good.url
-        assert [each.body for each in good.requests] == [b"body"]
-
-
 async def test_error_of_a_streaming_client_body_is_raised(endpoint_at: EndpointAt) -> None:
     """TLS 1.3 checks client certificates after the request was started."""
     context = server_context(clients=authority())
@@ -225,14 +200,6 @@ async def test_failed_connects_need_no_retry_budget() -> None:
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert sum(len(each.requests) for each in endpoints) == 5
-
-
-async def test_single_endpoint_is_tried_once() -> None:
-    upstream, endpoints = _servers(EventLog(), _fault(ErrorKind.UNREACHABLE))
-    with pytest.raises(GatewayError):
-        await _ask(upstream)
-    assert len(endpoints[0].requests) == 1
-    assert [upstream.retry_budget.try_spend(0, 0) for _ in range(20)] == [True] * 20
 
 
 @pytest.mark.parametrize(("status", "ejections"), [(500, 0), (503, 1)])

@@ -12,12 +12,10 @@ from multidict import CIMultiDict
 from gateway.codec.policies import JsonPolicies
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.calls.buffered import BufferedCall, CallPlan
-from gateway.proxy.calls.infer import InferHandler
-from gateway.proxy.calls.passthrough import PassthroughHandler
 from gateway.proxy.calls.planner import FastPath
 from gateway.proxy.destination import Destination, Limits
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
-from gateway.upstream.transport import RequestTemplate, ResponseReceiver
+from gateway.upstream.transport import ResponseReceiver
 from tests.support.doubles.clock import Clock
 from tests.support.doubles.fast_path import (
     DeliveredResponse,
@@ -41,8 +39,6 @@ from tests.support.inference_messages import (
 
 JSON = json_request()
 BINARY = {"Content-Type": "application/octet-stream"}
-VALUES = [1.5, -2, 3e30]
-"""FLOATS as JSON values."""
 
 
 def plan_of(
@@ -69,15 +65,6 @@ def make_plan(
         return plan_of(fast_path, method, target, headers)
     finally:
         fast_path.close()
-
-
-def template_of(plan: CallPlan) -> RequestTemplate:
-    """Return the template of the plan's requests, for a server that takes binary tensors."""
-    handler = plan.handler
-    if isinstance(handler, InferHandler):
-        return handler._template_for(True, reads_response=True)
-    assert isinstance(handler, PassthroughHandler)
-    return handler._template
 
 
 def start(

@@ -69,24 +69,6 @@ def convert(
     return handler.to_server(head, body, destination, "")
 
 
-WRONG: dict[str, tuple[bytes, int | None]] = {
-    "short": (DATA[:-1], 0),
-    "no body": (b"", None),
-    "long": (HEADER + DATA + b"x", len(HEADER)),
-    "no JSON": (b"nonsense", None),
-    "missing header length": (HEADER + DATA, None),
-    "header beyond the body": (b"{}", 3),
-}
-
-
-@pytest.mark.parametrize(("body", "header_size"), WRONG.values(), ids=WRONG)
-def test_invalid_request_is_left_to_the_streaming_path(
-    body: bytes, header_size: int | None
-) -> None:
-    assert convert(INFER, body, header_size) is None
-    assert convert(PREDICT, body) is None
-
-
 def test_requests_that_need_unknown_metadata_are_left_to_the_streaming_path() -> None:
     for model, is_converted in ((None, False), (MODEL, True)):
         for target, body, size in (

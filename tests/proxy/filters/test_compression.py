@@ -108,12 +108,6 @@ async def test_coding_is_one_that_the_client_accepts(
         assert response.headers["Content-Length"] == str(len(TEXT))
 
 
-async def test_server_gets_no_accept_encoding() -> None:
-    scene = sized(TEXT)
-    await scene.ask(headers={"Accept-Encoding": "br", "X-A": "1"})
-    assert dict(scene.cluster.endpoints[0].requests[0].headers) == {"X-A": "1"}
-
-
 AS_THEY_ARE: dict[str, tuple[int, dict[str, str], bytes]] = {
     "small": (200, {}, TEXT[: MIN_SIZE - 1]),
     "without a body": (204, {}, b""),

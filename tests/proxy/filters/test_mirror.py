@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -53,11 +52,8 @@ class Scene:
         self,
         server: Sequence[ServerStep] = (OK,),
         shadow: Sequence[ServerStep] = (OK,),
-        share: float = 1.0,
         limits: Limits = LIMITS,
         budget: MemoryBudget | None = None,
-        drawn: Callable[[], float] = lambda: 0.5,
-        rewrite: Rewrite | None = None,
         most: int = 64,
     ) -> None:
         self.log, self.shadow_log = EventLog(), EventLog()
@@ -66,9 +62,9 @@ class Scene:
         self.budget = budget or MemoryBudget(10**9)
         shadowed = make_destination(self.shadow, limits=limits, name="shadow")
         shadowed = replace(shadowed, memory_budget=self.budget)
-        self.mirror = Mirror(shadowed, share, proxy_call, lambda: 0.0, most)
+        self.mirror = Mirror(shadowed, 1.0, proxy_call, lambda: 0.0, most)
         to = (make_destination(self.server, limits=limits),)
-        self.router = Router([Route(Match(), to, rewrite=rewrite, mirror=self.mirror)], drawn)
+        self.router = Router([Route(Match(), to, mirror=self.mirror)])
 
     async def ask(
         self,
@@ -164,20 +160,6 @@ async def test_mirrored_body_of_many_pieces_yields_to_other_calls() -> None:
 
 
 # ---------------------------------------------------------------------------------------- the share
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-async def test_share_mirrors_some_requests(share: float) -> None:
-    seeded = random.Random(7).random
-    expected = [seeded() < share for _ in range(50)]
-    scene = Scene([OK] * 50, [OK] * 50, share=share, drawn=random.Random(7).random)
-    copied = []
-    for _ in range(50):
-        before = len(scene.shadow.requests)
-        await scene.ask(GENERATE)
-        await scene.over()
-        copied.append(len(scene.shadow.requests) > before)
-    assert copied == expected
 
 
 async def test_fast_path_samples_each_request() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -25,6 +26,7 @@ from gateway.proxy.interfaces import ClientRequest
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.refused import refused_with
 from tests.support.checks.time_slices import others
+from tests.support.doubles.streaming import LIMITS
 from tests.support.grpc.proto_file import ModelInferRequest
 
 SERVICE = "/inference.GRPCInferenceService"
@@ -74,7 +76,8 @@ def _request(
 ) -> GrpcRequest:
     if next_slice is None:
         next_slice = ConversionScheduler().next_slice
-    return GrpcRequest(client, find_method(client.target), cap, ahead_cap, next_slice=next_slice)
+    limits = replace(LIMITS, max_request_bytes=cap, max_buffered_body_bytes=ahead_cap)
+    return GrpcRequest(client, find_method(client.target), limits, next_slice)
 
 
 async def _find(request: GrpcRequest) -> tuple[ScannedModel, tuple[str, ...]]:

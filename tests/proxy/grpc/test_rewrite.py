@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.grpc.rewrite import ModelRewriter
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.time_slices import others
+from tests.support.doubles.streaming import LIMITS
 from tests.support.grpc.wire_bytes import field
 
 INFER = find_method("/inference.GRPCInferenceService/ModelStreamInfer")
@@ -29,9 +31,9 @@ GZIP = CIMultiDictProxy(CIMultiDict({"grpc-encoding": "gzip"}))
 def _rewriter(
     budget: MemoryBudget, method: GrpcMethod = INFER, version: str = "", cap: int = 2**20
 ) -> ModelRewriter:
-    return ModelRewriter(
-        method, "new", version, GZIP, cap, 100, budget.reserve(), ConversionScheduler().next_slice
-    )
+    limits = replace(LIMITS, max_buffered_body_bytes=cap)
+    next_slice = ConversionScheduler().next_slice
+    return ModelRewriter(method, "new", version, GZIP, limits, budget.reserve(), next_slice)
 
 
 def _feed(
