@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 
+from tests.http1.splits import bytewise, cut
 from tests.support.scale import fuzz_seconds
 
 MIN_ROUNDS = 50
@@ -64,6 +65,5 @@ _ODD = b"\x00\x01\x7f\x80\xfe\xff"
 def pieces(chance: random.Random, data: bytes) -> list[bytes]:
     """Cut bytes anywhere, into few pieces or into single bytes."""
     if len(data) < 2000 and not chance.randrange(8):
-        return [data[at : at + 1] for at in range(len(data))]
-    at = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randint(1, 8)))
-    return [data[start:end] for start, end in zip([0, *at], [*at, len(data)], strict=True)]
+        return bytewise(data)
+    return cut(data, [chance.randrange(len(data) + 1) for _ in range(chance.randint(1, 8))])

@@ -30,12 +30,6 @@ class ServerResponse:
     def __repr__(self) -> str:
         return f"<{self.data[:1500]!r} ({len(self.data)}), cut at {self.cuts[:20]}, {self.ending}>"
 
-    @property
-    def pieces(self) -> list[bytes]:
-        """Return the pieces."""
-        ends = zip((0, *self.cuts), (*self.cuts, len(self.data)), strict=True)
-        return [self.data[start:end] for start, end in ends]
-
 
 _MAX_CHUNKS = 500
 """Chunks of a body; what is left goes into one more."""

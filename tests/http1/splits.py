@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ def bytewise(data: bytes) -> list[bytes]:
     return [data[i : i + 1] for i in range(len(data))]
 
 
-def cut(data: bytes, places: list[int]) -> list[bytes]:
+def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
     """Split at these places; pieces may be empty."""
     ends = sorted(min(place, len(data)) for place in places)
     return [data[a:b] for a, b in zip([0, *ends], [*ends, len(data)], strict=True)]

@@ -142,6 +142,7 @@ def test_chunked_decoder_decodes_the_body(written: tuple[bytes, bytes], places: 
         # extensions
         *(b"1;\r\na\r\n", b"1; a\r\na\r\n", b"1;a\na\r\n", b"1;a\x00\r\na\r\n", b"1;\xff\r\n"),
         *(b"1;a=\x01\r\na\r\n", b"1;a=b\na\r\n", b'1;a="\r\na\r\n', b"1;a\rb\r\na\r\n"),
+        b'1;a="\n"\r\na\r\n',
         # data
         *(b"1\r\nab\r\n", b"1\r\na\n0\r\n\r\n", b"1\r\nab\n", b"1\r\na\rx", b"2\r\na\r\n0\r\n\r\n"),
         b"1\r\na0\r\n\r\n",

@@ -107,10 +107,10 @@ async def worker_of(
 
 
 @asynccontextmanager
-async def worker_client(worker: Gateway, scheme: str = "http") -> AsyncIterator[RawClient]:
+async def worker_client(worker: Gateway) -> AsyncIterator[RawClient]:
     """Open a connection to a worker."""
     with socket.create_server((HOST, 0)) as listening:
-        async with connect(f"{scheme}://{HOST}:{listening.getsockname()[1]}") as client:
+        async with connect(f"http://{HOST}:{listening.getsockname()[1]}") as client:
             worker.take(listening.accept()[0])
             yield client
 

@@ -59,9 +59,9 @@ def infer_raw(body: bytes, headers: dict[str, str] | None = None) -> bytes:
     return request("POST", INFER, body, {HEADER_LENGTH: "0", **(headers or {})})
 
 
-def binary_response_header(*sizes: int, name: str = "OUT") -> bytes:
+def binary_response_header(*sizes: int) -> bytes:
     """Write the JSON part of a response whose outputs follow in binary form."""
-    outputs = [binary_part(size, f"{name}{i}") for i, size in enumerate(sizes)]
+    outputs = [binary_part(size, f"OUT{i}") for i, size in enumerate(sizes)]
     fields = {"model_name": "m", "model_version": "1", "outputs": outputs}
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -73,7 +73,7 @@ def binary_response(*tensors: bytes, headers: dict[str, str] | None = None) -> b
     return http_response(header + b"".join(tensors), {**made, **(headers or {})})
 
 
-def metadata(*shape: int, datatype: str = "FP32") -> bytes:
+def metadata(*shape: int) -> bytes:
     """Write the metadata of a model of one input."""
-    entry = {"name": "IN", "datatype": datatype, "shape": list(shape)}
+    entry = {"name": "IN", "datatype": "FP32", "shape": list(shape)}
     return json.dumps({"name": "m", "versions": ["1"], "inputs": [entry], "outputs": []}).encode()

@@ -82,19 +82,9 @@ _HEADS = {
         b"Transfer-Encoding: chunked", b"Content-Length: 5", body=b"0\r\n\r\n" + INNER
     ),
     "bare LF throughout": b"GET /v2/x HTTP/1.1\nHost: x\n\n" + INNER,
-    "bare LF behind the first line": b"GET /v2/x HTTP/1.1\nHost: x\r\n\r\n" + INNER,
     "bare CR in a header": _get(b"X: y\rY: z"),
-    "NUL in a value": _get(b"X: a\x00b"),
     "a folded header": _get(b"X: a\r\n b"),
-    "white space before the first header": b"GET /v2/x HTTP/1.1\r\n Host: x\r\n\r\n" + INNER,
-    "a header without a colon": _get(b"GET /v2/y HTTP/1.1"),
-    "a space before the colon": _get(b"X : a"),
-    "a target with a space": _get(first=b"GET /v2/x /v2/y HTTP/1.1"),
-    "HTTP/0.9": b"GET /v2/x\r\n\r\n" + INNER,
     "two hosts": _get(b"Host: y"),
-    "no host": b"GET /v2/x HTTP/1.1\r\nX: y\r\n\r\n" + INNER,
-    "a host and more": b"GET /v2/x HTTP/1.1\r\nHost: x/v2/y?z\r\n\r\n" + INNER,
-    "a URL with a user": _get(first=b"GET http://y@x/v2/x HTTP/1.1"),
     "129 headers": _get(*[b"X: y"] * 128),
     "a header of 70 KB": _get(b"X: " + b"y" * 70_000),
     "chunked in HTTP/1.0": b"POST /v2/x HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -109,19 +99,12 @@ def _chunks(body: bytes) -> bytes:
 
 _CHUNKS = {
     "a negative size": _chunks(b"-5\r\nhello\r\n0\r\n\r\n" + INNER),
-    "a size with 0x": _chunks(b"0x5\r\nhello\r\n0\r\n\r\n" + INNER),
-    "a space behind a size": _chunks(b"5 \r\nhello\r\n0\r\n\r\n" + INNER),
-    "no size": _chunks(b"\r\nhello\r\n0\r\n\r\n" + INNER),
     "a size beyond 64 bits that is 0 in them": _chunks(b"10000000000000000\r\n\r\n" + INNER),
     "bare LF throughout": _chunks(b"5\nhello\n0\n\n" + INNER),
-    "bare LF behind the last size": _chunks(b"5\r\nhello\r\n0\n\r\n" + INNER),
-    "bare CR behind a size": _chunks(b"5\rhello\r\n0\r\n\r\n" + INNER),
     "other bytes behind a chunk": _chunks(b"5\r\nhelloXX0\r\n\r\n" + INNER),
-    "a line end in a quoted extension": _chunks(b'5;a="\r\nhello\r\n0\r\n\r\n"\r\n' + INNER),
     "a coding in a trailer": _chunks(
         b"0\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(INNER)
     ),
-    "a trailer without a colon": _chunks(b"0\r\nGET /v2/y HTTP/1.1\r\n\r\n" + INNER),
 }  # fmt: skip
 
 

@@ -91,26 +91,6 @@ async def test_end_to_end_response_headers_pass() -> None:
             assert head.get("Date") == "then"
 
 
-@pytest.mark.parametrize(
-    ("method", "body"),
-    [
-        ("GET", b"hello"),
-        ("POST", b""),
-        ("PATCH", b"hello"),
-        ("OPTIONS", None),
-    ],
-)
-async def test_every_method_and_body_passes(method: str, body: bytes | None) -> None:
-    async with served(always_respond(http_response(b"{}"))) as (server, _, client):
-        assert (await client.call(method, "/v2/anything?x=1", body)).body == b"{}"
-        received = server.requests[0]
-        assert received.head.first == f"{method} /v2/anything?x=1 HTTP/1.1"
-        assert received.body == (body or b"")
-        assert received.head.get("Transfer-Encoding") is None
-        if body is not None:
-            assert received.head.get("Content-Length") == str(len(body))
-
-
 async def test_json_request_reaches_the_server_in_binary() -> None:
     async with served(always_respond(binary_response(FLOATS.tobytes()))) as (server, _, client):
         headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}

@@ -24,7 +24,7 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
+from tests.support.servers.grpc_server import GrpcServer, grpc_server
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 SERVER = b'{"name": "kserve", "version": "0.15.0", "extensions": []}'
@@ -160,26 +160,6 @@ async def test_late_server_is_named_by_its_grpc_address(server: GrpcServer) -> N
         server.cancelled.set()
     assert response.status == 504
     assert server.url in (state.last_error or "")
-
-
-async def test_endpoint_whose_grpc_address_fails_is_ejected(server: GrpcServer) -> None:
-    failing = fail(grpc.StatusCode.UNAVAILABLE, "busy")
-    async with ScriptedServer(_http_side) as one, ScriptedServer(_http_side) as two:
-        with grpc_server(unary={"ModelInfer": failing}) as broken:
-            upstream = {
-                "endpoints": [
-                    {"http": one.url, "grpc": broken.url},
-                    {"http": two.url, "grpc": server.url},
-                ],
-                "dialect": "kserve",
-                "outlier_detection": {"consecutive_failures": 2},
-            }
-            async with running_gateway(upstream=upstream) as gateway, gateway.client() as client:
-                statuses = [(await client.ask(infer_json())).status for _ in range(10)]
-                states = gateway.pool.snapshot()
-    assert statuses.count(503) == 2
-    assert [bool(state.consecutive_ejections) for state in states] == [True, False]
-    assert len(broken.paths) == 2
 
 
 async def test_both_addresses_may_use_tls(server: GrpcServer, tmp_path: Path) -> None:

@@ -101,18 +101,6 @@ async def test_fields_of_grpc_in_a_request_over_http_do_not_reach_the_server(
     assert all(dict(metadata)["x-own"] == "1" for metadata in server.metadata)
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [(grpc.StatusCode.INVALID_ARGUMENT, 400), (grpc.StatusCode.UNAVAILABLE, 503)],
-)
-async def test_error_of_the_server_becomes_a_status_and_its_text(
-    server: GrpcServer, code: grpc.StatusCode, status: int
-) -> None:
-    server.unary["ModelInfer"] = fail(code, "größer als 5 %")
-    (response,) = await _ask(server, infer_json())
-    assert (response.status, response.error) == (status, "größer als 5 %")
-
-
 async def test_response_that_is_compressed_unasked_is_read() -> None:
     """Servers on Go compress if they are set to, whatever the client says that it reads."""
     response = message_class("ModelInferResponse")(model_name="m")

@@ -23,7 +23,6 @@ from tests.support.inference_messages import (
     infer_json,
     infer_raw,
     json_request,
-    metadata,
 )
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import Connection, always_respond, never_respond
@@ -44,29 +43,6 @@ CHUNKED_HEAD = message(f"POST {INFER} HTTP/1.1", {"Host": "x", "Transfer-Encodin
 JSON = infer_json()
 BINARY = infer_binary(binary_header(12), FLOATS.tobytes())
 RAW = infer_raw(bytes(8))
-EVERY_KIND = {"GET": GET, "POST": POST, "json": JSON, "binary": BINARY, "raw": RAW}
-
-
-async def knows_a_model_and_hangs(connection: Connection) -> None:
-    """Serve model metadata, and nothing else."""
-    while (await connection.request()).head.target in ("/v2/models/m", "/v2/models/m/config"):
-        await connection.send(http_response(metadata(-1)))
-    await never_respond(connection)
-
-
-@pytest.mark.parametrize(
-    ("kind", "limit"),
-    [*((kind, "idle_timeout") for kind in EVERY_KIND), ("GET", "request_timeout")],
-)
-async def test_server_that_never_responds_is_a_504_that_names_it(kind: str, limit: str) -> None:
-    data = EVERY_KIND[kind]
-    async with served(knows_a_model_and_hangs, **{limit: SHORT}) as (server, _, client):
-        reply = await client.ask(data)
-        assert reply.status == 504
-        assert UPSTREAM in reply.error
-        assert server.url not in reply.error
-        assert f"limits.{limit}" in reply.error
-        await (await server.connection()).left.wait()
 
 
 @pytest.mark.parametrize(
@@ -136,22 +112,6 @@ async def _until_reset(client: RawClient) -> int:
             while piece := await client.reader.read(65536):
                 size += len(piece)
     return size
-
-
-@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
-async def test_stalled_response_is_aborted(limit: str) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        head = {"Transfer-Encoding": "chunked"}
-        await connection.send(message("HTTP/1.1 200 OK", head, chunk(b"one")))
-        await never_respond(connection)
-
-    async with served(script, **{limit: LONGER}) as (server, _, client):
-        await client.send(GET)
-        assert (await client.head()).status == 200
-        assert await client.chunk() == b"one"
-        assert await _until_reset(client) == 0
-        await (await server.connection()).left.wait()
 
 
 @pytest.mark.parametrize("data", [GET, JSON], ids=["GET", "json"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -15,7 +16,13 @@ from gateway.listener.connection import Http1Call
 from gateway.listener.connection_host import Continuation
 from gateway.upstream.address import TcpAddress
 from tests.support.checks.garbage import no_garbage
-from tests.support.gateway import RunningGateway, gateway_before, running_gateway, until
+from tests.support.gateway import (
+    RunningGateway,
+    gateway_before,
+    http1_connections,
+    running_gateway,
+    until,
+)
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -134,11 +141,31 @@ async def endless_json(connection: Connection) -> None:
         await connection.send(b"0.5," * 25_000)
 
 
-async def leave(client: RawClient, gateway: RunningGateway) -> None:
-    """Reset the connection, and wait until the gateway has noted it."""
+async def leaves(client: RawClient) -> None:
+    """Close the connection."""
+    await client.close()
+
+
+async def resets(client: RawClient) -> None:
+    """Reset the connection."""
     client.reset()
+
+
+async def half_closes(client: RawClient) -> None:
+    """Close one direction, which counts as a disconnect: nothing else would show it."""
+    client.shutdown_write()
+    with suppress(ConnectionError):
+        await client.rest()
+
+
+WAYS = {"closes": leaves, "resets": resets, "half-closes": half_closes}
+_in_turn = itertools.cycle(WAYS.values())
+
+
+async def leave(client: RawClient, gateway: RunningGateway) -> None:
+    """Leave in the next of the ways, and wait until its call has ended."""
+    await next(_in_turn)(client)
     await gateway.until_idle()
-    await until(lambda: not gateway.gateway.listener.connections)
 
 
 Ending = Callable[[RawClient, bytes, RunningGateway], Awaitable[None]]
@@ -146,7 +173,7 @@ Ending = Callable[[RawClient, bytes, RunningGateway], Awaitable[None]]
 
 async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **settings: Any) -> None:
     """Check that a call of each encoding leaves nothing, on its own connection."""
-    async with gateway_before(script, **settings) as (_, gateway):
+    async with gateway_before(script, **settings) as (server, gateway):
         async with gateway.client() as client:
             # Whatever is created once for all calls exists already.
             assert (await client.call("GET", "/v2/health/live")).status == 200
@@ -156,6 +183,9 @@ async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **set
                 await end(client, data, gateway)
             await gateway.until_idle()
             await until(lambda: not gateway.gateway.listener.connections)
+            if script is read_heads_only:
+                assert not server.requests
+                await until(lambda: all(each.left.is_set() for each in server.connections))
 
         try:
             # A look at all objects takes longer than a call.
@@ -321,3 +351,53 @@ async def test_client_disconnect_during_a_retry_frees_everything(
                 await connecting.wait()
             await gateway.until_idle()
             await asyncio.sleep(0.02)
+
+
+async def test_client_disconnects_while_the_gateway_connects(unused_backlog: str) -> None:
+    async with running_gateway(unused_backlog) as gateway, gateway.client() as client:
+        await client.send(SMALL["small JSON"])
+        await until(lambda: gateway.outstanding == 1)
+        await client.close()
+        await gateway.until_idle()
+
+
+async def never_reads(connection: Connection) -> None:
+    """Read nothing."""
+    connection.stop_reading()
+    await asyncio.sleep(60)
+
+
+async def _fill(client: RawClient, gateway: RunningGateway, data: bytes = bytes(50_000)) -> None:
+    """Send until the gateway stops reading, and all that was sent has left the client's host."""
+    (connection,) = http1_connections(gateway.gateway.listener)
+    seen = 0
+    async with asyncio.timeout(20):
+        while seen < 5 or client.unsent:  # several times: a single pause may be short
+            seen = seen + 1 if connection.read_flow.paused else 0
+            if not seen and not client.unsent:
+                client.send_nowait(data)
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
+async def test_client_disconnects_while_its_upload_is_paused(
+    leave: Callable[[RawClient], Awaitable[None]],
+) -> None:
+    async with gateway_before(never_reads) as (_, gateway), gateway.client() as client:
+        await client.send(request("POST", "/v2/x", headers={"Content-Length": "60000000"}))
+        await _fill(client, gateway)
+        assert gateway.outstanding == 1
+        await leave(client)
+        await until(lambda: not gateway.gateway.listener.connections)
+        await gateway.until_idle()
+        assert gateway.gateway.listener.buffers.total == 0
+
+
+async def test_client_disconnects_while_many_of_its_requests_wait() -> None:
+    async with gateway_before(never_respond) as (_, gateway), gateway.client() as client:
+        await client.send(SMALL["GET"])
+        await until(lambda: gateway.outstanding == 1)
+        await _fill(client, gateway, SMALL["GET"] * 500)
+        await client.close()
+        await gateway.until_idle()
+        assert gateway.gateway.listener.buffers.total == 0

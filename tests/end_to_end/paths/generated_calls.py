@@ -6,7 +6,6 @@ import gzip
 import json
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.codec.strategies import (
     responses,
 )
 from tests.fuzz.malicious_responses import any_response
+from tests.http1.splits import cut
 from tests.support.http_messages import chunked
 from tests.support.inference_messages import HEADER_LENGTH
 
@@ -60,11 +60,12 @@ All else is mostly plain, so that what belongs together meets.
 
 @dataclass(frozen=True)
 class ServerResponse:
-    """What a server sends, where it may be cut, and whether the server then closes."""
+    """What a server sends, where it may be cut, and whether the server then closes or hangs."""
 
     data: bytes
     cuts: tuple[int, ...] = ()
     closes: bool = False
+    hangs: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,6 @@ class GeneratedCall:
     def is_inference(self) -> bool:
         """Whether the gateway converts the request."""
         return self.target.partition("?")[0].endswith(("/infer", ":predict"))
-
-
-def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
-    """Cut a message; cuts after its end count as its end."""
-    places = sorted({min(cut, len(data)) for cut in cuts} - {0, len(data)})
-    ends = zip([0, *places], [*places, len(data)], strict=True)
-    return [data[start:end] for start, end in ends]
 
 
 def _rarely(draw: st.DrawFn, one_in: int) -> bool:
@@ -447,7 +441,7 @@ def _framed(
     elif framing == "chunked":
         headers = [*headers[:at], ("Transfer-Encoding", "chunked"), *headers[at:]]
         places = draw(st.lists(st.integers(1, max(1, len(body))), max_size=3))
-        body = chunked(*filter(None, pieces(body, places)))
+        body = chunked(*filter(None, cut(body, places)))
     data = _message(first, headers, body)
     if theme == "wrong response" and _rarely(draw, 4):
         data = data[: draw(st.sampled_from(range(len(data))))]

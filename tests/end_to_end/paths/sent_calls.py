@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from gateway.observe.call_record import CallRecord
-from tests.end_to_end.paths.generated_calls import MODEL, GeneratedCall, ServerResponse, pieces
+from tests.end_to_end.paths.generated_calls import MODEL, GeneratedCall, ServerResponse
+from tests.http1.splits import cut
 from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.http_messages import Head, chunked, http_response, request, with_long_head
 from tests.support.inference_messages import HEADER_LENGTH, binary_response
@@ -110,9 +111,11 @@ class CallServers:
             self.attempts.append(endpoint)
             response = self._responses.pop(0) if len(self._responses) > 1 else self._responses[0]
             cuts = response.cuts if self._is_cut else ()
-            for piece in pieces(response.data, cuts):
+            for piece in cut(response.data, cuts):
                 await connection.send(piece)
-                await _wait_for_arrival()
+                await wait_for_arrival()
+            if response.hangs:
+                await connection.wait_for_close()
             if response.closes:
                 return
 
@@ -176,7 +179,7 @@ class SentCalls:
             data = with_long_head(data)
         if way.is_chunked and self._call.is_inference:
             data = _with_chunks(data, self._call.cuts)
-        parts = pieces(data, _moved(self._call.cuts, way)) if way.is_cut else [data]
+        parts = cut(data, _moved(self._call.cuts, way)) if way.is_cut else [data]
         async with running_gateway(
             *[server.url for server in self._endpoints], **self._settings
         ) as gateway:
@@ -188,7 +191,7 @@ class SentCalls:
                 self._forget()
                 for part in parts:
                     client.send_nowait(part)
-                    await _wait_for_arrival()
+                    await wait_for_arrival()
                 head, body = await _read_response(client)
                 goes_on = body is not None and await _goes_on(client)
             await gateway.until_idle()
@@ -297,7 +300,8 @@ async def _until_mirrored(gateway: RunningGateway) -> None:
             await until(lambda mirror=mirror: not mirror.in_flight)  # type: ignore[misc]
 
 
-async def _wait_for_arrival() -> None:
+async def wait_for_arrival() -> None:
+    """Wait until what was sent has reached the other end of its connection."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
 
@@ -315,7 +319,7 @@ def _with_chunks(data: bytes, cuts: tuple[int, ...]) -> bytes:
     length, chunks = b"\r\nContent-Length: %d" % len(body), b"\r\nTransfer-Encoding: chunked"
     assert head.count(length) == 1
     start = len(head) + len(end)
-    parts = pieces(body, [cut - start for cut in cuts if cut > start])
+    parts = cut(body, [place - start for place in cuts if place > start])
     return head.replace(length, chunks) + end + chunked(*filter(None, parts))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.demo.server.server import DemoServer
-from tests.support.gateway import RunningGateway, gateway_client, running_gateway, served, until
+from tests.support.gateway import RunningGateway, running_gateway, served, until
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -20,7 +20,7 @@ from tests.support.inference_messages import (
     infer_raw,
     json_request,
 )
-from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.raw_client import ReceivedResponse
 from tests.support.servers.model_scripts import infer_floats
 from tests.support.servers.scripted_server import (
     Connection,
@@ -220,16 +220,22 @@ async def test_connection_of_a_readiness_check_is_kept() -> None:
 
 
 COUNT = 3
-MODEL = always_respond(binary_response(bytes(4)))
+HANGS = "/v2/hangs"
+
+
+async def _model(connection: Connection) -> None:
+    while (await connection.request()).head.target != HANGS:
+        await connection.send(binary_response(bytes(4)))
+    await connection.wait_for_close()
 
 
 @asynccontextmanager
-async def _balanced(policy: object) -> AsyncIterator[tuple[list[ScriptedServer], RawClient]]:
+async def _balanced(policy: object) -> AsyncIterator[tuple[list[ScriptedServer], RunningGateway]]:
     async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(ScriptedServer(MODEL)) for _ in range(COUNT)]
+        servers = [await stack.enter_async_context(ScriptedServer(_model)) for _ in range(COUNT)]
         urls = [server.url for server in servers]
         upstream = {"load_balancing": policy}
-        yield servers, await stack.enter_async_context(gateway_client(*urls, upstream=upstream))
+        yield servers, await stack.enter_async_context(running_gateway(*urls, upstream=upstream))
 
 
 # The gateway rewrites the second one, with the value of the client.
@@ -237,7 +243,7 @@ async def _balanced(policy: object) -> AsyncIterator[tuple[list[ScriptedServer],
 async def test_hash_header_keeps_a_value_on_one_endpoint(
     header: str, path: Callable[[bytes], bytes]
 ) -> None:
-    async with _balanced({"hash_header": header}) as (servers, client):
+    async with _balanced({"hash_header": header}) as (servers, gateway), gateway.client() as client:
         # So many that each endpoint gets some: the hash depends on the ports.
         users = [f"user-{number}" for number in range(60)]
         for user in users * 3:
@@ -247,8 +253,16 @@ async def test_hash_header_keeps_a_value_on_one_endpoint(
         assert all(seen)
 
 
-async def test_round_robin_uses_each_endpoint_in_order(path: Callable[[bytes], bytes]) -> None:
-    async with _balanced("round_robin") as (servers, client):
+async def test_round_robin_uses_each_endpoint_however_busy_it_is(
+    path: Callable[[bytes], bytes],
+) -> None:
+    async with (
+        _balanced("round_robin") as (servers, gateway),
+        gateway.client() as client,
+        gateway.client() as other,
+    ):
+        await other.send(request("GET", HANGS))
+        await until(lambda: gateway.outstanding)
         for _ in range(4 * COUNT):
             assert (await client.ask(path(infer_json()))).status == 200
-        assert [len(server.requests) for server in servers] == [4] * COUNT
+        assert sorted(len(server.requests) for server in servers) == [4, 4, 5]

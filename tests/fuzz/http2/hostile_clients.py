@@ -24,6 +24,7 @@ from gateway.http2.frames import (
     encode_settings,
 )
 from tests.fuzz.http2.streams import any_broken, client_bytes
+from tests.http1.splits import cut
 from tests.http2.frame_bytes import frame
 
 _MAX_FRAME = 16_384
@@ -55,9 +56,7 @@ def hostile_client(chance: random.Random) -> HostileClient:
         data, _ = client_bytes(chance)
         data = any_broken(chance, data)
     cuts = sorted(chance.randrange(len(data) + 1) for _ in range(chance.choice([0, 0, 1, 3])))
-    ends = zip((0, *cuts), (*cuts, len(data)), strict=True)
-    pieces = tuple(data[start:end] for start, end in ends)
-    return HostileClient(pieces, chance.random() < 0.5, chance.random() < 0.5)
+    return HostileClient(tuple(cut(data, cuts)), chance.random() < 0.5, chance.random() < 0.5)
 
 
 class _Attack:

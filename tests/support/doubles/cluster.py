@@ -78,11 +78,9 @@ def servers(**turns: Turns) -> list[ScriptedEndpoint]:
     ]
 
 
-def weighted_destinations(
-    *destinations: Destination, weights: tuple[int, ...] | None = None
-) -> Router:
-    """Make the routes where all requests choose from these by weight."""
-    return Router([Route(Match(), destinations, weights or (1,) * len(destinations))], lambda: 0.0)
+def weighted_destinations(*destinations: Destination) -> Router:
+    """Make the routes where all requests choose from these by equal weights."""
+    return Router([Route(Match(), destinations, (1,) * len(destinations))], lambda: 0.0)
 
 
 async def send_request(

@@ -29,11 +29,9 @@ from tests.support.doubles.streaming import URL, EventLog, server_name
 _RESPONSE_PARSER = HeadParser(KEYED_RESPONSE_HEADERS, ("content-length",))
 
 
-def response_head(
-    status: int = 200, headers: dict[str, str] | None = None, reason: str = "OK"
-) -> ResponseHead:
+def response_head(status: int = 200, headers: dict[str, str] | None = None) -> ResponseHead:
     """Make a head of a response."""
-    head = encode_head(f"HTTP/1.1 {status} {reason}", (headers or {}).items())
+    head = encode_head(f"HTTP/1.1 {status} OK", (headers or {}).items())
     return _RESPONSE_PARSER.parse_response(head, "GET")
 
 

@@ -50,10 +50,10 @@ class ScriptedCall:
         self.destination: Destination = make_destination(self.endpoint, **destination)
 
     async def ask(
-        self, *body: BodyStep, headers: dict[str, str] | None = None, target: str = INFER
+        self, *body: BodyStep, headers: dict[str, str] | None = None
     ) -> ScriptedClientResponse:
         """Run another call to the same server."""
-        self.request = ScriptedRequest(self.log, "POST", target, headers, body)
+        self.request = ScriptedRequest(self.log, "POST", INFER, headers, body)
         self.response = ScriptedClientResponse(self.log)
         return await self.run()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -93,9 +93,7 @@ async def take_turns(client: GrpcClient, *requests: bytes, pause: float = 0.0) -
 
 
 @asynccontextmanager
-async def grpc_client(
-    url: str, options: Iterable[tuple[str, Any]] = ()
-) -> AsyncIterator[GrpcClient]:
+async def grpc_client(url: str) -> AsyncIterator[GrpcClient]:
     """Connect to the address of a URL."""
     channel = grpc.insecure_channel(
         urlsplit(url).netloc,
@@ -103,7 +101,6 @@ async def grpc_client(
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
-            *options,
         ),
     )
     try:
