@@ -110,7 +110,7 @@ class BuildHook(BuildHookInterface[Any]):
         obstacle = _obstacle()
         if not obstacle:
             try:
-                built = self._compile(Path(self._folder.name))
+                built = self.compile(Path(self._folder.name))
             except _CompileError as error:
                 if _must_compile():
                     raise
@@ -133,7 +133,7 @@ class BuildHook(BuildHookInterface[Any]):
         """Remove what was made on the way."""
         self._folder.cleanup()
 
-    def _compile(self, folder: Path) -> dict[str, str]:
+    def compile(self, folder: Path) -> dict[str, str]:
         """Compile in a folder of its own; return the place in the wheel of each file.
 
         So two builds of one checkout do not disturb each other, and leave nothing in it. mypy finds

@@ -133,7 +133,7 @@ def test_compiled_files_go_into_the_wheel_or_beside_the_sources(
     built.write_bytes(b"compiled")
     hook_class: Any = runpy.run_path(str(ROOT / "hatch_build.py"))["BuildHook"]
     hook = hook_class(str(root), {}, None, None, "", "wheel")
-    monkeypatch.setattr(hook, "_compile", lambda folder: {str(built): "gateway/module.so"})
+    monkeypatch.setattr(hook, "compile", lambda folder: {str(built): "gateway/module.so"})
     build_data: dict[str, Any] = {"force_include": {}}
     hook.initialize(version, build_data)
     hook.finalize(version, build_data, "")

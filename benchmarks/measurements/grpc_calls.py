@@ -14,10 +14,7 @@ from benchmarks.harness.client import Connection
 from benchmarks.harness.cores import CoreSplit, pinned_to, split_cores
 from benchmarks.harness.environment import Environment, medians, start_offload, time_jobs
 from benchmarks.harness.grpc_load import STREAMS, h2load_load, stream_load
-from benchmarks.harness.grpc_messages import (
-    infer_request,
-    stream_response,
-)
+from benchmarks.harness.grpc_messages import infer_request, stream_response
 from benchmarks.harness.load import wrk_load
 from benchmarks.harness.processes import running_gateway, server
 from benchmarks.harness.requests import Request, Values, json_of_doubles, normal

@@ -20,12 +20,7 @@ from benchmarks.harness.cores import split_cores
 from benchmarks.harness.environment import Environment
 from benchmarks.harness.load import wrk_load
 from benchmarks.harness.processes import running_gateway, server
-from benchmarks.harness.requests import (
-    HEADER_LENGTH,
-    ID_PLACE,
-    Request,
-    Values,
-)
+from benchmarks.harness.requests import HEADER_LENGTH, ID_PLACE, Request, Values
 from benchmarks.harness.rounds import Ratio
 from benchmarks.measurements.other_proxies import LoadProfile, Result, Target, compare
 from benchmarks.report import Row, at_least

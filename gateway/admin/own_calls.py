@@ -21,11 +21,11 @@ from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 
-_TIMEOUT, _CAPTURED_TIMEOUT = 10.0, 120.0
+_TIMEOUT, CAPTURED_TIMEOUT = 10.0, 120.0
 """Seconds for a call, and for one that an operator has composed."""
-_CAPTURE_TIMEOUT = 5.0
+CAPTURE_TIMEOUT = 5.0
 """Seconds from its end until what was captured is here."""
-_MAX_CAPTURE = 4 * 2**20
+MAX_CAPTURE = 4 * 2**20
 _CONNECT_TIMEOUT = 5.0
 _MAX_DOCUMENT = 4 * 2**20
 
@@ -143,7 +143,7 @@ async def make_captured_call(
         raise OwnCallError("no worker responds") from None
     with sink:
         began = time.perf_counter()
-        reply = await _call_over(connection, request, _CAPTURED_TIMEOUT, max_response)
+        reply = await _call_over(connection, request, CAPTURED_TIMEOUT, max_response)
         seconds = time.perf_counter() - began
         return CapturedCall(seconds, reply, await _read_capture(sink))
 
@@ -154,10 +154,10 @@ async def _read_capture(sink: socket.socket) -> list[dict[str, Any]]:
     sink.setblocking(False)
     text = bytearray()
     try:
-        async with asyncio.timeout(_CAPTURE_TIMEOUT):
+        async with asyncio.timeout(CAPTURE_TIMEOUT):
             while piece := await loop.sock_recv(sink, 256 * 1024):
                 text += piece
-                if len(text) > _MAX_CAPTURE:
+                if len(text) > MAX_CAPTURE:
                     return []
         attempts = orjson.loads(text)
     except (OSError, orjson.JSONDecodeError):  # a TimeoutError is an OSError

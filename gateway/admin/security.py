@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from gateway.admin.source import GatewaySource
 from gateway.settings.values.wording import format_path
 
-_WRONG_KEY_DELAY = 0.5
+WRONG_KEY_DELAY = 0.5
 """Seconds until a wrong key is refused, so that keys cannot be guessed fast."""
 
 HEADERS = {
@@ -98,7 +98,7 @@ async def authorize(source: GatewaySource, request: web.Request, obstacle: str) 
     if obstacle:
         raise web.HTTPForbidden(text=obstacle)
     if not source.authorizes(request.headers):
-        await asyncio.sleep(_WRONG_KEY_DELAY)
+        await asyncio.sleep(WRONG_KEY_DELAY)
         raise web.HTTPUnauthorized(text="an API key of the group in admin.keys is needed")
 
 

@@ -17,15 +17,15 @@ from gateway.listener.client_shares import ClientShares, client_of
 
 MAX_CONNECTIONS = 1000
 """Connections at a time; each further one takes the place of another: see ClientShares."""
-_IDLE_TIMEOUT = 75.0
+IDLE_TIMEOUT = 75.0
 """Seconds for a client's next request."""
-_SEND_TIMEOUT = 60.0
+SEND_TIMEOUT = 60.0
 """Seconds for a client to read a response, other than an event stream."""
 _MAX_UNREAD = 64 * 2**20
 """Bytes of the responses that clients are still reading; for one more, others are cut off."""
-_LINGERING_TIME = 1.0
+LINGERING_TIME = 1.0
 """Seconds for the rest of a request's body, which is not read, behind its response."""
-_SHUTDOWN_TIMEOUT = 0.5
+SHUTDOWN_TIMEOUT = 0.5
 """Seconds for requests in progress at the end."""
 
 _http_log = logging.getLogger("tensorgate.admin.http")
@@ -42,9 +42,9 @@ class AdminServer:
             application,
             access_log=None,
             logger=_http_log,
-            keepalive_timeout=_IDLE_TIMEOUT,
-            shutdown_timeout=_SHUTDOWN_TIMEOUT,
-            lingering_time=_LINGERING_TIME,
+            keepalive_timeout=IDLE_TIMEOUT,
+            shutdown_timeout=SHUTDOWN_TIMEOUT,
+            lingering_time=LINGERING_TIME,
             # A request whose client is gone counts no more, so it must not wait for its turn.
             handler_cancellation=True,
         )
@@ -126,7 +126,7 @@ class AdminServer:
         size = int(response.content_length or 0)
         _abort(self._unread.add(connection, connection.client, size))
         try:
-            async with asyncio.timeout(_SEND_TIMEOUT):
+            async with asyncio.timeout(SEND_TIMEOUT):
                 await response.prepare(request)
                 await response.write_eof()
         except TimeoutError:

@@ -174,8 +174,8 @@ class GatewayView:
 
 MAX_STREAMS = 32
 """Streams at a time."""
-_INTERVAL = 1.0
-_SEND_TIMEOUT = 15.0
+INTERVAL = 1.0
+SEND_TIMEOUT = 15.0
 """Seconds for a client to read an event; one that is slower is cut off and comes again."""
 _RECONNECT_MS = 2000
 _FOLLOWED_CALLS = "100"
@@ -267,7 +267,7 @@ class Api:
                 data = b"event: %b\ndata: %b\n\n" % (topic.encode(), orjson.dumps(document))
                 await self._send(response, data)
             try:
-                async with asyncio.timeout(_INTERVAL):
+                async with asyncio.timeout(INTERVAL):
                     await self._stopping.wait()
             except TimeoutError:
                 documents = [(topic, await describe()) for topic, describe in describes]
@@ -291,7 +291,7 @@ class Api:
 
     @staticmethod
     async def _send(response: web.StreamResponse, data: bytes) -> None:
-        async with asyncio.timeout(_SEND_TIMEOUT):
+        async with asyncio.timeout(SEND_TIMEOUT):
             await response.write(data)
 
 

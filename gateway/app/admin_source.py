@@ -24,15 +24,15 @@ from gateway.workers.worker_watch import is_alive
 
 DRAIN_GRACE = 0.1
 """Seconds at the end for operators with an open connection to request a page."""
-_PUBLISH_TIMEOUT = 0.3
+PUBLISH_TIMEOUT = 0.3
 """Seconds for workers to publish their status; older ones are taken of those that need longer."""
 _MAX_SILENCE = 15.0
 """Seconds without a sign of life of any worker, until probes learn that the gateway hangs."""
-_READY_TIMEOUT = 3.0
+READY_TIMEOUT = 3.0
 """Seconds for a worker to say whether it is ready, which may take it two."""
-_CONNECT_TIMEOUT = 2.0
+CONNECT_TIMEOUT = 2.0
 """Seconds for a worker to take a connection."""
-_NEXT_WORKER_DELAY = 0.5
+NEXT_WORKER_DELAY = 0.5
 """Seconds until another worker is asked too, as the first one may hang."""
 
 
@@ -78,7 +78,7 @@ class AdminSource:
     async def worker_statuses(self) -> list[dict[str, Any]]:
         """Return the statuses of all living workers; when the last has ended, those of before."""
         asked = [
-            self._ask(slot, Question.PUBLISH, _PUBLISH_TIMEOUT) for slot in self._living_slots()
+            self._ask(slot, Question.PUBLISH, PUBLISH_TIMEOUT) for slot in self._living_slots()
         ]
         await asyncio.gather(*asked)
         statuses = await asyncio.to_thread(read_statuses, self.shared.statuses)
@@ -92,7 +92,7 @@ class AdminSource:
         self.turn += 1
         first = self.turn % len(slots) if slots else 0
         asked = [
-            asyncio.create_task(self._ask_if_ready(slot, min(at * _NEXT_WORKER_DELAY, 2.0)))
+            asyncio.create_task(self._ask_if_ready(slot, min(at * NEXT_WORKER_DELAY, 2.0)))
             for at, slot in enumerate((*slots[first:], *slots[:first]))
         ]
         try:
@@ -107,7 +107,7 @@ class AdminSource:
     async def _ask_if_ready(self, slot: int, delay: float) -> str | None:
         """Ask a worker, after a delay within which another one may have replied."""
         await asyncio.sleep(delay)
-        return await self._ask(slot, Question.READY, _READY_TIMEOUT - delay)
+        return await self._ask(slot, Question.READY, READY_TIMEOUT - delay)
 
     def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
         """Tell whether a request has a key that allows actions at the admin address."""
@@ -144,7 +144,7 @@ class AdminSource:
         try:
             for slot in self._living_slots():
                 with suppress(TimeoutError):
-                    await self.ask(slot, question, _CONNECT_TIMEOUT, connection)
+                    await self.ask(slot, question, CONNECT_TIMEOUT, connection)
                     return
             raise TimeoutError
         except BaseException:

@@ -20,7 +20,7 @@ from gateway.observe.call_capture import CallCapture
 from gateway.observe.call_record import CallObserver, CallRecord
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 
-_DELIVERY_TIMEOUT = 10.0
+DELIVERY_TIMEOUT = 10.0
 """Seconds for the admin address to read what was captured."""
 
 MakeListener = Callable[[RequestHandler, CallObserver, Callable[[], None]], HttpListener]
@@ -89,7 +89,7 @@ class _CapturedConnection:
         try:
             await self.ended.wait()
             with suppress(OSError):  # a TimeoutError is one
-                async with asyncio.timeout(_DELIVERY_TIMEOUT):
+                async with asyncio.timeout(DELIVERY_TIMEOUT):
                     await asyncio.get_running_loop().sock_sendall(self.sink, self.document)
                 # A worker that hangs may have a duplicate of the sink, which does not close.
                 self.sink.shutdown(socket.SHUT_WR)

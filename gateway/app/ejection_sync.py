@@ -19,12 +19,12 @@ from gateway.routing.endpoint_health import EjectionState
 from gateway.upstream.pool.pool import Pool
 from gateway.workers.shared_records import SharedDocuments
 
-_POLL_INTERVAL = 0.5
+POLL_INTERVAL = 0.5
 """Seconds between two looks at the ejections of other workers."""
 
 _RETENTION = 60.0
 """Seconds after the end of an ejection in which a worker that starts puts the endpoint on trial."""
-_MAX_SAID = 1000
+MAX_SAID = 1000
 """Endpoints of which a worker shares what it has said last: the newest ones."""
 
 _log = logging.getLogger("tensorgate")
@@ -71,7 +71,7 @@ class EjectionSync(BackgroundTask):
         before = self.read().get(name)
         self._own.pop(name, None)
         self._own[name] = Said(now, ejections, until)
-        if len(self._own) > _MAX_SAID:
+        if len(self._own) > MAX_SAID:
             del self._own[next(iter(self._own))]
         self._documents.publish(self.slot, orjson.dumps(self._own, default=tuple))
         return before
@@ -108,7 +108,7 @@ class EjectionSync(BackgroundTask):
                 # An error of our own is logged, and must not end the task.
                 _log.exception("the ejections of other workers could not be applied")
             is_first_look = False
-            await asyncio.sleep(_POLL_INTERVAL)
+            await asyncio.sleep(POLL_INTERVAL)
 
 
 def _apply(said: Mapping[str, Said], upstream: str, pool: Pool, is_first_look: bool) -> None:
@@ -126,7 +126,7 @@ def _apply(said: Mapping[str, Said], upstream: str, pool: Pool, is_first_look: b
         if last is not None:
             until = last.until
             if is_first_look and last.ejections and until > now - _RETENTION:
-                until = max(until, now + _POLL_INTERVAL)
+                until = max(until, now + POLL_INTERVAL)
             state = EjectionState(ejections=last.ejections, until=until)
             pool.outlier_detector.record_remote(member, state)
 

@@ -17,13 +17,7 @@ from gateway.app.shared_memory import Waiting
 from gateway.observe.call_metrics import ENDPOINT_LATENCY, FIRST_BYTE, SERVER_DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import Family, MetricStore, clean_label
-from gateway.observe.metric_table import (
-    Histograms,
-    MetricTable,
-    RecentHistograms,
-    Words,
-    quantiles,
-)
+from gateway.observe.metric_table import Histograms, MetricTable, RecentHistograms, Words, quantiles
 from gateway.routing.endpoint_state import NO_CALLS, RecentCalls
 from gateway.routing.latency_outliers import (
     FEW_CALLS,

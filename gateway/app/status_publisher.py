@@ -21,7 +21,7 @@ from gateway.upstream.pool.member import MemberState
 from gateway.workers.shared_records import SharedDocuments
 from gateway.workers.worker_watch import is_alive
 
-_LAG_INTERVAL = 0.25
+LAG_INTERVAL = 0.25
 """Seconds between two measurements of the event loop."""
 LAGS_FROM, WELL_BELOW = 0.1, 0.05
 """Seconds of lag from which an event loop is said to lag, and below which it is well again."""
@@ -164,8 +164,8 @@ class StatusPublisher(BackgroundTask):
                     self.each_tick()
                 except Exception:
                     _log.exception("the state of this process could not be updated")
-                due = loop.time() + _LAG_INTERVAL
-                await asyncio.sleep(_LAG_INTERVAL)
+                due = loop.time() + LAG_INTERVAL
+                await asyncio.sleep(LAG_INTERVAL)
                 lag = max(0.0, loop.time() - due)
                 self.metrics.event_loop_lag.observe(lag)
                 self.event_loop.observe(lag)

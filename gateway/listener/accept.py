@@ -19,7 +19,7 @@ from gateway.system.accept_queue import (
 MAX_BATCH = 256
 """Connections that are accepted in one time slice of the event loop, which takes some 10 ms. Open
 connections are served before the next batch."""
-_ERROR_DELAY = 1.0
+ERROR_DELAY = 1.0
 """Seconds without accepting after an error, such as too many open files."""
 _ROOM_DELAY = 0.05
 """The same after room was made: the descriptors are free once their transports have closed."""
@@ -72,7 +72,7 @@ class AcceptingSockets:
             except OSError as error:
                 if error.errno in _ERRORS_OF_A_CONNECTION:
                     continue
-                delay = _ERROR_DELAY
+                delay = ERROR_DELAY
                 if error.errno in _NO_DESCRIPTORS and self.make_room():
                     delay = _ROOM_DELAY
                 else:

@@ -10,23 +10,13 @@ from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.http1.connection import HEAD_COPIES
-from gateway.http1.head import (
-    MAX_CACHED_HEAD,
-    STATUSES_WITHOUT_BODY,
-    MalformedError,
-    RequestHead,
-)
+from gateway.http1.head import MAX_CACHED_HEAD, STATUSES_WITHOUT_BODY, MalformedError, RequestHead
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.events import DataReceived, HeadersReceived, StreamReset
 from gateway.http2.frames import GoAwayFrame
 from gateway.http2.hpack import MAX_HEADER_LIST, Header, HeaderList
-from gateway.http2.session import (
-    CONNECTION_WINDOW,
-    STREAM_WINDOW,
-    Http2Session,
-    StreamHandler,
-)
+from gateway.http2.session import CONNECTION_WINDOW, STREAM_WINDOW, Http2Session, StreamHandler
 from gateway.http2.stream import Stream
 from gateway.listener.client_call import CallSource, ClientCall
 from gateway.listener.connection_host import (
@@ -55,11 +45,7 @@ from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.body_io import split
 from gateway.proxy.errors import end_dropped_call, is_grpc_content
 from gateway.proxy.filters.forwarded_headers import Peer
-from gateway.proxy.interfaces import (
-    ClientResponse,
-    FieldLines,
-    ResponseTemplate,
-)
+from gateway.proxy.interfaces import ClientResponse, FieldLines, ResponseTemplate
 from gateway.system.buffers import NO_ROOM, BodyProgress, ReservedBytes
 
 MAX_STREAMS: Final = 100

@@ -21,11 +21,11 @@ _STDERR = 2
 _MAX_FILE_WRITE = FLUSH_SIZE
 _MAX_PIPE_WRITE = select.PIPE_BUF
 """Bytes that are not mixed with those of other writers of a pipe: pipe(7)."""
-_PATH_CHECK_INTERVAL = 0.9 * FLUSH_INTERVAL
+PATH_CHECK_INTERVAL = 0.9 * FLUSH_INTERVAL
 """Seconds between two looks at the path; less than the other, so that no flush misses its look."""
 _CLOSE_TIMEOUT = 3.0
 """Seconds for the last lines to be written."""
-_REPORT_INTERVAL = 10.0
+REPORT_INTERVAL = 10.0
 """Seconds between two reports of failures and dropped lines."""
 
 _log = logging.getLogger("tensorgate.access")
@@ -132,7 +132,7 @@ class LogWriter:
             if now < self._check_path_at:
                 return
             if _is_at(self.path, self._descriptor):
-                self._check_path_at = now + _PATH_CHECK_INTERVAL
+                self._check_path_at = now + PATH_CHECK_INTERVAL
                 return
         # O_NONBLOCK changes nothing for a file. A FIFO without a reader would block the thread.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
@@ -192,7 +192,7 @@ class LogWriter:
             _log.warning("access log %s %s; %d lines were dropped", name, state, dropped)
             self._reported_dropped += dropped
         self._reported_error = self._error
-        self._report_at = time.monotonic() + _REPORT_INTERVAL
+        self._report_at = time.monotonic() + REPORT_INTERVAL
 
 
 def _is_at(path: str, descriptor: int) -> bool:

@@ -25,13 +25,7 @@ from prometheus_client.utils import floatToGoString
 
 from gateway.observe.call_metrics import DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_LABELS
-from gateway.observe.metric_store import (
-    CountFamily,
-    Family,
-    HistogramFamily,
-    Labels,
-    MetricStore,
-)
+from gateway.observe.metric_store import CountFamily, Family, HistogramFamily, Labels, MetricStore
 
 _PROCESS_HELP = {
     "process_virtual_memory_bytes": "Virtual memory size of all workers in bytes.",

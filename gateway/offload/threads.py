@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MIN_JOB_SIZE = 16 * 1024
 """Bytes that are worth another thread, which takes up to 0.05 ms to wake up."""
-_MAX_JOB_SIZE = 512 * 1024
+MAX_JOB_SIZE = 512 * 1024
 """Bytes of the largest job: others must not wait for long."""
 _QUEUED_PER_THREAD = 2
 """Jobs that wait for a thread: the caller converts more itself."""
@@ -56,7 +56,7 @@ class OffloadThreads(Offloader):
         open_after: int = 0,
     ) -> OffloadFuture | None:
         """Submit a job; None if it is done sooner in this thread."""
-        if not _MIN_JOB_SIZE <= len(data) <= _MAX_JOB_SIZE:
+        if not _MIN_JOB_SIZE <= len(data) <= MAX_JOB_SIZE:
             return None
         pool = self._pool or self._start()
         if pool is None:

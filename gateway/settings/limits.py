@@ -4,13 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import create_model
 
-from gateway.settings.values.fields import (
-    Section,
-    count,
-    count_or,
-    size,
-    time,
-)
+from gateway.settings.values.fields import Section, count, count_or, size, time
 
 _MIB = 2**20
 _GIB = 2**30

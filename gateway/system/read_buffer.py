@@ -8,9 +8,9 @@ import numpy as np
 
 from gateway.system.buffers import MAX_WINDOW
 
-_SLAB_SIZE = 1000 * 1024
+SLAB_SIZE = 1000 * 1024
 """Bytes of a slab: less than what the C library would map anew for each allocation."""
-_MIN_SPACE = MAX_WINDOW
+MIN_SPACE = MAX_WINDOW
 """Minimum bytes for a read. It fits 256 KiB and a partial TLS record, and the tensors of an image,
 which else would take two reads."""
 _MAX_COPY = 16 * 1024
@@ -34,9 +34,9 @@ class ReadBuffer:
 
     def prepare(self) -> memoryview:
         """Return the memory for the next read."""
-        if len(self._slab) < _MIN_SPACE:
+        if len(self._slab) < MIN_SPACE:
             # Unlike a bytearray, numpy's memory is not zeroed first.
-            slab = np.empty(_SLAB_SIZE, np.uint8)
+            slab = np.empty(SLAB_SIZE, np.uint8)
             self._slabs += 1
             weakref.finalize(slab, self._count_freed_slab).atexit = False
             self._slab = slab.data

@@ -30,7 +30,7 @@ from gateway.system.time_slices import time_slice_queue
 ALPN_PROTOCOL = "alpn_protocol"
 """The name of the chosen protocol in ``get_extra_info``."""
 
-_CIPHERTEXT = memoryview(bytearray(256 * 1024))
+CIPHERTEXT = memoryview(bytearray(256 * 1024))
 """Read buffer for encrypted bytes, shared by all connections: they leave it at once."""
 
 _MAX_BIO = 64 * 1024
@@ -156,15 +156,15 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Return the memory for the next read."""
         connection = self._connection
         size = MIN_WINDOW if connection is None else connection.buffers.account.read_size
-        self._offered_size = min(len(_CIPHERTEXT), size)
-        return _CIPHERTEXT[: self._offered_size]
+        self._offered_size = min(len(CIPHERTEXT), size)
+        return CIPHERTEXT[: self._offered_size]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process the bytes that were read."""
         if self._input_closed:
             self._wait_for_time_slice()  # what nobody wants is read in time slices, too
             return
-        data = _CIPHERTEXT[:nbytes]
+        data = CIPHERTEXT[:nbytes]
         rest = self._received
         self._received = memoryview(b"".join((rest, data))) if rest else data
         was_established = self._established

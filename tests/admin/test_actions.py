@@ -55,7 +55,7 @@ def _source() -> ChosenSource:
 
 @pytest.fixture
 async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningSite]:
-    monkeypatch.setattr(security, "_WRONG_KEY_DELAY", 0.001)
+    monkeypatch.setattr(security, "WRONG_KEY_DELAY", 0.001)
     async with no_leaks(), running_site(_source()) as running:
         yield running
 
@@ -292,7 +292,7 @@ async def test_call_has_the_response_and_what_was_captured() -> None:
 async def test_call_that_gets_no_response_in_time_is_given_up(
     monkeypatch: pytest.MonkeyPatch, request_: UpstreamRequest
 ) -> None:
-    monkeypatch.setattr(own_calls, "_CAPTURED_TIMEOUT", 0.05)
+    monkeypatch.setattr(own_calls, "CAPTURED_TIMEOUT", 0.05)
     with pytest.raises(OwnCallError, match=r"no response within 0\.05 s"):
         await _make(never_respond, request=request_)
 
@@ -333,8 +333,8 @@ async def _hang(sink: socket.socket) -> None:
 async def test_response_counts_even_if_nothing_was_captured(
     monkeypatch: pytest.MonkeyPatch, deliver: Sink
 ) -> None:
-    monkeypatch.setattr(own_calls, "_CAPTURE_TIMEOUT", 0.05 if deliver is _hang else 5.0)
-    monkeypatch.setattr(own_calls, "_MAX_CAPTURE", 50_000)
+    monkeypatch.setattr(own_calls, "CAPTURE_TIMEOUT", 0.05 if deliver is _hang else 5.0)
+    monkeypatch.setattr(own_calls, "MAX_CAPTURE", 50_000)
     call = await _make(respond_in_turn(OK), deliver)
     assert (call.reply.status, call.attempts) == (200, [])
 

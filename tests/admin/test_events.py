@@ -24,7 +24,7 @@ LOCAL = {"Host": "localhost"}
 @pytest.fixture
 async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningSite]:
     """A site whose streams send something fifty times a second."""
-    monkeypatch.setattr(view, "_INTERVAL", 0.02)
+    monkeypatch.setattr(view, "INTERVAL", 0.02)
     async with no_leaks(), running_site() as running:
         yield running
 
@@ -72,7 +72,7 @@ async def test_stream_has_the_headers_of_protection_and_is_not_buffered(site: Ru
 async def test_first_events_come_at_once(
     site: RunningSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view, "_INTERVAL", 3600)
+    monkeypatch.setattr(view, "INTERVAL", 3600)
     async with _following(site, "?topics=overview,topology,models,calls") as stream:
         names = [(await stream.next_event())[0] for _ in range(3)]
         assert names == ["overview", "topology", "models"]
@@ -212,8 +212,8 @@ async def test_refused_streams_do_not_count(site: RunningSite) -> None:
 
 
 async def test_slow_reader_is_cut_off(site: RunningSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "_SEND_TIMEOUT", 0.05)
-    monkeypatch.setattr(view, "_INTERVAL", 0.0001)
+    monkeypatch.setattr(view, "SEND_TIMEOUT", 0.05)
+    monkeypatch.setattr(view, "INTERVAL", 0.0001)
     monkeypatch.setattr("gateway.admin.view._CACHE_SECONDS", 3600)
     endpoints = [endpoint(url=f"http://h:{port}/{'x' * 500}") for port in range(1000)]
     site.source.statuses = [worker_status({"u": upstream(*endpoints)})]

@@ -177,7 +177,7 @@ async def test_page_is_rendered_once_for_all_who_wait_for_it(
 async def test_client_that_sends_no_whole_request_is_cut_off(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_IDLE_TIMEOUT", 0.05)
+    monkeypatch.setattr(server, "IDLE_TIMEOUT", 0.05)
     async with no_leaks(), running_site() as site, site.client() as client:
         await client.send(sent)
         await client.rest()
@@ -210,7 +210,7 @@ async def test_client_that_leaves_before_its_response_leaves_nothing(
 
 
 async def test_body_of_a_request_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_LINGERING_TIME", 0.05)
+    monkeypatch.setattr(server, "LINGERING_TIME", 0.05)
     size = 64 << 20
     async with no_leaks(), running_site() as site, site.client() as client:
         head = f"GET /live HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n"
@@ -263,7 +263,7 @@ def _listen(admin: AdminServer) -> str:
 
 
 async def test_slow_reader_of_a_long_response_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_SEND_TIMEOUT", 0.1)
+    monkeypatch.setattr(server, "SEND_TIMEOUT", 0.1)
     async with (
         no_leaks(),
         AdminServer(_Slow().application) as admin,
@@ -346,7 +346,7 @@ async def test_drain_lets_requests_in_progress_finish() -> None:
 
 
 async def test_drain_cuts_requests_that_do_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_SHUTDOWN_TIMEOUT", 0.02)
+    monkeypatch.setattr(server, "SHUTDOWN_TIMEOUT", 0.02)
     slow = _Slow()
     async with no_leaks():
         async with AdminServer(slow.application) as admin, connect(_listen(admin)) as client:

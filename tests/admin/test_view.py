@@ -59,7 +59,7 @@ LOCAL = {"Host": "localhost"}
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Describe calls fifty times a second."""
-    monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.005)
+    monkeypatch.setattr(status_publisher, "LAG_INTERVAL", 0.005)
     monkeypatch.setattr("gateway.admin.history.INTERVAL", 0.02)
     monkeypatch.setattr("gateway.admin.view._CACHE_SECONDS", 0.0)
 

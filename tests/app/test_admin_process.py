@@ -74,8 +74,8 @@ async def _admin(*responders: Responder, alive: int | None = None) -> AsyncItera
 
 async def test_worker_that_hangs_keeps_no_probe_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one is asked meanwhile."""
-    monkeypatch.setattr(admin_source, "_NEXT_WORKER_DELAY", 0.01)
-    monkeypatch.setattr(admin_source, "_READY_TIMEOUT", 3600)
+    monkeypatch.setattr(admin_source, "NEXT_WORKER_DELAY", 0.01)
+    monkeypatch.setattr(admin_source, "READY_TIMEOUT", 3600)
     async with _admin(_hang, _hang, _says("")) as admin:
         for _ in range(6):
             async with asyncio.timeout(5):
@@ -84,8 +84,8 @@ async def test_worker_that_hangs_keeps_no_probe_waiting(monkeypatch: pytest.Monk
 
 async def test_workers_that_hang_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe waits as long for eight workers as for one."""
-    monkeypatch.setattr(admin_source, "_NEXT_WORKER_DELAY", 0.001)
-    monkeypatch.setattr(admin_source, "_READY_TIMEOUT", 0.5)
+    monkeypatch.setattr(admin_source, "NEXT_WORKER_DELAY", 0.001)
+    monkeypatch.setattr(admin_source, "READY_TIMEOUT", 0.5)
     asked: list[Question] = []
 
     async def hang(question: Question, connection: object) -> str:
@@ -135,7 +135,7 @@ async def test_statuses_are_those_of_living_workers_that_were_just_asked() -> No
 
 
 async def test_last_status_of_a_worker_that_hangs_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_source, "_PUBLISH_TIMEOUT", 0.02)
+    monkeypatch.setattr(admin_source, "PUBLISH_TIMEOUT", 0.02)
     async with _admin(_hang, _hang) as admin:
         _publish(admin, 0, time=time.time() - 60)
         _publish(admin, 1)
@@ -158,7 +158,7 @@ async def test_captured_call_goes_to_the_next_worker_if_one_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The worker that hangs has a duplicate of the socket for what is captured."""
-    monkeypatch.setattr(admin_source, "_CONNECT_TIMEOUT", 0.05)
+    monkeypatch.setattr(admin_source, "CONNECT_TIMEOUT", 0.05)
     taken: list[socket.socket] = []
 
     async def hang(question: Question, connection: socket.socket | None) -> str:
@@ -184,7 +184,7 @@ async def test_captured_call_goes_to_the_next_worker_if_one_hangs(
 async def test_captured_call_without_a_worker_leaves_nothing_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admin_source, "_CONNECT_TIMEOUT", 0.02)
+    monkeypatch.setattr(admin_source, "CONNECT_TIMEOUT", 0.02)
     async with _admin(_says(""), alive=0) as admin:
         with pytest.raises(TimeoutError):
             await admin.connect_captured(skips_conversion=False)

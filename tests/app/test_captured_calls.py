@@ -207,7 +207,7 @@ async def test_client_that_closes_while_the_server_works_ends_the_call() -> None
 async def test_capture_that_nobody_reads_is_dropped(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_calls, "_DELIVERY_TIMEOUT", 0.02)
+    monkeypatch.setattr(captured_calls, "DELIVERY_TIMEOUT", 0.02)
     (ours, theirs), (source, sink) = socket.socketpair(), socket.socketpair()
     sink.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with theirs:

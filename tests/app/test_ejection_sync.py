@@ -27,14 +27,14 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll the shared ejections, and probe unreachable upstreams, all the time."""
-    monkeypatch.setattr(ejection_sync, "_POLL_INTERVAL", 0.01)
-    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(ejection_sync, "POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "PROBE_INTERVAL", 0.05)
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no worker learn anything from the other."""
-    monkeypatch.setattr(ejection_sync, "_POLL_INTERVAL", 60.0)
+    monkeypatch.setattr(ejection_sync, "POLL_INTERVAL", 60.0)
 
 
 class _Server(ScriptedServer):
@@ -268,7 +268,7 @@ async def test_unexpected_error_is_logged_and_does_not_end_the_sync(
 
 
 def test_newest_thousand_endpoints_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ejection_sync, "_MAX_SAID", 10)
+    monkeypatch.setattr(ejection_sync, "MAX_SAID", 10)
     documents = SharedDocuments(2)
     syncs = [EjectionSync(documents, slot, dict) for slot in range(2)]
     for number in range(30):

@@ -86,7 +86,7 @@ async def test_changed_upstream_keeps_the_addresses_of_its_names(
 ) -> None:
     names = NameService(tritons=["127.0.0.1", "127.0.0.2"])
     monkeypatch.setattr("gateway.app.build.upstreams.resolve_host", names)
-    monkeypatch.setattr("gateway.upstream.pool.checks._START_DNS_TIMEOUT", 0.05)
+    monkeypatch.setattr("gateway.upstream.pool.checks.START_DNS_TIMEOUT", 0.05)
     async with (
         server_named("one") as one,
         AsyncExitStack() as stack,

@@ -72,7 +72,7 @@ def test_calls_that_wait_are_shared_of_the_endpoints_that_make_them_wait_longest
 
 
 async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
+    monkeypatch.setattr(status_publisher, "LAG_INTERVAL", 0.001)
     shared = SharedMemory.for_workers(2)
     calls: list[None] = []
 
@@ -86,7 +86,7 @@ async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPat
 
 
 async def test_event_loop_that_is_held_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.01)
+    monkeypatch.setattr(status_publisher, "LAG_INTERVAL", 0.01)
     shared = SharedMemory.for_workers(2)
     async with _publisher(shared):
         await until(lambda: _value(shared, "tensorgate_event_loop_lag_seconds_count"))
@@ -115,7 +115,7 @@ async def test_status_that_is_too_long_is_shared_without_models(
 async def test_update_or_status_that_fails_stops_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
+    monkeypatch.setattr(status_publisher, "LAG_INTERVAL", 0.001)
     shared = SharedMemory.for_workers(2)
     calls: list[bool] = []
     ticks: list[None] = []
@@ -135,7 +135,7 @@ async def test_update_or_status_that_fails_stops_nothing(
 
 
 async def test_worker_that_is_alone_publishes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
+    monkeypatch.setattr(status_publisher, "LAG_INTERVAL", 0.001)
     shared = SharedMemory.for_workers(1)
     async with _publisher(shared):
         await until(lambda: _value(shared, "tensorgate_event_loop_lag_seconds_count") >= 8)

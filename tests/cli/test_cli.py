@@ -27,11 +27,7 @@ from tests.support.gateway_process import (
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.raw_client import connect
 from tests.support.servers.gated_response import GatedResponse
-from tests.support.servers.scripted_server import (
-    Connection,
-    ScriptedServer,
-    always_respond,
-)
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 MODULE = (sys.executable, "-m", "gateway")
 

@@ -278,8 +278,8 @@ async def test_sender_that_fills_each_read_does_not_starve_others(
             self.loop.call_soon(log.append, "others")
             log.append("read")
 
-    monkeypatch.setattr(read_buffer_module, "_SLAB_SIZE", size)
-    monkeypatch.setattr(read_buffer_module, "_MIN_SPACE", size)
+    monkeypatch.setattr(read_buffer_module, "SLAB_SIZE", size)
+    monkeypatch.setattr(read_buffer_module, "MIN_SPACE", size)
     monkeypatch.setattr(connection_module, "READ_BUFFER", read_buffer_module.ReadBuffer())
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()

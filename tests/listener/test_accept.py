@@ -82,7 +82,7 @@ async def test_batch_is_bounded(sock: socket.socket, monkeypatch: pytest.MonkeyP
 async def test_lack_of_descriptors_pauses_accepting(
     sock: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accept, "_ERROR_DELAY", 0.2)
+    monkeypatch.setattr(accept, "ERROR_DELAY", 0.2)
     batches = _Batches()
     with _waiting(sock, 3):
         with no_descriptors():
@@ -101,7 +101,7 @@ async def test_lack_of_descriptors_pauses_accepting(
 async def test_accepting_goes_on_soon_where_others_make_room(
     sock: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accept, "_ERROR_DELAY", 1000.0)
+    monkeypatch.setattr(accept, "ERROR_DELAY", 1000.0)
     batches, rooms = _Batches(), [0]
 
     def make_room() -> bool:
@@ -122,7 +122,7 @@ async def test_accepting_goes_on_soon_where_others_make_room(
 async def test_socket_can_be_closed_while_accepting_pauses(
     sock: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accept, "_ERROR_DELAY", 0.02)
+    monkeypatch.setattr(accept, "ERROR_DELAY", 0.02)
     batches = _Batches()
     with _waiting(sock, 1):
         with no_descriptors():

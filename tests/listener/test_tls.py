@@ -7,6 +7,7 @@ import shutil
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -23,7 +24,6 @@ from cryptography.hazmat.primitives.serialization import (
 
 from gateway.listener import tls
 from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles
-from gateway.system import certificates
 from tests.support.certificates import authority, ca_file, certificate_files
 from tests.support.gateway import until
 
@@ -109,8 +109,13 @@ def test_file_deleted_during_loading_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = certificate_files(tmp_path)
-    monkeypatch.setattr(certificates, "_check_readable", lambda *_: None)
-    os.unlink(key)
+    load = ssl.SSLContext.load_cert_chain
+
+    def load_late(context: ssl.SSLContext, *files: Any) -> None:
+        os.unlink(key)
+        load(context, *files)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_late)
     with pytest.raises(TlsFileError, match="a file cannot be read: No such file or directory"):
         ReloadingTlsContext(TlsFiles(certificate, key))
 

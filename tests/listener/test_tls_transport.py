@@ -438,7 +438,7 @@ async def test_client_that_fills_each_read_does_not_starve_others(
             asyncio.get_running_loop().call_soon(log.append, "others")
         update(transport, nbytes)
 
-    monkeypatch.setattr(system_tls, "_CIPHERTEXT", memoryview(bytearray(size)))
+    monkeypatch.setattr(system_tls, "CIPHERTEXT", memoryview(bytearray(size)))
     monkeypatch.setattr(ClientTlsTransport, "buffer_updated", updated)
     async with (
         ScriptedServer(_echo) as server,

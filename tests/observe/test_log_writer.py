@@ -26,8 +26,8 @@ def path(tmp_path: Path) -> Path:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write and report soon, and drop lines early."""
     monkeypatch.setattr(log_writer, "FLUSH_INTERVAL", 0.02)
-    monkeypatch.setattr(log_writer, "_PATH_CHECK_INTERVAL", 0.01)
-    monkeypatch.setattr(log_writer, "_REPORT_INTERVAL", 0.0)
+    monkeypatch.setattr(log_writer, "PATH_CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(log_writer, "REPORT_INTERVAL", 0.0)
     monkeypatch.setattr(log_writer, "MAX_BUFFERED", 10_000)
 
 

@@ -87,7 +87,7 @@ async def _result(future: OffloadFuture) -> bytes | None:
 
 async def _keep_busy(offload: OffloadThreads, monkeypatch: pytest.MonkeyPatch) -> OffloadFuture:
     """Give the only thread something to do for a while."""
-    monkeypatch.setattr(threads_module, "_MAX_JOB_SIZE", len(LARGE))
+    monkeypatch.setattr(threads_module, "MAX_JOB_SIZE", len(LARGE))
     future = offload.submit(LARGE_JOB, LARGE)
     assert future is not None
     assert offload._pool is not None

@@ -36,7 +36,7 @@ ROTATIONS = 4
 _COMMAND = (
     sys.executable,
     "-c",
-    "from gateway.observe import log_writer; log_writer._REPORT_INTERVAL = 0.5;"
+    "from gateway.observe import log_writer; log_writer.REPORT_INTERVAL = 0.5;"
     " log_writer.MAX_BUFFERED = 2**18;"
     " from gateway.cli import main; main()",
 )

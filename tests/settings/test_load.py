@@ -14,9 +14,7 @@ from gateway.settings.load import MAX_FILE_BYTES, load
 from gateway.settings.log import Log
 from gateway.settings.models import Datatype, Tensor
 from gateway.settings.problems import Problem
-from gateway.settings.routes import (
-    OperationName,
-)
+from gateway.settings.routes import OperationName
 from gateway.settings.schema import sections_with_key
 from gateway.settings.upstreams import Upstream
 from gateway.settings.values.addresses import TcpAddress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,10 @@ def test_missing_extra_is_an_error_that_names_it(
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cross_checks, "_is_installed", lambda name: name not in missing)
+    monkeypatch.setattr(
+        "gateway.settings.cross_checks.find_spec",
+        lambda name: None if name in missing else find_spec(name),
+    )
     text = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
     file.write_text(f"{text}tracing: {{endpoint: 'http://a:1', protocol: {protocol}}}\n")
     if named is None:

@@ -3,12 +3,7 @@
 import asyncio
 import time
 
-from gateway.system.buffers import (
-    BodyProgress,
-    BufferAccount,
-    BufferShare,
-    ReservedBytes,
-)
+from gateway.system.buffers import BodyProgress, BufferAccount, BufferShare, ReservedBytes
 
 
 class ArrivingBody:

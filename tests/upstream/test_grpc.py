@@ -117,7 +117,7 @@ async def test_both_addresses_are_closed() -> None:
 async def test_upstream_is_reachable_again_when_the_address_that_failed_responds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "PROBE_INTERVAL", 0.01)
     error = GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {GRPC}")
     endpoint = _endpoint(error, error, error, ScriptedUpstreamResponse(200), http=3)
     with pytest.raises(GatewayError):
@@ -134,7 +134,7 @@ async def test_upstream_is_reachable_again_when_the_address_that_failed_responds
 async def test_grpc_address_that_is_not_used_need_not_respond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "PROBE_INTERVAL", 0.01)
     endpoint = _endpoint()
     pool = Pool([endpoint], upstream="u")
     await pool.start()

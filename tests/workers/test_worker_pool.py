@@ -9,14 +9,7 @@ from signal import SIGKILL
 
 import pytest
 
-from gateway.workers.ipc import (
-    ConnectionKind,
-    FromWorker,
-    ToWorker,
-    WorkerChannel,
-    receive,
-    send,
-)
+from gateway.workers.ipc import ConnectionKind, FromWorker, ToWorker, WorkerChannel, receive, send
 from gateway.workers.worker_pool import (
     MAX_UNACKNOWLEDGED,
     WorkerProcess,

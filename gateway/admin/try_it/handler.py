@@ -39,7 +39,7 @@ _ROUNDS = 3
 """Calls with conversion, and as many without, that are compared."""
 MAX_BODY = 16 * 2**20
 """Bytes of what the page sends: tensors in base64, or as JSON."""
-_BODY_TIMEOUT = 60.0
+BODY_TIMEOUT = 60.0
 """Seconds for it to arrive."""
 _MAX_LOGGED = 200
 """Characters of a model's name in the log."""
@@ -68,10 +68,10 @@ class TryIt:
         await authorize(self._source, request, obstacle)
         async with self._one_at_a_time:
             try:
-                async with asyncio.timeout(_BODY_TIMEOUT):  # others wait for it
+                async with asyncio.timeout(BODY_TIMEOUT):  # others wait for it
                     wanted = await read_body(request, Call, MAX_BODY)
             except TimeoutError:
-                text = f"the body did not arrive within {_BODY_TIMEOUT:g} s"
+                text = f"the body did not arrive within {BODY_TIMEOUT:g} s"
                 raise web.HTTPRequestTimeout(text=text) from None
             try:
                 document = await self._try(request, wanted)

@@ -55,7 +55,7 @@ _DISCOVERY_INTERVAL = 10.0
 """Seconds between two requests for an endpoint's list of models."""
 _DIALECT_INTERVAL = 60.0
 """Seconds between two requests to an endpoint that has not shown its dialect."""
-_DIALECT_RETRY_INTERVAL = 1.0
+DIALECT_RETRY_INTERVAL = 1.0
 """Seconds until the next one after an error: another server may run there by then."""
 
 _log = logging.getLogger("tensorgate.upstream")
@@ -280,7 +280,7 @@ def _build(
     logs = ejection_sync is None or ejection_sync.slot == 0
     state = _configured_dialect_state(declared)
     if declared.dialect == "auto":
-        intervals = _DIALECT_INTERVAL, _DIALECT_RETRY_INTERVAL
+        intervals = _DIALECT_INTERVAL, DIALECT_RETRY_INTERVAL
         state = DialectDetector(spec.name, *intervals, logs, protocol)
     elif logs and protocol.is_choice:
         _log.info("upstream %s: %s", spec.name, protocol.describe(DIALECTS[declared.dialect]))

@@ -31,7 +31,7 @@ EXIT_MISMATCH, EXIT_NOT_READY = 3, 4
 
 _TIMEOUT = 10.0
 """Seconds for a server to say whether it is ready, what it is, and again for each model."""
-_MAX_CONCURRENT = 100
+MAX_CONCURRENT = 100
 """Servers that are probed at a time: each takes a connection, and DNS takes threads."""
 _READY = "/v2/health/ready"
 _UNKNOWN_MODEL = (400, 404)
@@ -106,7 +106,7 @@ async def probe_servers(resources: LoadedResources, time_limit: float = _TIMEOUT
     models = declared_models(settings.models)
     serving = {name: set(_upstreams_serving(name, settings.routes)) for name in models}
     used = {name for route in settings.routes for name in _upstreams_of(route)}
-    slots = asyncio.Semaphore(_MAX_CONCURRENT)
+    slots = asyncio.Semaphore(MAX_CONCURRENT)
     tasks = []
     async with asyncio.TaskGroup() as group:
         for spec in resources.upstream_specs:

@@ -100,7 +100,7 @@ _Step = tuple[ElementRun | StringPart | None, int, bytes]
 """One step of the scan: the item, the bytes it used, and the placeholder to leave."""
 
 _SPACE = b" \t\n\r"
-_BEFORE_FIRST_VALUE = re.compile(rb"[\[\], \t\n\r]*+")
+BEFORE_FIRST_VALUE = re.compile(rb"[\[\], \t\n\r]*+")
 _MAX_ESCAPE = len(rb"\ud83d\ude00")
 
 
@@ -184,7 +184,7 @@ class ArrayScanner:
     def _detect_kind(self, buffer: bytes, start: int, last: bool) -> bool:
         """Look whether the first value is a string; return whether that can be told yet."""
         end = min(start + self._window, len(buffer))
-        before = _BEFORE_FIRST_VALUE.match(buffer, start + self._searched, end)
+        before = BEFORE_FIRST_VALUE.match(buffer, start + self._searched, end)
         value = before.end() if before else start
         if value == end:
             self._searched = end - start

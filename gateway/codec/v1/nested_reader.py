@@ -80,7 +80,7 @@ def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]
         else:
             yield from _read_array(text, tensor)
     elif tensor.is_text and mark in b'"{':
-        yield from _read_element(text, tensor)
+        yield from read_element(text, tensor)
     elif mark == b"{":
         raise ModelMismatchError(
             f"{tensor.label}: element {tensor.values.count} is an object, "
@@ -141,7 +141,7 @@ def _read_elements(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[N
             if (yield from text.peek_byte()) != b"]":
                 continue
         elif single_reads:
-            yield from _read_element(text, tensor)
+            yield from read_element(text, tensor)
             single_reads -= 1
             read += 1
             if read % _ELEMENTS_PER_SLICE == 0:
@@ -173,7 +173,7 @@ def _read_window(text: JsonTextReader, tensor: NestedTensorBuilder, depth: int) 
     return 0
 
 
-def _read_element(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
+def read_element(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     """Read one element of BYTES: a string or a base64 object."""
     mark = yield from text.peek_byte()
     if mark == b'"':

@@ -40,7 +40,7 @@ _V2_TENSOR = re.compile(
     rb'\[[ \t\r\n]*\{[ \t\r\n]*"(?:name|shape|datatype|data|parameters)"[ \t\r\n]*:'
 )
 _BASE64_OBJECT_START = re.compile(rb'[ \t\n\r\[]*\{[ \t\n\r]*"b64"[ \t\n\r]*:')
-_ROWS_WINDOW = 32 * 1024
+ROWS_WINDOW = 32 * 1024
 """Bytes of instances parsed together: each of their values becomes a Python object."""
 _ROWS_WINDOW_PER_INPUT = 512
 """For requests with many inputs, a larger window: each input costs a conversion of its own."""
@@ -251,7 +251,7 @@ class RowsReader:
     def _read_window(self) -> Steps[int]:
         """Read the instances of a window; return how many must be read one by one."""
         # The window does not depend on how the text arrived.
-        size = max(_ROWS_WINDOW, _ROWS_WINDOW_PER_INPUT * len(self._tensors))
+        size = max(ROWS_WINDOW, _ROWS_WINDOW_PER_INPUT * len(self._tensors))
         window = yield from self._text.peek_window(size)
         ends, max_depth = scan_values(window)
         if not ends.size:

@@ -14,13 +14,7 @@ import numpy as np
 from gateway.demo.server.server import DemoServer, RecordedCall
 from gateway.demo.server.tensors import Array
 from gateway.demo.server.wire import encode
-from gateway.demo.walkthrough.client import (
-    INFER,
-    CallResult,
-    DemoClient,
-    GrpcResult,
-    ShowError,
-)
+from gateway.demo.walkthrough.client import INFER, CallResult, DemoClient, GrpcResult, ShowError
 from gateway.demo.walkthrough.page import Page, milliseconds, summarize_body, summarize_json
 
 ROUNDS: Final = 5  # calls of each kind in a comparison
@@ -263,7 +257,7 @@ def _infer(model: str, *inputs: tuple[str, str, list[Any]]) -> tuple[str, bytes]
     return f"/v2/models/{model}/infer", body
 
 
-_PAUSE: Final = 0.25  # seconds between two calls
+PAUSE: Final = 0.25  # seconds between two calls
 _ROUND: Final = 8  # calls between two that fail
 _NUMBERS: Final = [1.5, 2, 3]
 _RAW: Final = b"hello"
@@ -290,4 +284,4 @@ async def make_traffic(gateway_url: str, server: DemoServer) -> None:
                     await post(url + path, body)
                 except ShowError:
                     await asyncio.sleep(1)  # the gateway stops
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(PAUSE)

@@ -40,7 +40,7 @@ _INTERVAL: Final = 1.0
 """Seconds for which a call waits at most until it is exported."""
 _TIMEOUT: Final = 10.0
 """Seconds of an export with its retries."""
-_FIRST_BACKOFF: Final = 0.5
+FIRST_BACKOFF: Final = 0.5
 """Seconds until the first retry; each further one waits twice as long."""
 _FLUSH_TIMEOUT: Final = 2.0
 """Seconds for what is queued at the end."""
@@ -168,7 +168,7 @@ class TraceExporter:
         from gateway.observe.tracing.otlp import ExportError
 
         until = time.monotonic() + _TIMEOUT
-        backoff = _FIRST_BACKOFF
+        backoff = FIRST_BACKOFF
         while True:
             try:
                 rejected = sender.send(request, max(until - time.monotonic(), 0.1))

@@ -9,12 +9,7 @@ from urllib.parse import unquote
 
 from multidict import CIMultiDict
 
-from gateway.errors import (
-    Audience,
-    GatewayError,
-    bad_request,
-    strip_tracebacks,
-)
+from gateway.errors import Audience, GatewayError, bad_request, strip_tracebacks
 from gateway.protocol.grpc.methods import GrpcMethod, find_method
 from gateway.protocol.json_errors import quote_value
 from gateway.protocol.operations import OPERATION_KINDS, model_name_of

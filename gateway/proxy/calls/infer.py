@@ -40,11 +40,7 @@ from gateway.proxy.infer.convert_buffered_request import (
     is_accepted,
     read_buffered,
 )
-from gateway.proxy.infer.convert_request import (
-    check_request,
-    outputs_to_list,
-    receive_request,
-)
+from gateway.proxy.infer.convert_request import check_request, outputs_to_list, receive_request
 from gateway.proxy.infer.convert_response import convert_response, plan_response
 from gateway.proxy.infer.grpc_upstream import (
     binary_body,

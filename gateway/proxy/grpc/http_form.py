@@ -21,11 +21,7 @@ from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT
 from gateway.protocol.grpc.status import status_of_error
 from gateway.protocol.messages import InferRequest
-from gateway.protocol.operations import (
-    Operation,
-    infer_path,
-    parse_operation_variants,
-)
+from gateway.protocol.operations import Operation, infer_path, parse_operation_variants
 from gateway.protocol.response_header import is_success, response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import convert_message

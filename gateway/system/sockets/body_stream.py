@@ -6,12 +6,7 @@ import asyncio
 import time
 from collections import deque
 
-from gateway.system.buffers import (
-    NOTHING_RESERVED,
-    BodyProgress,
-    BufferShare,
-    ReservedBytes,
-)
+from gateway.system.buffers import NOTHING_RESERVED, BodyProgress, BufferShare, ReservedBytes
 
 _MIN_PIECE_COST = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""

@@ -34,7 +34,7 @@ _LIST_TIMEOUT = 5.0
 # The server has no list, or not for everybody. Temporary errors such as 429 and 503 are not here.
 _NOT_SERVED = frozenset((400, 401, 403, 404, 405, 501))
 
-_START_DNS_TIMEOUT = 1.0
+START_DNS_TIMEOUT = 1.0
 """Seconds for which the start waits for the addresses of names."""
 
 _RESTART_DELAY = 1.0
@@ -226,7 +226,7 @@ class PoolSupervisor:
             return
         self.start_task(_keep_running(lambda: resolver.watch(lambda: use(resolver.endpoints))))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_START_DNS_TIMEOUT):
+            async with asyncio.timeout(START_DNS_TIMEOUT):
                 await resolver.all_resolved.wait()
 
     def add(self, members: Iterable[Member], changed: Callable[[Member], None]) -> None:

@@ -25,7 +25,7 @@ from gateway.upstream.transport import UpstreamEndpoint
 
 _SERVER_METADATA = "/v2"
 
-_TIMEOUT = 5.0
+TIMEOUT = 5.0
 """Seconds for the whole response."""
 
 _CERTAIN_FACTOR = 10
@@ -233,8 +233,8 @@ async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
 async def _detect_in_time(endpoint: UpstreamEndpoint) -> DetectedDialect:
     """Detect a server's dialect; raises GatewayError (502, 503, or 504 after a timeout)."""
     try:
-        async with asyncio.timeout(_TIMEOUT):
+        async with asyncio.timeout(TIMEOUT):
             return await detect_dialect(endpoint)
     except TimeoutError:
-        message = f"{endpoint.url} did not respond to GET {_SERVER_METADATA} within {_TIMEOUT:g} s"
+        message = f"{endpoint.url} did not respond to GET {_SERVER_METADATA} within {TIMEOUT:g} s"
         raise GatewayError(ErrorKind.SERVER_TIMEOUT, message, server=endpoint.name) from None

@@ -23,7 +23,7 @@ _THRESHOLD = 3
 _UNREACHABLE_REPORT_TTL = 10.0
 """Seconds for which other workers believe that the endpoints are unreachable."""
 
-_PROBE_INTERVAL = 1.0
+PROBE_INTERVAL = 1.0
 _PROBE_TIMEOUT = 2.0
 _PROBE_PATH = "/v2/health/ready"
 """Any response to it will do."""
@@ -251,7 +251,7 @@ class OutlierDetector:
         self._is_probing = True
         try:
             while self.unreachable is not None:
-                await asyncio.sleep(_PROBE_INTERVAL)
+                await asyncio.sleep(PROBE_INTERVAL)
                 results = await asyncio.gather(*map(_probe, self._members), return_exceptions=True)
                 for result in results:
                     self._record_probe(result)

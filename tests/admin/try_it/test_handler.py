@@ -37,11 +37,7 @@ from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import binary_response_header
 from tests.support.raw_client import connect
 from tests.support.scale import scaled
-from tests.support.servers.scripted_server import (
-    Connection,
-    ScriptedServer,
-    never_respond,
-)
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
 
 each_form = pytest.mark.parametrize("form", FORMS)
 
@@ -49,7 +45,7 @@ each_form = pytest.mark.parametrize("form", FORMS)
 @pytest.fixture
 async def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Trial]:
     """An operator of a gateway in front of a server that returns what it gets."""
-    monkeypatch.setattr(security, "_WRONG_KEY_DELAY", 0.001)
+    monkeypatch.setattr(security, "WRONG_KEY_DELAY", 0.001)
     async with DemoServer() as server, trying(tmp_path, server.url) as running:
         yield running
 
@@ -342,7 +338,7 @@ async def test_second_operator_waits_for_the_first(tmp_path: Path) -> None:
 async def test_operator_who_sends_no_body_blocks_others_for_a_while(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "_BODY_TIMEOUT", 0.05)
+    monkeypatch.setattr(handler, "BODY_TIMEOUT", 0.05)
     head = request("POST", "/api/try", None, {**HEADERS, "Content-Length": "100"})
     async with connect(f"http://{trial.admin}") as slow:
         await slow.send(head + b"{")

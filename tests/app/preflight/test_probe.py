@@ -207,7 +207,7 @@ async def test_used_upstreams_are_probed_once(routes: list[dict[str, Any]], aske
 
 
 async def test_probes_run_concurrently_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_MAX_CONCURRENT", 3)
+    monkeypatch.setattr(probe, "MAX_CONCURRENT", 3)
     go_on = asyncio.Event()
 
     async def wait(connection: Connection) -> None:

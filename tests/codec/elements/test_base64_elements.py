@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.elements import bytes_elements
-from gateway.codec.elements.base64_elements import (
-    Base64Decoder,
-    Base64ElementDecoder,
-)
+from gateway.codec.elements.base64_elements import Base64Decoder, Base64ElementDecoder
 from gateway.codec.elements.bytes_elements import PartialElement, pack_strings
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.errors import ErrorKind, GatewayError

@@ -229,7 +229,7 @@ def test_space_before_the_first_value_is_looked_at_once() -> None:
     """Else one byte after the other would cost as much as the square of their number."""
     scanner = ArrayScanner("input 'x'", 64)
     buffer = b"["
-    with mock.patch.object(array_scanner, "_BEFORE_FIRST_VALUE") as pattern:
+    with mock.patch.object(array_scanner, "BEFORE_FIRST_VALUE") as pattern:
         pattern.match.side_effect = re.compile(rb"[\[\], \t\n\r]*+").match
         for _ in range(100):
             assert list(scanner.scan(buffer, last=False)) == []

@@ -32,7 +32,7 @@ def windows_of(size: int) -> Iterator[None]:
         stack.enter_context(strategies.windows_of(size))
         for module in (text_reader, v1_values):
             stack.enter_context(mock.patch.object(module, "WINDOW", size))
-        stack.enter_context(mock.patch.object(v1_request, "_ROWS_WINDOW", size))
+        stack.enter_context(mock.patch.object(v1_request, "ROWS_WINDOW", size))
         yield
 
 
@@ -168,7 +168,7 @@ def test_conversion_pauses_between_time_slices() -> None:
     shares = 1
     while codec.step():
         shares += 1
-    assert shares >= len(body) / v1_request._ROWS_WINDOW
+    assert shares >= len(body) / v1_request.ROWS_WINDOW
     assert 0 < codec.buffered_bytes - 9_000 * (8 + 8) < 20_000
 
 
@@ -187,8 +187,8 @@ def test_more_members_than_the_cap_are_refused() -> None:
     "element", ['"{"', '{"b64":"QQ"}', '"a",{"b64":"QQ"}', '["a"],[{"b64":""}]']
 )
 def test_elements_are_converted_together(element: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = mock.Mock(wraps=v1_values._read_element)
-    monkeypatch.setattr(v1_values, "_read_element", read)
+    read = mock.Mock(wraps=v1_values.read_element)
+    monkeypatch.setattr(v1_values, "read_element", read)
     count = 9000
     body = '{"inputs":[' + ",".join([element] * count) + "]}"
     shape = [-1, -1] if element.startswith("[") else [-1]

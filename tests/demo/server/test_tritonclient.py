@@ -9,12 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tritonclient.http import (
-    InferenceServerClient,
-    InferInput,
-    InferRequestedOutput,
-    InferResult,
-)
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
 from tritonclient.utils import InferenceServerException
 
 from gateway.demo.server.server import DemoServer

@@ -221,7 +221,7 @@ def test_other_messages_are_errors(message: bytes) -> None:
 
 
 async def test_traffic_has_every_form_and_some_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walkthrough, "_PAUSE", 0.0)
+    monkeypatch.setattr(walkthrough, "PAUSE", 0.0)
     async with no_leaks(), DemoServer() as server:
         settings = Settings.model_validate(
             {"listen": "127.0.0.1:0", "upstreams": {"demo": {"endpoints": [server.url]}}}

@@ -119,7 +119,7 @@ async def test_replaced_server_is_detected_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fast_path_requests: list[str]
 ) -> None:
     """Plans made for the previous server are not used for the next one."""
-    monkeypatch.setattr(upstreams, "_DIALECT_RETRY_INTERVAL", 0.01)
+    monkeypatch.setattr(upstreams, "DIALECT_RETRY_INTERVAL", 0.01)
     caplog.set_level(logging.INFO)
     generate = f"{VERSIONED}/generate"
     async with AsyncExitStack() as stack, AsyncExitStack() as first:

@@ -17,12 +17,7 @@ from tests.support.gateway import RunningGateway, gateway_client, running_gatewa
 from tests.support.grpc.client import GrpcClient, grpc_client
 from tests.support.grpc.proto_file import infer_request
 from tests.support.http_messages import http_response, request
-from tests.support.inference_messages import (
-    FLOATS,
-    binary_response,
-    infer_json,
-    metadata,
-)
+from tests.support.inference_messages import FLOATS, binary_response, infer_json, metadata
 from tests.support.raw_client import RawClient
 from tests.support.servers.grpc_server import GrpcServer, grpc_server
 from tests.support.servers.scripted_server import Connection, ScriptedServer

@@ -33,11 +33,7 @@ from tests.support.grpc.proto_file import (
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import FLOATS, INFER, binary_response, metadata
 from tests.support.servers.model_scripts import echoed
-from tests.support.servers.scripted_server import (
-    Connection,
-    ScriptedServer,
-    always_respond,
-)
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
 TENSORS = always_respond(binary_response(FLOATS.tobytes()))
 

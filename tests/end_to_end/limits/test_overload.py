@@ -17,11 +17,7 @@ from tests.support.gateway import (
     until,
 )
 from tests.support.http_messages import http_response, message, request
-from tests.support.inference_messages import (
-    INFER,
-    infer_json,
-    json_request,
-)
+from tests.support.inference_messages import INFER, infer_json, json_request
 from tests.support.servers.gated_response import GatedResponse
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
 

@@ -205,7 +205,7 @@ def test_failed_export_is_counted_and_logged_once(
 
 @needs_source
 def test_export_is_tried_again_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(module, "FIRST_BACKOFF", 0.01)
     sender, metrics = _Sender(), _Metrics()
     sender.error = ExportError("busy", True)
     with _exporter(sender, metrics) as exporter:

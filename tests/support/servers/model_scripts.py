@@ -5,19 +5,8 @@ from __future__ import annotations
 import json
 
 from tests.support.http_messages import http_response
-from tests.support.inference_messages import (
-    FLOATS,
-    HEADER_LENGTH,
-    INFER,
-    binary_response,
-    metadata,
-)
-from tests.support.servers.scripted_server import (
-    Connection,
-    ReceivedRequest,
-    Script,
-    never_respond,
-)
+from tests.support.inference_messages import FLOATS, HEADER_LENGTH, INFER, binary_response, metadata
+from tests.support.servers.scripted_server import Connection, ReceivedRequest, Script, never_respond
 
 
 async def read_heads_only(connection: Connection) -> None:

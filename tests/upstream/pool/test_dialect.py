@@ -150,7 +150,7 @@ async def test_hanging_server_does_not_delay_the_others(
     ):
         await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == TRITON
-    monkeypatch.setattr(of_dialect, "_TIMEOUT", 0.01)
+    monkeypatch.setattr(of_dialect, "TIMEOUT", 0.01)
     async with ScriptedServer(never_respond) as silent, asking(silent.url) as (_, dialect_detector):
         with pytest.raises(
             GatewayError, match=f"{silent.url} did not respond to GET /v2"

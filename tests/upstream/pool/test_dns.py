@@ -147,7 +147,7 @@ async def test_error_without_addresses_tells_why(known: list[str], fault: str) -
 
 
 async def test_start_waits_only_a_moment_for_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_START_DNS_TIMEOUT", 0.01)
+    monkeypatch.setattr(checks, "START_DNS_TIMEOUT", 0.01)
     names = NameService(triton=["127.0.0.1"])
     names.ready.clear()
     async with _pool(names, "http://triton:8000") as pool:

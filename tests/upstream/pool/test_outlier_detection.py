@@ -245,7 +245,7 @@ def test_upstream_is_reachable_while_one_endpoint_is() -> None:
 async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "PROBE_INTERVAL", 0.01)
     lack = GatewayError(ErrorKind.EXHAUSTED, "the gateway is out of local resources")
     async with (
         no_leaks(),
@@ -261,7 +261,7 @@ async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
 async def test_probes_find_that_an_upstream_is_back_also_after_an_internal_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "PROBE_INTERVAL", 0.01)
     answers = (ZeroDivisionError(), UNREACHABLE, ScriptedUpstreamResponse(404))
     endpoint = ScriptedEndpoint(EventLog(), *answers, url="http://0")
     async with no_leaks(), running(Pool([endpoint], upstream="u")) as pool:
@@ -278,7 +278,7 @@ async def test_probes_find_that_an_upstream_is_back_also_after_an_internal_error
 
 
 async def test_remote_report_counts_once_and_starts_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(outlier_detection, "PROBE_INTERVAL", 0.01)
     clock = ManualClock()
     endpoint = ScriptedEndpoint(
         EventLog(), UNREACHABLE, ScriptedUpstreamResponse(200), url="http://0"
@@ -297,7 +297,7 @@ async def test_remote_report_counts_once_and_starts_probes(monkeypatch: pytest.M
 
 
 async def test_probes_run_only_once_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlier_detection, "_PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(outlier_detection, "PROBE_INTERVAL", 0.05)
     endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200), url="http://0")
     async with no_leaks(), running(Pool([endpoint], upstream="u")) as pool:
         for _ in range(5):
