@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from gateway.app.build.limits import SharedLimits
 from gateway.app.build.upstreams import SharedUpstream, upstreams_by_name
 from gateway.proxy.calls.dispatch import handle_request
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Upstream
 from gateway.proxy.filters.mirror import Mirror
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
@@ -30,7 +30,7 @@ class ActiveConfig:
         self.shared_upstreams = shared_upstreams
         self.router = router
         self.limits = limits
-        self.fast_path = FastPath(router)
+        self.planner = Planner(router)
         self._calls = 0
 
     def activate(self) -> None:
@@ -47,7 +47,7 @@ class ActiveConfig:
     @property
     def in_use(self) -> bool:
         """Tell whether calls that began on it are still running."""
-        calls = self._calls or self.fast_path.in_flight
+        calls = self._calls or self.planner.in_flight
         return bool(calls) or any(
             each.has_calls_of_last_user for each in self.shared_upstreams.values()
         )
@@ -56,7 +56,7 @@ class ActiveConfig:
         """Serve a request on the streaming path."""
         self._calls += 1
         try:
-            await handle_request(request, response, self.fast_path)
+            await handle_request(request, response, self.planner)
         finally:
             self._calls -= 1
 
@@ -70,7 +70,7 @@ class ActiveConfig:
 
     async def close(self) -> None:
         """Close all that no other configuration uses, once no call is running."""
-        self.fast_path.close()
+        self.planner.close()
         for mirror in self._mirrors():
             await mirror.close()
         await self.router.readiness.close()

@@ -258,7 +258,7 @@ class Gateway:
         parts.active_config.activate()
         self._drained = None  # operators may have drained more meanwhile
         self.listener.reconfigure(
-            parts.active_config.fast_path,
+            parts.active_config.planner,
             parts.observers,
             parts.resources.tls,
             parts.idle_timeouts,

@@ -21,7 +21,7 @@ from gateway.listener.connection_host import (
 from gateway.listener.messages import ListenerResponse, to_origin_form
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
 from gateway.proxy.calls.buffered import BufferedCall
-from gateway.proxy.calls.planner import BufferedPlan, FastPath, GrpcPlan
+from gateway.proxy.calls.planner import BufferedPlan, GrpcPlan, Planner
 from gateway.proxy.errors import INTERNAL_ERROR, send_error
 from gateway.proxy.filters.forwarded_headers import (
     FORWARDED_KEYS,
@@ -59,7 +59,7 @@ class RequestDispatcher(ABC):
         self.idle_timeouts = IdleTimeouts()
         self.forwarding = NO_FORWARDED_HEADERS
         self._handler = handler
-        self.set_fast_path(None)
+        self.set_planner(None)
         self.observers = observers
         self._loop = asyncio.get_running_loop()
         self._active_calls: dict[Call, CallClient] = {}
@@ -102,19 +102,19 @@ class RequestDispatcher(ABC):
         client.
         """
         plan = self._plan(head)
-        if plan is None or self._fast_path is None or len(body) > plan.max_size:
+        if plan is None or self._planner is None or len(body) > plan.max_size:
             return None
         try:
-            return self._fast_path.prepare(plan, head, bytes(body), client)
+            return self._planner.prepare(plan, head, bytes(body), client)
         except Exception:
             self._log_failure(client.record.request_id, head)
             return None  # nothing was sent; the streaming path responds
 
     def _plan(self, head: RequestHead) -> BufferedPlan | None:
-        if self._fast_path is None:
+        if self._planner is None:
             return None
         try:
-            return self._fast_path.plan(head, to_origin_form(head.target))
+            return self._planner.plan(head, to_origin_form(head.target))
         except GatewayError:
             return None  # the streaming path responds with the error
         except Exception:
@@ -126,19 +126,17 @@ class RequestDispatcher(ABC):
         where = (request_id or "-", head.method, head.target)
         _log.exception("request %s: %s %s failed on the fast path", *where)
 
-    def set_fast_path(self, fast_path: FastPath | None) -> None:
-        """Use this fast path, and read heads as it needs them, from now on."""
-        self._fast_path = fast_path
+    def set_planner(self, planner: Planner | None) -> None:
+        """Plan calls by this planner, and read heads as it needs them, from now on."""
+        self._planner = planner
         self.head_parser = (
-            HeadParser(FORWARDED_KEYS, NOTED_HEADERS)
-            if fast_path is None
-            else fast_path.head_parser
+            HeadParser(FORWARDED_KEYS, NOTED_HEADERS) if planner is None else planner.head_parser
         )
 
     def clear_plans(self) -> None:
         """Forget the cached plans, because API keys have changed."""
-        if self._fast_path is not None:
-            self._fast_path.clear_plans()
+        if self._planner is not None:
+            self._planner.clear_plans()
 
     def start_task(
         self,

@@ -17,7 +17,7 @@ from gateway.listener.open_connections import OpenConnections
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.listener.tls_transport import ClientTlsTransport, Handshakes
 from gateway.observe.call_record import CallObserver
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.system.buffers import BufferAccount
@@ -82,7 +82,7 @@ class HttpListener(RequestDispatcher):
 
     def reconfigure(
         self,
-        fast_path: FastPath | None,
+        planner: Planner | None,
         observers: tuple[CallObserver, ...],
         tls: ReloadingTlsContext | None,
         idle_timeouts: IdleTimeouts,
@@ -94,7 +94,7 @@ class HttpListener(RequestDispatcher):
         ``forwarding`` says which headers servers get about clients, and ``trace_sampler`` which
         calls are traced.
         """
-        self.set_fast_path(fast_path)
+        self.set_planner(planner)
         self.observers = observers
         self.tls = tls
         self.idle_timeouts = idle_timeouts

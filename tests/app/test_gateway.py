@@ -91,7 +91,7 @@ async def test_route_without_limits_has_those_of_all_routes() -> None:
     routes = [{"upstream": "u", "match": {"model": "m"}, "limits": own}, {"upstream": "u"}]
     limits = {"max_json_depth": 9, "request_timeout": 7}
     async with gateway_of(settings_for(routes=routes, limits=limits)) as gateway:
-        first, second = gateway.active_config.fast_path.router.routes
+        first, second = gateway.active_config.planner.router.routes
     assert (second.limits.max_json_depth, second.limits.request_timeout) == (9, 7)
     assert first.limits == replace(second.limits, max_json_depth=3, idle_timeout=2)
 
@@ -159,7 +159,7 @@ async def test_example_settings_route_several_models(
 ) -> None:
     settings = load(CONFIG / "models.yaml", {"LISTEN": "127.0.0.1:0"})
     async with gateway_of(settings) as gateway:
-        routes = gateway.active_config.fast_path.router
+        routes = gateway.active_config.planner.router
         try:
             way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
         except GatewayError as error:

@@ -136,7 +136,7 @@ async def test_waiting_call_is_answered_by_the_old_server(is_fast: bool) -> None
         async with connect(url) as client:
             await client.send(data if is_fast else with_long_head(data))
             await until(lambda: len(old.requests) == 1)
-            assert bool(active_config.fast_path.in_flight) is is_fast
+            assert bool(active_config.planner.in_flight) is is_fast
             await gateway.reload(settings_for(new.url))
             assert active_config.in_use
             gated.may_respond.set()

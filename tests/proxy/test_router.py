@@ -11,7 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS, Operation, OperationKind
 from gateway.proxy.calls.dispatch import handle_request
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match, Pattern
@@ -132,7 +132,7 @@ async def test_ambiguous_path_matches_only_if_all_readings_agree(
 # ------------------------------------------------------------------------------------------ weights
 
 
-def _start(fast_path: FastPath, headers: dict[str, str] | None = None) -> bool:
+def _start(fast_path: Planner, headers: dict[str, str] | None = None) -> bool:
     return start(fast_path, "GET", "/v2/x", headers or {}, b"", ScriptedClient()) is not None
 
 
@@ -141,7 +141,7 @@ async def test_plan_chooses_an_upstream_for_each_request() -> None:
     route = Route(
         Match(), (make_destination(one), make_destination(two)), (3, 1), sticky_header="x-user"
     )
-    fast_path = FastPath(Router([route], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
+    fast_path = Planner(Router([route], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
     asked = []
     for _ in range(4):
         assert _start(fast_path)
@@ -164,7 +164,7 @@ async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
     one, two = make_destination(ready), make_destination(unready)
     numbers = [hash_to_fraction(str(i)) for i in range(10_000)]
     router = Router([Route(Match(), (one, two), (90, 10))], _scripted(numbers))
-    fast_path = FastPath(router)
+    fast_path = Planner(router)
     taken: Counter[str] = Counter()
     for _ in range(5000):
         if _start(fast_path):
@@ -217,7 +217,7 @@ async def test_rewrite_replaces_the_model(
     body = [json_request()] if target.partition("?")[0].endswith("/infer") else []
     response = ScriptedClientResponse(EventLog())
     request = ScriptedRequest(EventLog(), method, target, {}, body)
-    await handle_request(request, response, FastPath(router))
+    await handle_request(request, response, Planner(router))
     assert response.status == 200
     assert [each.target for each in endpoint.requests] == [sent_with_version if version else sent]
 

@@ -23,7 +23,7 @@ from gateway.proxy.calls.kinds import (
     kind_of,
     one_server_kind,
 )
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Limits
 from gateway.proxy.errors import run_with_deadline, send_error
 from gateway.proxy.filters.chain import filter_call, filter_response
@@ -44,7 +44,7 @@ _ALWAYS_ADMITTED_KINDS = OPERATION_KINDS["health"]
 
 
 async def handle_request(
-    request: ClientRequest, response: ClientResponse, planner: FastPath
+    request: ClientRequest, response: ClientResponse, planner: Planner
 ) -> None:
     """Serve one request; an error becomes the response ``{"error": ...}``, or a gRPC status."""
     if is_grpc(request):
@@ -62,7 +62,7 @@ async def handle_request(
     await _serve(request, filtered, route_match, planner.router.readiness, deadline)
 
 
-async def _handle_grpc(request: ClientRequest, response: ClientResponse, planner: FastPath) -> None:
+async def _handle_grpc(request: ClientRequest, response: ClientResponse, planner: Planner) -> None:
     """Serve one gRPC call, whose route depends on the model that its first message names."""
     response.is_grpc = True
     router = planner.router

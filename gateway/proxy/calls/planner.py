@@ -93,7 +93,7 @@ class RoutePlan:
 BufferedPlan = CallPlan | GrpcPlan
 
 
-class FastPath:
+class Planner:
     """Plans all calls, and starts those of the fast path."""
 
     def __init__(self, router: Router) -> None:

@@ -12,7 +12,7 @@ from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_record import CallObserver
 from gateway.proxy.calls.buffered import BufferedCall
 from gateway.proxy.calls.dispatch import handle_request
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
@@ -90,8 +90,8 @@ async def listening(
             await handle_request(client, http_response, fast_path)
 
         listener = HttpListener(on_request, observers)
-        fast_path = FastPath(router)
-        listener.set_fast_path(fast_path)
+        fast_path = Planner(router)
+        listener.set_planner(fast_path)
         listener.trace_sampler = trace_sampler
         (sock,) = open_tcp_sockets("127.0.0.1", 0)
         here = FastPathListener(

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
@@ -119,7 +119,7 @@ async def test_head_that_was_read_before_a_reload_makes_no_plan_after_it() -> No
         dropped = frozenset(("x-key",))
         route = Route(Match(), (here.destination,), keys=(group,), dropped_headers=dropped)
         router = Router([route])
-        listener, fast_path = here.listener, FastPath(router)
+        listener, fast_path = here.listener, Planner(router)
         listener.reconfigure(fast_path, (), None, listener.idle_timeouts, listener.forwarding)
         await client.send(data[-5:])
         await client.read_response()

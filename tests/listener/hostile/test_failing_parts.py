@@ -16,7 +16,7 @@ from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.calls.dispatch import handle_request, proxy_call
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.mirror import Mirror
 from gateway.proxy.filters.trace_sampling import TraceSampler
@@ -184,12 +184,12 @@ class _World:
         self.mirror = Mirror(self.destination, 0.5, faults.serve_mirrored)
         route = Route(Match(), (self.destination,), mirror=self.mirror, server_timing=True)
         self.router = Router([route], faults.random)
-        self.fast_path = FastPath(self.router)
+        self.fast_path = Planner(self.router)
         self.closed = 0
         self.listener = HttpListener(
             self._handle, (faults.observe,), self._note_closed, self.buffers
         )
-        self.listener.set_fast_path(self.fast_path)
+        self.listener.set_planner(self.fast_path)
         self.listener.forwarding = ForwardedPolicy(
             True, (), via=True, request_id=True, identity="x"
         )

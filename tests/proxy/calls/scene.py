@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from gateway.codec.policies import JsonPolicies
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.calls.buffered import BufferedCall, CallPlan
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Destination, Limits
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.transport import ResponseReceiver
@@ -42,7 +42,7 @@ BINARY = {"Content-Type": "application/octet-stream"}
 
 
 def plan_of(
-    fast_path: FastPath,
+    fast_path: Planner,
     method: str,
     target: str,
     headers: Mapping[str, str] | list[tuple[str, str]],
@@ -60,7 +60,7 @@ def make_plan(
     limits: Limits = LIMITS,
 ) -> CallPlan | None:
     """Return the plan for a head, with one server."""
-    fast_path = FastPath(single_destination(make_destination(ReadyEndpoint(), limits=limits)))
+    fast_path = Planner(single_destination(make_destination(ReadyEndpoint(), limits=limits)))
     try:
         return plan_of(fast_path, method, target, headers)
     finally:
@@ -68,7 +68,7 @@ def make_plan(
 
 
 def start(
-    fast_path: FastPath,
+    fast_path: Planner,
     method: str,
     target: str,
     headers: Mapping[str, str] | list[tuple[str, str]],
@@ -104,7 +104,7 @@ class Scene:
         destination = make_destination(self.endpoint, limits=limits, policies=policies)
         self.destination: Destination = replace(destination, retry_policy=retry)
         with mock.patch("asyncio.get_running_loop", return_value=self.clock):
-            self.fast_path = FastPath(single_destination(self.destination))
+            self.fast_path = Planner(single_destination(self.destination))
 
     def start(
         self,

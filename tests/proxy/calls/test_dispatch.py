@@ -9,7 +9,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.calls.dispatch import handle_request
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
 from tests.support.doubles.cluster import one_upstream, send_request
 from tests.support.doubles.streaming import (
@@ -57,7 +57,7 @@ async def test_client_that_does_not_read_an_error_is_aborted() -> None:
     cluster = one_upstream(limits=limits, a=ScriptedUpstreamResponse(404, {}, [bytes(1000)]))
     response = ScriptedClientResponse(cluster.log, ready=asyncio.Event())
     request = ScriptedRequest(cluster.log, "POST", INFER, RAW, [bytes(4)])
-    await handle_request(request, response, FastPath(cluster.router))
+    await handle_request(request, response, Planner(cluster.router))
     assert cluster.log[-2:] == ["client gets 404", "client is cut off"]
 
 

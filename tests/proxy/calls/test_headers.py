@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.router import Route, Router
 from gateway.routing.balancer import LoadBalancingPolicy
@@ -47,7 +47,7 @@ def _router(*headers: str, dropped: frozenset[str] = frozenset()) -> tuple[Route
 async def test_noted_and_passed_headers_do_not_change_the_plan(
     method: str, target: str, dropped: frozenset[str]
 ) -> None:
-    fast_path = FastPath(_router("X-Kind", dropped=dropped)[0])
+    fast_path = Planner(_router("X-Kind", dropped=dropped)[0])
     plans = [
         plan_of(fast_path, method, target, headers)
         for headers in (
@@ -68,7 +68,7 @@ async def test_noted_and_passed_headers_do_not_change_the_plan(
 @pytest.mark.parametrize("name", ["X-Request-Id", "Forwarded"])
 async def test_route_can_match_a_noted_header(name: str, dropped: frozenset[str]) -> None:
     router, chosen = _router(name, dropped=dropped)
-    fast_path = FastPath(router)
+    fast_path = Planner(router)
     for value, times in [("no", 0), ("yes", 1), ("no", 1), ("yes", 2)]:
         headers = {name: value, "X-A": "1"}
         assert start(fast_path, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
@@ -87,7 +87,7 @@ async def test_plan_of_an_authenticated_client_is_for_its_key_only(header: str |
     route = Route(
         Match(), (make_destination(ReadyEndpoint()),), keys=(group,), dropped_headers=dropped
     )
-    fast_path = FastPath(Router([route]))
+    fast_path = Planner(Router([route]))
     key = "secret" if header else "Bearer secret"
     assert plan_of(fast_path, "GET", "/v2/x", {name: key}) is not None
     for headers in ({}, {name: "other"}, {name: f"{key}x"}):
@@ -101,7 +101,7 @@ async def test_plan_of_an_open_route_is_not_for_a_client_with_a_key() -> None:
     endpoint = ReadyEndpoint()
     to = (make_destination(endpoint),)
     routes = [Route(Match(model=Pattern.of("m")), to, keys=(group,)), Route(Match(), to)]
-    fast_path = FastPath(Router(routes))
+    fast_path = Planner(Router(routes))
     for value in ("Bearer of-the-server", "Bearer secret"):
         headers = {"Authorization": value}
         assert start(fast_path, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
@@ -118,7 +118,7 @@ async def test_hash_header_chooses_the_endpoint(header: str) -> None:
     destination = make_destination(*endpoints)
     pool = Pool(endpoints, load_balancing=LoadBalancingPolicy(hash_header=header))
     upstream = replace(destination.upstream, pool=pool)
-    fast_path = FastPath(single_destination(replace(destination, upstream=upstream)))
+    fast_path = Planner(single_destination(replace(destination, upstream=upstream)))
     for user in range(20):
         before = [len(each.asked) for each in endpoints]
         for _ in range(4):

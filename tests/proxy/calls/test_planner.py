@@ -16,7 +16,7 @@ from gateway.protocol.dialects import DIALECTS
 from gateway.protocol.grpc.methods import find_method
 from gateway.protocol.grpc.model_scanner import ScannedModel
 from gateway.protocol.operations import OPERATION_KINDS
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.router import Route, RouteMatch, Router
 from gateway.routing.matcher import Match
 from gateway.sizes import CONVERT_CHUNK, MAX_UNSCHEDULED
@@ -43,7 +43,7 @@ FLOODS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("target", "host"), FLOODS.values(), ids=FLOODS)
 async def test_plans_are_still_found_after_a_flood_of_other_heads(target: str, host: str) -> None:
-    fast_path = FastPath(single_destination(make_destination(ReadyEndpoint())))
+    fast_path = Planner(single_destination(make_destination(ReadyEndpoint())))
     innocents = [(INFER, JSON_TYPE), (PREDICT, JSON_TYPE), ("/v2/models/m/stats", {})]
     before = [plan_of(fast_path, "POST", *each) for each in innocents]
     assert None not in before
@@ -85,7 +85,7 @@ async def test_requests_with_the_same_head_have_one_plan_on_either_path(
     destination = make_destination(ReadyEndpoint())
     match = Match(kinds=OPERATION_KINDS["infer"])
     router = _CountingRouter([Route(match, (destination,))])
-    planner = FastPath(router)
+    planner = Planner(router)
     for number in range(1, 4):
         request = ScriptedRequest(EventLog(), method, target, headers)
         for trace_id in "ab":
@@ -200,7 +200,7 @@ async def test_request_takes_the_streaming_path_if_no_connection_can_be_reserved
 
 async def test_upstream_without_endpoints_takes_the_streaming_path() -> None:
     destination = make_destination(ReadyEndpoint())
-    fast_path = FastPath(single_destination(destination))
+    fast_path = Planner(single_destination(destination))
     destination.upstream.pool.set_endpoints([])
     assert start(fast_path, "GET", "/v2/x", {}, b"", ScriptedClient()) is None
     await destination.upstream.pool.close()

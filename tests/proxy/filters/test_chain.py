@@ -14,7 +14,7 @@ from gateway.protocol.operations import Operation, OperationKind
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.calls.dispatch import handle_request
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.filters import chain
 from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
 from gateway.proxy.interfaces import Call, ClientResponse
@@ -73,7 +73,7 @@ def test_filter_looks_only_at_the_headers_that_it_names(
 
 
 async def test_plans_are_cached_by_the_headers_of_all_filters() -> None:
-    fast_path = FastPath(single_destination(make_destination(ReadyEndpoint())))
+    fast_path = Planner(single_destination(make_destination(ReadyEndpoint())))
     headers = dict.fromkeys(chain.FILTERED_HEADERS, "x")
     head = client_head("POST", INFER, headers, fast_path.head_parser)
     assert {name.lower() for name, _ in head.keyed_headers} >= chain.FILTERED_HEADERS
@@ -86,7 +86,7 @@ async def test_plans_are_cached_by_the_headers_of_all_filters() -> None:
 async def test_content_type_of_a_cloud_matters_to_inference_alone(
     target: str, on_fast_path: bool
 ) -> None:
-    fast_path = FastPath(single_destination(make_destination(ReadyEndpoint())))
+    fast_path = Planner(single_destination(make_destination(ReadyEndpoint())))
     headers = {"Content-Type": APPLYING["Content-Type"]}
     assert (plan_of(fast_path, "POST", target, headers) is not None) is on_fast_path
 
@@ -124,7 +124,7 @@ def invented_filter() -> Iterator[None]:
 @pytest.mark.usefixtures("invented_filter")
 @pytest.mark.parametrize("target", [INFER, "/v2/x", "/v2/models/m/generate"])
 async def test_fast_path_leaves_calls_to_a_filter_in_the_list(target: str) -> None:
-    fast_path = FastPath(single_destination(make_destination(ReadyEndpoint())))
+    fast_path = Planner(single_destination(make_destination(ReadyEndpoint())))
     assert plan_of(fast_path, "POST", target, FILTERED) is None
     assert plan_of(fast_path, "POST", target, OTHER) is not None
 
@@ -132,7 +132,7 @@ async def test_fast_path_leaves_calls_to_a_filter_in_the_list(target: str) -> No
 async def _served(headers: dict[str, str]) -> tuple[ScriptedEndpoint, ScriptedClientResponse]:
     log = EventLog()
     endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"done"]))
-    planner = FastPath(Router([Route(Match(), (make_destination(endpoint),))]))
+    planner = Planner(Router([Route(Match(), (make_destination(endpoint),))]))
     response = ScriptedClientResponse(log)
     request = ScriptedRequest(log, "POST", "/v2/x", headers, [b"old"])
     await handle_request(request, response, planner)

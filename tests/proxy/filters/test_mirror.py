@@ -14,7 +14,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.calls.dispatch import handle_request, proxy_call
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Limits
 from gateway.proxy.filters.mirror import Mirror
 from gateway.proxy.router import Rewrite, Route, Router
@@ -113,7 +113,7 @@ async def test_mirrored_request_is_sent_once() -> None:
     scene = Scene()
     request = Reused(scene.log, "POST", GENERATE, CHUNKED, [b"x", free])
     asking = asyncio.create_task(
-        handle_request(request, ScriptedClientResponse(scene.log), FastPath(scene.router))
+        handle_request(request, ScriptedClientResponse(scene.log), Planner(scene.router))
     )
     await until(lambda: scene.budget.total == len(memory))
     memory[:] = b"after!"
@@ -129,7 +129,7 @@ async def test_other_operations_are_not_mirrored(method: str, target: str) -> No
     await scene.ask(target, b"{}", method=method)
     assert scene.server.requests
     assert not scene.mirror.in_flight
-    fast_path = FastPath(scene.router)
+    fast_path = Planner(scene.router)
     plan = plan_of(fast_path, method, target, {"Content-Length": "2"})
     assert plan is None or plan.mirror is None
 
@@ -168,7 +168,7 @@ async def test_fast_path_samples_each_request() -> None:
     mirror = Mirror(destination, 0.3, proxy_call)
     ready = ReadyEndpoint()
     route = Route(Match(), (make_destination(ready),), mirror=mirror)
-    fast_path = FastPath(Router([route], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
+    fast_path = Planner(Router([route], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
     body = json_request()
     copied = []
     for _ in range(4):
@@ -188,11 +188,11 @@ async def test_fast_path_samples_each_request() -> None:
 
 def _fast_path(
     shadow: ScriptedEndpoint | None,
-) -> tuple[ScriptedClient, ReadyEndpoint, FastPath, Mirror | None]:
+) -> tuple[ScriptedClient, ReadyEndpoint, Planner, Mirror | None]:
     ready = ReadyEndpoint()
     mirror = None if shadow is None else Mirror(make_destination(shadow), 1.0, proxy_call)
     route = Route(Match(), (make_destination(ready),), mirror=mirror, rewrite=Rewrite("n"))
-    return ScriptedClient(ready.log), ready, FastPath(Router([route])), mirror
+    return ScriptedClient(ready.log), ready, Planner(Router([route])), mirror
 
 
 async def test_mirrored_request_cancelled_before_its_start_releases_its_memory() -> None:

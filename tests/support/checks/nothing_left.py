@@ -119,7 +119,7 @@ def _of_buffers(buffers: BufferAccount) -> dict[str, int]:
 def _of_config(config: ActiveConfig) -> dict[str, int]:
     limits = config.limits
     found = {
-        "calls on the fast path": config.fast_path.in_flight,
+        "calls on the fast path": config.planner.in_flight,
         "calls on the streaming path": config._calls,
         **_of_concurrency("the gateway", limits.concurrency_limit),
     }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import TRITON, Dialect
 from gateway.proxy.calls.dispatch import handle_request
-from gateway.proxy.calls.planner import FastPath
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
@@ -95,7 +95,7 @@ async def send_request(
     log = EventLog() if log is None else log
     answer = ScriptedClientResponse(log)
     request = ScriptedRequest(log, method, target, headers, body)
-    await handle_request(request, answer, FastPath(destinations))
+    await handle_request(request, answer, Planner(destinations))
     return answer
 
 
