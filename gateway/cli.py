@@ -106,23 +106,23 @@ def check(config: Path, probe: bool) -> None:
     cannot be used. With --probe, it is 3 if a server or a model is not as declared, and else 4 if a
     server is not ready or cannot be reached.
     """
-    from gateway.app.loaded_resources import load_resources
+    from gateway.app.preflight.files import check_files, settings_warnings
     from gateway.app.preflight.self_reference import find_self_references
-    from gateway.app.reload import settings_warnings
 
     loaded = _load_or_exit(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings
     with _exit_on_errors():
-        resources = load_resources(settings)
+        check_files(settings)
     for path, message in (*settings_warnings(settings), *find_self_references(settings)):
         click.echo(loaded.problem(path, f"warning: {message}").describe(config), err=True)
     click.echo(_summary(settings))
     if probe:
+        from gateway.app.loaded_resources import load_resources
         from gateway.app.preflight.probe import probe_servers
         from gateway.app.process import run
 
         with _exit_on_errors():
-            report = run(probe_servers(resources))
+            report = run(probe_servers(load_resources(settings)))
         click.echo("\n".join(report.lines()))
         sys.exit(report.exit_status)
 

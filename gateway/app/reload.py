@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.app.build.listening import UnusableSettingsError
-from gateway.app.build.tls import server_tls_files, tls_warnings
-from gateway.app.build.worker_count import offload_warnings
+from gateway.app.build.tls import server_tls_files
 from gateway.app.journal import RELOAD_REFUSED, SETTINGS_RELOADED, EventKind
 from gateway.app.loaded_resources import LoadedResources, unwatched_files
+from gateway.app.preflight.files import settings_warnings
 from gateway.app.process import log_addresses, set_log_level
 from gateway.app.shared_memory import Revision, SharedMemory
 from gateway.errors import INTERNAL_ERROR_TEXT
@@ -21,9 +21,7 @@ from gateway.observe.gateway_metrics import RELOAD_FAILURES, RELOADS
 from gateway.observe.metric_store import MetricWriter
 from gateway.settings.load import LoadedSettings, load_with_positions
 from gateway.settings.problems import Problem, SettingsError
-from gateway.settings.routes import pattern_warnings
 from gateway.settings.schema import Settings
-from gateway.settings.values.wording import SettingWarning
 from gateway.sizes import LISTED_NAMES
 from gateway.system.file_watcher import ContentWatcher
 
@@ -96,13 +94,6 @@ class SettingsSource:
         watches = (self._watch, self._upstream_tls, self._server_tls)
         settings, upstream_tls, server_tls = [watch.changed() for watch in watches]
         return settings or upstream_tls or (server_tls and after_failure)
-
-
-def settings_warnings(settings: Settings) -> Iterator[SettingWarning]:
-    """Yield what is allowed but unwise, each with the setting."""
-    yield from tls_warnings(settings)
-    yield from offload_warnings(settings)
-    yield from pattern_warnings(settings.routes)
 
 
 class ReloadLog:

@@ -10,9 +10,9 @@ from functools import cache
 
 import pytest
 
+from gateway.system.certificates import CertificateFiles, client_context
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.tls import CertificateFiles, client_context
 from tests.support.certificates import authority
 from tests.support.gateway import no_leaks
 from tests.support.servers.scripted_server import ScriptedServer

@@ -17,10 +17,9 @@ import trustme
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.system.certificates import CertificateFileError
+from gateway.system.certificates import CertificateFileError, CertificateFiles, client_context
 from gateway.upstream.address import TcpAddress, TlsTarget, UnixAddress, parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.tls import CertificateFiles, client_context
 from gateway.upstream.transport import UpstreamRequest
 from tests.support.addresses import free_address
 from tests.support.certificates import (

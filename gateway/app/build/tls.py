@@ -11,8 +11,7 @@ from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles, is
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream, UpstreamTls, urls_of
 from gateway.settings.values.wording import SettingWarning
-from gateway.system.certificates import CertificateFileError
-from gateway.upstream.tls import CertificateFiles, client_context
+from gateway.system.certificates import CertificateFileError, CertificateFiles, client_context
 
 
 class UpstreamTlsContexts(NamedTuple):

@@ -5,11 +5,13 @@ Each path and each form of them is in tests/end_to_end/conversion/test_refused_r
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.support.client import HEADER_LENGTH, Client
+from tests.integration.support.gateway import running_gateway
 from tests.integration.triton.server import TritonServer
 
 pytestmark = pytest.mark.triton
@@ -119,9 +121,13 @@ def _long(part: str, size: int) -> tuple[str, dict[str, str]]:
 
 @pytest.mark.parametrize("part", ["path", "query", "header"])
 def test_head_that_triton_does_not_answer_is_refused(
-    part: str, via_gateway: Client, triton: TritonServer
+    part: str, triton: TritonServer, tmp_path: Path
 ) -> None:
-    target, headers = _long(part, LONGEST)
-    assert via_gateway.send("GET", target, None, headers).status == (404 if part == "path" else 200)
-    target, headers = _long(part, LONGEST + 1)
-    check_refused(via_gateway, triton, target, headers=headers)
+    with (
+        running_gateway(tmp_path, triton.http_url) as gateway,
+        Client(gateway.host, gateway.port) as client,
+    ):
+        target, headers = _long(part, LONGEST)
+        assert client.send("GET", target, None, headers).status == (404 if part == "path" else 200)
+        target, headers = _long(part, LONGEST + 1)
+        check_refused(client, triton, target, headers=headers)
