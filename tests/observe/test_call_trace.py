@@ -184,3 +184,14 @@ def test_parts_add_their_attempts() -> None:
     assert (len(trace.attempts), trace.dropped_attempts) == (MAX_ATTEMPTS, 1)
     assert trace.has_parts
     assert {part.trace.span_id for part in parts if part.trace} == {trace.span_id}
+
+
+def test_parts_add_what_their_retries_have_sent() -> None:
+    record = CallRecord("GET", "/v2")
+    parts = [record.part(), record.part()]
+    for part, url, sent in ((parts[0], "a", 1), (parts[0], "b", 10), (parts[1], "c", 100)):
+        part.set_endpoint("u", url)
+        part.begin_attempt(1.0)
+        part.sent_bytes = sent
+    record.add_parts(parts)
+    assert (record.attempts, record.total_sent_bytes) == (3, 111)
