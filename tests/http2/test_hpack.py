@@ -22,8 +22,10 @@ from gateway.http2.hpack import (
     STATIC_SIZE,
     STATIC_TABLE,
     Decoder,
+    DynamicTable,
     Encoder,
     Header,
+    field_size,
 )
 from gateway.http2.huffman import huffman_decode, huffman_encode
 from tests.http1.splits import LAW
@@ -297,6 +299,32 @@ def test_bombs_take_no_memory(name: str) -> None:
 
 
 # ---------------------------------------------------------------------------------- tables
+
+
+@LAW
+@given(
+    st.lists(
+        st.one_of(st.integers(0, 300), st.tuples(st.binary(max_size=20), st.binary(max_size=100))),
+        max_size=40,
+    )
+)
+def test_table_evicts_as_that_of_hpack(steps: list[int | Header]) -> None:
+    table = DynamicTable(200)
+    oracle = HeaderTable()
+    oracle.maxsize = 200
+    content: list[Header] = []
+    for step in steps:
+        before = content
+        if isinstance(step, int):
+            evicted = table.resize(step)
+            oracle.maxsize = step
+        else:
+            evicted = table.add(step)
+            oracle.add(*step)
+        content = [(name, value) for name, value in oracle.dynamic_entries]
+        assert [table.get(STATIC_SIZE + 1 + place) for place in range(len(table))] == content
+        assert before == before[: len(before) - len(evicted)] + evicted[::-1]
+        assert table.size == sum(map(field_size, content)) <= table.max_size
 
 
 def test_static_table_is_that_of_the_rfc() -> None:
