@@ -382,7 +382,8 @@ def test_data_are_not_limited_as_header() -> None:
             message.raw_input_contents.append(bytes(4000))
         else:
             message.inputs[0].contents.fp32_contents.extend([0] * 1000)
-        read_request(message.SerializeToString(), header_cap=100)
+        found = read_request(message.SerializeToString(), header_cap=100)
+        assert found.request.data_size == 4000
 
 
 @pytest.mark.parametrize(
