@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.text import Text
 
@@ -38,24 +38,6 @@ from gateway.top.table import (
     said,
     sentence,
 )
-
-
-def _number(
-    title: str,
-    say: Callable[[float | None], str],
-    name: str,
-    rank: int = 0,
-    width: int = 8,
-    alarm: str = "",
-) -> Column:
-    """Return a column of numbers; with an ``alarm``, those that are not 0 have its style."""
-
-    def cell(document: Document) -> Cell:
-        value = number(document, name)
-        return say(value), alarm if value else ""
-
-    return Column(title, cell, width, rank=rank, right=True)
-
 
 _CHART = 30
 """Points that the gateway keeps of an endpoint."""

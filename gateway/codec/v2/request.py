@@ -59,7 +59,6 @@ _MAX_OBJECTS: Final = 64
 _MAX_ARRAYS = 256
 
 _DATA_ARRAY = re.compile(rb'"data"[ \t\r\n]*+:[ \t\r\n]*+\[')
-
 _KEYS = {name: re.compile(rb'"%b"[ \t\r\n]*+:' % name.encode()) for name in ("data", "datatype")}
 """Keys in a text without escapes, where no string contains a quote."""
 

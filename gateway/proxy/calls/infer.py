@@ -152,19 +152,20 @@ class InferHandler(BufferedHandler):
     ) -> ServerRequest:
         dialect, request, body = destination.upstream.dialect, received.request, received.body
         content: Body
+        lines = b""
         if dialect.binary:
             header = write_binary_header(request, unlisted)
-            size: int | None = len(header) + request.data_size
+            size = len(header)
+            lines = b"Content-Length: %d\r\n" % (size + request.data_size)
+            lines += _header_length_line(size)
             if isinstance(body, AsyncIterator):
                 content = prepend([header], body)
             else:
                 content = [header, *body]
         else:
             content = json_body(body, request, destination)
-            size = sum(map(len, content)) if isinstance(content, list) else None
-        lines = b"" if size is None else b"Content-Length: %d\r\n" % size
-        if dialect.binary:
-            lines += _header_length_line(len(header))
+            if isinstance(content, list):
+                lines = b"Content-Length: %d\r\n" % sum(map(len, content))
         encoding = request.head.output_encoding
         any_base64 = destination.policies_for(encoding).any_base64
         template = self._template_for(dialect.binary, reads_response(dialect, encoding, any_base64))
