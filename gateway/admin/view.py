@@ -206,8 +206,14 @@ class Api:
             *(
                 _get(f"/api/{describe.__name__}", describe)
                 for describe in (
-                    *(view.overview, view.history, view.curves, view.topology),
-                    *(view.models, view.model, view.calls, view.journal),
+                    view.overview,
+                    view.history,
+                    view.curves,
+                    view.topology,
+                    view.models,
+                    view.model,
+                    view.calls,
+                    view.journal,
                 )
             ),
             web.get("/api/events", self.stream, allow_head=False),

@@ -133,7 +133,12 @@ class Gateway:
         if shared.control is not None:
             self._ejection_sync = EjectionSync(shared.ejections, slot, self._pools)
         self._status_publisher = StatusPublisher(
-            *(shared.statuses, slot, self.status, self._metrics, self._tick, self._each_second)
+            shared.statuses,
+            slot,
+            self.status,
+            self._metrics,
+            self._tick,
+            self._each_second,
         )
         self._worker_watch = WorkerWatch(shared.worker_pids, shared.heartbeats, slot)
         looks, leads = RecentLooks(self.metric_store), self._worker_watch.leads

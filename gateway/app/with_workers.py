@@ -191,7 +191,11 @@ class GatewayWithWorkers(SupervisedGateway):
         addresses = self.addresses, left
         self._log_applied = partial(
             self._reload_log.log_reload,
-            *(now.changes, now.read, before, addresses, self._is_requested),
+            now.changes,
+            now.read,
+            before,
+            addresses,
+            self._is_requested,
         )
 
     def abort(self, errors: Mapping[str, str]) -> None:

@@ -27,10 +27,17 @@ _NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE))
 
 # accept(2): Linux reports pending errors of the new connection; the next one may be fine.
 _ERRORS_OF_A_CONNECTION = frozenset(
-    getattr(errno, name)
-    for name in (
-        *("ECONNABORTED", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH", "ENONET"),
-        *("ENOPROTOOPT", "EOPNOTSUPP", "EPERM", "EPROTO"),
+    (
+        errno.ECONNABORTED,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENONET,
+        errno.ENOPROTOOPT,
+        errno.EOPNOTSUPP,
+        errno.EPERM,
+        errno.EPROTO,
     )
 )
 

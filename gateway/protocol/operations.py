@@ -51,8 +51,14 @@ PASSTHROUGH_IF_SINGLE = frozenset((_Kind.LOGGING, _Kind.INDEX, _Kind.ALL_STATIST
 PASSTHROUGH = frozenset(
     OperationKind[name]
     for name in (
-        *("GENERATE", "HEALTH", "MODEL_METADATA", "CONFIG", "STATISTICS"),
-        *("REPOSITORY", "SHARED_MEMORY", "OTHER"),
+        "GENERATE",
+        "HEALTH",
+        "MODEL_METADATA",
+        "CONFIG",
+        "STATISTICS",
+        "REPOSITORY",
+        "SHARED_MEMORY",
+        "OTHER",
     )
 )
 """Kinds that are forwarded unchanged; each other kind has a handler of its own."""

@@ -11,10 +11,33 @@ from gateway.settings.values.fields import Check, File, Percentage, Section, tim
 from gateway.settings.values.wording import describe
 
 LOG_FIELDS = (
-    *("time", "client", "method", "target", "operation", "route", "model", "version"),
-    *("upstream", "endpoint", "attempts", "status", "grpc_status", "answered_by", "error_kind"),
-    *("reason", "client_form", "server_form", "request_bytes", "response_bytes", "sent_bytes"),
-    *("received_bytes", "duration_ms", "server_ms", "first_byte_ms", "request_id", "trace_id"),
+    "time",
+    "client",
+    "method",
+    "target",
+    "operation",
+    "route",
+    "model",
+    "version",
+    "upstream",
+    "endpoint",
+    "attempts",
+    "status",
+    "grpc_status",
+    "answered_by",
+    "error_kind",
+    "reason",
+    "client_form",
+    "server_form",
+    "request_bytes",
+    "response_bytes",
+    "sent_bytes",
+    "received_bytes",
+    "duration_ms",
+    "server_ms",
+    "first_byte_ms",
+    "request_id",
+    "trace_id",
 )
 """The fields of a line of JSON; a template may name them."""
 

@@ -197,8 +197,12 @@ def build_pool(
         if idle_timeout is None:
             idle_timeout = _GRPC_IDLE_TIMEOUT if is_http2 else _HTTP_IDLE_TIMEOUT
         common = (
-            *(address, spec.connect_timeout, idle_timeout, buffers),
-            *(spec.own_request_headers, public_name),
+            address,
+            spec.connect_timeout,
+            idle_timeout,
+            buffers,
+            spec.own_request_headers,
+            public_name,
         )
         if not is_http2:
             return HttpEndpoint(*common, retry_stale=declared.retry_stale)
@@ -287,7 +291,13 @@ def _build(
     clock = asyncio.get_running_loop().time
     on_failure = partial(metrics.count_failure, spec.name)
     pool = build_pool(
-        *(spec, buffers, on_ejection, on_failure, state, concurrency_limit, on_health)
+        spec,
+        buffers,
+        on_ejection,
+        on_failure,
+        state,
+        concurrency_limit,
+        on_health,
     )
     return Upstream(
         spec.name,
