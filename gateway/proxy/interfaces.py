@@ -16,8 +16,8 @@ from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.destination import Destination, Upstream
+from gateway.proxy.headers import ResponseHeaderPolicy
 from gateway.proxy.readiness import NOTHING_REQUIRED, Readiness
-from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.upstream.transport import FieldLines as FieldLines
 from gateway.upstream.transport import HeaderLines as HeaderLines
 

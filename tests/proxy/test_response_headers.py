@@ -6,7 +6,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.response_headers import ResponseHeaderPolicy, server_timing
+from gateway.proxy.headers import ResponseHeaderPolicy, server_timing
 
 
 @pytest.mark.parametrize(

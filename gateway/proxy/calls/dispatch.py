@@ -26,7 +26,7 @@ from gateway.proxy.calls.kinds import (
 from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Limits
 from gateway.proxy.errors import run_with_deadline, send_error
-from gateway.proxy.filters.chain import filter_call, filter_response
+from gateway.proxy.filters.body_filters import filter_call, filter_response
 from gateway.proxy.filters.mirror import tee
 from gateway.proxy.grpc.idle_streams import IdleStreamCheck
 from gateway.proxy.grpc.passthrough import client_timeout

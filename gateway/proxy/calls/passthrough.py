@@ -16,8 +16,8 @@ from gateway.proxy.calls.handler import (
     ServerRequest,
     ServerResponse,
     explain,
+    untouched_message,
 )
-from gateway.proxy.calls.templates import untouched_message
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.generate import generate
 from gateway.proxy.interfaces import Call

@@ -32,7 +32,7 @@ from gateway.proxy.calls.handler import BufferedHandler, HandlerScope
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.calls.kinds import OPERATORS, kind_of
 from gateway.proxy.destination import Destination, Limits
-from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
+from gateway.proxy.filters.body_filters import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredRequest
 from gateway.proxy.grpc.request import NamedModel

@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.observe.call_capture import CallCapture
-from gateway.proxy.attempts.captured_attempt import send_captured
+from gateway.proxy.attempts.retry import send_captured
 from gateway.upstream.transport import (
     Body,
     HeaderLines,

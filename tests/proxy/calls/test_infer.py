@@ -19,8 +19,7 @@ from gateway.protocol.dialects import OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.proxy.calls.handler import HandlerScope, ServerRequest
-from gateway.proxy.calls.infer import InferHandler
-from gateway.proxy.calls.predict import PredictHandler
+from gateway.proxy.calls.infer import InferHandler, PredictHandler
 from gateway.upstream.metadata_cache import MetadataCache
 from tests.support.doubles.streaming import (
     LIMITS,

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, Dialect
 from gateway.proxy.cluster.scatter_gather import FAILED_ENDPOINTS
-from gateway.proxy.cluster.server_settings import DIFFERING_ENDPOINTS
+from gateway.proxy.cluster.server_operations import DIFFERING_ENDPOINTS
 from tests.support.doubles.cluster import (
     A,
     B,

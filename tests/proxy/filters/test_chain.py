@@ -15,8 +15,8 @@ from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.calls.planner import Planner
-from gateway.proxy.filters import chain
-from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
+from gateway.proxy.filters import body_filters
+from gateway.proxy.filters.body_filters import BodyFilter, FilteredHead, WrappedResponse
 from gateway.proxy.interfaces import Call, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
@@ -59,7 +59,7 @@ APPLYING = {"Accept-Encoding": "gzip", "Content-Encoding": "gzip"} | {
 }
 
 
-@pytest.mark.parametrize("body_filter", chain.BODY_FILTERS)
+@pytest.mark.parametrize("body_filter", body_filters.BODY_FILTERS)
 @pytest.mark.parametrize(("headers", "applies"), [(APPLYING, True), ({}, False)])
 def test_filter_looks_only_at_the_headers_that_it_names(
     body_filter: BodyFilter, headers: dict[str, str], applies: bool
@@ -74,9 +74,9 @@ def test_filter_looks_only_at_the_headers_that_it_names(
 
 async def test_plans_are_cached_by_the_headers_of_all_filters() -> None:
     fast_path = Planner(single_destination(make_destination(ReadyEndpoint())))
-    headers = dict.fromkeys(chain.FILTERED_HEADERS, "x")
+    headers = dict.fromkeys(body_filters.FILTERED_HEADERS, "x")
     head = client_head("POST", INFER, headers, fast_path.head_parser)
-    assert {name.lower() for name, _ in head.keyed_headers} >= chain.FILTERED_HEADERS
+    assert {name.lower() for name, _ in head.keyed_headers} >= body_filters.FILTERED_HEADERS
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def invented_filter() -> Iterator[None]:
         wrap_response=_wrap,
         change_call=_change,
     )
-    with mock.patch.object(chain, "BODY_FILTERS", (*chain.BODY_FILTERS, added)):
+    with mock.patch.object(body_filters, "BODY_FILTERS", (*body_filters.BODY_FILTERS, added)):
         yield
 
 

@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import bad_response
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
-from gateway.proxy.filters.compression import MIN_SIZE, CompressedResponse
+from gateway.proxy.filters.body_filters import MIN_SIZE, CompressedResponse
 from tests.support.checks.time_slices import others
 from tests.support.doubles.cluster import one_upstream
 from tests.support.doubles.streaming import (
