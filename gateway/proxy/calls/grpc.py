@@ -18,7 +18,7 @@ from gateway.codec.grpc.documents import read_request, write_model_config, write
 from gateway.codec.grpc.request import ReadRequest, read_infer_request
 from gateway.codec.grpc.stream_response import write_stream_error, write_stream_response
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
-from gateway.http1.head import RequestHead, ResponseHead
+from gateway.http1.head import RequestHead
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.grpc import fields
@@ -209,12 +209,6 @@ class GrpcHandler(InferHandler):
             message = await receive_message(call, reservation)
             received = await convert_message(len(message), self._read, message, limits)
             await self.send(call, received)
-
-    def passes_untouched(
-        self, request: ServerRequest, head: ResponseHead, destination: Destination
-    ) -> bool:
-        """Tell by its head whether the client gets a response as it is."""
-        return request.received is None
 
     def to_client(self, response: ServerResponse) -> ClientMessage | None:
         """Return a complete response; raises GatewayError (502) if it is none of its protocol."""

@@ -265,11 +265,11 @@ class BufferedHandler(CallHandler):
     ) -> ServerRequest | None:
         """Return the request for a server; None if the call takes the streaming path."""
 
-    @abstractmethod
     def passes_untouched(
         self, request: ServerRequest, head: ResponseHead, destination: Destination
     ) -> bool:
         """Tell by its head whether the client gets a response as it is."""
+        return request.received is None
 
     @abstractmethod
     def to_client(self, response: ServerResponse) -> ClientMessage | None:

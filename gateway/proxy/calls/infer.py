@@ -232,7 +232,9 @@ class InferHandler(BufferedHandler):
         self, request: ServerRequest, head: ResponseHead, destination: Destination
     ) -> bool:
         """Tell by its head whether the client gets a response as it is."""
-        if request.is_grpc:
+        if request.received is None:
+            return True
+        if request.is_grpc or self.is_grpc:
             return False
         try:
             plan = self._plan(request, head, destination)

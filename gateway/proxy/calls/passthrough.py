@@ -7,7 +7,7 @@ from typing import Final
 from gateway.codec.json.nesting import nests_deeper
 from gateway.codec.v2.tensor_check import tensor_check
 from gateway.errors import GatewayError
-from gateway.http1.head import RequestHead, ResponseHead
+from gateway.http1.head import RequestHead
 from gateway.protocol.operations import QUERIES, OperationKind
 from gateway.proxy.calls.handler import (
     BufferedHandler,
@@ -50,12 +50,6 @@ class PassthroughHandler(BufferedHandler):
         elif self._template.method != "GET":
             return None  # the transport must state how the body is framed
         return ServerRequest(self._template, lines, (body,), is_query=self._is_query)
-
-    def passes_untouched(
-        self, request: ServerRequest, head: ResponseHead, destination: Destination
-    ) -> bool:
-        """Tell by its head whether the client gets a response as it is."""
-        return True
 
     def to_client(self, response: ServerResponse) -> ClientMessage:
         """Return a complete response."""

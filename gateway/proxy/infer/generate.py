@@ -46,6 +46,7 @@ from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
     buffer_chunks,
+    feed_each,
     read_messages,
     response_chunks,
     split,
@@ -134,7 +135,7 @@ async def _receive(call: Call, reservation: Reservation) -> ReceivedRequest:
     model = await model_metadata(call)
     body = ClientBody(call.request, limits.max_request_bytes, call.deadline)
     cap = min(MAX_GENERATE_REQUEST, limits.max_buffered_body_bytes)
-    chunks = _check(body, GenerateBodyCheck(limits.max_json_depth))
+    chunks = feed_each(body.read_rest(), GenerateBodyCheck(limits.max_json_depth).feed)
     text = b"".join(await buffer_chunks(chunks, reservation, cap, generate_too_large))
     if not text:
         raise bad_request("the request has no body")
@@ -151,12 +152,6 @@ async def _read(call: Call, text: bytes, model: ModelMetadata) -> InferRequest:
     inputs = await _read_inputs(call, read.infer_json)
     head = InferRequestHead(inputs.head.inputs, parameters=read.parameters)
     return InferRequest(head, read.id, inputs.tensors)
-
-
-async def _check(body: ClientBody, check: GenerateBodyCheck) -> Chunks:
-    async for chunk in body.read_rest():
-        check.feed(chunk)
-        yield chunk
 
 
 async def _read_inputs(call: Call, text: bytes) -> InferRequest:
