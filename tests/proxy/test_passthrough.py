@@ -1,17 +1,32 @@
+"""Bodies on their way: of calls that pass untouched, and as they are read, joined and counted."""
+
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from gateway.errors import GatewayError
+from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.dialects import KSERVE, TRITON, Dialect
+from gateway.protocol.error_vocabulary import REQUEST
+from gateway.protocol.grpc.framing import MessageReader, frame
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.body_io import (
+    ClientBody,
+    buffer_chunks,
+    read_messages,
+    response_chunks,
+    stream,
+    write,
+)
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK
+from tests.support.checks.refused import refused_with
 from tests.support.checks.time_slices import cancelled_after
 from tests.support.doubles.streaming import (
+    SERVER,
     BodyStep,
     EventLog,
     ScriptedClientResponse,
@@ -95,3 +110,148 @@ async def test_client_may_disconnect_at_any_time() -> None:
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
         assert scene.outstanding == 0
     assert moment >= 10
+
+
+def _request(*body: BodyStep, headers: dict[str, str] | None = None) -> ScriptedRequest:
+    return ScriptedRequest(EventLog(), "POST", "/", headers, body)
+
+
+async def _all(body: ClientBody) -> list[bytes]:
+    return [bytes(piece) async for piece in body.read_rest()]
+
+
+async def test_client_body_below_the_minimum_rate_is_refused() -> None:
+    late = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.02, late.set)
+    with (
+        pytest.raises(GatewayError, match=r"limits\.min_body_rate") as caught,
+        Deadline(9, 9, min_body_rate=1_000_000) as deadline,
+    ):
+        await _all(ClientBody(_request(late, b"one", headers=CHUNKED), 100, deadline))
+    assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
+
+
+async def test_client_body_is_read_in_the_size_that_the_reader_wants() -> None:
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(b"onetwo", b"three"), 100, deadline)
+        assert [await body.read(4) for _ in range(5)] == [b"onet", b"wo", b"thre", b"e", b""]
+
+
+async def test_small_pieces_of_a_client_body_are_joined() -> None:
+    with Deadline(9, 9) as deadline:
+        small = [b"%d" % (number % 10) for number in range(5000)]
+        body = ClientBody(_request(*small, bytes(9000)), 10**6, deadline)
+        assert await body.read_joined(10**6) == b"".join(small[:4096])
+        assert await body.read_joined(10) == b"".join(small[4096:4106])
+        assert len(await body.read_joined(5000)) == 5000
+        assert len(await body.read_joined(10**6)) == 5000 + 9000 - 4096 - 10 - 5000
+        assert await body.read_joined(10**6) == b""
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [(bad_request("broken"), ErrorKind.BAD_REQUEST), (bytes(95), ErrorKind.TOO_LARGE)],
+    ids=["broken", "too large"],
+)
+async def test_joined_pieces_come_before_an_error(step: BodyStep, kind: ErrorKind) -> None:
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(b"one", b"two", step, headers=CHUNKED), 100, deadline)
+        assert await body.read_joined(10**6) == b"onetwo"
+        for _ in range(2):
+            with refused_with(kind):
+                await body.read_joined(10**6)
+
+
+async def _one(piece: memoryview) -> AsyncIterator[memoryview]:
+    yield piece
+
+
+async def _buffer(chunks: AsyncIterator[bytes | memoryview]) -> list[bytes]:
+    with MemoryBudget(10**9).reserve() as reservation:
+        return await buffer_chunks(chunks, reservation, 10**9, lambda cap: bad_request("too large"))
+
+
+async def test_buffered_chunks_pin_no_extra_memory() -> None:
+    large = memoryview(bytes(3 * CONVERT_CHUNK))[:CONVERT_CHUNK]
+
+    async def pieces() -> AsyncIterator[bytes | memoryview]:
+        for _ in range(1000):
+            yield memoryview(b"one and more")[:3]
+        yield large
+
+    buffered = await _buffer(pieces())
+    assert [len(piece) for piece in buffered] == [3000 + CONVERT_CHUNK]
+    assert [type(piece) for piece in await _buffer(_one(large))] == [bytes]
+
+
+async def test_read_exactly_yields_the_given_size() -> None:
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(b"onetwo", b"three"), 100, deadline)
+        assert b"".join([piece async for piece in body.read_exactly(0)]) == b""
+        assert b"".join([piece async for piece in body.read_exactly(7)]) == b"onetwot"
+        assert await _all(body) == [b"hree"]
+
+
+async def test_read_exactly_refuses_a_body_that_ends_early() -> None:
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(b"one", headers=CHUNKED), 100, deadline)
+        with refused_with(ErrorKind.BAD_REQUEST, "is 2 bytes shorter than"):
+            assert [piece async for piece in body.read_exactly(5)] == []
+
+
+async def test_content_length_over_the_cap_is_refused_before_reading() -> None:
+    log = EventLog()
+    with Deadline(9, 9) as deadline:
+        request = ScriptedRequest(log, "POST", "/", {"Content-Length": "101"}, [b"x"])
+        with pytest.raises(GatewayError, match=r"larger than 100 bytes") as caught:
+            ClientBody(request, 100, deadline)
+    assert caught.value.kind is ErrorKind.TOO_LARGE
+    assert log == []
+
+
+async def test_body_over_the_cap_is_refused_while_reading() -> None:
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(bytes(60), bytes(40), b"x", headers=CHUNKED), 100, deadline)
+        assert body.size is None
+        assert len(await body.read()) + len(await body.read()) == 100
+        with refused_with(ErrorKind.TOO_LARGE):
+            await body.read()
+
+
+async def test_client_is_expected_while_reading_its_body() -> None:
+    with Deadline(9, 9) as deadline:
+        deadline.expect_server(SERVER)
+        await ClientBody(_request(b"x"), 100, deadline).read()
+        assert deadline.timeout_error("").kind is ErrorKind.CLIENT_TIMEOUT
+
+
+async def test_server_is_expected_while_reading_its_response() -> None:
+    with Deadline(9, 9) as deadline:
+        chunks = response_chunks(ScriptedUpstreamResponse(body=[b"one", b"two"]), SERVER, deadline)
+        assert [chunk async for chunk in chunks] == [b"one", b"two"]
+        assert deadline.timeout_error("").kind is ErrorKind.SERVER_TIMEOUT
+
+
+async def test_client_is_expected_while_writing_to_it() -> None:
+    with Deadline(9, 9) as deadline:
+        deadline.expect_server(SERVER)
+        response = ScriptedClientResponse(EventLog())
+        await response.start(200, "OK", response.headers)
+        await write(response, b"x", deadline)
+        assert response.body == b"x"
+        assert deadline.timeout_error("").kind is ErrorKind.CLIENT_TIMEOUT
+
+
+async def test_messages_are_read_one_by_one_and_a_part_of_one_is_refused() -> None:
+    async def decompress(data: bytes) -> bytes:
+        return data.upper()
+
+    body = frame(3) + b"one" + frame(3, is_compressed=True) + b"two" + frame(9) + b"cut"
+    budget, seen = MemoryBudget(100), []
+    with budget.reserve() as reservation, refused_with(ErrorKind.BAD_REQUEST, "ends after"):
+        reader = MessageReader(9, "cap", REQUEST)
+        pieces = stream([body[:4], body[4:7], body[7:]])
+        async for message in read_messages(pieces, reader, reservation, decompress):
+            seen.append(message)
+            assert budget.total == len(message)
+    assert (seen, budget.total) == ([b"one", b"TWO"], 0)
