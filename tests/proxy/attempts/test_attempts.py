@@ -31,7 +31,6 @@ from gateway.upstream.transport import (
     UpstreamRequest,
     UpstreamResponse,
 )
-from tests.support.certificates import authority, server_context
 from tests.support.compiled import needs_source
 from tests.support.doubles.streaming import (
     URL,
@@ -42,10 +41,6 @@ from tests.support.doubles.streaming import (
     ready,
 )
 from tests.support.gateway import until
-from tests.support.http_messages import http_response
-from tests.support.servers.scripted_server import ScriptedServer, always_respond
-from tests.support.servers.tls_refusing_server import refusing_server
-from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
 
 UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "refused")
@@ -242,26 +237,6 @@ async def test_streamed_body_is_not_retried() -> None:
     upstream, endpoints = _servers(EventLog(), ScriptedUpstreamResponse(503, {}, [b"yes"]), OK)
     assert await _ask(upstream, policy=MORE, body=body()) == "http://0"
     assert endpoints[1].requests == []
-
-
-async def test_error_of_a_streaming_client_body_is_raised(endpoint_at: EndpointAt) -> None:
-    """TLS 1.3 checks client certificates after the request was started."""
-    context = server_context(clients=authority())
-    with refusing_server(context) as refusing:
-        async with ScriptedServer(always_respond(http_response(b"yes"))) as good:
-            upstream = make_destination(*map(endpoint_at, (refusing, good.url))).upstream
-            with pytest.raises(GatewayError) as caught:
-                await _ask(upstream, body=_slow_body())
-            assert caught.value.kind is ErrorKind.UNREACHABLE
-            why = "it asks for a client certificate"
-            assert caught.value.message == f"cannot connect to {refusing}: {why}"
-            assert good.connections == []
-
-
-async def _slow_body() -> AsyncIterator[bytes]:
-    """Yield a body whose first piece arrives late."""
-    await asyncio.Event().wait()
-    yield b"body"
 
 
 class Rereadable(AsyncIterable[bytes]):
