@@ -180,14 +180,15 @@ async def prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks
 
 
 async def read_first(
-    chunks: Chunks, size: int, reservation: Reservation
+    chunks: Chunks, size: int, reservation: Reservation | None = None
 ) -> list[bytes | memoryview]:
     """Read the first chunks, ``size`` bytes or more if there are so many."""
     first: list[bytes | memoryview] = []
     while size > 0 and (chunk := await anext(chunks, b"")):
         first.append(chunk)
         size -= len(chunk)
-        reservation.grow(len(chunk))
+        if reservation is not None:
+            reservation.grow(len(chunk))
     return first
 
 

@@ -201,11 +201,7 @@ async def check_start(
 
     Raises GatewayError (502) if its start shows that it does not hold its tensors.
     """
-    first: list[bytes | memoryview] = []
-    missing = check.start_size
-    while missing > 0 and (chunk := await anext(chunks, b"")):
-        first.append(chunk)
-        missing -= len(chunk)
+    first = await read_first(chunks, check.start_size)
     end = check.check_start(first[0] if len(first) == 1 else b"".join(first), size)
     return prepend(first, chunks), end
 

@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 from gateway.errors import ErrorKind, GatewayError, ServerName, strip_tracebacks
 from gateway.observe.call_capture import CallCapture, CapturedAttempt, CapturedMessage
 from gateway.observe.call_record import CallRecord
-from gateway.observe.call_trace import TRACEPARENT, TRACESTATE, CallTrace
+from gateway.observe.call_trace import TRACEPARENT, TRACESTATE
 from gateway.protocol.operations import ModelName, model_name_of
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
@@ -178,7 +178,11 @@ async def send_attempt(attempt: Attempt, request: UpstreamRequest) -> UpstreamRe
     record, endpoint = attempt.record, attempt.endpoint
     parent = attempt.begin(request.method, request.target, request.is_grpc)
     if record.trace is not None:
-        request = _with_trace_parent(request, parent, record.trace)
+        headers = request.headers.copy()
+        headers[TRACEPARENT] = parent  # each attempt has a span of its own
+        if not record.trace.state:
+            headers.popall(TRACESTATE, None)  # it is invalid, or that of an invalid traceparent
+        request = replace(request, headers=headers)
     if isinstance(request.body, Sequence):
         record.sent_bytes = sum(map(len, request.body))
     if record.capture is None:
@@ -190,15 +194,6 @@ async def send_attempt(attempt: Attempt, request: UpstreamRequest) -> UpstreamRe
         return quoted_response(response)
 
 
-def _with_trace_parent(request: UpstreamRequest, parent: str, trace: CallTrace) -> UpstreamRequest:
-    """Return the request as the server gets it: each attempt has a span of its own."""
-    headers = request.headers.copy()
-    headers[TRACEPARENT] = parent
-    if not trace.state:
-        headers.popall(TRACESTATE, None)  # it is invalid, or that of an invalid traceparent
-    return replace(request, headers=headers)
-
-
 async def read_start(response: UpstreamResponse) -> bytes | None:
     """Return the start of a response's body if it arrives soon, else None."""
     try:
@@ -208,6 +203,7 @@ async def read_start(response: UpstreamResponse) -> bytes | None:
         return None
 
 
+@dataclass(slots=True)
 class RetryState:
     """Decides whether a request may go to another endpoint, and counts that as a retry.
 
@@ -215,22 +211,13 @@ class RetryState:
     balancer chooses by ``hash_key``.
     """
 
+    upstream: Upstream
+    policy: RetryPolicy
+    tried: list[UpstreamEndpoint]
+    model: ModelName | None = None
+    hash_key: str | None = None
     is_repeatable: bool = True
     """Whether the whole body can be sent again."""
-
-    def __init__(
-        self,
-        upstream: Upstream,
-        policy: RetryPolicy,
-        tried: list[UpstreamEndpoint],
-        model: ModelName | None = None,
-        hash_key: str | None = None,
-    ) -> None:
-        self.upstream = upstream
-        self.hash_key = hash_key
-        self.model = model
-        self.tried = tried
-        self._policy = policy
 
     async def reach(
         self,
@@ -257,14 +244,14 @@ class RetryState:
         self.tried.append(endpoint)
         if not isinstance(error, GatewayError):
             return False
-        if not self._policy.allows(error.kind, self.is_repeatable):
+        if not self.policy.allows(error.kind, self.is_repeatable):
             return False
         # Nothing was sent: to try each endpoint once adds no load to any server.
         return self._has_alternative if error.kind is ErrorKind.UNREACHABLE else self._may_retry()
 
     def should_retry_status(self, status: int, endpoint: UpstreamEndpoint) -> bool:
         """Record the status of a response; tell whether to try another endpoint for it."""
-        if status not in self._policy.statuses or not self.is_repeatable:
+        if status not in self.policy.statuses or not self.is_repeatable:
             return False
         self.tried.append(endpoint)
         return self._may_retry()

@@ -150,7 +150,8 @@ async def _serve(
 
 async def _serve_call(call: Call, route_match: RouteMatch) -> None:
     operation_kind, record, deadline = call.operation.kind, call.response.record, call.deadline
-    kind = REFLECTION if _is_reflection(call.request) else kind_of(route_match)
+    is_reflection = is_grpc(call.request) and _rpc_of(call.request).is_reflection
+    kind = REFLECTION if is_reflection else kind_of(route_match)
     if not kind.is_own:
         record.upstream = call.destination.upstream.name
 
@@ -198,10 +199,6 @@ async def _handle(call: Call, kind: CallKind) -> None:
         if capture is not None and capture.skips_conversion and not kind.is_own:
             kind = PASSED
         await kind.http(scope_of(call)).serve(call)
-
-
-def _is_reflection(request: ClientRequest) -> bool:
-    return is_grpc(request) and _rpc_of(request).is_reflection
 
 
 def _rpc_of(request: ClientRequest) -> GrpcMethod:

@@ -26,7 +26,7 @@ from gateway.errors import GatewayError, ModelMismatchError, bad_request, name_s
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
-from gateway.protocol.messages import InferRequestHead
+from gateway.protocol.messages import InferRequest, InferRequestHead
 from gateway.protocol.operations import infer_path
 from gateway.protocol.request_header import header_length
 from gateway.protocol.response_header import ResponseAction, reads_response
@@ -130,7 +130,7 @@ class InferHandler(BufferedHandler):
         if self.sends_grpc(destination.upstream):
             if received.request.missing_size or _has_grpc_fields(head, self.is_grpc):
                 return None  # the streaming path drops the fields
-            return self._write_grpc(received, destination)
+            return self._write_grpc(received, received.request, destination)
         unlisted = cached_outputs_to_list(self._operation, destination, received.request.head)
         if unlisted is None:
             return None
@@ -152,24 +152,23 @@ class InferHandler(BufferedHandler):
         Raises GatewayError (400), before any server sees the request, as ``check_request``.
         """
         await check_request(call, received)
-        destination = call.destination
-        if not self.sends_grpc(destination.upstream):
-            unlisted = await outputs_to_list(call, received.request)
-            await self._exchange(call, self._write_http(received, unlisted, destination))
-            return
-        with call.reserve() as reservation:
-            complete = await with_all_data(received, destination, reservation)
-            await self._exchange(call, self._write_grpc(complete, destination))
-
-    async def _exchange(self, call: Call, request: ServerRequest) -> None:
         destination, record = call.destination, call.response.record
-        record.server_form = request.form
-        record.request_elements = request.elements
-        sent = request.for_attempts(request.lines, waits_for_chunks=True)
-        async with send_call(call, sent) as upstream_call:
-            received, server = upstream_call.response, upstream_call.server
-            relay = request.relay_of(received, server, call.response, destination, call.deadline)
-            await self.relay(request, relay)
+        with call.reserve() as reservation:
+            if self.sends_grpc(destination.upstream):
+                complete = await with_all_data(received, destination, reservation)
+                request = self._write_grpc(received, complete, destination)
+            else:
+                unlisted = await outputs_to_list(call, received.request)
+                request = self._write_http(received, unlisted, destination)
+            record.server_form = request.form
+            record.request_elements = request.elements
+            sent = request.for_attempts(request.lines, waits_for_chunks=True)
+            async with send_call(call, sent) as upstream_call:
+                response, server = upstream_call.response, upstream_call.server
+                relay = request.relay_of(
+                    response, server, call.response, destination, call.deadline
+                )
+                await self.relay(request, relay)
 
     def _write_http(
         self, received: ReceivedRequest, unlisted: tuple[str, ...], destination: Destination
@@ -198,9 +197,11 @@ class InferHandler(BufferedHandler):
         form = "binary" if dialect.binary else "json"
         return ServerRequest(template, lines, content, received, form, elements)
 
-    def _write_grpc(self, received: ReceivedRequest, destination: Destination) -> ServerRequest:
+    def _write_grpc(
+        self, received: ReceivedRequest, complete: InferRequest, destination: Destination
+    ) -> ServerRequest:
         form = destination.upstream.dialect.grpc
-        message = infer_message(received.request, self._operation, form)
+        message = infer_message(complete, self._operation, form)
         if (template := self._grpc_templates.get(form.service)) is None:
             headers: HeaderLines = tuple(grpc_headers(with_body(self._scope.headers, {})).items())
             template = RequestTemplate("POST", f"/{form.service}/ModelInfer", headers)
