@@ -139,13 +139,11 @@ async def _serve(
     request.headers = to_server(request.headers, route_match.dropped_headers, request.added_headers)
     operation, destination = route_match.operation, route_match.choice.take()
     upstreams = route_match.upstreams
-    call = Call(request, response, operation, destination, deadline, upstreams, readiness)
     mirror = None if route_match.sample_mirror is None else route_match.sample_mirror()
-    if mirror is None:
+    copying = nullcontext(request) if mirror is None else tee(request, operation, mirror, record)
+    with copying as read:
+        call = Call(read, response, operation, destination, deadline, upstreams, readiness)
         await _serve_call(call, route_match)
-        return
-    with tee(request, operation, mirror, record) as teed:
-        await _serve_call(replace(call, request=teed), route_match)
 
 
 async def _serve_call(call: Call, route_match: RouteMatch) -> None:

@@ -83,7 +83,7 @@ from gateway.proxy.grpc.request import NamedModel
 from gateway.proxy.grpc.stream_errors import wants_status
 from gateway.proxy.headers import ResponseHeaderPolicy, end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate
+from gateway.proxy.interfaces import Call, ResponseTemplate
 from gateway.proxy.passthrough import ResponseRelay
 from gateway.proxy.server_dialect import wait_for_dialects
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
@@ -306,10 +306,12 @@ class StreamInferHandler(CallHandler):
                 else:
                     message = write_stream_response(result)
             call.deadline.expect_client()
-            await _start(response)
+            if not response.started:
+                await start_response(response)
             await write_message(response, message)
             reservation.resize(0)
-        await _start(response)
+        if not response.started:
+            await start_response(response)
         await finish(response)
 
     async def _infer(
@@ -331,11 +333,6 @@ class StreamInferHandler(CallHandler):
         finally:
             _add(main, record)
         return response.message if response.error is None else response.error
-
-
-async def _start(response: ClientResponse) -> None:
-    if not response.started:
-        await start_response(response)
 
 
 def _operation_of(read: ReadRequest, first: Operation) -> Operation:

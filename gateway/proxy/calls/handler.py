@@ -19,22 +19,15 @@ from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, re
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding
 from gateway.protocol.operations import Operation
-from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.headers import ResponseHeaderPolicy, connection_options, end_to_end, with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate
+from gateway.proxy.interfaces import Call, ResponseTemplate
 from gateway.proxy.passthrough import ResponseRelay
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.content_decoding import quote_error
-from gateway.upstream.transport import (
-    Body,
-    FieldLines,
-    RequestTemplate,
-    UpstreamRequest,
-    UpstreamResponse,
-)
+from gateway.upstream.transport import Body, FieldLines, RequestTemplate, UpstreamRequest
 
 ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview, FieldLines]
 """A response for a client: its template, the lines of further headers, its body and trailers."""
@@ -92,18 +85,6 @@ class ServerRequest:
     def output_encoding(self) -> OutputEncoding:
         """Return how the client wants its outputs."""
         return ALL_BINARY if self.received is None else self.received.request.head.output_encoding
-
-    def relay_of(
-        self,
-        received: UpstreamResponse,
-        server: ServerName,
-        response: ClientResponse,
-        destination: Destination,
-        deadline: Deadline,
-    ) -> ResponseRelay:
-        """Return a server's response on its way to the client."""
-        encoding, form = self.output_encoding, self.response_form
-        return ResponseRelay(received, server, response, destination, deadline, encoding, form)
 
     def for_attempts(self, lines: bytes, *, waits_for_chunks: bool) -> UpstreamRequest:
         """Return the request as UpstreamCall sends it; ``lines`` are all beside the template's."""

@@ -164,9 +164,14 @@ class InferHandler(BufferedHandler):
             record.request_elements = request.elements
             sent = request.for_attempts(request.lines, waits_for_chunks=True)
             async with send_call(call, sent) as upstream_call:
-                response, server = upstream_call.response, upstream_call.server
-                relay = request.relay_of(
-                    response, server, call.response, destination, call.deadline
+                relay = ResponseRelay(
+                    upstream_call.response,
+                    upstream_call.server,
+                    call.response,
+                    destination,
+                    call.deadline,
+                    request.output_encoding,
+                    request.response_form,
                 )
                 await self.relay(request, relay)
 

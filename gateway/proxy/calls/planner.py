@@ -138,13 +138,12 @@ class Planner:
     def _plan_of(self, head: RequestHead, target: str) -> RoutePlan | GrpcPlan:
         plan = self._plans.get(head.key)
         if plan is None:
-            plan = self._plans.put(head.key, self._make_plan(head, target))
+            if head.method == "POST" and is_grpc_type(head.headers.get("Content-Type", "")):
+                plan = GrpcPlan(find_method(target), target)
+            else:
+                plan = self._plan_route(head, target)
+            self._plans.put(head.key, plan)
         return plan
-
-    def _make_plan(self, head: RequestHead, target: str) -> RoutePlan | GrpcPlan:
-        if head.method == "POST" and is_grpc_type(head.headers.get("Content-Type", "")):
-            return GrpcPlan(find_method(target), target)
-        return self._plan_route(head, target)
 
     def _plan_route(
         self, head: RequestHead, target: str, rpcs: tuple[Operation, ...] = ()

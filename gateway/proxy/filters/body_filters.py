@@ -9,7 +9,7 @@ bodies on either path: mirror.py.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -153,14 +153,12 @@ class CompressedResponse(WrappedResponse):
         self._has_length = False
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Write a part of the body, in one time slice for each slice of it."""
+        """Write a part of the body."""
         if self._compressor is None:
             await super().write(data)
             return
-        for number, piece in enumerate(split(memoryview(data), _SLICE)):
-            if number:
-                await self._scheduler.next_slice()
-            await self._write(self._compressor.compress(piece))
+        async for piece in self._compressed(data):
+            await self._write(piece)
         if not self._has_length:
             await self._write(self._compressor.flush(zlib.Z_SYNC_FLUSH))
 
@@ -171,15 +169,19 @@ class CompressedResponse(WrappedResponse):
         await super().finish(trailers)
 
     async def change_body(self, body: bytes) -> bytes:
-        """Compress a whole body, in one time slice for each slice of it."""
+        """Compress a whole body."""
         if self._compressor is None:
             return body
-        parts = []
-        for number, piece in enumerate(split(body, _SLICE)):
+        parts = [piece async for piece in self._compressed(body)]
+        return b"".join((*parts, self._compressor.flush()))
+
+    async def _compressed(self, data: bytes | memoryview) -> AsyncIterator[bytes]:
+        """Yield what data compresses to so far, in one time slice for each slice of it."""
+        assert self._compressor is not None
+        for number, piece in enumerate(split(memoryview(data), _SLICE)):
             if number:
                 await self._scheduler.next_slice()
-            parts.append(self._compressor.compress(piece))
-        return b"".join((*parts, self._compressor.flush()))
+            yield self._compressor.compress(piece)
 
     def change_head(self, status: int, headers: CIMultiDict[str], size: int | None) -> None:
         """Change the headers if the body is to be compressed."""

@@ -61,7 +61,7 @@ from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.content_decoding import decompress_message
 from gateway.upstream.grpc.endpoint import check_grpc_head, error_of_rpc
-from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
+from gateway.upstream.transport import UpstreamResponse
 
 _RPC: Final = "ModelStreamInfer"
 _JSON_TYPE: Final = "application/json"
@@ -107,7 +107,11 @@ async def generate(call: Call) -> None:
     with call.reserve() as reservation, call.reserve() as buffered:
         received = await _receive(call, reservation)
         await check_request(call, received)
-        upstream_request = _write_request(call, received.request)
+        model = decode_utf8_name(call.operation.model or "", "model")
+        version = decode_utf8_name(call.operation.version or "", "version")
+        message = write_infer_request(received.request, model, version)
+        headers = with_body(call.request.headers, {})
+        upstream_request = one_message_request(_RPC, message, headers)
         reservation.resize(received.buffered_size)
         record.server_form = "grpc"
         record.request_elements = received.request.head.element_count
@@ -171,14 +175,6 @@ async def _read_inputs(call: Call, text: bytes) -> InferRequest:
         reader.feed(b"", last=True)
         await run_steps(reader, reservation, destination.scheduler)
         return reader.finish()
-
-
-def _write_request(call: Call, request: InferRequest) -> UpstreamRequest:
-    operation = call.operation
-    model = decode_utf8_name(operation.model or "", "model")
-    version = decode_utf8_name(operation.version or "", "version")
-    message = write_infer_request(request, model, version)
-    return one_message_request(_RPC, message, with_body(call.request.headers, {}))
 
 
 # -------------------------------------------------------------------------------- response
