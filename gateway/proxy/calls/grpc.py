@@ -7,7 +7,6 @@ served as the request over HTTP that asks for the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -448,13 +447,59 @@ class RpcHandler(CallHandler):
             if kind is OperationKind.CONFIG:
                 await wait_for_dialects([upstream], call.deadline)
                 if not upstream.dialect.has_config:
-                    await _serve_config_from_metadata(call, reservation, self._make_http)
+                    await self._serve_as_http(call, reservation, from_metadata=True)
                     return
             # Whoever changes settings has to learn which upstream lacks them.
             if upstream.speaks_grpc and kind is not OperationKind.LOGGING:
                 await grpc_passthrough(call, reservation)
             else:
-                await _serve_as_http(call, self._rpc, reservation, self._make_http)
+                await self._serve_as_http(call, reservation)
+
+    async def _serve_as_http(
+        self, call: Call, reservation: Reservation, *, from_metadata: bool = False
+    ) -> None:
+        """Serve an RPC as the request over HTTP that asks for the same.
+
+        The config of a model comes ``from_metadata`` if its server has none. Raises GatewayError:
+        400 for an invalid request, 501 for an RPC that HTTP has nothing like.
+        """
+        name = self._rpc.name
+        schema = RPCS.get(name)
+        if schema is None:
+            raise GatewayError(ErrorKind.UNSUPPORTED, f"{name} has no counterpart over HTTP")
+        path, body = read_request(schema, await receive_message(call, reservation))
+        readiness = _READINESS.get(name)
+
+        def convert(status: int, _headers: CIMultiDict[str], document: bytes) -> Chunks:
+            if readiness is not None and status in _IS_READY:
+                return [write_response(schema, {readiness: _IS_READY[status]})]
+            if status != 200:
+                raise HttpError(status, document)
+            parsed = parse_json(document)
+            return [write_model_config(parsed) if from_metadata else write_response(schema, parsed)]
+
+        operation = call.operation
+        if from_metadata:
+            name = "ModelMetadata"
+            operation = replace(operation, kind=OperationKind.MODEL_METADATA)
+        as_http = http_request_of(name, path, body)
+        check_target(as_http.method, as_http.target)
+        request = HttpFormRequest(
+            call.request,
+            as_http.method,
+            as_http.target,
+            _JSON if as_http.has_body else _NO_BODY,
+            orjson.dumps(body) if as_http.has_body else b"",
+        )
+        cap = call.destination.limits.max_buffered_body_bytes
+        response = HttpFormResponse(call.response, convert, cap, reservation)
+        call = replace(call, request=request, response=response, operation=operation)
+        try:
+            await self._make_http(scope_of(call)).serve(call)
+        except GatewayError as error:
+            if readiness is None or error.kind is not ErrorKind.NOT_READY:
+                raise
+            await response.send(error.kind.value.status, "", CIMultiDict(), b"")
 
 
 class OwnRpcHandler(RpcHandler):
@@ -468,76 +513,4 @@ class OwnRpcHandler(RpcHandler):
             elif self._rpc.service == HEALTH_SERVICE:
                 await serve_health(call, self._rpc, reservation)
             else:
-                await _serve_as_http(call, self._rpc, reservation, self._make_http)
-
-
-async def _serve_as_http(
-    call: Call, rpc: GrpcMethod, reservation: Reservation, make_http: MakeHandler
-) -> None:
-    """Serve an RPC as the request over HTTP that asks for the same.
-
-    Raises GatewayError: 400 for an invalid request, 501 for an RPC that HTTP has nothing like.
-    """
-    schema = RPCS.get(rpc.name)
-    if schema is None:
-        raise GatewayError(ErrorKind.UNSUPPORTED, f"{rpc.name} has no counterpart over HTTP")
-    path, body = read_request(schema, await receive_message(call, reservation))
-    readiness = _READINESS.get(rpc.name)
-
-    def write(status: int, document: bytes) -> Chunks | None:
-        if readiness is not None and status in _IS_READY:
-            return [write_response(schema, {readiness: _IS_READY[status]})]
-        return [write_response(schema, parse_json(document))] if status == 200 else None
-
-    as_http = _in_http_form(call, rpc.name, path, body, write, reservation)
-    try:
-        await make_http(scope_of(as_http)).serve(as_http)
-    except GatewayError as error:
-        if readiness is None or error.kind is not ErrorKind.NOT_READY:
-            raise
-        await as_http.response.send(error.kind.value.status, "", CIMultiDict(), b"")
-
-
-async def _serve_config_from_metadata(
-    call: Call, reservation: Reservation, make_http: MakeHandler
-) -> None:
-    """Serve ModelConfig for a server that has none, from the model's metadata."""
-    path, _ = read_request(RPCS["ModelConfig"], await receive_message(call, reservation))
-
-    def write(status: int, document: bytes) -> Chunks | None:
-        return [write_model_config(parse_json(document))] if status == 200 else None
-
-    as_http = _in_http_form(call, "ModelMetadata", path, None, write, reservation)
-    operation = replace(call.operation, kind=OperationKind.MODEL_METADATA)
-    as_http = replace(as_http, operation=operation)
-    await make_http(scope_of(as_http)).serve(as_http)
-
-
-def _in_http_form(
-    call: Call,
-    rpc: str,
-    path: Mapping[str, str],
-    body: object,
-    write: Callable[[int, bytes], Chunks | None],
-    reservation: Reservation,
-) -> Call:
-    """Return a call as it is over HTTP; ``write`` makes a message of what is no error."""
-    as_http = http_request_of(rpc, path, body)
-    check_target(as_http.method, as_http.target)
-    request = HttpFormRequest(
-        call.request,
-        as_http.method,
-        as_http.target,
-        _JSON if as_http.has_body else _NO_BODY,
-        orjson.dumps(body) if as_http.has_body else b"",
-    )
-
-    def convert(status: int, _headers: CIMultiDict[str], document: bytes) -> Chunks:
-        message = write(status, document)
-        if message is None:
-            raise HttpError(status, document)
-        return message
-
-    cap = call.destination.limits.max_buffered_body_bytes
-    response = HttpFormResponse(call.response, convert, cap, reservation)
-    return replace(call, request=request, response=response)
+                await self._serve_as_http(call, reservation)
