@@ -36,7 +36,7 @@ from gateway.proxy.body_io import (
 )
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
+from gateway.proxy.interfaces import Call, ClientResponse
 from gateway.proxy.server_dialect import headers_with_type
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.content_decoding import decode_response
@@ -56,11 +56,8 @@ async def passthrough(
     dialect = destination.upstream.dialect_state.dialect
     limits_chunks = dialect is None or dialect.limits_chunks
     headers = await headers_with_type(request, destination.upstream, deadline)
-    max_depth = destination.limits.max_json_depth
     with call.reserve() as reservation:
-        checked = await checked_body(
-            request, body, max_depth, reservation, limits_chunks=limits_chunks
-        )
+        checked = await checked_body(call, body, reservation, limits_chunks=limits_chunks)
         upstream_request = UpstreamRequest(
             request.method,
             target or request.target,
@@ -95,12 +92,7 @@ def _is_idempotent(call: Call, body: Body) -> bool:
 
 
 async def checked_body(
-    request: ClientRequest,
-    body: ClientBody,
-    max_depth: int,
-    reservation: Reservation,
-    *,
-    limits_chunks: bool,
+    call: Call, body: ClientBody, reservation: Reservation, *, limits_chunks: bool
 ) -> Body:
     """Return the body to send: None without a body, fully buffered if small, else as it arrives.
 
@@ -110,12 +102,13 @@ async def checked_body(
     """
     if body.size == 0:
         # A Content-Length of 0 is passed on with an empty body, its absence with none.
-        return (b"",) if "Content-Length" in request.headers else None
+        return (b"",) if "Content-Length" in call.request.headers else None
+    check = NestingCheck(call.destination.limits.max_json_depth)
     if body.size is not None and body.size <= CONVERT_CHUNK:
         buffered = await body.read_all(reservation)
-        NestingCheck(max_depth).feed(buffered)
+        check.feed(buffered)
         return (buffered,)
-    chunks = feed_each(body.read_rest(), NestingCheck(max_depth).feed)
+    chunks = feed_each(body.read_rest(), check.feed)
     return coalesce(chunks) if limits_chunks and body.size is None else chunks
 
 

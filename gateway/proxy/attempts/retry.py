@@ -26,7 +26,7 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.interfaces import Call
-from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
+from gateway.routing.retry import RetryPolicy
 from gateway.upstream.content_decoding import quoted_response
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import outcome_of
@@ -266,23 +266,6 @@ class RetryState:
         return self._has_alternative and self.upstream.retry_budget.try_spend(
             pool.leases_total, sum(pool.outstanding)
         )
-
-
-async def use_reachable_endpoint(
-    upstream: Upstream,
-    use: Callable[[UpstreamEndpoint], Awaitable[_T]],
-    deadline: Deadline,
-    record: CallRecord,
-    model: ModelName | None = None,
-) -> _T:
-    """Call ``use`` with a reachable endpoint; return the result.
-
-    The endpoint has ``model``, as far as is known.
-    """
-    state = RetryState(upstream, SAFE_RETRIES_ONLY, [], model)
-    attempt, result = await state.reach(lambda each: use(each.endpoint), deadline, record)
-    attempt.end(Outcome.SUCCEEDED)
-    return result
 
 
 def _watched(

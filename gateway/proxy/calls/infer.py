@@ -321,24 +321,17 @@ class InferHandler(BufferedHandler):
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
-        received, destination, server = request.received, relay.destination, relay.server
+        received, destination = request.received, relay.destination
         assert received is not None
-        response = relay.upstream_response
-        if not request.is_grpc:
-            received.check_metadata(response.status, self._operation, destination)
-            await convert_response(relay)
-            return
-        relay.deadline.expect_server(server)
         with relay.reserve() as reservation:
-            with name_server_in_errors(server):
-                response = await in_binary_form(
-                    response, received.request, server, destination, reservation
-                )
-            received.check_metadata(response.status, self._operation, destination)
-            over_grpc = destination.over_grpc()
-            await convert_response(
-                replace(relay, upstream_response=response, destination=over_grpc)
-            )
+            if request.is_grpc:
+                with name_server_in_errors(relay.server):
+                    response = await in_binary_form(relay, received.request, reservation)
+                over_grpc = destination.over_grpc()
+                relay = replace(relay, upstream_response=response, destination=over_grpc)
+            status = relay.upstream_response.status
+            received.check_metadata(status, self._operation, destination)
+            await convert_response(relay)
 
 
 def make_infer_handler(scope: HandlerScope) -> InferHandler:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gateway.errors import Audience, ErrorKind, GatewayError
-from gateway.protocol.operations import model_name_of, model_path
+from gateway.protocol.operations import model_path
 from gateway.protocol.v1 import (
     MODELS_PATH,
     error_document,
@@ -27,6 +27,7 @@ from gateway.protocol.v1 import (
 )
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.attempts.retry import send_call
 from gateway.proxy.cluster.scatter_gather import (
     FAILED_ENDPOINTS,
     BufferedResponse,
@@ -34,7 +35,7 @@ from gateway.proxy.cluster.scatter_gather import (
     make_sub_request,
     merge_responses,
     query_servers,
-    query_upstream,
+    read_response,
     send_json,
     send_merged,
     server_names,
@@ -278,11 +279,8 @@ async def _send_merged_list(call: Call, result: ModelLists) -> None:
 
 
 async def _query(call: Call, target: str, reservation: Reservation) -> BufferedResponse:
-    request, record = make_sub_request(call.request, target), call.response.record
-    model = model_name_of(call.operation)
-    return await query_upstream(
-        call.destination, request, reservation, call.deadline, record, model
-    )
+    upstream_call = send_call(call, make_sub_request(call.request, target))
+    return await read_response(upstream_call, call.deadline, reservation)
 
 
 async def _send_error(call: Call, response: BufferedResponse) -> None:

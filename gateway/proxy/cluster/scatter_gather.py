@@ -23,7 +23,7 @@ from gateway.errors import (
     upstream_name,
 )
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.operations import QUERIES, ModelName, parse_operation
+from gateway.protocol.operations import QUERIES, parse_operation
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -232,16 +232,11 @@ async def send_json(
     await call.response.send(status, reason, headers, document)
 
 
-async def query_upstream(
-    destination: Destination,
-    request: UpstreamRequest,
-    reservation: Reservation,
-    deadline: Deadline,
-    record: CallRecord,
-    model: ModelName | None = None,
+async def read_response(
+    call: UpstreamCall, deadline: Deadline, reservation: Reservation
 ) -> BufferedResponse:
-    """Query one server of a destination, which has ``model`` as far as is known."""
-    async with UpstreamCall(destination, request, deadline, record, model=model) as call:
+    """Send a call, and read the whole response to it."""
+    async with call:
         return await _buffer_response(call.response, call.server, deadline, reservation)
 
 
@@ -277,11 +272,9 @@ class _Query:
         result: BufferedResponse | GatewayError | None
         try:
             if lease is None:
-                request, reservation = self.request, self.reservation
                 with deadline:
-                    result = await query_upstream(
-                        self.destination, request, reservation, deadline, record
-                    )
+                    call = UpstreamCall(self.destination, self.request, deadline, record)
+                    result = await read_response(call, deadline, self.reservation)
             else:
                 result = await self._query_endpoint(lease, deadline, record)
         except GatewayError as error:

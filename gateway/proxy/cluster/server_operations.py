@@ -122,9 +122,7 @@ async def buffer_body(call: Call, reservation: Reservation) -> Sequence[bytes | 
     body = ClientBody(request, limits.max_request_bytes, call.deadline)
     if (body.size or 0) > cap:
         raise _too_large(cap)
-    checked = await checked_body(
-        request, body, limits.max_json_depth, reservation, limits_chunks=False
-    )
+    checked = await checked_body(call, body, reservation, limits_chunks=False)
     if not isinstance(checked, AsyncIterable):
         return checked
     return await buffer_chunks(checked, reservation, cap, _too_large)

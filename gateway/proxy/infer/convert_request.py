@@ -23,7 +23,8 @@ from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
-from gateway.proxy.attempts.retry import use_reachable_endpoint
+from gateway.proxy.attempts.attempt import Attempt
+from gateway.proxy.attempts.retry import RetryState
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, slices, stream
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import (
@@ -33,9 +34,11 @@ from gateway.proxy.infer.convert_buffered_request import (
     read_buffered,
 )
 from gateway.proxy.interfaces import Call
+from gateway.routing.retry import SAFE_RETRIES_ONLY
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_UNSCHEDULED
 from gateway.upstream.metadata_cache import UpstreamResponseError
-from gateway.upstream.transport import Body, UpstreamEndpoint
+from gateway.upstream.pool.member import Outcome
+from gateway.upstream.transport import Body
 
 _FIRST_SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
@@ -231,7 +234,8 @@ async def model_metadata(call: Call) -> ModelMetadata:
     has_config = upstream.dialect.has_config
     declared = call.destination.declared_models.get(name)
 
-    async def fetch(endpoint: UpstreamEndpoint) -> ModelMetadata:
+    async def fetch(attempt: Attempt) -> ModelMetadata:
+        endpoint = attempt.endpoint
         deadline.expect_server(endpoint.name)
         try:
             return await upstream.metadata.get(name, operation.version, endpoint, has_config)
@@ -241,8 +245,9 @@ async def model_metadata(call: Call) -> ModelMetadata:
                 raise
             return declared.metadata
 
-    model = model_name_of(operation)
-    metadata = await use_reachable_endpoint(upstream, fetch, deadline, call.response.record, model)
+    reachable = RetryState(upstream, SAFE_RETRIES_ONLY, [], model_name_of(operation))
+    attempt, metadata = await reachable.reach(fetch, deadline, call.response.record)
+    attempt.end(Outcome.SUCCEEDED)
     return complete_metadata(metadata, declared)
 
 

@@ -12,7 +12,7 @@ from gateway.codec.grpc.contents import Chunks
 from gateway.codec.grpc.request import write_infer_request
 from gateway.codec.grpc.response import read_infer_response
 from gateway.codec.v2.buffered_response import write_binary_response_header
-from gateway.errors import ServerName, bad_request
+from gateway.errors import bad_request
 from gateway.http1.head import HeadParser, ResponseHead
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import frame
@@ -25,6 +25,7 @@ from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import buffer_chunks, convert_message, too_large_to_buffer
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
+from gateway.proxy.passthrough import ResponseRelay
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import cached
 from gateway.upstream.grpc.endpoint import DocumentResponse, error_of, read_message
@@ -88,18 +89,15 @@ async def with_all_data(
 
 
 async def in_binary_form(
-    response: UpstreamResponse,
-    request: InferRequest,
-    server: ServerName,
-    destination: Destination,
-    reservation: Reservation,
+    relay: ResponseRelay, request: InferRequest, reservation: Reservation
 ) -> UpstreamResponse:
     """Read a ModelInfer response, and return it as it would be over HTTP in binary form.
 
     It has the outputs that the request lists: KServe sends all of them. Raises GatewayError: 502
     that names the server for an invalid one, 400 for a listed output that the model does not have.
     """
-    limits = destination.limits
+    response, server, limits = relay.upstream_response, relay.server, relay.destination.limits
+    relay.deadline.expect_server(server)
     message = await read_message(
         response,
         limits.max_buffered_body_bytes,

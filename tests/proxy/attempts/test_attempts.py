@@ -18,7 +18,7 @@ from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.attempts.attempt import Attempt
-from gateway.proxy.attempts.retry import UpstreamCall, send_captured, use_reachable_endpoint
+from gateway.proxy.attempts.retry import RetryState, UpstreamCall, send_captured
 from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
@@ -335,15 +335,17 @@ async def test_endpoint_whose_clients_disconnect_has_not_failed() -> None:
 
 
 async def test_any_function_can_use_a_reachable_endpoint() -> None:
-    async def use(endpoint: UpstreamEndpoint) -> str:
-        if endpoint is endpoints[0]:
+    async def use(attempt: Attempt) -> str:
+        if attempt.endpoint is endpoints[0]:
             raise _fault(ErrorKind.UNREACHABLE)
-        return endpoint.url
+        return attempt.endpoint.url
 
     upstream, endpoints = _servers(EventLog(), OK, OK)
     record = CallRecord("GET", "/x")
     with Deadline(5, 5) as deadline:
-        url = await use_reachable_endpoint(upstream, use, deadline, record)
+        state = RetryState(upstream, SAFE_RETRIES_ONLY, [])
+        attempt, url = await state.reach(use, deadline, record)
+        attempt.end(Outcome.SUCCEEDED)
     assert url == record.endpoint == "http://1"
     assert record.attempts == 0, "the request itself was not sent"
     assert upstream.pool.outstanding == [0, 0]
