@@ -70,7 +70,9 @@ class Readiness:
         if self.draining:
             return "draining"
         if self._check is None:
-            if self._clock() < self._expires and not self._became_unreachable:
+            # Calls may have found an upstream unreachable since all were ready.
+            unreachable = any(each.pool.unreachable for each in self._upstreams)
+            if self._clock() < self._expires and (self._unready or not unreachable):
                 return self._unready
             self._check = asyncio.create_task(self._check_all())
             self._check.add_done_callback(self._on_checked)
@@ -81,11 +83,6 @@ class Readiness:
     def public_reason(self) -> str:
         """Return what clients are told of the last outcome: the upstreams that are not ready."""
         return "draining" if self.draining else self._public_reason
-
-    @property
-    def _became_unreachable(self) -> bool:
-        """Tell whether calls have found an upstream unreachable since all were ready."""
-        return not self._unready and any(each.pool.unreachable for each in self._upstreams)
 
     async def close(self) -> None:
         """Cancel the check under way."""

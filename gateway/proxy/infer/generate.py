@@ -29,7 +29,6 @@ from gateway.errors import (
     ErrorKind,
     GatewayError,
     ModelMismatchError,
-    ServerName,
     bad_request,
     name_server_in_errors,
 )
@@ -41,9 +40,8 @@ from gateway.protocol.messages import InferRequest, InferRequestHead
 from gateway.protocol.operations import OperationKind, decode_utf8_name
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
-from gateway.proxy.attempts.retry import send_call
+from gateway.proxy.attempts.retry import UpstreamCall, send_call
 from gateway.proxy.body_io import (
-    Chunks,
     ClientBody,
     buffer_chunks,
     feed_each,
@@ -61,7 +59,6 @@ from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.content_decoding import decompress_message
 from gateway.upstream.grpc.endpoint import check_grpc_head, error_of_rpc
-from gateway.upstream.transport import UpstreamResponse
 
 _RPC: Final = "ModelStreamInfer"
 _JSON_TYPE: Final = "application/json"
@@ -117,9 +114,8 @@ async def generate(call: Call) -> None:
         record.request_elements = received.request.head.element_count
         try:
             async with send_call(call, upstream_request) as upstream_call:
-                server = upstream_call.server
-                results = _results(call, upstream_call.response, server, received, buffered)
-                with name_server_in_errors(server):
+                results = _results(call, upstream_call, received, buffered)
+                with name_server_in_errors(upstream_call.server):
                     if call.request.target.partition("?")[0].endswith("/generate_stream"):
                         await _send_events(call, results)
                     else:
@@ -181,17 +177,24 @@ async def _read_inputs(call: Call, text: bytes) -> InferRequest:
 
 
 async def _results(
-    call: Call,
-    response: UpstreamResponse,
-    server: ServerName,
-    received: ReceivedRequest,
-    reservation: Reservation,
+    call: Call, upstream_call: UpstreamCall, received: ReceivedRequest, reservation: Reservation
 ) -> AsyncIterator[_Result]:
-    """Yield what the client gets of each message as it arrives, and of an error at the end."""
+    """Yield what the client gets of each message as it arrives, and of an error at the end.
+
+    Raises GatewayError (502) for a broken stream.
+    """
+    response, server, destination = upstream_call.response, upstream_call.server, call.destination
     check_grpc_head(response.status, response.headers, server)
-    destination = call.destination
     header_cap = destination.limits.max_inference_header_bytes
-    async for message in _messages(call, response, server, reservation):
+    cap = destination.limits.max_buffered_body_bytes
+    ratio = destination.limits.max_decompression_ratio
+
+    async def decompress(message: bytes) -> bytes:
+        return await decompress_message(message, response, server, cap, ratio, reservation.grow)
+
+    chunks = response_chunks(response, server, call.deadline)
+    reader = MessageReader(cap, "limits.max_buffered_body_bytes", RESPONSE)
+    async for message in read_messages(chunks, reader, reservation, decompress):
         reservation.grow(len(message))
         read = read_stream_response(message, header_cap)
         if read.error is not None:
@@ -204,21 +207,6 @@ async def _results(
     if response.grpc_status != GrpcStatus.OK:
         status, text = error_of_rpc(_RPC, response, server)
         yield _Result(status, text, in_event=False, ends_stream=True)
-
-
-def _messages(
-    call: Call, response: UpstreamResponse, server: ServerName, reservation: Reservation
-) -> Chunks:
-    """Yield the messages of a stream, decompressed; raises GatewayError (502) for a broken one."""
-    limits = call.destination.limits
-    cap, ratio = limits.max_buffered_body_bytes, limits.max_decompression_ratio
-
-    async def decompress(message: bytes) -> bytes:
-        return await decompress_message(message, response, server, cap, ratio, reservation.grow)
-
-    chunks = response_chunks(response, server, call.deadline)
-    reader = MessageReader(cap, "limits.max_buffered_body_bytes", RESPONSE)
-    return read_messages(chunks, reader, reservation, decompress)
 
 
 def _is_only_end(read: ReadResponse) -> bool:
