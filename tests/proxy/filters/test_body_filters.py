@@ -347,16 +347,20 @@ async def test_chunk_of_a_response_without_length_goes_out_at_once(coding: str) 
     assert unpacked(coding, inner.body).count(b"\n") == 5
 
 
-async def test_large_response_is_compressed_in_bounded_steps() -> None:
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_large_response_is_compressed_in_bounded_steps(is_whole: bool) -> None:
     with others() as waiting:
         inner = ScriptedClientResponse(log := EventLog())
         response = CompressedResponse(inner, "gzip", ConversionScheduler())
-        await response.start(200, "", CIMultiDict({"Content-Length": str(len(NOISE))}))
-        await response.write(NOISE)
-        await response.finish()
+        if is_whole:
+            await response.send(200, "", CIMultiDict(), NOISE)
+        else:
+            await response.start(200, "", CIMultiDict({"Content-Length": str(len(NOISE))}))
+            await response.write(NOISE)
+            await response.finish()
     assert gzip.decompress(inner.body) == NOISE
     written = [int(entry.rpartition(" ")[2]) for entry in log if entry.startswith("client gets ")]
-    assert max(written[1:]) <= 64 * 1024
+    assert is_whole or max(written[1:]) <= 64 * 1024
     assert waiting.turns >= len(NOISE) // (16 * 1024)
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
-from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v1.prediction_form import PredictionForm
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.dialects import BINARY, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
@@ -117,6 +117,22 @@ async def test_little_of_a_response_waits_for_busy_threads() -> None:
     task.cancel()
     await asyncio.wait([task])
     assert relay.destination.memory_budget.total == 0
+
+
+class _LateThreads(_StuckThreads):
+    """Finishes a job only once somebody waits for it, with nothing."""
+
+    async def wait(self) -> None:
+        self.done = True
+
+
+async def test_error_of_a_part_stands_before_what_ends_the_response_behind_it() -> None:
+    relay = _Relay(JsonPolicies(Nonfinite.ERROR))
+    relay.destination = replace(relay.destination, offloader=_LateThreads())
+    values = np.full(1_000_000, np.nan, "<f4").tobytes()
+    header = binary_response_header(len(values))
+    with pytest.raises(GatewayError, match="element 0 is nan"):
+        await relay.run(_binary(header, values[:300_000], bad_response("cut short")), ALL_JSON)
 
 
 async def test_small_chunked_response_is_complete_before_the_client_gets_anything() -> None:
