@@ -1,4 +1,7 @@
-"""What serves a kind of call: fully buffered, without a task, and as it streams, in a task."""
+"""What serves a kind of call: fully buffered, without a task, and as it streams, in a task.
+
+The handlers of calls that pass through and of generate are here; others have modules of their own.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.codec.json.nesting import nests_deeper
 from gateway.codec.response_form import ResponseForm
-from gateway.codec.v2.tensor_check import NoTensorsError
+from gateway.codec.v2.tensor_check import NoTensorsError, tensor_check
 from gateway.errors import GatewayError, ServerName, describe_error, name_server
 from gateway.http1.head import STATUSES_WITHOUT_BODY, RequestHead, ResponseHead, parse_lines
 from gateway.observe.call_record import CallRecord
@@ -18,12 +22,13 @@ from gateway.protocol.grpc.framing import PREFIX_SIZE, is_one_message
 from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, read_status
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding
-from gateway.protocol.operations import Operation
+from gateway.protocol.operations import QUERIES, Operation, OperationKind
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.headers import ResponseHeaderPolicy, connection_options, end_to_end, with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
+from gateway.proxy.infer.generate import generate
 from gateway.proxy.interfaces import Call, ResponseTemplate
-from gateway.proxy.passthrough import ResponseRelay
+from gateway.proxy.passthrough import ResponseRelay, passthrough, relay_response, relay_tensors
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.content_decoding import quote_error
@@ -333,3 +338,65 @@ def passed_lines(head: ResponseHead, template: ResponseTemplate) -> bytes:
         for line in head.passed.split(b"\r\n")
         if line and line.partition(b":")[0].decode("latin-1").lower() not in template.dropped
     )
+
+
+class PassthroughHandler(BufferedHandler):
+    """Passes requests and responses untouched; JSON that is nested too deep is not sent.
+
+    Queries have no effect, whatever their method.
+    """
+
+    def __init__(self, scope: HandlerScope) -> None:
+        self._template: Final = RequestTemplate(
+            scope.method, scope.target, tuple(scope.headers.items())
+        )
+        self._is_query: Final = scope.operation.kind in QUERIES
+
+    def to_server(
+        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
+    ) -> ServerRequest | None:
+        """Return the request for a server."""
+        if body and nests_deeper(body, destination.limits.max_json_depth):
+            return None
+        lines = b""
+        if any(field.lower == "content-length" for field in head.noted):
+            # Written anew, so that no server can read another length in it.
+            lines = b"Content-Length: %d\r\n" % len(body)
+        elif self._template.method != "GET":
+            return None  # the transport must state how the body is framed
+        return ServerRequest(self._template, lines, (body,), is_query=self._is_query)
+
+    def to_client(self, response: ServerResponse) -> ClientMessage:
+        """Return a complete response."""
+        return untouched_message(response.head, response.body, response.policy)
+
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task."""
+        await passthrough(call)
+
+    async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
+        """Pass on a response that arrives in parts."""
+        await relay_response(relay)
+
+
+class GenerateHandler(PassthroughHandler):
+    """Passes requests to generate untouched over HTTP, and responses that hold text."""
+
+    def to_client(self, response: ServerResponse) -> ClientMessage:
+        """Return a complete response; raises GatewayError (502) if it holds no text."""
+        head = response.head
+        try:
+            check = tensor_check(head.status, head.headers, OperationKind.GENERATE)
+            if check is not None:
+                check.check_whole(response.body)
+        except GatewayError as error:
+            raise explain(error, response) from error
+        return super().to_client(response)
+
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task."""
+        await generate(call)
+
+    async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
+        """Pass on a response that arrives in parts."""
+        await relay_tensors(relay, OperationKind.GENERATE)

@@ -8,17 +8,18 @@ from typing import Final, NamedTuple
 
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.calls.grpc import OwnRpcHandler, RpcHandler, make_grpc_infer_handler
-from gateway.proxy.calls.handler import MakeHandler, OwnHandler
+from gateway.proxy.calls.handler import GenerateHandler, MakeHandler, OwnHandler, PassthroughHandler
 from gateway.proxy.calls.infer import PredictHandler, make_infer_handler
-from gateway.proxy.calls.passthrough import GenerateHandler, PassthroughHandler
-from gateway.proxy.cluster.model_lists import repository_index, statistics, v1_models
 from gateway.proxy.cluster.server_operations import (
     live,
     load,
     log_settings,
     ready,
+    repository_index,
     server_metadata,
+    statistics,
     trace_settings,
+    v1_models,
 )
 from gateway.proxy.interfaces import Call
 from gateway.proxy.router import RouteMatch
