@@ -165,9 +165,7 @@ class FastPathClient(Protocol):
         """
 
     def continue_in_task(
-        self,
-        continuation: Callable[[ClientResponse], Awaitable[None]],
-        on_done: Callable[[], None],
+        self, continuation: Callable[[ClientResponse], Awaitable[None]], on_done: Callable[[], None]
     ) -> None:
         """Continue the call in a task; ``on_done`` is called when it has ended, however."""
 

@@ -23,7 +23,6 @@ from gateway.proxy.body_io import (
 )
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.refused import refused_with
-from tests.support.checks.time_slices import cancelled_after
 from tests.support.doubles.scripted_call import ScriptedCall
 from tests.support.doubles.streaming import (
     SERVER,
@@ -72,15 +71,6 @@ async def test_joined_chunks_nested_too_deep_do_not_reach_the_server() -> None:
     with pytest.raises(GatewayError, match="nested deeper than 64"):
         await scene.run()
     assert scene.log.count_of("server gets") == 0
-
-
-async def test_client_may_disconnect_at_any_time() -> None:
-    for moment in range(100):
-        scene = _call(body=[b"three", b"four"])
-        if not await cancelled_after(moment, scene.run()):
-            break
-        assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
-    assert moment >= 10
 
 
 def _request(*body: BodyStep, headers: dict[str, str] | None = None) -> ScriptedRequest:

@@ -127,8 +127,7 @@ class ConcurrencyLimit:
         """Return the error of a call that gets no slot; ``cause`` is ``why`` without numbers."""
         calls = "1 call" if self.max_requests == 1 else f"{self.max_requests} calls"
         return overload_error(
-            f"{self._name} is busy: {calls} in progress, {why}",
-            f"{self._name}: {cause or why}",
+            f"{self._name} is busy: {calls} in progress, {why}", f"{self._name}: {cause or why}"
         )
 
 

@@ -220,10 +220,7 @@ class RetryState:
     """Whether the whole body can be sent again."""
 
     async def reach(
-        self,
-        use: Callable[[Attempt], Awaitable[_T]],
-        deadline: Deadline,
-        record: CallRecord,
+        self, use: Callable[[Attempt], Awaitable[_T]], deadline: Deadline, record: CallRecord
     ) -> tuple[Attempt, _T]:
         """Call ``use`` with one attempt after another; return the first that has a result."""
         while True:

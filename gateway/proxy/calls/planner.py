@@ -287,11 +287,7 @@ def _rpcs_of(rpc: GrpcMethod, named: NamedModel) -> tuple[Operation, ...]:
 
 
 def _make_call(
-    plan: CallPlan,
-    destination: Destination,
-    head: RequestHead,
-    body: bytes,
-    client: FastPathClient,
+    plan: CallPlan, destination: Destination, head: RequestHead, body: bytes, client: FastPathClient
 ) -> BufferedCall | None:
     """Choose an endpoint, and convert the request; None for the streaming path."""
     record = client.record

@@ -42,10 +42,7 @@ BINARY = {"Content-Type": "application/octet-stream"}
 
 
 def plan_of(
-    fast_path: Planner,
-    method: str,
-    target: str,
-    headers: Mapping[str, str] | list[tuple[str, str]],
+    fast_path: Planner, method: str, target: str, headers: Mapping[str, str] | list[tuple[str, str]]
 ) -> CallPlan | None:
     """Return the plan for a head that is not one of gRPC."""
     plan = fast_path.plan(client_head(method, target, headers, fast_path.head_parser), target)

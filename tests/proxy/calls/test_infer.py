@@ -172,6 +172,7 @@ FORMS: dict[str, Callable[..., ScriptedCall]] = {
         METADATA, NO_CONFIG, *steps, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
     ),
     "V1": lambda *steps: _prediction(METADATA, NO_CONFIG, *steps, body=[BODY[:9], BODY[9:]]),
+    "passthrough": lambda *steps: ScriptedCall(*steps, body=[b"a", b"b"], target="/v2/x"),
     "large binary to JSON": lambda *_: JsonServer(
         _response(), **_binary(binary_header(80_000), bytes(40_000), bytes(40_000))
     ),

@@ -318,10 +318,7 @@ async def test_statistics_are_those_of_all_endpoints() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "failing"),
-    [
-        (LIMITS, connect_error(A)),
-        (replace(LIMITS, request_timeout=0.2), asyncio.Event()),
-    ],
+    [(LIMITS, connect_error(A)), (replace(LIMITS, request_timeout=0.2), asyncio.Event())],
 )
 async def test_statistics_name_failed_endpoints(limits: Limits, failing: ServerStep) -> None:
     response = await one_upstream(limits=limits, a=failing, b=_stats(x=1), c=failing).ask(

@@ -210,10 +210,7 @@ def test_authentication_comes_before_denied_operations() -> None:
 
 @pytest.mark.parametrize(
     ("pairs", "listed"),
-    [
-        ((), "open all"),
-        ((("X-Api-Key", "r-key"), _bearer("o-key")), "both others open all"),
-    ],
+    [((), "open all"), ((("X-Api-Key", "r-key"), _bearer("o-key")), "both others open all")],
 )
 def test_model_list_holds_only_routes_open_to_the_client(
     pairs: tuple[tuple[str, str], ...], listed: str

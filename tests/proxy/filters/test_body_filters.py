@@ -39,7 +39,6 @@ from tests.support.checks.time_slices import others
 from tests.support.doubles.cluster import ServerStep, one_upstream
 from tests.support.doubles.fast_path import ReadyEndpoint
 from tests.support.doubles.streaming import (
-    BodyStep,
     EventLog,
     ScriptedClientResponse,
     ScriptedEndpoint,
@@ -198,13 +197,10 @@ class Scene:
         self.log = self.cluster.log
 
     async def ask(
-        self,
-        method: str = "GET",
-        target: str = "/v2/models/m",
-        *body: BodyStep,
-        headers: dict[str, str] | None = None,
+        self, method: str = "GET", headers: dict[str, str] | None = None
     ) -> ScriptedClientResponse:
-        return await self.cluster.ask(method, target, *body, headers=ACCEPT | (headers or {}))
+        asked = ACCEPT | (headers or {})
+        return await self.cluster.ask(method, "/v2/models/m", headers=asked)
 
 
 def sized(body: bytes, headers: dict[str, str] | None = None, status: int = 200) -> Scene:

@@ -67,13 +67,9 @@ class Scene:
         self.router = Router([Route(Match(), to, mirror=self.mirror)])
 
     async def ask(
-        self,
-        target: str,
-        *body: BodyStep,
-        headers: dict[str, str] | None = None,
-        method: str = "POST",
+        self, target: str, *body: BodyStep, method: str = "POST", **more: Any
     ) -> ScriptedClientResponse:
-        return await send_request(self.router, method, target, *body, headers=headers, log=self.log)
+        return await send_request(self.router, method, target, *body, log=self.log, **more)
 
     async def over(self) -> None:
         """Wait until no mirrored request is in flight."""
@@ -316,10 +312,7 @@ async def test_request_error_is_no_failure_of_the_mirror(
             ScriptedUpstreamResponse(200, {}, [b"{begun", bad_response("cut short")]),
             f"{URL}: cut short",
         ),
-        (
-            asyncio.Event(),
-            f"waiting for {URL}: nothing moved for 0.1 s (limits.idle_timeout)",
-        ),
+        (asyncio.Event(), f"waiting for {URL}: nothing moved for 0.1 s (limits.idle_timeout)"),
     ],
 )
 async def test_log_tells_why_a_mirrored_request_failed(
