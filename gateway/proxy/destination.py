@@ -68,15 +68,11 @@ class Limits:
 
         ``client_timeout`` is that of a gRPC client, which counts if it is shorter.
         """
-        is_of_client = client_timeout is not None and client_timeout < self.request_timeout
-        return Deadline(
-            self.idle_timeout,
-            client_timeout if is_of_client and client_timeout is not None else self.request_timeout,
-            spent,
-            self.min_body_rate,
-            self.min_body_rate_grace,
-            is_of_client,
-        )
+        timeout, is_of_client = self.request_timeout, False
+        if client_timeout is not None and client_timeout < timeout:
+            timeout, is_of_client = client_timeout, True
+        rate, grace = self.min_body_rate, self.min_body_rate_grace
+        return Deadline(self.idle_timeout, timeout, spent, rate, grace, is_of_client)
 
 
 @dataclass(frozen=True, slots=True)

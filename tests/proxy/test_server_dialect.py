@@ -1,22 +1,19 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 from multidict import CIMultiDict
 
-from gateway.codec.policies import JsonPolicies
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.destination import Destination, Upstream
+from gateway.proxy.destination import Upstream
 from gateway.proxy.interfaces import Call
 from gateway.proxy.server_dialect import headers_with_type, prepare_dialect, wait_for_dialects
-from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectState
-from gateway.upstream.pool.pool import Pool
 from tests.support.doubles.cluster import UndetectedDialectState
 from tests.support.doubles.streaming import (
-    LIMITS,
     URL,
     EventLog,
     ScriptedClientResponse,
@@ -27,11 +24,9 @@ from tests.support.doubles.streaming import (
 from tests.support.inference_messages import HEADER_LENGTH, INFER
 
 
-def _upstream(dialect_state: DialectState, *endpoints: ScriptedEndpoint) -> Upstream:
-    cache = MetadataCache(60, 10, 30, lambda: 0.0)
-    return Upstream(
-        "servers", dialect_state, Pool(endpoints or [ScriptedEndpoint(EventLog())]), cache
-    )
+def _upstream(dialect_state: DialectState) -> Upstream:
+    upstream = make_destination(ScriptedEndpoint(EventLog())).upstream
+    return replace(upstream, dialect_state=dialect_state)
 
 
 CURLS = "application/x-www-form-urlencoded"
@@ -45,7 +40,7 @@ def _request(method: str, target: str, **headers: str) -> ScriptedRequest:
 
 async def _prepare(method: str, target: str, upstream: Upstream) -> None:
     with Deadline(9, 9) as deadline:
-        destination = Destination(upstream, JsonPolicies(), LIMITS)
+        destination = replace(make_destination(), upstream=upstream)
         response, operation = ScriptedClientResponse(EventLog()), parse_operation(method, target)
         await prepare_dialect(
             Call(_request(method, target), response, operation, destination, deadline)
@@ -103,12 +98,8 @@ async def test_detected_dialect_does_not_reset_the_failures_of_an_endpoint() -> 
 
 
 async def test_upstream_without_endpoints_is_a_503() -> None:
-    upstream = Upstream(
-        "u",
-        UndetectedDialectState(TRITON, asyncio.Event()),
-        Pool([]),
-        MetadataCache(60, 10, 30, lambda: 0.0),
-    )
+    state = UndetectedDialectState(TRITON, asyncio.Event())
+    upstream = replace(make_destination().upstream, dialect_state=state)
     with pytest.raises(GatewayError, match="the upstream has no endpoint"):
         await _prepare("POST", INFER, upstream)
 

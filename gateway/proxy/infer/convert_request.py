@@ -297,7 +297,9 @@ _MAX_BUFFERED_PIECES = 64
 """Pieces of it: one for each tensor, which takes some 20 us, however small it is."""
 
 
-def json_body(body: Body, request: InferRequest, destination: Destination) -> Body:
+def json_body(
+    body: Sequence[bytes | memoryview] | Chunks, request: InferRequest, destination: Destination
+) -> Body:
     """Write a request as JSON; ``body`` is the data of its tensors.
 
     A small buffered request is written in one go; raises GatewayError (400) for what JSON cannot
@@ -311,13 +313,10 @@ def json_body(body: Body, request: InferRequest, destination: Destination) -> Bo
             yield writer.feed(piece)
         yield writer.finish()
 
-    assert body is not None
     if isinstance(body, AsyncIterator):
         return write(body)
-    assert not isinstance(body, AsyncIterable)
-    pieces = body
-    if request.data_size > _MAX_BUFFERED or len(pieces) > _MAX_BUFFERED_PIECES:
-        return _Repeatable(lambda: write(stream(map(memoryview, pieces))))
+    if request.data_size > _MAX_BUFFERED or len(body) > _MAX_BUFFERED_PIECES:
+        return _Repeatable(lambda: write(stream(map(memoryview, body))))
     writer = JsonRequestWriter(request, destination.policies)
     text = b"".join([writer.feed(data) for data in body])
     return [text + writer.finish()]
