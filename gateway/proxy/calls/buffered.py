@@ -27,12 +27,12 @@ from gateway.proxy.admission.deadline import (
 )
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.attempts.retry import RetryState, UpstreamCall
+from gateway.proxy.body_io import ResponseRelay
 from gateway.proxy.calls.handler import BufferedHandler, ServerRequest, ServerResponse
 from gateway.proxy.destination import Destination
 from gateway.proxy.errors import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.headers import SERVER_TIMING, ResponseHeaderPolicy, server_timing
 from gateway.proxy.interfaces import ClientResponse, FastPathClient, ResponseTemplate
-from gateway.proxy.passthrough import ResponseRelay
 from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.content_decoding import quoted_response

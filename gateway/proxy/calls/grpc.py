@@ -37,7 +37,7 @@ from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.operations import Operation, OperationKind, quote_name
 from gateway.protocol.response_header import is_success, response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import convert_message
+from gateway.proxy.body_io import ResponseRelay, convert_message
 from gateway.proxy.calls.handler import (
     OK,
     CallHandler,
@@ -83,7 +83,6 @@ from gateway.proxy.grpc.stream_errors import wants_status
 from gateway.proxy.headers import ResponseHeaderPolicy, end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.interfaces import Call, ResponseTemplate
-from gateway.proxy.passthrough import ResponseRelay
 from gateway.proxy.server_dialect import wait_for_dialects
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache

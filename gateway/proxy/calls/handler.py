@@ -23,12 +23,12 @@ from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, re
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding
 from gateway.protocol.operations import QUERIES, Operation, OperationKind
+from gateway.proxy.body_io import ResponseRelay, passthrough, relay_response, relay_tensors
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.headers import ResponseHeaderPolicy, connection_options, end_to_end, with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.generate import generate
 from gateway.proxy.interfaces import Call, ResponseTemplate
-from gateway.proxy.passthrough import ResponseRelay, passthrough, relay_response, relay_tensors
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.content_decoding import quote_error

@@ -34,7 +34,7 @@ from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import error_document
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
-from gateway.proxy.body_io import ClientBody, prepend
+from gateway.proxy.body_io import ClientBody, ResponseRelay, passthrough, prepend
 from gateway.proxy.calls.handler import (
     BufferedHandler,
     ClientMessage,
@@ -75,7 +75,6 @@ from gateway.proxy.infer.grpc_upstream import (
     with_all_data,
 )
 from gateway.proxy.interfaces import Call
-from gateway.proxy.passthrough import ResponseRelay, passthrough
 from gateway.sizes import CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.metadata_cache import UpstreamResponseError

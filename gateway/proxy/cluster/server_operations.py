@@ -34,7 +34,16 @@ from gateway.protocol.v1 import (
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
-from gateway.proxy.body_io import ClientBody, buffer_chunks, too_large_to_buffer
+from gateway.proxy.body_io import (
+    ClientBody,
+    ResponseRelay,
+    buffer_chunks,
+    checked_body,
+    passthrough,
+    relay_response,
+    relay_rewritten,
+    too_large_to_buffer,
+)
 from gateway.proxy.cluster.scatter_gather import (
     FAILED_ENDPOINTS,
     BufferedResponse,
@@ -52,13 +61,6 @@ from gateway.proxy.cluster.scatter_gather import (
 from gateway.proxy.destination import Upstream
 from gateway.proxy.headers import with_body
 from gateway.proxy.interfaces import Call
-from gateway.proxy.passthrough import (
-    ResponseRelay,
-    checked_body,
-    passthrough,
-    relay_response,
-    relay_rewritten,
-)
 from gateway.proxy.server_dialect import prepare_dialect, wait_for_dialects
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.content_decoding import decode_response

@@ -29,14 +29,13 @@ from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
-from gateway.proxy.body_io import Chunks, ClientBody, convert_message, prepend, write
+from gateway.proxy.body_io import Chunks, ClientBody, ResponseRelay, convert_message, prepend, write
 from gateway.proxy.errors import record_status, send_status, status_lines
 from gateway.proxy.grpc.classification import check_chunks, check_outputs, marking_request
 from gateway.proxy.grpc.message import receive_messages
 from gateway.proxy.grpc.stream_errors import StreamError, end_at_first_error, wants_status
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, HeaderLines
-from gateway.proxy.passthrough import ResponseRelay
 from gateway.upstream.grpc.endpoint import check_grpc_head, check_one_message
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 

@@ -36,25 +36,23 @@ from gateway.protocol.response_header import (
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import (
     Chunks,
+    ResponseRelay,
+    check_end,
+    check_start,
     coalesce,
     feed_each,
     prepend,
+    quote_body,
     read_first,
     relay_chunks,
+    relay_response,
+    relay_rewritten,
     slices,
     stream,
     write,
 )
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.passthrough import (
-    ResponseRelay,
-    check_end,
-    check_start,
-    quote_body,
-    relay_response,
-    relay_rewritten,
-)
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 from gateway.upstream.content_decoding import decode_response
 

@@ -45,6 +45,7 @@ from gateway.proxy.body_io import (
     ClientBody,
     buffer_chunks,
     feed_each,
+    passthrough,
     read_messages,
     response_chunks,
     split,
@@ -55,7 +56,6 @@ from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import check_request, current_metadata, model_metadata
 from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.proxy.interfaces import Call
-from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.content_decoding import decompress_message
 from gateway.upstream.grpc.endpoint import check_grpc_head, error_of_rpc

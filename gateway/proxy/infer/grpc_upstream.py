@@ -22,10 +22,9 @@ from gateway.protocol.messages import InferRequest, InferResponse, OutputTensor
 from gateway.protocol.operations import Operation, decode_utf8_name
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import buffer_chunks, convert_message, too_large_to_buffer
+from gateway.proxy.body_io import ResponseRelay, buffer_chunks, convert_message, too_large_to_buffer
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.passthrough import ResponseRelay
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import cached
 from gateway.upstream.grpc.endpoint import DocumentResponse, error_of, read_message

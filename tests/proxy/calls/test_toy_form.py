@@ -17,13 +17,12 @@ from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.messages import ALL_JSON, InferRequest, InferRequestHead, InputTensor
 from gateway.protocol.operations import OperationKind, infer_path
-from gateway.proxy.body_io import ClientBody
+from gateway.proxy.body_io import ClientBody, ResponseRelay
 from gateway.proxy.calls import kinds
 from gateway.proxy.calls.handler import ClientMessage, HandlerScope, ServerRequest, ServerResponse
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.interfaces import Call, ClientResponse
-from gateway.proxy.passthrough import ResponseRelay
 from tests.support.compiled import needs_source
 from tests.support.gateway import running_gateway
 from tests.support.http2_client import connect_http2

@@ -19,8 +19,8 @@ from gateway.protocol.dialects import BINARY, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.body_io import ResponseRelay
 from gateway.proxy.infer.convert_response import convert_response
-from gateway.proxy.passthrough import ResponseRelay
 from gateway.upstream.transport import UpstreamResponse
 from tests.support.checks.time_slices import others
 from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
