@@ -63,7 +63,7 @@ class Parts(NamedTuple):
     log_writer: LogWriter | None
     tracing: Tracing | None
     observers: tuple[CallObserver, ...]
-    watches: tuple[asyncio.Task[None], ...]
+    watch: asyncio.Task[None]
 
     @property
     def closable(self) -> dict[str, Closable | None]:
@@ -89,8 +89,7 @@ class Parts(NamedTuple):
 
     async def close(self, kept: Parts | None = None) -> None:
         """Close what is not ``kept``; what fails is logged, so that the rest is closed too."""
-        for watch in self.watches:
-            watch.cancel()
+        self.watch.cancel()
         kept_parts = {} if kept is None else kept.closable
         for what, part in self.closable.items():
             with logged(what):
@@ -251,11 +250,15 @@ class Gateway:
         if tracing is not None:
             last = before and before.tracing and before.tracing.exporter
             undo.push_async_callback(_close, tracing.exporter, last)
-        watches = self._watch_files(resources, undo)
+        # The supervisor records what concerns all workers.
+        journal = self.journal if self.shared.control is None else None
+        following = resources.follow(lambda: self.listener.clear_plans(), journal)
+        watch = asyncio.create_task(following)
+        undo.callback(watch.cancel)
         _drain(upstreams_by_name(upstreams), self.shared.drained.read())
         observers = self._make_observers(settings, writer, tracing)
         config = ActiveConfig(upstreams, router, limits)
-        return Parts(resources, config, offload, writer, tracing, observers, watches)
+        return Parts(resources, config, offload, writer, tracing, observers, watch)
 
     def _use(self, parts: Parts) -> None:
         """Use parts from now on, by assignments that cannot fail."""
@@ -412,24 +415,6 @@ class Gateway:
         forwarding = parts.resources.forwarding
         listener.reconfigure(None, observers, None, parts.idle_timeouts, forwarding, parts.sampler)
         return listener
-
-    def _watch_files(
-        self, resources: LoadedResources, undo: AsyncExitStack
-    ) -> tuple[asyncio.Task[None], ...]:
-        """Start to follow the certificate and the API keys; return the tasks that do it."""
-        watches = []
-        if resources.tls is not None:
-            watch = resources.tls.watch(partial(self._note_certificate, resources))
-            watches.append(asyncio.create_task(watch))
-        if resources.api_keys.groups:
-            watch = resources.api_keys.watch(lambda: self.listener.clear_plans())
-            watches.append(asyncio.create_task(watch))
-        for each in watches:
-            undo.callback(each.cancel)
-        return tuple(watches)
-
-    def _note_certificate(self, resources: LoadedResources, failure: str) -> None:
-        """Do nothing: the supervisor records what concerns all workers."""
 
     async def _handle_request(self, request: ClientRequest, response: ClientResponse) -> None:
         await self.parts.active_config.handle_request(request, response)

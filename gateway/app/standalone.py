@@ -15,7 +15,7 @@ from gateway.app.admin_source import DRAIN_GRACE, AdminSource
 from gateway.app.build import listening
 from gateway.app.build.listening import BoundAddress
 from gateway.app.gateway import Gateway, Parts, logged
-from gateway.app.loaded_resources import LoadedResources, load_resources
+from gateway.app.loaded_resources import load_resources
 from gateway.app.process import (
     BackgroundTask,
     MallocTrim,
@@ -235,9 +235,6 @@ class StandaloneGateway(Gateway):
     ) -> str:
         """Reply to operators without a socket, however long it takes."""
         return await self.reply(question, connection and connection.dup())
-
-    def _note_certificate(self, resources: LoadedResources, failure: str) -> None:
-        resources.record_certificate(self.journal, failure)
 
 
 async def _close_admin(admin: AdminSite | None, kept: AdminSite | None) -> None:

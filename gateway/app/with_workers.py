@@ -262,7 +262,6 @@ class AdminProcess:
         self.source = AdminSource(resources, shared, shared.admin_journal, self._control.ask)
         """What operators see."""
         self._site = AdminSite(self.source)
-        self._key_watch: asyncio.Task[None] | None = None
         self.dropped = 0
         """Calls that it cut at its end: it has none."""
 
@@ -274,21 +273,18 @@ class AdminProcess:
     async def __aenter__(self) -> Self:
         self._control.__enter__()
         await self._site.__aenter__()
-        self._watch_keys()
+        self._use(self.source.resources)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._key_watch is not None:
-            self._key_watch.cancel()
+        self._watch.cancel()
         await self._site.close(DRAIN_GRACE)
         self._control.__exit__()
 
-    def _watch_keys(self) -> None:
-        """Follow the files of API keys; those of before may belong to other settings."""
-        if self._key_watch is not None:
-            self._key_watch.cancel()
-        watch = self.source.resources.api_keys.watch(lambda: None)
-        self._key_watch = asyncio.create_task(watch)
+    def _use(self, resources: LoadedResources) -> None:
+        """Use what settings name, and follow the files of API keys; certificates are of workers."""
+        self.source.resources = resources._replace(tls=None)
+        self._watch = asyncio.create_task(self.source.resources.follow(lambda: None))
 
     def take(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
@@ -308,8 +304,8 @@ class AdminProcess:
         return PreparedReload("", partial(self._swap, resources), AsyncExitStack())
 
     def _swap(self, resources: LoadedResources) -> CloseReplaced:
-        self.source.resources = resources
-        self._watch_keys()
+        self._watch.cancel()
+        self._use(resources)
         return AsyncExitStack().aclose
 
     def reopen_logs(self) -> None:
