@@ -35,7 +35,6 @@ from gateway.app.reload import (
 from gateway.app.shared_memory import SharedMemory
 from gateway.listener.accept import AcceptingSockets
 from gateway.settings.schema import Settings
-from gateway.settings.values.addresses import Address
 from gateway.system.file_watcher import POLL_INTERVAL
 from gateway.system.memory import tune_garbage_collector
 from gateway.workers.control import Question
@@ -71,23 +70,12 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
 class _Doors(NamedTuple):
     """The addresses of one version of the settings, and who serves operators there, if any does."""
 
-    settings: Settings
-    bound: tuple[BoundAddress, ...]
-    admin: AdminSite | None
+    bound: tuple[BoundAddress, ...] = ()
+    admin: AdminSite | None = None
 
     def sockets(self, each: BoundAddress, clients: AcceptingSockets) -> AcceptingSockets:
         """Return what accepts at an address: that of operators, or else that of ``clients``."""
-        if self.admin is None or each.address != self._operators:
-            return clients
-        return self.admin.sockets
-
-    @property
-    def _operators(self) -> Address | None:
-        return self.settings.admin.listen
-
-    def of(self, *, clients: bool) -> list[BoundAddress]:
-        """Return the addresses of clients, or else that of operators."""
-        return [each for each in self.bound if clients != (each.address == self._operators)]
+        return clients if self.admin is None or not each.is_admin else self.admin.sockets
 
     def open(self, opened: Iterable[BoundAddress], clients: AcceptingSockets) -> None:
         """Accept connections at addresses."""
@@ -112,33 +100,35 @@ class StandaloneGateway(Gateway):
         super().__init__(resources, shared, 0, lambda: None)  # nobody counts connections
         self.source = AdminSource(resources, shared, self.journal, self._ask_itself)
         """What operators see of it."""
-        self._doors = _Doors(settings, (), None)
+        self._doors = _Doors()
 
     @property
     def addresses(self) -> list[str]:
         """Return where clients and operators connect: URLs, or unix:/path."""
-        return listening.describe(self._doors.bound, self._doors.settings)
+        return listening.describe(self._doors.bound, self.settings)
 
     async def __aenter__(self) -> Self:
-        settings = self._doors.settings
-        self._doors = _Doors(settings, listening.listen(listening.addresses_of(settings)), None)
+        settings = self.source.settings
+        self._doors = _Doors(listening.listen(settings.listen, settings.admin.listen))
         try:
             await super().__aenter__()
         except BaseException:
             listening.close(self._doors.bound)
             raise
-        self._doors.open(self._doors.of(clients=True), self.listener.sockets)
+        clients = [each for each in self._doors.bound if not each.is_admin]
+        self._doors.open(clients, self.listener.sockets)
         self._serving_operators = asyncio.create_task(self._serve_operators())
         self.journal.record_start(1)
         return self
 
     async def _serve_operators(self) -> None:
-        doors = self._doors
-        if doors.settings.admin.listen is not None:
+        admin = [each for each in self._doors.bound if each.is_admin]
+        if admin:
             # It imports aiohttp. The event loop, which serves clients already, has its turns.
             await asyncio.to_thread(import_module, "gateway.admin.application")
-            self._doors = doors = doors._replace(admin=await self._admin_site(doors.settings))
-            doors.open(doors.of(clients=False), self.listener.sockets)
+            site = await self._admin_site(self.settings)
+            self._doors = self._doors._replace(admin=site)
+            self._doors.open(admin, self.listener.sockets)
 
     async def operators_served(self) -> None:
         """Wait until operators are served, which begins shortly after clients are."""
@@ -176,13 +166,14 @@ class StandaloneGateway(Gateway):
             parts = await super().prepare(settings)
             undo.push_async_callback(parts.abort)
             # An address that clients and operators swap needs sockets of its own for either.
-            swapped = {before.settings.admin.listen} ^ {settings.admin.listen}
-            bound = listening.listen(listening.addresses_of(settings), before.bound, swapped)
+            bound = listening.listen(
+                settings.listen, settings.admin.listen, before.bound, rebinds=True
+            )
             opened = listening.difference(bound, before.bound)
             undo.callback(listening.close, opened)
             admin = await self._admin_site(settings)
             undo.push_async_callback(_close_admin, admin, before.admin)
-            doors = _Doors(settings, bound, admin)
+            doors = _Doors(bound, admin)
             # Nothing is awaited from here on, so that nobody connects in between.
             undo.callback(doors.close, opened, clients)
             doors.open(opened, clients)

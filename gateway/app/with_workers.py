@@ -108,7 +108,7 @@ class GatewayWithWorkers(SupervisedGateway):
 
     def __init__(self, settings: Settings, source: SettingsSource, workers: int) -> None:
         self._resources = load_resources(settings)
-        self._bound = listening.listen(listening.addresses_of(settings))
+        self._bound = listening.listen(settings.listen, settings.admin.listen)
         # Made before the first fork, as all workers share it. It outlives them, and each reload.
         self.shared = SharedMemory.for_workers(workers)
         writer = self.shared.metric_store.writer(workers)
@@ -134,7 +134,7 @@ class GatewayWithWorkers(SupervisedGateway):
     @property
     def sockets(self) -> ListeningSockets:
         """Return the listening sockets, with who connects there."""
-        return _sockets(self._bound, self.settings)
+        return _sockets(self._bound)
 
     @property
     def addresses(self) -> list[str]:
@@ -176,10 +176,10 @@ class GatewayWithWorkers(SupervisedGateway):
         resources = load_resources(settings, self._resources)
         if not self.shared.new_settings.publish(0, pickle.dumps(settings)):
             raise OSError("they are too large")
-        bound = listening.listen(listening.addresses_of(settings), self._bound)
+        bound = listening.listen(settings.listen, settings.admin.listen, self._bound)
         changes = describe_changes(resources, self._resources)
         self._prepared = _Prepared(read, resources, bound, changes)
-        return _sockets(bound, settings)
+        return _sockets(bound)
 
     def commit(self) -> None:
         """Use what is prepared, by assignments: each process is ready."""
@@ -242,10 +242,10 @@ class GatewayWithWorkers(SupervisedGateway):
         self._journal.record(WORKER_RESTARTED, who="supervisor", why=why, subject=name, process=pid)
 
 
-def _sockets(bound: Sequence[BoundAddress], settings: Settings) -> ListeningSockets:
+def _sockets(bound: Sequence[BoundAddress]) -> ListeningSockets:
     """Return the listening sockets, with who connects there."""
     return {
-        sock: ToWorker.ADMIN if each.address == settings.admin.listen else ToWorker.CLIENT
+        sock: ToWorker.ADMIN if each.is_admin else ToWorker.CLIENT
         for each in bound
         for sock in each.sockets
     }
