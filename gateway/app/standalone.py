@@ -58,7 +58,7 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
     async with StandaloneGateway(settings) as gateway:
         async with SingleProcessReloader(gateway, source) as reloader, MallocTrim():
             handle_signals(stop.set, signal.SIGINT)
-            handle_signals(reloader.request_reload, signal.SIGHUP)
+            handle_signals(reloader.requested.set, signal.SIGHUP)
             log_started(gateway.addresses)
             await gateway.operators_served()
             tune_garbage_collector()
@@ -245,20 +245,17 @@ class SingleProcessReloader(BackgroundTask):
         self._gateway = gateway
         store = gateway.metric_store
         self._log = ReloadLog(source, gateway.shared, store.writer(store.segments - 1))
-        self._requested = asyncio.Event()
-
-    def request_reload(self) -> None:
-        """Read the settings again, whether the files have changed or not."""
-        self._requested.set()
+        self.requested = asyncio.Event()
+        """Have the settings read again, whether the files have changed or not."""
 
     async def run(self) -> None:
         """Look for changes, and reload."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_INTERVAL):
-                    await self._requested.wait()
-            requested = self._requested.is_set()
-            self._requested.clear()
+                    await self.requested.wait()
+            requested = self.requested.is_set()
+            self.requested.clear()
             if requested or self._log.is_due(self._gateway.settings):
                 await self._reload(requested)
 

@@ -13,9 +13,9 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
 from gateway.app.admin_source import DRAIN_GRACE, AdminSource
 from gateway.app.build import listening
@@ -86,18 +86,20 @@ async def _serve(
     async with gateway, reloader, MallocTrim():
         tune_garbage_collector()
         channel.send(FromWorker.READY)
-        await channel.receive(gateway, reloader.enqueue)
+        await channel.receive(gateway, reloader.steps.put_nowait)
     channel.send(FromWorker.DROPPED, str(gateway.dropped))
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Update(NamedTuple):
     """What the supervisor has made for new settings; ``read`` are those of the file."""
 
     read: Settings
+    requested: bool
     resources: LoadedResources
     bound: tuple[BoundAddress, ...]
     changes: str
+    settings_before: Settings
+    addresses_before: list[str]
 
 
 class GatewayWithWorkers(SupervisedGateway):
@@ -115,11 +117,9 @@ class GatewayWithWorkers(SupervisedGateway):
         self._worker_restarts = writer.counter(WORKER_RESTARTS)
         self._reload_log = ReloadLog(source, self.shared, writer)
         self._journal = self.shared.owner_journal
-        self._has_started = self._is_requested = False
-        self._prepared: _Prepared | None = None
+        self._has_started = False
+        self._update: _Update
         """What is made for new settings, until all processes use them or none."""
-        self._log_applied: Callable[[], None] = lambda: None
-        """Logs what has changed, once all processes use it."""
 
     @property
     def settings(self) -> Settings:
@@ -161,15 +161,15 @@ class GatewayWithWorkers(SupervisedGateway):
             )
         if not requested and not self._reload_log.is_due(self.settings):
             return None
-        self._is_requested = requested
         try:
-            return self._prepare()
+            self._update = self._prepare(requested)
+            return _sockets(self._update.bound)
         except Exception as error:  # whatever it is, it must not end the supervisor
             reason = failure_text(error, self._reload_log.source.file)
             self._reload_log.record_failure(reason, requested)
             return None
 
-    def _prepare(self) -> ListeningSockets:
+    def _prepare(self, requested: bool) -> _Update:
         """Read the settings, load what they name and open their addresses, or raise."""
         read = self._reload_log.source.read()
         settings = keep_workers(read, self.settings)
@@ -178,41 +178,29 @@ class GatewayWithWorkers(SupervisedGateway):
             raise OSError("they are too large")
         bound = listening.listen(settings.listen, settings.admin.listen, self._bound)
         changes = describe_changes(resources, self._resources)
-        self._prepared = _Prepared(read, resources, bound, changes)
-        return _sockets(bound)
+        return _Update(read, requested, resources, bound, changes, self.settings, self.addresses)
 
     def commit(self) -> None:
         """Use what is prepared, by assignments: each process is ready."""
-        assert self._prepared is not None
-        now, self._prepared = self._prepared, None
-        before, left = self.settings, self.addresses
-        self._resources, self._bound = now.resources, now.bound
+        self._resources, self._bound = self._update.resources, self._update.bound
         self._reload_log.record_reload()
-        addresses = self.addresses, left
-        self._log_applied = partial(
-            self._reload_log.log_reload,
-            now.changes,
-            now.read,
-            before,
-            addresses,
-            self._is_requested,
-        )
 
     def abort(self, errors: Mapping[str, str]) -> None:
         """Close the new addresses, and log which processes have refused the settings, and why."""
-        assert self._prepared is not None
-        listening.close(listening.difference(self._prepared.bound, self._bound))
-        self._prepared = None
+        listening.close(listening.difference(self._update.bound, self._bound))
         processes = defaultdict(list)
         for name, error in errors.items():
             processes[error].append(name)
         reasons = [f"{', '.join(names)}: {error}" for error, names in processes.items()]
         reason = f"{self._reload_log.source.file}: {'; '.join(reasons)}"
-        self._reload_log.record_failure(reason, self._is_requested)
+        self._reload_log.record_failure(reason, self._update.requested)
 
     def on_applied(self, late: Sequence[str]) -> None:
         """Log what has changed, and which processes go on with the previous settings for now."""
-        self._log_applied()
+        update, addresses = self._update, (self.addresses, self._update.addresses_before)
+        self._reload_log.log_reload(
+            update.changes, update.read, update.settings_before, addresses, update.requested
+        )
         for name in late:
             _log.warning("%s does not respond: it uses the new settings once it does", name)
 
@@ -312,31 +300,25 @@ class AdminProcess:
         """Do nothing: it has no log."""
 
 
+@dataclass(eq=False)
 class WorkerReloader(BackgroundTask):
-    """Does the steps of reloads in a worker or the admin process, one after the other.
+    """Does the ``steps`` of reloads in a worker or the admin process, one after the other.
 
     It does so while its context is open, and then gives back what is prepared. ``reply`` gets the
     error of each step, or an empty text.
     """
 
-    def __init__(
-        self, gateway: Gateway | AdminProcess, shared: SharedMemory, reply: Callable[[str], None]
-    ) -> None:
-        self._gateway = gateway
-        self._shared = shared
-        self._reply = reply
-        self._steps: asyncio.Queue[int] = asyncio.Queue()
-        self._prepared: PreparedReload | None = None
-
-    def enqueue(self, step: int) -> None:
-        """Do a step of a reload behind those that came before: see ReloadStep."""
-        self._steps.put_nowait(step)
+    gateway: Gateway | AdminProcess
+    shared: SharedMemory
+    reply: Callable[[str], None]
+    steps: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    prepared: PreparedReload | None = None
 
     async def run(self) -> None:
         """Do the steps as they come."""
         try:
             while True:
-                await self._handle(await self._steps.get())
+                await self._handle(await self.steps.get())
         finally:
             await self._give_back()
 
@@ -345,8 +327,8 @@ class WorkerReloader(BackgroundTask):
             await self._commit()
             return
         await self._give_back()
-        self._gateway.reopen_logs()
-        self._reply(await self._prepare() if step == ToWorker.PREPARE else "")
+        self.gateway.reopen_logs()
+        self.reply(await self._prepare() if step == ToWorker.PREPARE else "")
 
     async def _prepare(self) -> str:
         """Prepare new settings; return why that has failed, or an empty text."""
@@ -354,10 +336,10 @@ class WorkerReloader(BackgroundTask):
         limit = asyncio.timeout(PREPARE_TIMEOUT)
         try:
             async with limit:
-                document = self._shared.new_settings.read()
+                document = self.shared.new_settings.read()
                 # The supervisor wrote it, from which this process was forked.
                 settings: Settings = await asyncio.to_thread(pickle.loads, document)
-                self._prepared = await self._gateway.prepare(settings)
+                self.prepared = await self.gateway.prepare(settings)
         except Exception as failure:  # whatever it is, it must not end the task
             if limit.expired():
                 return f"not prepared within {PREPARE_TIMEOUT:g} s"
@@ -370,21 +352,21 @@ class WorkerReloader(BackgroundTask):
         If that fails, this process may have a part of it: the supervisor replaces it.
         """
         try:
-            assert self._prepared is not None
-            prepared, self._prepared = self._prepared, None
+            assert self.prepared is not None
+            prepared, self.prepared = self.prepared, None
             close_replaced = prepared.commit()
         except Exception as failure:  # whatever it is, it must not end the task
-            self._reply(failure_reason(failure))
+            self.reply(failure_reason(failure))
             return
-        self._reply("")
-        set_log_level(self._gateway.settings)
+        self.reply("")
+        set_log_level(self.gateway.settings)
         await close_replaced()
 
     async def _give_back(self) -> None:
         """Close what is prepared, if anything is; what fails is logged."""
-        if self._prepared is None:
+        if self.prepared is None:
             return
-        prepared, self._prepared = self._prepared, None
+        prepared, self.prepared = self.prepared, None
         try:
             await prepared.abort()
         except Exception:

@@ -74,7 +74,7 @@ class _Worker:
 
     async def do(self, step: ToWorker) -> str:
         """Have it do a step of a reload; return its reply."""
-        self.reloader.enqueue(step)
+        self.reloader.steps.put_nowait(step)
         await until(lambda: self.replies)
         return self.replies.pop()
 

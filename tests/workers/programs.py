@@ -33,7 +33,7 @@ class Gateway:
         pass
 
 def next_message(channel):
-    return receive(channel._channel)
+    return receive(channel.channel)
 
 def main(channel):
     {main}

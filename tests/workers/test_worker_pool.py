@@ -218,7 +218,7 @@ async def test_children_of_a_dead_worker_are_reaped() -> None:
     main = """
 channel.send(FromWorker.READY)
 if os.fork() == 0:
-    channel._channel.close()
+    channel.channel.close()
     while os.getppid() != supervisor_id: time.sleep(0.01)
     os.write(2, b'orphan %d\\n' % os.getpid())
     os._exit(0)

@@ -75,6 +75,13 @@ class DemoServer:
     """The last inference call, or call for trace settings."""
 
     async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
         """Start to listen; raises OSError when the address is not available."""
         app = web.Application(client_max_size=self.max_body, middlewares=[self._respond])
         app.add_routes(Api(self.event_delay).routes())
@@ -88,9 +95,8 @@ class DemoServer:
             await self._runner.cleanup()
             raise
         self.url = f"http://{self.host}:{self._runner.addresses[0][1]}"
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def stop(self) -> None:
         """Stop listening and close all connections."""
         await self._runner.cleanup()
 
