@@ -22,10 +22,7 @@ class ActiveConfig:
     """A router and its upstreams, which it may share with the runtimes before and after it."""
 
     def __init__(
-        self,
-        shared_upstreams: Mapping[str, SharedUpstream],
-        router: Router,
-        limits: SharedLimits,
+        self, shared_upstreams: Mapping[str, SharedUpstream], router: Router, limits: SharedLimits
     ) -> None:
         self.shared_upstreams = shared_upstreams
         self.router = router

@@ -132,12 +132,7 @@ class Gateway:
         if shared.control is not None:
             self._ejection_sync = EjectionSync(shared.ejections, slot, self._pools)
         self._status_publisher = StatusPublisher(
-            shared.statuses,
-            slot,
-            self.status,
-            self._metrics,
-            self._tick,
-            self._each_second,
+            shared.statuses, slot, self.status, self._metrics, self._tick, self._each_second
         )
         self._worker_watch = WorkerWatch(shared.worker_pids, shared.heartbeats, slot)
         looks, leads = RecentLooks(self.metric_store), self._worker_watch.leads
@@ -167,10 +162,7 @@ class Gateway:
             parts = await self._make_parts(self._loaded, limits, None, undo)
             undo.pop_all()
         self.listener = HttpListener(
-            self._handle_request,
-            parts.observers,
-            self._note_closed,
-            limits.memory_budget.buffers,
+            self._handle_request, parts.observers, self._note_closed, limits.memory_budget.buffers
         )
         self._use(parts)
         background = (self._ejection_sync, self._endpoint_watch, self._status_publisher)

@@ -57,10 +57,7 @@ def field_texts(model: type[BaseModel]) -> dict[str, str]:
     for section in reversed(model.__mro__[: model.__mro__.index(Section)]):
         for field, text in pairwise(_class_body(section)):
             match field, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(name)),
-                    ast.Expr(ast.Constant(str(written))),
-                ):
+                case (ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(written)))):
                     texts[name] = " ".join(written.split())
     return texts
 

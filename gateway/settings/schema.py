@@ -118,10 +118,7 @@ def _as_error(path: KeyPath, message: str) -> InitErrorDetails:
 def _as_new(details: ErrorDetails) -> InitErrorDetails:
     """Return an error in the form from which pydantic builds a new report."""
     return InitErrorDetails(
-        type=details["type"],
-        loc=details["loc"],
-        input=details["input"],
-        ctx=details.get("ctx", {}),
+        type=details["type"], loc=details["loc"], input=details["input"], ctx=details.get("ctx", {})
     )
 
 

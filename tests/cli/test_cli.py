@@ -282,10 +282,7 @@ async def test_a_signal_ends_the_gateway_after_its_calls(file: Path, number: int
 
 @pytest.mark.parametrize(
     ("arguments", "numbers"),
-    [
-        (("schema",), ()),
-        (("serve", "x"), (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)),
-    ],
+    [(("schema",), ()), (("serve", "x"), (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))],
     ids=["any command", "serve"],
 )
 async def test_ctrl_c_during_the_imports_ends_it_with_one_line_and_no_other_signal_does(
@@ -511,8 +508,7 @@ async def test_a_missing_file_of_upstream_tls_is_an_error(
 ) -> None:
     upstream = "endpoints: ['https://triton:8000'], tls: {ca: /none.pem}"
     await asyncio.to_thread(
-        file.write_text,
-        f"workers: 2\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
+        file.write_text, f"workers: 2\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n"
     )
     why = "upstreams.triton.tls.ca: /none.pem cannot be read: No such file or directory"
     assert await ended(command, str(file)) == (1, "", f"{file}:3: {why}\n")
@@ -521,7 +517,7 @@ async def test_a_missing_file_of_upstream_tls_is_an_error(
 def test_missing_files_are_printed_with_all_other_errors(call: Call, file: Path) -> None:
     file.write_text(
         "tls: {certificate: /none.crt, key: /none.key}\n"
-        "upstreams: {triton: {endpoints: http://triton:8000, dialect: Triton}}\n",
+        "upstreams: {triton: {endpoints: http://triton:8000, dialect: Triton}}\n"
     )
     gone = "cannot be read: No such file or directory"
     assert call("check", str(file)) == (
@@ -537,8 +533,7 @@ def test_missing_files_are_printed_with_all_other_errors(call: Call, file: Path)
 async def test_unchecked_server_certificates_are_warned_of_once(file: Path) -> None:
     upstream = "endpoints: ['https://127.0.0.1:1'], tls: {verify: false}"
     await asyncio.to_thread(
-        file.write_text,
-        f"workers: 2\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
+        file.write_text, f"workers: 2\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n"
     )
     async with gateway_process(str(file)) as (process, _):
         process.signal(signal.SIGTERM)

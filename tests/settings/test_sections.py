@@ -42,11 +42,7 @@ def test_receiver_is_a_url(given: str, url: str) -> None:
     ],
 )
 def test_missing_extra_is_an_error_that_names_it(
-    missing: set[str],
-    protocol: str,
-    named: str | None,
-    file: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    missing: set[str], protocol: str, named: str | None, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "gateway.settings.cross_checks.find_spec",

@@ -157,9 +157,7 @@ async def test_successor_replies_to_what_its_predecessor_did_not_read(sockets: S
             assert await asked == "ready!"
 
 
-async def test_restarted_admin_process_ignores_replies_to_its_predecessor(
-    sockets: Sockets,
-) -> None:
+async def test_restarted_admin_process_ignores_replies_to_its_predecessor(sockets: Sockets) -> None:
     may_reply = asyncio.Event()
 
     async def respond(question: Question, connection: socket.socket | None) -> str:

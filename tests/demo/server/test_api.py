@@ -129,9 +129,7 @@ async def test_rejected_requests_have_an_error_message(
     assert list(json.loads(response.body)) == ["error"]
 
 
-async def test_trace_settings_of_a_model_override_the_global_ones(
-    demo: Demo,
-) -> None:
+async def test_trace_settings_of_a_model_override_the_global_ones(demo: Demo) -> None:
     path, everywhere = "/v2/models/add/trace/setting", "/v2/trace/setting"
 
     async def change(path: str, **changes: Any) -> Any:
@@ -181,11 +179,7 @@ async def test_generate_returns_plain_members(
     demo: Demo, model: str, document: object, expected: dict[str, object]
 ) -> None:
     response = await demo.ask("POST", f"/v2/models/{model}/generate", document)
-    assert json.loads(response.body) == {
-        **expected,
-        "model_name": model,
-        "model_version": "1",
-    }
+    assert json.loads(response.body) == {**expected, "model_name": model, "model_version": "1"}
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,7 @@ async def test_identity_accepts_every_rank_and_nested_data(demo: Demo, shape: li
     assert outputs(response)["OUTPUT0"] == (shape, np.ones(shape).ravel().tolist())
 
 
-async def test_json_numbers_are_exact_doubles_and_nan_and_infinity_bare_tokens(
-    demo: Demo,
-) -> None:
+async def test_json_numbers_are_exact_doubles_and_nan_and_infinity_bare_tokens(demo: Demo) -> None:
     data = b'"data":[NaN,Infinity,-Infinity,0.10000000149011612]'
     head = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[4],'
     response = await demo.infer(

@@ -2,15 +2,7 @@ import pytest
 
 from gateway.settings.values.wording import closest_name, did_you_mean, suggest
 
-KNOWN = (
-    "triton",
-    "idle_timeout",
-    "least_request",
-    "round_robin",
-    "FP32",
-    "BYTES",
-    "warning",
-)
+KNOWN = ("triton", "idle_timeout", "least_request", "round_robin", "FP32", "BYTES", "warning")
 
 
 @pytest.mark.parametrize(
