@@ -7,10 +7,9 @@ import pytest
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.dialects import DIALECTS
 from gateway.protocol.operations import OPERATION_KINDS
-from gateway.settings.error_text import TIMEOUTS
 from gateway.settings.json_schema import settings_schema
 from gateway.settings.limits import Limits
-from gateway.settings.load import MAX_FILE_BYTES, load
+from gateway.settings.load import MAX_FILE_BYTES, TIMEOUTS, load
 from gateway.settings.log import Log
 from gateway.settings.models import Datatype, Tensor
 from gateway.settings.problems import Problem

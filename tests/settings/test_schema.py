@@ -9,7 +9,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from gateway.settings.json_schema import settings_schema
-from gateway.settings.yaml.loader import parse_yaml
+from gateway.settings.yaml_document import parse_yaml
 from tests.settings.invalid_files import read_invalid_files
 
 CONFIG = Path(__file__).parents[2] / "config"

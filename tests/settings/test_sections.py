@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import cross_checks
-from gateway.settings.forwarded import Forwarded
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
-from gateway.settings.tracing import parse_receiver
+from gateway.settings.sections import Forwarded, parse_receiver
 from tests.support.compiled import needs_source
 
 
