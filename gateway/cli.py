@@ -106,8 +106,11 @@ def check(config: Path, probe: bool) -> None:
     cannot be used. With --probe, it is 3 if a server or a model is not as declared, and else 4 if a
     server is not ready or cannot be reached.
     """
-    from gateway.app.preflight.files import check_files, settings_warnings
-    from gateway.app.preflight.self_reference import find_self_references
+    from gateway.app.preflight.settings_checks import (
+        check_files,
+        find_self_references,
+        settings_warnings,
+    )
 
     loaded = _load_or_exit(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings

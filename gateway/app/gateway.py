@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from gateway.app.active_config import ActiveConfig
 from gateway.app.build.limits import SharedLimits, build_shared_limits
 from gateway.app.build.routes import build_routes
 from gateway.app.build.tracing import Tracing, build_tracing
@@ -37,18 +36,90 @@ from gateway.observe.gateway_metrics import GatewayMetrics, OffloadMetrics
 from gateway.observe.log_writer import LogWriter
 from gateway.observe.tracing.exporter import TraceExporter
 from gateway.offload.threads import OffloadThreads
+from gateway.proxy.calls.dispatch import handle_request
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Upstream
+from gateway.proxy.filters.mirror import Mirror
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
 from gateway.workers.control import ControlServer, Question
 from gateway.workers.worker_watch import WorkerWatch
 
+_RETIRED_POLL = 0.1
+"""Seconds between two looks whether the calls of a retired configuration have ended."""
 _NOTED_WAIT = 1.0
 """Seconds after which other workers learn that a call waits for its endpoint."""
 
 _log = logging.getLogger("tensorgate")
+
+
+class ActiveConfig:
+    """A router and its upstreams, which it may share with the runtimes before and after it."""
+
+    def __init__(
+        self, shared_upstreams: Mapping[str, SharedUpstream], router: Router, limits: SharedLimits
+    ) -> None:
+        self.shared_upstreams = shared_upstreams
+        self.router = router
+        self.limits = limits
+        self.planner = Planner(router)
+        self._calls = 0
+
+    def activate(self) -> None:
+        """Hold the upstreams, and apply the limits, from now on; that cannot fail."""
+        for each in self.shared_upstreams.values():
+            each.acquire()
+        self.limits.apply()
+
+    @property
+    def upstreams(self) -> dict[str, Upstream]:
+        """Return the upstreams by name."""
+        return upstreams_by_name(self.shared_upstreams)
+
+    @property
+    def in_use(self) -> bool:
+        """Tell whether calls that began on it are still running."""
+        calls = self._calls or self.planner.in_flight
+        return bool(calls) or any(
+            each.has_calls_of_last_user for each in self.shared_upstreams.values()
+        )
+
+    async def handle_request(self, request: ClientRequest, response: ClientResponse) -> None:
+        """Serve a request on the streaming path."""
+        self._calls += 1
+        try:
+            await handle_request(request, response, self.planner)
+        finally:
+            self._calls -= 1
+
+    def flush_mirror_logs(self) -> None:
+        """Log how many mirrored requests have failed, where that is due; call it once a second."""
+        for mirror in self._mirrors():
+            mirror.stats.flush_if_due()
+
+    def _mirrors(self) -> Iterator[Mirror]:
+        return (route.mirror for route in self.router.routes if route.mirror is not None)
+
+    async def close(self) -> None:
+        """Close all that no other configuration uses, once no call is running."""
+        self.planner.close()
+        for mirror in self._mirrors():
+            await mirror.close()
+        await self.router.readiness.close()
+        for each in self.shared_upstreams.values():
+            await each.release()
+
+    async def close_when_idle(self) -> None:
+        """Close all that no other configuration uses, when the calls have ended; none begins."""
+        try:
+            # Polled: nothing signals the end of the last call.
+            while self.in_use:  # noqa: ASYNC110
+                await asyncio.sleep(_RETIRED_POLL)
+        finally:
+            await self.close()
 
 
 Closable = OffloadThreads | LogWriter | TraceExporter

@@ -13,7 +13,7 @@ from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.build.tls import server_tls_files
 from gateway.app.journal import RELOAD_REFUSED, SETTINGS_RELOADED, EventKind
 from gateway.app.loaded_resources import LoadedResources, unwatched_files
-from gateway.app.preflight.files import settings_warnings
+from gateway.app.preflight.settings_checks import settings_warnings
 from gateway.app.process import log_addresses, set_log_level
 from gateway.app.shared_memory import Revision, SharedMemory
 from gateway.errors import INTERNAL_ERROR_TEXT

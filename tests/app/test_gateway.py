@@ -12,7 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.app import standalone
 from gateway.app.build import upstreams as build_upstreams
 from gateway.app.build.listening import UnusableSettingsError
-from gateway.app.preflight.files import settings_warnings
+from gateway.app.preflight.settings_checks import settings_warnings
 from gateway.app.standalone import StandaloneGateway
 from gateway.errors import GatewayError
 from gateway.observe.call_record import CallRecord
