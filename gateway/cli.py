@@ -25,7 +25,6 @@ from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.build.worker_count import worker_count
 from gateway.build_info import COMPILED, describe_build
 from gateway.observe.stderr_handler import StderrHandler
-from gateway.settings.json_schema import settings_schema
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Route, describe_match
@@ -133,6 +132,7 @@ def check(config: Path, probe: bool) -> None:
 @main.command()
 def schema() -> None:
     """Print the JSON Schema of the settings, for editors."""
+    from gateway.settings.json_schema import settings_schema
     click.echo(json.dumps(settings_schema(), indent=2))
 
 
