@@ -195,7 +195,6 @@ async def test_gateway_serves_and_counts_connections_accepted_elsewhere(
             await until(lambda: not worker.listener.connections)
             with socket.create_connection(address) as silent:
                 worker.take(listening.accept()[0])
-                await asyncio.sleep(0.02)
                 assert len(closed) == 2
                 silent.setblocking(False)
     assert len(closed) == 3

@@ -1,6 +1,5 @@
 """The journal: events of several processes as one list, and those of endpoints among them."""
 
-import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -126,7 +125,7 @@ async def test_longer_ejection_is_no_new_event() -> None:
         pool = upstream.upstream.pool
         member = pool.members[0]
         pool.outlier_detector.record(member, Outcome.NO_RESPONSE, "no")
-        await asyncio.sleep(0.002)  # until the ejection is over
+        await until(lambda: member.ejection.until < time.monotonic())
         pool.outlier_detector.start_trial(member)
         pool.outlier_detector.record(member, Outcome.NO_RESPONSE, "no")
         assert member.ejection.ejections == 2

@@ -170,7 +170,7 @@ async def test_requests_during_a_reload_lead_to_one_more(
         assert len(calls) == 1
         go_on.set()
         await reloading.until_number(3)
-        await asyncio.sleep(0.02)
+        assert not reloading.reloader.requested.is_set()
         assert len(calls) == 2
 
 
