@@ -133,6 +133,7 @@ def check(config: Path, probe: bool) -> None:
 def schema() -> None:
     """Print the JSON Schema of the settings, for editors."""
     from gateway.settings.json_schema import settings_schema
+
     click.echo(json.dumps(settings_schema(), indent=2))
 
 

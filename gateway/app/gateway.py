@@ -22,7 +22,7 @@ from gateway.app.captured_calls import CapturedCalls
 from gateway.app.ejection_sync import EjectionSync
 from gateway.app.endpoint_watch import EndpointWatch, RecentLooks
 from gateway.app.loaded_resources import LoadedResources, load_resources
-from gateway.app.reload import CloseReplaced, PreparedReload, describe_changes, keep_workers
+from gateway.app.reload import CloseReplaced, PreparedReload
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import StatusPublisher, describe_concurrency, describe_upstream
 from gateway.listener.connection_host import IdleTimeouts
@@ -189,12 +189,10 @@ class Gateway:
         """The endpoints that operators have drained; None before they are read again."""
         self.shared = shared
         self._slot = slot
-        self.metric_store = shared.metric_store
-        """The counters and histograms of all workers."""
         shared.worker_pids[slot][0] = os.getpid()
         shared.heartbeats[slot][0] = int(time.monotonic() * 1000)
-        writer = self.metric_store.writer(slot)
-        self.call_metrics = CallMetrics(self.metric_store, writer)
+        writer = shared.metric_store.writer(slot)
+        self.call_metrics = CallMetrics(shared.metric_store, writer)
         self.journal = shared.journal(slot)
         """Where this process records its events."""
         self._metrics = GatewayMetrics(writer, self.call_metrics.observe_mirrored)
@@ -206,7 +204,7 @@ class Gateway:
             shared.statuses, slot, self.status, self._metrics, self._tick, self._each_second
         )
         self._worker_watch = WorkerWatch(shared.worker_pids, shared.heartbeats, slot)
-        looks, leads = RecentLooks(self.metric_store), self._worker_watch.leads
+        looks, leads = RecentLooks(shared.metric_store), self._worker_watch.leads
         self._endpoint_watch = EndpointWatch(looks, shared.waiting.read, self._pools, leads)
         self._captured = CapturedCalls(self._capturing_listener, self._handle_request)
         self._background = AsyncExitStack()
@@ -269,13 +267,12 @@ class Gateway:
         RuntimeError or OSError where the system has no room for a part.
         """
         before = self.parts
-        settings = keep_workers(settings, self.settings)
         resources = await asyncio.to_thread(load_resources, settings, before.resources)
-        changes = describe_changes(resources, before.resources)
-        limits = build_shared_limits(settings, self._metrics, before.active_config.limits)
+        last = before.active_config.limits
+        limits = build_shared_limits(resources.settings, self._metrics, last)
         async with AsyncExitStack() as undo:
             parts = await self._make_parts(resources, limits, before, undo)
-            return PreparedReload(changes, partial(self._swap, parts), undo.pop_all())
+            return PreparedReload(partial(self._swap, parts), undo.pop_all().aclose)
 
     async def _make_parts(
         self,

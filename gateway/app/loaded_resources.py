@@ -8,8 +8,6 @@ from collections.abc import Callable
 from ipaddress import ip_network
 from typing import NamedTuple
 
-from multidict import CIMultiDictProxy
-
 from gateway.app.build.api_keys import ApiKeys
 from gateway.app.build.tls import load_server_tls, upstream_tls_contexts, upstream_tls_files
 from gateway.app.build.upstreams import UpstreamSpec
@@ -32,12 +30,6 @@ class LoadedResources(NamedTuple):
     api_keys: ApiKeys
     upstream_specs: tuple[UpstreamSpec, ...]
     forwarding: ForwardedPolicy
-
-    def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
-        """Tell whether a request has a key of ``admin.keys``."""
-        name = self.settings.admin.keys
-        group = self.api_keys.groups.get(name) if name else None
-        return group is not None and group.authenticates(headers)
 
     def refresh(self, journal: Journal | None) -> bool:
         """Load API keys and the server certificate again, if their files have changed.
@@ -63,9 +55,11 @@ def load_resources(settings: Settings, before: LoadedResources | None = None) ->
     """Load what settings name, which takes a while.
 
     If their settings are as ``before``, the server certificate and the API keys are those from
-    before, which follow their files. The identity is always that from before. Raises
-    UnusableSettingsError.
+    before, which follow their files. The identity is always that from before, and so is the number
+    of processes, which is fixed as they run. Raises UnusableSettingsError.
     """
+    if before is not None:
+        settings = settings.model_copy(update={"workers": before.settings.workers})
     if before is not None and settings.tls == before.settings.tls:
         tls = before.tls
     else:

@@ -30,6 +30,7 @@ from gateway.app.reload import (
     PreparedReload,
     ReloadLog,
     SettingsSource,
+    describe_changes,
     failure_text,
 )
 from gateway.app.shared_memory import SharedMemory
@@ -153,10 +154,10 @@ class StandaloneGateway(Gateway):
 
     async def reload(self, settings: Settings) -> str:
         """Apply other settings, as ``prepare`` and a commit do; return what has changed."""
-        prepared = await self.prepare(settings)
+        prepared, before = await self.prepare(settings), self.parts.resources
         # Nothing is awaited in between, as ``prepare`` has begun to accept connections.
         await prepared.commit()()
-        return prepared.changes
+        return describe_changes(self.parts.resources, before)
 
     async def prepare(self, settings: Settings) -> PreparedReload:
         """Do so for the addresses too, at which it has accepted no connection yet."""
@@ -178,7 +179,7 @@ class StandaloneGateway(Gateway):
             undo.callback(doors.close, opened, clients)
             doors.open(opened, clients)
             swap = partial(self._swap_doors, doors, parts)
-            return PreparedReload(parts.changes, swap, undo.pop_all())
+            return PreparedReload(swap, undo.pop_all().aclose)
 
     def _swap_doors(self, doors: _Doors, parts: PreparedReload) -> CloseReplaced:
         replaced, self._doors = self._doors, doors
@@ -243,7 +244,7 @@ class SingleProcessReloader(BackgroundTask):
 
     def __init__(self, gateway: StandaloneGateway, source: SettingsSource) -> None:
         self._gateway = gateway
-        store = gateway.metric_store
+        store = gateway.shared.metric_store
         self._log = ReloadLog(source, gateway.shared, store.writer(store.segments - 1))
         self.requested = asyncio.Event()
         """Have the settings read again, whether the files have changed or not."""

@@ -41,7 +41,6 @@ from gateway.app.reload import (
     describe_changes,
     failure_reason,
     failure_text,
-    keep_workers,
 )
 from gateway.app.shared_memory import SharedMemory
 from gateway.observe.gateway_metrics import WORKER_RESTARTS
@@ -172,11 +171,10 @@ class GatewayWithWorkers(SupervisedGateway):
     def _prepare(self, requested: bool) -> _Update:
         """Read the settings, load what they name and open their addresses, or raise."""
         read = self._reload_log.source.read()
-        settings = keep_workers(read, self.settings)
-        resources = load_resources(settings, self._resources)
-        if not self.shared.new_settings.publish(0, pickle.dumps(settings)):
+        resources = load_resources(read, self._resources)
+        if not self.shared.new_settings.publish(0, pickle.dumps(resources.settings)):
             raise OSError("they are too large")
-        bound = listening.listen(settings.listen, settings.admin.listen, self._bound)
+        bound = listening.listen(read.listen, read.admin.listen, self._bound)
         changes = describe_changes(resources, self._resources)
         return _Update(read, requested, resources, bound, changes, self.settings, self.addresses)
 
@@ -289,7 +287,7 @@ class AdminProcess:
     async def prepare(self, settings: Settings) -> PreparedReload:
         """Load what other settings name. Raises UnusableSettingsError."""
         resources = await asyncio.to_thread(load_resources, settings, self.source.resources)
-        return PreparedReload("", partial(self._swap, resources), AsyncExitStack())
+        return PreparedReload(partial(self._swap, resources), AsyncExitStack().aclose)
 
     def _swap(self, resources: LoadedResources) -> CloseReplaced:
         self._watch.cancel()

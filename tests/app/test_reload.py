@@ -12,13 +12,7 @@ import pytest
 from gateway.app import loaded_resources
 from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.loaded_resources import load_resources
-from gateway.app.reload import (
-    SettingsSource,
-    describe_changes,
-    failure_reason,
-    failure_text,
-    keep_workers,
-)
+from gateway.app.reload import SettingsSource, describe_changes, failure_reason, failure_text
 from gateway.app.shared_memory import SharedMemory
 from gateway.errors import INTERNAL_ERROR_TEXT
 from gateway.settings.problems import SettingsError
@@ -87,8 +81,8 @@ def test_changed_certificate_file_changes_the_upstream(tmp_path: Path) -> None:
 
 
 def test_worker_count_needs_a_restart() -> None:
-    before, now = _settings(workers=2), _settings(workers="auto", watch=False)
-    assert keep_workers(now, before) == _settings(workers=2, watch=False)
+    before, now = load_resources(_settings(workers=2)), _settings(workers="auto", watch=False)
+    assert load_resources(now, before).settings == _settings(workers=2, watch=False)
 
 
 async def test_files_of_keys_and_certificate_are_followed(

@@ -207,7 +207,7 @@ class _Faulty:
     async def prepare(self, settings: Settings) -> PreparedReload:
         if settings.log.level == "debug":
             await asyncio.Event().wait()
-        return PreparedReload("", self._swap, AsyncExitStack())
+        return PreparedReload(self._swap, AsyncExitStack().aclose)
 
     def _swap(self) -> CloseReplaced:
         raise ValueError("a bug")
