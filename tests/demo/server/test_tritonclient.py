@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
-from tritonclient.utils import InferenceServerException
 
 from gateway.demo.server.server import DemoServer
 
@@ -74,24 +73,6 @@ async def test_identity_round_trips_tensors(server: DemoServer, datatype: str) -
         is_text = datatype == "BYTES" and not binary
         given = np.array([[e.decode() for e in array[0]]], object) if is_text else array
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), given)
-
-
-async def test_inputs_and_outputs_may_mix_json_and_binary(server: DemoServer) -> None:
-    left, right = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
-    result = await infer(
-        server,
-        "add",
-        tensor("INPUT0", "FP32", left, binary=True),
-        tensor("INPUT1", "FP32", right, binary=False),
-    )
-    np.testing.assert_array_equal(result.as_numpy("SUM"), left + right)
-
-
-async def test_error_reaches_the_client(server: DemoServer) -> None:
-    inputs = tensor("INPUT0", "FP32", np.zeros(1, np.float32), binary=True)
-    with pytest.raises(InferenceServerException, match="missing required input 'INPUT1'") as error:
-        await infer(server, "add", inputs)
-    assert error.value.status() == "400"
 
 
 async def test_client_reads_metadata(server: DemoServer) -> None:
