@@ -47,11 +47,17 @@ from gateway.observe.gateway_metrics import WORKER_RESTARTS
 from gateway.settings.schema import Settings
 from gateway.system.memory import tune_garbage_collector
 from gateway.workers.control import ControlClient
-from gateway.workers.ipc import FromWorker, ListeningSockets, ToWorker, WorkerChannel
+from gateway.workers.ipc import (
+    ConnectionKind,
+    FromWorker,
+    ListeningSockets,
+    ToWorker,
+    WorkerChannel,
+)
 from gateway.workers.reload_broadcast import PREPARE_TIMEOUT
 from gateway.workers.signals import STOP_SIGNALS
-from gateway.workers.supervisor import SupervisedGateway, Supervisor
-from gateway.workers.worker_pool import WorkerProcess
+from gateway.workers.supervisor import Supervisor
+from gateway.workers.worker_pool import SupervisedGateway, WorkerProcess
 
 _log = logging.getLogger("tensorgate")
 
@@ -63,30 +69,7 @@ def serve_with_workers(workers: int, settings: Settings, source: SettingsSource)
     """
     gateway = GatewayWithWorkers(settings, source, workers)
     tune_garbage_collector()
-    supervisor = Supervisor(
-        workers,
-        lambda channel: run(_serve(channel, gateway.shared, gateway.worker)),
-        lambda channel: run(_serve(channel, gateway.shared, gateway.admin_process)),
-        gateway,
-    )
-    log_stopped(supervisor.run())
-
-
-async def _serve(
-    channel: WorkerChannel,
-    shared: SharedMemory,
-    build: Callable[[Callable[[], None], int], Gateway | AdminProcess],
-) -> None:
-    """Serve the connections that the supervisor accepts: those of clients, or of operators."""
-    # The first thing to do, as the rest takes a while: the supervisor ends this process.
-    handle_signals(partial(channel.send, FromWorker.LEAVING), *STOP_SIGNALS)
-    gateway = build(channel.count_closed, channel.slot)
-    reloader = WorkerReloader(gateway, shared, partial(channel.send, FromWorker.RELOAD_DONE))
-    async with gateway, reloader, MallocTrim():
-        tune_garbage_collector()
-        channel.send(FromWorker.READY)
-        await channel.receive(gateway, reloader.steps.put_nowait)
-    channel.send(FromWorker.DROPPED, str(gateway.dropped))
+    log_stopped(Supervisor(workers, gateway).run())
 
 
 class _Update(NamedTuple):
@@ -145,9 +128,26 @@ class GatewayWithWorkers(SupervisedGateway):
         # It gets what is loaded already: the files may have become unusable since then.
         return Gateway(self._resources, self.shared, slot, on_closed)
 
-    def admin_process(self, *_: object) -> AdminProcess:
-        """Build what the admin process runs."""
-        return AdminProcess(self._resources, self.shared)
+    def run(self, channel: WorkerChannel, serves: ConnectionKind) -> None:
+        """Run in a worker or the admin process until it is to exit."""
+        run(self._serve(channel, serves))
+
+    async def _serve(self, channel: WorkerChannel, serves: ConnectionKind) -> None:
+        """Serve the connections that the supervisor accepts: those of clients, or of operators."""
+        # The first thing to do, as the rest takes a while: the supervisor ends this process.
+        handle_signals(partial(channel.send, FromWorker.LEAVING), *STOP_SIGNALS)
+        gateway: Gateway | AdminProcess
+        if serves == ToWorker.CLIENT:
+            gateway = self.worker(channel.count_closed, channel.slot)
+        else:
+            gateway = AdminProcess(self._resources, self.shared)
+        done = partial(channel.send, FromWorker.RELOAD_DONE)
+        reloader = WorkerReloader(gateway, self.shared, done)
+        async with gateway, reloader, MallocTrim():
+            tune_garbage_collector()
+            channel.send(FromWorker.READY)
+            await channel.receive(gateway, reloader.steps.put_nowait)
+        channel.send(FromWorker.DROPPED, str(gateway.dropped))
 
     def poll(self, requested: bool) -> ListeningSockets | None:
         """Read the settings if that is requested, or if their files have changed."""

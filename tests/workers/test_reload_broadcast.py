@@ -12,7 +12,7 @@ import pytest
 from gateway.workers import reload_broadcast
 from gateway.workers.ipc import FromWorker, ListeningSockets, ToWorker, receive, send
 from gateway.workers.reload_broadcast import ReloadBroadcaster
-from gateway.workers.worker_pool import WorkerProcess
+from gateway.workers.worker_pool import SupervisedGateway, WorkerProcess
 
 
 class _Reloads:
@@ -32,7 +32,7 @@ class _Reloads:
         self.ends: list[socket.socket] = []
         for _ in range(count):
             self.start_worker()
-        self.broadcaster = ReloadBroadcaster(self)
+        self.broadcaster = ReloadBroadcaster(cast("SupervisedGateway", self))
 
     def poll(self, requested: bool) -> ListeningSockets | None:
         self.polls.append(requested)
