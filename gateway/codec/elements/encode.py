@@ -14,7 +14,7 @@ import orjson
 from gateway.codec import native
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
 from gateway.codec.elements.rounding import read_numbers
-from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
+from gateway.codec.offload_interface import Offloader, OffloadFuture
 from gateway.codec.policies import NONFINITE_CODES, BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype, Family
@@ -32,8 +32,9 @@ class OffloadedText:
         self._encode_here = encode_here
 
     def text(self) -> TextChunk:
-        """Return the text once the future is done; raises GatewayError as ``feed`` does."""
-        return self._encode_here() if self.future.result is None else self.future.result
+        """Return the text, once the future is done; raises GatewayError as ``feed`` does."""
+        text = self.future.take_result()
+        return self._encode_here() if text is None else text
 
 
 def join_text(parts: Iterable[TextChunk | OffloadedText]) -> bytes:
@@ -105,8 +106,7 @@ class NumberEncoder:
             return []
         first, future = self.count, None
         if offloader is not None:
-            job = ConversionJob(True, self._datatype, self._nonfinite, continued=first > 0)
-            future = offloader.submit(job, complete) if job.can_be_offloaded else None
+            future = offloader.encode(complete, self._datatype, self._nonfinite, first > 0)
         if future is None:
             return [self._encode_next(complete)]
         self.count += len(complete) // self._size
