@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.request import InferRequestReader, read_json_fast, read_without_data
-from gateway.codec.v2.response import encoded_converter
+from gateway.codec.v2.response import ResponseEncoder
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import parse_response_header
@@ -38,7 +38,7 @@ def convert_request(pieces: list[bytes]) -> None:
 
 
 def convert_response(pieces: list[bytes]) -> None:
-    codec = encoded_converter(
+    codec = ResponseEncoder(
         None, OutputEncoding(True, {"text": False}), JsonPolicies(), CAP, 1 << 20
     )
     for piece in pieces:

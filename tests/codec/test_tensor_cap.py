@@ -12,14 +12,14 @@ from gateway.codec.json.parse_cost import VALUES_PER_TENSOR, check_value_count
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v2.json_reader import JsonMessageReader
-from gateway.codec.v2.json_request import JsonRequestWriter
+from gateway.codec.v2.json_writer import JsonRequestWriter
 from gateway.codec.v2.request import (
     InferRequestReader,
     read_buffered_json,
     read_json_fast,
     read_without_data,
 )
-from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
+from gateway.codec.v2.response import ResponseEncoder, json_converter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.messages import OutputEncoding
@@ -49,9 +49,7 @@ def request(inputs: list[dict[str, Any]], outputs: int = 0) -> bytes:
     return json.dumps(fields).encode()
 
 
-def run_steps(
-    codec: JsonMessageReader | ResponseConverter[Any], text: bytes, last: bool = False
-) -> None:
+def run_steps(codec: JsonMessageReader | ResponseEncoder, text: bytes, last: bool = False) -> None:
     codec.feed(text, last)
     while codec.step():
         pass
@@ -134,10 +132,10 @@ def test_more_outputs_than_the_cap_are_a_bad_response() -> None:
     words = f"the server's response has more than {MAX_OUTPUTS} outputs"
     header = json.dumps({"outputs": [BINARY] * (MAX_OUTPUTS + 1)}).encode()
     with pytest.raises(GatewayError) as caught:
-        json_converter(len(header), JsonPolicies(), 1 << 24, 1 << 24).feed(header)
+        json_converter(len(header), JsonPolicies(), 1 << 24, 1 << 24).text(header)
     assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, words)
     body = json.dumps({"outputs": [DATA] * (MAX_OUTPUTS + 1)}).encode()
-    codec = encoded_converter(None, OutputEncoding(True, {}), JsonPolicies(), 1 << 20, 1 << 20)
+    codec = ResponseEncoder(None, OutputEncoding(True, {}), JsonPolicies(), 1 << 20, 1 << 20)
     with pytest.raises(GatewayError) as caught:
         run_steps(codec, body[: -len("]}")])  # before the end
     assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, words)

@@ -17,7 +17,7 @@ from gateway.codec.elements.encode import TextChunk, fast_encode_numbers
 from gateway.codec.json.header_length_check import check_header_length
 from gateway.codec.policies import DEFAULT_POLICIES, JsonPolicies
 from gateway.codec.v2.json_writer import split_around_data
-from gateway.codec.v2.response import encoded_converter, json_converter, response_fields
+from gateway.codec.v2.response import ResponseEncoder, json_converter, response_fields
 from gateway.codec.v2.response_reader import has_text_for_base64, read_header_fast
 from gateway.codec.v2.tensor_check import TensorCheck
 from gateway.errors import GatewayError
@@ -173,12 +173,12 @@ def _write_json(body: bytes, header_size: int, plan: ResponsePlan) -> ConvertedR
 
 def _encode(body: bytes, header_size: int | None, plan: ResponsePlan) -> ConvertedResponse:
     """Convert each output to the requested encoding."""
-    converter = encoded_converter(header_size, plan.encoding, *plan.policies_and_caps)
-    converter.feed(body, last=True)
-    while converter.step():
+    encoder = ResponseEncoder(header_size, plan.encoding, *plan.policies_and_caps)
+    encoder.feed(body, last=True)
+    while encoder.step():
         pass
-    header, tensors = converter.finish()
-    elements = converter.element_count
+    header, tensors = encoder.finish()
+    elements = encoder.element_count
     if not any(tensors):
         return ConvertedResponse(header, elements=elements)
     body = b"".join((header, *tensors))

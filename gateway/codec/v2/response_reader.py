@@ -88,6 +88,11 @@ class InferResponseReader:
         in_json = 0 if self._json is None else self._json.buffered_bytes
         return in_json + len(self._header) + sum(map(len, self._data)) + self._memory
 
+    @property
+    def element_count(self) -> int:
+        """Return the number of elements of the response; 0 before its head was read."""
+        return 0 if self.response is None else self.response.head.element_count
+
     def feed(self, data: bytes | memoryview, last: bool = False) -> None:
         """Take the next data, from which ``pieces`` are made; ``last`` marks the end.
 

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.codec.json import array_scanner
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.request import InferRequestReader
-from gateway.codec.v2.response import ResponseConverter
+from gateway.codec.v2.response import ResponseEncoder
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 from tests.codec.reference import PlainRequest, RefusedError, convert_request
@@ -45,9 +45,7 @@ class Failed:
 Outcome = Accepted | Failed
 
 
-def feed_all(
-    codec: InferRequestReader | ResponseConverter[Any], pieces: list[bytes], work: bool
-) -> None:
+def feed_all(codec: InferRequestReader | ResponseEncoder, pieces: list[bytes], work: bool) -> None:
     """Feed a whole message; ``work`` says whether to convert between the pieces."""
     for piece in pieces:
         codec.feed(piece)

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
-from gateway.codec.v2.response import encoded_converter, json_converter
+from gateway.codec.v2.response import ResponseEncoder, json_converter
 from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
 from tests.codec.v2.infer_requests import Failed, feed_all
@@ -36,7 +36,7 @@ def as_mixed(
     policies: JsonPolicies | None = None,
     body_cap: int = BODY_CAP,
 ) -> tuple[bytes, bytes] | Failed:
-    codec = encoded_converter(header_size, form, policies or JsonPolicies(), HEADER_CAP, body_cap)
+    codec = ResponseEncoder(header_size, form, policies or JsonPolicies(), HEADER_CAP, body_cap)
     try:
         for piece in pieces:
             codec.feed(piece)
@@ -89,7 +89,7 @@ def convert_response(
     body_cap: int = 1 << 24,
 ) -> Converted | Failed:
     """Convert a response; `work` says whether to convert between the pieces."""
-    codec = encoded_converter(None, form, JsonPolicies(), header_cap, body_cap)
+    codec = ResponseEncoder(None, form, JsonPolicies(), header_cap, body_cap)
     try:
         feed_all(codec, pieces, work)
         header, tensors = codec.finish()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from gateway.codec.policies import BytesEncoding, JsonPolicies
-from gateway.codec.v2.json_request import JsonRequestWriter
+from gateway.codec.v2.json_writer import JsonRequestWriter
 from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import InferRequest

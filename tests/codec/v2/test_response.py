@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.codec.json.array_scanner import WINDOW
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v2.buffered_response import write_json_fast
-from gateway.codec.v2.response import encoded_converter, json_converter
+from gateway.codec.v2.response import ResponseEncoder, json_converter
 from gateway.codec.v2.response_reader import InferResponseReader, read_without_data
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import OutputEncoding
@@ -347,7 +347,7 @@ def test_large_json_output_is_converted_in_steps() -> None:
     numbers = list(range(100_000))
     entry = {"data": numbers, "name": "y", "shape": [len(numbers)], "datatype": "INT32"}
     body, size = response_body([Output("y", entry, b""), BINARY])
-    codec = encoded_converter(size, ALL, JsonPolicies(), 1 << 20, 1 << 20)
+    codec = ResponseEncoder(size, ALL, JsonPolicies(), 1 << 20, 1 << 20)
     codec.feed(body)
     steps = 0
     while codec.step():

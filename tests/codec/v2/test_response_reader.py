@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.codec.json import array_scanner
 from gateway.codec.policies import BytesEncoding, JsonPolicies
-from gateway.codec.v2.response import encoded_converter
+from gateway.codec.v2.response import ResponseEncoder
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
@@ -159,7 +159,7 @@ def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:
     """Return the outputs of a response requested as JSON, however it is split."""
     found = []
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
-        codec = encoded_converter(None, OutputEncoding(False, {}), policies, 1 << 20, 1 << 24)
+        codec = ResponseEncoder(None, OutputEncoding(False, {}), policies, 1 << 20, 1 << 24)
         with strategies.windows_of(64):  # to have long strings
             for piece in pieces:
                 codec.feed(piece)
@@ -198,7 +198,7 @@ def test_output_that_is_base64_already_is_not_encoded_again(behind: bool) -> Non
 
 def test_base64_beyond_the_spool_cap_is_refused() -> None:
     policies = JsonPolicies(as_base64=frozenset("y"))
-    codec = encoded_converter(None, OutputEncoding(False, {}), policies, 1000, 999)
+    codec = ResponseEncoder(None, OutputEncoding(False, {}), policies, 1000, 999)
     with pytest.raises(
         GatewayError, match=r"becomes base64 .* \(limits.max_buffered_body_bytes\); ask for all"
     ):
