@@ -18,9 +18,15 @@ from gateway.codec.elements.encode import (
 )
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import BytesEncoding, JsonPolicies
-from gateway.protocol.datatypes import Datatype, Family
+from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary, Tensor
-from gateway.protocol.messages import Fields, InferRequest, InputTensor, RequestedOutput
+from gateway.protocol.messages import (
+    Fields,
+    InferRequest,
+    InputTensor,
+    OutputTensor,
+    RequestedOutput,
+)
 from gateway.protocol.request_header import mark_base64
 from gateway.protocol.tensors import element_count
 
@@ -212,9 +218,7 @@ class JsonRequestWriter:
         return {**fields, **head.extra}
 
     def _input_fields(self, tensor: InputTensor) -> Fields:
-        fields = tensor_fields(
-            tensor.name, tensor.datatype, tensor.shape, tensor.parameters, tensor.extra
-        )
+        fields = tensor_fields(tensor, tensor.parameters)
         is_text = tensor.datatype.family is Family.TEXT and tensor.binary_size is not None
         if is_text and self._policies_of(tensor).bytes_encoding is BytesEncoding.BASE64:
             mark_base64(fields)
@@ -247,11 +251,10 @@ def check_element_count(tensor: Tensor, converter: TensorEncoder, words: ErrorVo
         )
 
 
-def tensor_fields(
-    name: str, datatype: Datatype, shape: tuple[int, ...], parameters: Fields, extra: Fields
-) -> Fields:
-    """Return the members of a tensor without its data."""
-    fields = {"name": name, "datatype": datatype.name, "shape": shape, **extra}
+def tensor_fields(tensor: InputTensor | OutputTensor, parameters: Fields) -> Fields:
+    """Return the members of a tensor without its data, with these parameters."""
+    datatype = tensor.datatype.name
+    fields = {"name": tensor.name, "datatype": datatype, "shape": tensor.shape, **tensor.extra}
     return {**fields, "parameters": parameters} if parameters else fields
 
 

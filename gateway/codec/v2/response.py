@@ -109,9 +109,7 @@ def response_fields(response: InferResponse, policies: JsonPolicies) -> Fields:
         fields["parameters"] = head.parameters
     outputs = []
     for output in head.outputs:
-        entry = tensor_fields(
-            output.name, output.datatype, output.shape, output.parameters, output.extra
-        )
+        entry = tensor_fields(output, output.parameters)
         is_text = output.binary_size is not None and output.datatype.family is Family.TEXT
         if is_text and output.name in policies.as_base64:
             mark_base64(entry)
