@@ -13,11 +13,10 @@ from gateway.codec.json import array_scanner
 from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.response import ResponseEncoder
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.messages import OutputEncoding
+from gateway.protocol.messages import ALL_BINARY, OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import RefusedError, pack_bytes, response_in_binary
-from tests.codec.v2.infer_requests import Failed
-from tests.codec.v2.infer_responses import ALL, Converted, convert_response, rewritten
+from tests.codec.v2.conversions import Converted, Failed, convert_response, normal
 
 NAMES = ("a", "in put", 'q"', "é")
 WINDOWS = (24, 64, array_scanner.WINDOW)
@@ -31,7 +30,7 @@ def output(datatype: str, data: list[Any], name: str = "y", **more: Any) -> dict
     return {"name": name, "shape": [len(data)], "datatype": datatype, **more, "data": data}
 
 
-def converted(body: bytes, form: OutputEncoding = ALL) -> Converted:
+def converted(body: bytes, form: OutputEncoding = ALL_BINARY) -> Converted:
     """Return what a response becomes, however it is split."""
     found = convert_response([body], form)
     assert convert_response(strategies.bytewise(body), form) == found
@@ -40,7 +39,7 @@ def converted(body: bytes, form: OutputEncoding = ALL) -> Converted:
     return found
 
 
-def error_message(body: bytes, form: OutputEncoding = ALL) -> str:
+def error_message(body: bytes, form: OutputEncoding = ALL_BINARY) -> str:
     found = convert_response([body], form)
     assert convert_response(strategies.bytewise(body), form) == found
     assert isinstance(found, Failed), found
@@ -96,7 +95,7 @@ def check_response(body: bytes, binary: set[str], seed: int, window: int) -> Non
         assert "without a comma" in found.message
         assert window < array_scanner.WINDOW
         return
-    shown, expected = rewritten(found.header), rewritten(json.dumps(fields))
+    shown, expected = normal(found.header), normal(json.dumps(fields))
     assert shown == expected
     assert found.tensors == tail
 
