@@ -110,7 +110,8 @@ def test_bytes_have_the_encoding_of_the_client_or_of_the_policy(
 ) -> None:
     parameters = {**told, "binary_data_size": len(data)}
     entry = {"name": "x", "datatype": "BYTES", "shape": [2], "parameters": parameters}
-    request = read(json.dumps({"inputs": [entry]}).encode())
+    outputs = [{"name": "y", "parameters": IN_BASE64}]
+    request = read(json.dumps({"inputs": [entry], "outputs": outputs}).encode())
     head = replace(request.head, inputs=(replace(request.head.inputs[0], base64=base64),))
     request = InferRequest(head, request.id, request.tensors, request.text)
     for pieces in ([data], strategies.bytewise(data)):
@@ -118,6 +119,7 @@ def test_bytes_have_the_encoding_of_the_client_or_of_the_policy(
         if isinstance(text, Failed):
             assert text == shown
         else:
+            assert json.loads(text)["outputs"] == outputs
             (found,) = json.loads(text)["inputs"]
             assert (found["data"], found["parameters"]) == shown
 
