@@ -21,8 +21,9 @@ from gateway.offload import threads as threads_module
 from gateway.offload.threads import OffloadThreads
 from gateway.protocol.datatypes import DATATYPES, Datatype
 from tests.support.gateway import gateway_client, no_leaks, served, until
-from tests.support.http_messages import http_response
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.inference_messages import binary_response, infer_json
+from tests.support.servers.model_scripts import echo_tensors
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 if not NATIVE:
     pytest.skip("the C module is not compiled", allow_module_level=True)
@@ -158,7 +159,7 @@ async def test_wait_may_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _offload() as offload:
         busy = await _keep_busy(offload, monkeypatch)
         waiting = asyncio.create_task(busy.wait())
-        await asyncio.sleep(0.01)
+        await until(lambda: offload._waiters)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -187,7 +188,7 @@ async def test_jobs_end_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
         busy = await _keep_busy(offload, monkeypatch)
         queued = await _submitted(offload)
         waiting = asyncio.create_task(busy.wait())
-        await asyncio.sleep(0.01)
+        await until(lambda: offload._waiters)
         offload.close()
         assert _try_encode(offload) is None
         async with asyncio.timeout(30):
@@ -231,33 +232,15 @@ NUMBERS = bytes(fast_encode_numbers(VALUES.tobytes(), FP32) or b"")
 
 def _request(numbers: bytes) -> bytes:
     fields = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%d],"data":[%b]}]}'
-    body = fields % (COUNT, numbers)
-    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
-    return head % len(body) + body
-
-
-def _response(tensor: bytes) -> bytes:
-    parameters = {"binary_data_size": len(tensor)}
-    output = {"name": "y", "datatype": "FP32", "shape": [COUNT], "parameters": parameters}
-    header = json.dumps({"model_name": "m", "outputs": [output]}).encode()
-    return http_response(header + tensor, {"Inference-Header-Content-Length": str(len(header))})
-
-
-async def _echo(connection: Connection) -> None:
-    """Respond to each request with its tensor."""
-    while True:
-        received = await connection.request()
-        size = int(received.head.get("Inference-Header-Content-Length") or 0)
-        await connection.send(_response(received.body[size:]))
+    return infer_json(fields % (COUNT, numbers))
 
 
 @pytest.mark.parametrize("threads", [1, 4])
 async def test_large_bodies_are_converted_exactly(threads: int) -> None:
-    numbers = NUMBERS
-    async with served(_echo, offload=threads) as (_, _, client):
+    async with served(echo_tensors, offload=threads) as (_, _, client):
         for _ in range(3):
             async with asyncio.timeout(30):
-                client.send_nowait(_request(numbers))
+                client.send_nowait(_request(NUMBERS))
                 reply = await client.read_response()
             assert reply.status == 200
             data = json.loads(reply.body)["outputs"][0]["data"]
@@ -268,7 +251,7 @@ async def test_large_bodies_are_converted_exactly(threads: int) -> None:
 async def test_invalid_element_is_named() -> None:
     numbers = NUMBERS.split(b",")
     numbers[200_000] = b"true"
-    async with ScriptedServer(_echo) as server, gateway_client(server.url, offload=2) as client:
+    async with served(echo_tensors, offload=2) as (server, _, client):
         for _ in range(4):
             client.send_nowait(_request(b",".join(numbers)))
             reply = await client.read_response()
@@ -279,7 +262,7 @@ async def test_invalid_element_is_named() -> None:
 
 async def test_calls_that_are_cut_off_leave_no_job() -> None:
     request = _request(NUMBERS)
-    async with ScriptedServer(_echo) as server:
+    async with ScriptedServer(echo_tensors) as server:
         for part in (0.3, 0.6, 0.9, 1.0):
             async with no_leaks(), gateway_client(server.url, offload=2) as client:
                 client.send_nowait(request[: int(len(request) * part)])
@@ -290,18 +273,10 @@ async def test_first_invalid_element_of_a_response_is_named() -> None:
     """A later piece is encoded here while the thread is busy: its error is found first."""
     values = VALUES.copy()
     values[[5, *range(16_385, COUNT, 16_384)]] = np.nan
-
-    async def respond(connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await connection.send(_response(values.tobytes()))
-
-    request = _request(NUMBERS)
-    async with ScriptedServer(respond) as server:
-        route = {"nonfinite": "error"}
-        async with gateway_client(server.url, offload=1, route=route) as client:
-            for _ in range(5):
-                client.send_nowait(request)
-                reply = await client.read_response()
-                assert reply.status == 406
-                assert "element 5 is nan" in reply.error
+    script, route = always_respond(binary_response(values.tobytes())), {"nonfinite": "error"}
+    async with served(script, offload=1, route=route) as (_, _, client):
+        for _ in range(5):
+            client.send_nowait(_request(NUMBERS))
+            reply = await client.read_response()
+            assert reply.status == 406
+            assert "element 5 is nan" in reply.error
