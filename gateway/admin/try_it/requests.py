@@ -24,7 +24,7 @@ from gateway.codec.v1.nested_writer import (
     NestedNumberEncoder,
 )
 from gateway.codec.v2.binary_request import write_binary_header
-from gateway.codec.v2.json_request import JsonRequestWriter
+from gateway.codec.v2.json_writer import JsonRequestWriter
 from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
