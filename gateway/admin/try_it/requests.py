@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, pack_strings, split_elements
 from gateway.codec.elements.rounding import round_to
-from gateway.codec.grpc.request import write_infer_request
+from gateway.codec.grpc.infer import write_infer_request
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.codec.v1.nested_writer import (
     EmptyTensorEncoder,

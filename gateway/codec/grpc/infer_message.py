@@ -24,14 +24,11 @@ from gateway.protocol.datatypes import DATATYPES, Datatype
 from gateway.protocol.error_vocabulary import ErrorVocabulary
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.wire import (
-    LENGTH,
     MAX_MESSAGE,
     Buffer,
     WireError,
     WireReader,
     bytes_field,
-    fixed_field,
-    length_prefix,
     varint,
     varint_field,
 )
@@ -50,8 +47,6 @@ from gateway.system.bounded_cache import BoundedCache
 
 SHARED_MEMORY = "shared_memory_region"
 
-assert fields.INPUTS_TAG == fields.OUTPUTS_TAG
-
 Head = TypeVar("Head")
 
 
@@ -61,11 +56,11 @@ class MessageKind(Generic[Head]):
     def __init__(
         self,
         words: ErrorVocabulary,
-        raw_number: int,
+        raw_tag: int,
         make_head: Callable[[MessageParts, Sequence[int | None]], Head],
     ) -> None:
         self.words: Final = words
-        self.raw_number: Final = raw_number
+        self.raw_tag: Final = raw_tag
         self.make_head: Final = make_head
         self._heads: Final[BoundedCache[tuple[bytes, tuple[int, ...], int], Head]] = BoundedCache(
             CACHED_DOCUMENTS
@@ -84,7 +79,7 @@ class MessageKind(Generic[Head]):
         byte that is no protobuf; 413.
         """
         try:
-            message = _SplitMessage(data, self.raw_number, header_cap, tensor_cap, self.words)
+            message = _SplitMessage(data, self.raw_tag, header_cap, tensor_cap, self.words)
             if message.raw:
                 head = self._read_raw(message, header_cap, tensor_cap)
                 return head, message.id, [[view] for view in message.raw], True
@@ -126,17 +121,24 @@ class MessageKind(Generic[Head]):
 
     def write(
         self,
-        names: Sequence[tuple[int, str | None]],
+        model: str | None,
+        version: str | None,
+        message_id: str | None,
         head: InferRequestHead | InferResponseHead,
         tensors: Sequence[Sequence[Buffer]],
         raw: bool,
     ) -> Chunks:
         """Write a message as chunks; data are not copied but for typed contents.
 
-        ``names`` are the model, its version and the id, by field. Raises GatewayError for data or
-        parameters that protobuf cannot carry, and for a message over protobuf's limit.
+        Raises GatewayError for data or parameters that protobuf cannot carry, and for a message
+        over protobuf's limit.
         """
-        start = b"".join([bytes_field(number, text.encode()) for number, text in names if text])
+        names = (
+            (fields.MODEL_NAME, model),
+            (fields.MODEL_VERSION, version),
+            (fields.ID, message_id),
+        )
+        start = b"".join([bytes_field(tag, text.encode()) for tag, text in names if text])
         chunks: Chunks
         if raw:
             written: bytes | None = head.written.get(_WRITTEN)
@@ -144,7 +146,7 @@ class MessageKind(Generic[Head]):
                 written = head.written[_WRITTEN] = b"".join(_write_head(head, self.words))
             chunks = [start + written]
             for tensor in tensors:
-                chunks += [length_prefix(self.raw_number, sum(map(len, tensor))), *tensor]
+                chunks += [varint_field(self.raw_tag, sum(map(len, tensor))), *tensor]
         else:
             chunks = [start, *_write_head(head, self.words, iter(tensors))]
         if sum(map(len, chunks)) > MAX_MESSAGE:
@@ -166,7 +168,7 @@ class _SplitMessage:
     def __init__(
         self,
         data: Buffer,
-        raw_number: int,
+        raw_tag: int,
         header_cap: int,
         tensor_cap: int,
         words: ErrorVocabulary,
@@ -176,14 +178,13 @@ class _SplitMessage:
         self.raw: list[memoryview] = []
         # Plain numbers: a field of two bytes must not cost an object.
         self.rest = array("q")
-        raw_tag = raw_number << 3 | LENGTH
         rest_from = tensors = 0
         budget = HeaderBudget(header_cap, words)
         reader = WireReader(data)
         while tag := reader.next_tag():
-            if tag != raw_tag and tag != fields.ID_TAG:
+            if tag != raw_tag and tag != fields.ID:
                 reader.skip(tag)
-                if tag != fields.INPUTS_TAG:
+                if tag != fields.TENSORS:
                     budget.spend(reader.position - reader.field_start)
                     continue
                 tensors += 1
@@ -244,7 +245,7 @@ class MessageParts:
         for start, end in _pairs(ranges):
             reader = WireReader(data, start, end)
             while tag := reader.next_tag():
-                if tag == fields.INPUTS_TAG:
+                if tag == fields.TENSORS:
                     tensor = reader.enter()
                     self.budget.spend(tensor.position - reader.field_start)
                     self.tensors.append(_read_tensor(tensor, len(self.tensors), self.budget, words))
@@ -254,13 +255,13 @@ class MessageParts:
 
     def _read_field(self, reader: WireReader, tag: int) -> None:
         """Read a field that is no tensor."""
-        if tag == fields.MODEL_NAME_TAG:
+        if tag == fields.MODEL_NAME:
             self.model = reader.read_text()
-        elif tag == fields.MODEL_VERSION_TAG:
+        elif tag == fields.MODEL_VERSION:
             self.version = reader.read_text()
-        elif tag == fields.PARAMETERS_TAG:
+        elif tag == fields.PARAMETERS:
             _read_parameter(reader, self.parameters)
-        elif tag == fields.REQUESTED_OUTPUTS_TAG:  # of a request: a response has raw contents there
+        elif tag == fields.REQUESTED_OUTPUTS:  # of a request: a response has raw contents there
             if len(self.requested) >= self._tensor_cap:
                 raise self._words.malformed(
                     f"the request asks for more than {self._tensor_cap} outputs"
@@ -276,9 +277,9 @@ def _read_requested_output(reader: WireReader) -> RequestedOutput:
     parameters: Fields = {}
     unknown = bytearray()
     while tag := reader.next_tag():
-        if tag == fields.REQUESTED_NAME_TAG:
+        if tag == fields.REQUESTED_NAME:
             name = reader.read_text()
-        elif tag == fields.REQUESTED_PARAMETERS_TAG:
+        elif tag == fields.REQUESTED_PARAMETERS:
             _read_parameter(reader, parameters)
         else:
             unknown += reader.skip_raw(tag)
@@ -318,7 +319,7 @@ def _read_tensor(
     contents: array[int] = array("q")
     unknown = bytearray()
     while tag := reader.next_tag():
-        if tag == fields.CONTENTS_TAG:
+        if tag == fields.CONTENTS:
             size = reader.read_length()
             if size:
                 contents.extend((reader.position, reader.position + size))
@@ -327,13 +328,13 @@ def _read_tensor(
             continue
         size = reader.size_ahead(tag)
         budget.spend(size)
-        if tag == fields.TENSOR_NAME_TAG:
+        if tag == fields.TENSOR_NAME:
             name = reader.read_text()
-        elif tag == fields.DATATYPE_TAG:
+        elif tag == fields.DATATYPE:
             datatype = reader.read_text()
-        elif tag in (fields.PACKED_SHAPE_TAG, fields.SHAPE_TAG):
+        elif tag in (fields.SHAPE, fields.UNPACKED_SHAPE):
             _read_dimensions(reader, tag, shape)
-        elif tag == fields.TENSOR_PARAMETERS_TAG:
+        elif tag == fields.TENSOR_PARAMETERS:
             _read_parameter(reader, parameters)
         else:
             unknown += reader.skip_raw(tag)
@@ -348,7 +349,7 @@ def _read_tensor(
 
 
 def _read_dimensions(reader: WireReader, tag: int, shape: list[int]) -> None:
-    if tag == fields.SHAPE_TAG:
+    if tag == fields.UNPACKED_SHAPE:
         shape.append(reader.read_int64())
         return
     packed = reader.enter()
@@ -484,9 +485,9 @@ def _write_tensor(
     if data is not None and any(map(len, data)):
         typed = TensorLabel(label, tensor.datatype, tensor.shape, words)
         contents = write_contents(typed, data)
-        contents.insert(0, length_prefix(fields.CONTENTS, sum(map(len, contents))))
+        contents.insert(0, varint_field(fields.CONTENTS, sum(map(len, contents))))
     size = len(head) + sum(map(len, contents)) + len(tensor.unknown_fields)
-    return [length_prefix(fields.INPUTS, size) + head, *contents, tensor.unknown_fields]
+    return [varint_field(fields.TENSORS, size) + head, *contents, tensor.unknown_fields]
 
 
 def _write_requested_output(output: RequestedOutput, words: ErrorVocabulary) -> bytes:
@@ -510,9 +511,9 @@ def _read_parameter(reader: WireReader, parameters: Fields) -> None:
     key = ""
     value: ParameterValue = None
     while tag := entry.next_tag():
-        if tag == fields.KEY_TAG:
+        if tag == fields.KEY:
             key = entry.read_text()
-        elif tag == fields.VALUE_TAG:
+        elif tag == fields.VALUE:
             value = _read_value(entry.enter(), value)
         else:
             entry.skip(tag)
@@ -522,23 +523,23 @@ def _read_parameter(reader: WireReader, parameters: Fields) -> None:
 def _read_value(reader: WireReader, value: ParameterValue) -> ParameterValue:
     """Read a value: the last of its alternatives, or ``value`` without any."""
     while tag := reader.next_tag():
-        if tag == fields.INT64_PARAM_TAG:
+        if tag == fields.INT64_PARAM:
             value = reader.read_int64()
-        elif tag == fields.STRING_PARAM_TAG:
+        elif tag == fields.STRING_PARAM:
             value = reader.read_text()
-        elif tag == fields.BOOL_PARAM_TAG:
+        elif tag == fields.BOOL_PARAM:
             value = reader.read_varint() != 0
-        elif tag == fields.UINT64_PARAM_TAG:
+        elif tag == fields.UINT64_PARAM:
             value = reader.read_varint()
-        elif tag == fields.DOUBLE_PARAM_TAG:
+        elif tag == fields.DOUBLE_PARAM:
             value = float(_DOUBLE.unpack(reader.read_fixed(8))[0])
         else:
             reader.skip(tag)
     return value
 
 
-def _write_parameters(number: int, parameters: Fields, label: str, words: ErrorVocabulary) -> bytes:
-    """Write a map of parameters as field ``number``; ``label`` names whose parameters they are.
+def _write_parameters(tag: int, parameters: Fields, label: str, words: ErrorVocabulary) -> bytes:
+    """Write a map of parameters as fields with a tag; ``label`` names whose they are.
 
     Raises GatewayError (400, 502) that names a parameter whose value protobuf cannot carry: an
     array or an object.
@@ -552,7 +553,7 @@ def _write_parameters(number: int, parameters: Fields, label: str, words: ErrorV
                 f"or a number to be sent over gRPC, got {describe_value(value)}"
             )
         entry = bytes_field(fields.KEY, key.encode()) + bytes_field(fields.VALUE, code)
-        entries.append(bytes_field(number, entry))
+        entries.append(bytes_field(tag, entry))
     return b"".join(entries)
 
 
@@ -565,10 +566,10 @@ def _write_value(value: object) -> bytes | None:
     if isinstance(value, int):
         # Only Triton knows uint64_param, so smaller numbers are int64. Larger ones are floats
         # already: no reader has integers of more than 64 bits.
-        number = fields.INT64_PARAM if value < 2**63 else fields.UINT64_PARAM
-        return varint_field(number, value)
+        tag = fields.INT64_PARAM if value < 2**63 else fields.UINT64_PARAM
+        return varint_field(tag, value)
     if isinstance(value, str):
         return bytes_field(fields.STRING_PARAM, value.encode())
     if isinstance(value, float):
-        return fixed_field(fields.DOUBLE_PARAM, _DOUBLE.pack(value))
+        return varint(fields.DOUBLE_PARAM) + _DOUBLE.pack(value)
     return None

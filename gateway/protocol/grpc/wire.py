@@ -243,26 +243,11 @@ def varint(value: int) -> bytes:
 _ONE_BYTE: Final = [bytes([value]) for value in range(128)]
 
 
-def field_tag(number: int, wire_type: int) -> bytes:
-    """Write the tag of a field."""
-    return varint(number << 3 | wire_type)
+def varint_field(tag: int, value: int) -> bytes:
+    """Write a field of an integer or a boolean, or what precedes a value of so many bytes."""
+    return varint(tag) + varint(value)
 
 
-def varint_field(number: int, value: int) -> bytes:
-    """Write a field of an integer or a boolean."""
-    return field_tag(number, VARINT) + varint(value)
-
-
-def length_prefix(number: int, size: int) -> bytes:
-    """Write what precedes the ``size`` bytes of a length-delimited field."""
-    return field_tag(number, LENGTH) + varint(size)
-
-
-def bytes_field(number: int, value: bytes) -> bytes:
+def bytes_field(tag: int, value: bytes) -> bytes:
     """Write a field of bytes, of UTF-8 text, or of a message."""
-    return length_prefix(number, len(value)) + value
-
-
-def fixed_field(number: int, value: bytes) -> bytes:
-    """Write a field of a number of 4 or 8 bytes, little-endian."""
-    return field_tag(number, FIXED32 if len(value) == 4 else FIXED64) + value
+    return varint(tag) + varint(len(value)) + value

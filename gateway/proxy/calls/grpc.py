@@ -12,8 +12,12 @@ from typing import Final
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.contents import Chunks
-from gateway.codec.grpc.request import ReadRequest, read_infer_request
-from gateway.codec.grpc.stream_response import write_stream_error, write_stream_response
+from gateway.codec.grpc.infer import (
+    ReadRequest,
+    read_infer_request,
+    write_stream_error,
+    write_stream_response,
+)
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.observe.call_record import CallRecord

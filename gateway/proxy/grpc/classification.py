@@ -99,9 +99,9 @@ def _read_output(output: bytes) -> tuple[str, bool]:
     name, is_classified = "", False
     reader = WireReader(output)
     while tag := reader.next_tag():
-        if tag == fields.REQUESTED_NAME_TAG:
+        if tag == fields.REQUESTED_NAME:
             name = reader.read_text()
-        elif tag == fields.REQUESTED_PARAMETERS_TAG:
+        elif tag == fields.REQUESTED_PARAMETERS:
             is_classified = _has_key(reader.read_view()) or is_classified
         else:
             reader.skip(tag)
@@ -113,7 +113,7 @@ def _has_key(entry: memoryview) -> bool:
     key: bytes | memoryview = b""
     reader = WireReader(entry)
     while tag := reader.next_tag():
-        if tag == fields.KEY_TAG:
+        if tag == fields.KEY:
             key = reader.read_view()
         else:
             reader.skip(tag)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.grpc.request import read_infer_request
+from gateway.codec.grpc.infer import read_infer_request
 from gateway.errors import ServerName, bad_response
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.framing import PREFIX_SIZE, MessageReader, frame
 from gateway.protocol.grpc.headers import (
     ACCEPT_ENCODING,
@@ -25,7 +26,7 @@ from gateway.protocol.grpc.headers import (
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, find_method
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
-from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
+from gateway.protocol.grpc.wire import MAX_MESSAGE, varint_field
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
@@ -43,8 +44,6 @@ from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 _ANY_SIZE = 2**62
 
 _STREAM_INFER = f"/{INFERENCE_SERVICE}/ModelStreamInfer"
-_INFER_RESPONSE = 2
-"""The number of the field in ModelStreamInferResponse."""
 
 
 def client_timeout(headers: CIMultiDictProxy[str]) -> float | None:
@@ -208,7 +207,7 @@ async def wrap_streamed(chunks: Chunks) -> Chunks:
             if piece.begins:
                 if piece.is_compressed:
                     raise bad_response(f"{RESPONSE.name} is compressed, which was not asked for")
-                field = length_prefix(_INFER_RESPONSE, piece.size)
+                field = varint_field(fields.INFER_RESPONSE, piece.size)
                 yield frame(len(field) + piece.size) + field
             if piece.data:
                 yield piece.data

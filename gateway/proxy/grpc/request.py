@@ -299,5 +299,5 @@ class GrpcRequest(ClientRequest):
         if rpc.kind is not OperationKind.INFER:
             return ModelScanner(rpc.name_fields, rpc.version_field)
         return ModelScanner(
-            rpc.name_fields, rpc.version_field, fields.REQUESTED_OUTPUTS, fields.CLASSIFICATION
+            rpc.name_fields, rpc.version_field, fields.REQUESTED_OUTPUTS >> 3, fields.CLASSIFICATION
         )

@@ -11,7 +11,7 @@ from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.framing import MessagePiece, MessageReader, frame
 from gateway.protocol.grpc.methods import GrpcMethod
 from gateway.protocol.grpc.model_scanner import ScannedModel
-from gateway.protocol.grpc.wire import MAX_MESSAGE, bytes_field
+from gateway.protocol.grpc.wire import LENGTH, MAX_MESSAGE, bytes_field
 from gateway.proxy.admission.conversion_scheduler import TimeSliceWaiter
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.destination import Limits
@@ -43,7 +43,9 @@ class ModelRewriter:
         self._renamed: Final = ScannedModel(model, version)
         self._model: Final = model.encode()
         number = method.version_field
-        self._version: Final = bytes_field(number, version.encode()) if number and version else b""
+        self._version: Final = (
+            bytes_field(number << 3 | LENGTH, version.encode()) if number and version else b""
+        )
         # The names have the same size in each field, as its number is below 16.
         self._added: Final = len(self._names(1))
         self._headers: Final = headers
@@ -117,4 +119,4 @@ class ModelRewriter:
         return frame(size)
 
     def _names(self, name_field: int) -> bytes:
-        return bytes_field(name_field, self._model) + self._version
+        return bytes_field(name_field << 3 | LENGTH, self._model) + self._version

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.codec.grpc.stream_response import read_stream_response
+from gateway.codec.grpc.infer import read_stream_response
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.framing import MessagePiece, MessageReader, frame
 from gateway.protocol.grpc.headers import WANTS_STATUS
 from gateway.protocol.grpc.status import GrpcStatus
-from gateway.protocol.grpc.wire import LENGTH, MAX_MESSAGE
+from gateway.protocol.grpc.wire import MAX_MESSAGE
 from gateway.proxy.body_io import Chunks
 from gateway.proxy.interfaces import ClientRequest
 
-_ERROR: Final = 1 << 3 | LENGTH
 _MAX_ERROR: Final = 64 * 1024
 """Bytes of a message that may be an error; Triton's have no tensors."""
 
@@ -68,7 +68,7 @@ def _may_be_error(piece: MessagePiece, start: bytearray) -> bool:
     """Tell by the start of a message whether it may be an error: protobuf writes that first."""
     if piece.is_compressed or piece.size > _MAX_ERROR:
         return False
-    return not start or start[0] == _ERROR
+    return not start or start[0] == fields.ERROR_MESSAGE
 
 
 def _error_of(piece: MessagePiece, message: bytearray) -> str:

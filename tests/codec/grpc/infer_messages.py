@@ -10,8 +10,12 @@ import numpy as np
 from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import strategies as st
 
-from gateway.codec.grpc.request import ReadRequest, read_infer_request
-from gateway.codec.grpc.response import ReadResponse, read_infer_response
+from gateway.codec.grpc.infer import (
+    ReadRequest,
+    ReadResponse,
+    read_infer_request,
+    read_infer_response,
+)
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec.reference import DATATYPES, DTYPES, pack_bytes
 from tests.support.grpc import wire_bytes

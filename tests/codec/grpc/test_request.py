@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.codec.grpc.request import write_infer_request
+from gateway.codec.grpc.infer import write_infer_request
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from gateway.codec.grpc.response import write_infer_response
-from gateway.codec.grpc.stream_response import (
+from gateway.codec.grpc.infer import (
     read_stream_response,
+    write_infer_response,
     write_stream_error,
     write_stream_response,
 )

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gateway.protocol.grpc import wire
+from gateway.protocol.grpc import fields, wire
 from gateway.protocol.grpc.wire import WireError, WireReader
 from tests.support.grpc import wire_bytes
 from tests.support.grpc.proto_file import InferParameter, ModelInferRequest
@@ -62,12 +62,18 @@ def too_deep(data: bytes) -> bool:
 @LAW
 @given(UINT64)
 def test_varint_is_the_one_of_the_runtime(value: int) -> None:
-    assert wire.varint_field(5, value) == InferParameter(uint64_param=value).SerializeToString()
+    assert (
+        wire.varint_field(fields.UINT64_PARAM, value)
+        == InferParameter(uint64_param=value).SerializeToString()
+    )
     reader = WireReader(wire.varint(value))
     assert (reader.read_varint(), reader.position) == (value, reader.end)
     signed = wire.to_int64(value)
     assert wire.varint(signed) == wire.varint(value)
-    assert wire.varint_field(2, signed) == InferParameter(int64_param=signed).SerializeToString()
+    assert (
+        wire.varint_field(fields.INT64_PARAM, signed)
+        == InferParameter(int64_param=signed).SerializeToString()
+    )
     assert WireReader(wire.varint(signed)).read_int64() == signed
 
 
@@ -157,13 +163,9 @@ def test_size_ahead_counts_a_field_without_reading_it() -> None:
 
 
 def test_fields_are_those_of_the_runtime() -> None:
-    assert wire.bytes_field(3, b"x" * 300) == (
-        InferParameter(string_param="x" * 300).SerializeToString()
-    )
-    assert wire.length_prefix(3, 300) + b"x" * 300 == wire.bytes_field(3, b"x" * 300)
-    assert wire.fixed_field(4, b"\0" * 6 + b"\xf0\x3f") == (
-        InferParameter(double_param=1.0).SerializeToString()
-    )
-    assert wire.fixed_field(2, b"abcd") == b"\x15abcd"
-    assert wire.varint_field(1, True) == InferParameter(bool_param=True).SerializeToString()
-    assert wire.field_tag(16, wire.VARINT) == b"\x80\x01"
+    text = "x" * 300
+    written = wire.bytes_field(fields.STRING_PARAM, text.encode())
+    assert written == InferParameter(string_param=text).SerializeToString()
+    flag = wire.varint_field(fields.BOOL_PARAM, True)
+    assert flag == InferParameter(bool_param=True).SerializeToString()
+    assert wire.bytes_field(16 << 3 | wire.LENGTH, b"ab") == b"\x82\x01\x02ab"
