@@ -89,10 +89,10 @@ class _Scan:
             self.place = place
 
     def _skip(self, reader: WireReader, tag: int) -> None:
-        start = reader.position
-        reader.skip(tag)
         if tag & 7 == START_GROUP:
-            self._count((reader.position - start) // 2)
+            self._count(reader.skip_group(tag >> 3))
+        else:
+            reader.skip(tag)
 
     def _count(self, values: int) -> None:
         self._values += values

@@ -181,9 +181,13 @@ def test_groups_are_skipped_up_to_the_limits_of_the_reader() -> None:
         largest = start + b"\x22" + encode(MAX_GROUP_SIZE - 4) + bytes(MAX_GROUP_SIZE - 4) + b"\x1c"
         assert scan_error(largest) == reader_error(largest) == ""
         above = largest[:-1] + b"\x08\x01\x1c"
-        assert "a group of more than 65536 bytes" in reader_error(above)
+        assert "a group of more than 4096 bytes" in reader_error(above)
         assert scan_error(above) == reader_error(above)
+        assert scan_error(*(bytes([byte]) for byte in above)) == reader_error(above)
         assert scan_error(largest + largest) == ""
+        # It is not kept until all of it is there.
+        endless = start + b"\x22" + encode(10**9)
+        assert scan_error(endless, *[bytes(1000)] * 9) == reader_error(above)
 
 
 @pytest.mark.parametrize(("number", "what"), [(1, "name"), (2, "version")])
