@@ -267,12 +267,13 @@ class MessageParts:
                     f"the request asks for more than {self._tensor_cap} outputs"
                     f"{self._words.tensor_limit}"
                 )
-            self.requested.append(_read_requested_output(reader.enter()))
+            self.requested.append(read_requested_output(reader.enter()))
         else:
             self.unknown.extend(reader.skip_raw(tag))
 
 
-def _read_requested_output(reader: WireReader) -> RequestedOutput:
+def read_requested_output(reader: WireReader) -> RequestedOutput:
+    """Read an output that a request lists; raises WireError."""
     name = ""
     parameters: Fields = {}
     unknown = bytearray()

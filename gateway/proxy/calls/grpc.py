@@ -69,9 +69,8 @@ from gateway.proxy.grpc.message import (
     start_response,
     write_message,
 )
-from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages
+from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages, wants_status
 from gateway.proxy.grpc.request import NamedModel
-from gateway.proxy.grpc.stream_errors import wants_status
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate

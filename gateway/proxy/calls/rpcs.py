@@ -16,7 +16,6 @@ from gateway.protocol.grpc.rpcs import RPCS, http_request_of
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.calls.handler import CallHandler, HandlerScope, MakeHandler, scope_of
-from gateway.proxy.grpc.health import serve_health
 from gateway.proxy.grpc.http_form import (
     Chunks,
     HttpError,
@@ -26,8 +25,8 @@ from gateway.proxy.grpc.http_form import (
     parse_json,
 )
 from gateway.proxy.grpc.message import receive_message
+from gateway.proxy.grpc.own_services import serve_health, serve_reflection
 from gateway.proxy.grpc.passthrough import grpc_passthrough
-from gateway.proxy.grpc.reflection import serve_reflection
 from gateway.proxy.interfaces import Call
 from gateway.proxy.server_dialect import wait_for_dialects
 
