@@ -81,16 +81,15 @@ async def _serve_as_http(
 
     Raises GatewayError: 400 for an invalid request, 501 for an RPC that HTTP has nothing like.
     """
-    schema = RPCS.get(rpc.name)
-    if schema is None:
+    if rpc.name not in RPCS:
         raise GatewayError(ErrorKind.UNSUPPORTED, f"{rpc.name} has no counterpart over HTTP")
-    path, body = read_request(schema, await receive_message(call, reservation))
+    path, body = read_request(rpc.name, await receive_message(call, reservation))
     readiness = _READINESS.get(rpc.name)
 
     def write(status: int, document: bytes) -> Chunks | None:
         if readiness is not None and status in _IS_READY:
-            return [write_response(schema, {readiness: _IS_READY[status]})]
-        return [write_response(schema, parse_json(document))] if status == 200 else None
+            return [write_response(rpc.name, {readiness: _IS_READY[status]})]
+        return [write_response(rpc.name, parse_json(document))] if status == 200 else None
 
     as_http = _in_http_form(call, rpc.name, path, body, write, reservation)
     try:
@@ -105,7 +104,7 @@ async def _serve_config_from_metadata(
     call: Call, reservation: Reservation, make_http: MakeHandler
 ) -> None:
     """Serve ModelConfig for a server that has none, from the model's metadata."""
-    path, _ = read_request(RPCS["ModelConfig"], await receive_message(call, reservation))
+    path, _ = read_request("ModelConfig", await receive_message(call, reservation))
 
     def write(status: int, document: bytes) -> Chunks | None:
         return [write_model_config(parse_json(document))] if status == 200 else None
