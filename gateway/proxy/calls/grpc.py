@@ -28,13 +28,14 @@ from gateway.protocol.grpc.headers import (
     GRPC_TYPE,
     TIMEOUT,
     WANTS_STATUS,
+    format_timeout,
     is_written_well,
+    parse_timeout,
     read_message,
 )
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod, find_method
 from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.status import GrpcStatus, http_status
-from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.operations import Operation, quote_name
 from gateway.protocol.response_header import is_success, response_header_length
 from gateway.proxy.admission.memory_budget import Reservation

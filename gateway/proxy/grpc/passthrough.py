@@ -30,13 +30,14 @@ from gateway.protocol.grpc.headers import (
     STATUS,
     TIMEOUT,
     WANTS_STATUS,
+    format_timeout,
     is_written_well,
+    parse_timeout,
     read_error,
     read_status,
 )
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, find_method
 from gateway.protocol.grpc.status import GrpcStatus
-from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.grpc.wire import MAX_MESSAGE, WireError, WireReader, varint_field
 from gateway.protocol.messages import RequestFeatures
 from gateway.protocol.operations import OperationKind, quote_name
