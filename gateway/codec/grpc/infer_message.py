@@ -32,7 +32,7 @@ from gateway.protocol.grpc.wire import (
     varint,
     varint_field,
 )
-from gateway.protocol.json_errors import describe_value, quote_value
+from gateway.protocol.json_errors import describe_value
 from gateway.protocol.messages import (
     Fields,
     InferRequestHead,
@@ -41,6 +41,7 @@ from gateway.protocol.messages import (
     OutputTensor,
     RequestedOutput,
 )
+from gateway.protocol.request_header import read_datatype, read_shape
 from gateway.protocol.tensors import MAX_RANK, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT, QUOTED_NAME
 from gateway.system.bounded_cache import BoundedCache
@@ -79,11 +80,11 @@ class MessageKind(Generic[Head]):
         byte that is no protobuf; 413.
         """
         try:
-            message = _SplitMessage(data, self.raw_tag, header_cap, tensor_cap, self.words)
-            if message.raw:
-                head = self._read_raw(message, header_cap, tensor_cap)
-                return head, message.id, [[view] for view in message.raw], True
-            parts = MessageParts(data, message.rest, header_cap, tensor_cap, self.words)
+            message_id, raw, rest = _split(data, self.raw_tag, header_cap, tensor_cap, self.words)
+            if raw:
+                head = self._read_raw(data, rest, tuple(map(len, raw)), header_cap, tensor_cap)
+                return head, message_id, [[view] for view in raw], True
+            parts = MessageParts(data, rest, header_cap, tensor_cap, self.words)
             found = _read_typed(parts.tensors, data, parts.budget, self.words)
         except WireError as error:
             raise self.words.invalid_protobuf(error) from None
@@ -91,13 +92,20 @@ class MessageKind(Generic[Head]):
             parts, [None if chunks is None else sum(map(len, chunks)) for chunks in found]
         )
         tensors = [chunks for chunks in found if chunks is not None]
-        return head, message.id, tensors, not any(each.contents for each in parts.tensors)
+        return head, message_id, tensors, not any(each.contents for each in parts.tensors)
 
-    def _read_raw(self, message: _SplitMessage, header_cap: int, tensor_cap: int) -> Head:
-        sizes = tuple(map(len, message.raw))
-        if message.rest_size > min(header_cap, MAX_CACHED_DOCUMENT):
-            return self._parse(message.data, message.rest, sizes, header_cap, tensor_cap)
-        rest = message.join_rest()
+    def _read_raw(
+        self,
+        data: Buffer,
+        ranges: Sequence[int],
+        sizes: tuple[int, ...],
+        header_cap: int,
+        tensor_cap: int,
+    ) -> Head:
+        """Read a head, or take it from the cache: its parts are ``ranges`` of the data."""
+        if sum(ranges[1::2]) - sum(ranges[::2]) > min(header_cap, MAX_CACHED_DOCUMENT):
+            return self._parse(data, ranges, sizes, header_cap, tensor_cap)
+        rest = b"".join(data[start:end] for start, end in _pairs(ranges))
         key = rest, sizes, tensor_cap
         head = self._heads.get(key)
         if head is not None:
@@ -105,7 +113,7 @@ class MessageKind(Generic[Head]):
         try:
             head = self._parse(rest, (0, len(rest)), sizes, header_cap, tensor_cap)
         except WireError:  # its offset is that in the copy
-            return self._parse(message.data, message.rest, sizes, header_cap, tensor_cap)
+            return self._parse(data, ranges, sizes, header_cap, tensor_cap)
         return self._heads.put(key, head)
 
     def _parse(
@@ -157,61 +165,45 @@ class MessageKind(Generic[Head]):
         return chunks
 
 
-class _SplitMessage:
-    """A message cut into its id, its raw contents and the rest, which most calls have in common.
+def _split(
+    data: Buffer, raw_tag: int, header_cap: int, tensor_cap: int, words: ErrorVocabulary
+) -> tuple[str | None, list[memoryview], array[int]]:
+    """Cut a message into its id, its raw contents and the rest, which most calls have in common.
 
-    ``rest`` are the start and end of each part of the rest in the buffer. Raises WireError, and
-    GatewayError for more than ``tensor_cap`` tensors or raw contents, or if all else takes more
+    The rest is the start and end of each part of it in the buffer. Raises WireError, and
+    GatewayError for more than ``tensor_cap`` tensors or raw contents, or if all but data takes more
     than ``header_cap`` bytes.
     """
-
-    def __init__(
-        self,
-        data: Buffer,
-        raw_tag: int,
-        header_cap: int,
-        tensor_cap: int,
-        words: ErrorVocabulary,
-    ) -> None:
-        self.data = data
-        self.id: str | None = None
-        self.raw: list[memoryview] = []
-        # Plain numbers: a field of two bytes must not cost an object.
-        self.rest = array("q")
-        rest_from = tensors = 0
-        budget = HeaderBudget(header_cap, words)
-        reader = WireReader(data)
-        while tag := reader.next_tag():
-            if tag != raw_tag and tag != fields.ID:
-                reader.skip(tag)
-                if tag != fields.TENSORS:
-                    budget.spend(reader.position - reader.field_start)
-                    continue
-                tensors += 1
-                if tensors > tensor_cap:
-                    raise words.too_many_tensors(tensor_cap)
+    message_id: str | None = None
+    raw: list[memoryview] = []
+    # Plain numbers: a field of two bytes must not cost an object.
+    rest = array("q")
+    rest_from = tensors = 0
+    budget = HeaderBudget(header_cap, words)
+    reader = WireReader(data)
+    while tag := reader.next_tag():
+        if tag != raw_tag and tag != fields.ID:
+            reader.skip(tag)
+            if tag != fields.TENSORS:
+                budget.spend(reader.position - reader.field_start)
                 continue
-            if reader.field_start > rest_from:
-                self.rest.extend((rest_from, reader.field_start))
-            if tag == raw_tag:
-                if len(self.raw) >= tensor_cap:
-                    raise words.too_many_tensors(tensor_cap)
-                self.raw.append(reader.read_view())
-            else:
-                budget.spend(reader.size_ahead(tag))
-                self.id = reader.read_text() or None
-            rest_from = reader.position
-        if reader.position > rest_from:
-            self.rest.extend((rest_from, reader.position))
-
-    @property
-    def rest_size(self) -> int:
-        """Return the bytes of the rest."""
-        return sum(self.rest[1::2]) - sum(self.rest[::2])
-
-    def join_rest(self) -> bytes:
-        """Return a copy of the rest."""
-        return b"".join(self.data[start:end] for start, end in _pairs(self.rest))
+            tensors += 1
+            if tensors > tensor_cap:
+                raise words.too_many_tensors(tensor_cap)
+            continue
+        if reader.field_start > rest_from:
+            rest.extend((rest_from, reader.field_start))
+        if tag == raw_tag:
+            if len(raw) >= tensor_cap:
+                raise words.too_many_tensors(tensor_cap)
+            raw.append(reader.read_view())
+        else:
+            budget.spend(reader.size_ahead(tag))
+            message_id = reader.read_text() or None
+        rest_from = reader.position
+    if reader.position > rest_from:
+        rest.extend((rest_from, reader.position))
+    return message_id, raw, rest
 
 
 def _pairs(ranges: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -344,8 +336,11 @@ def _read_tensor(
     label = words.label(name) if name else f"{words.tensors}[{index}]"
     label += words.part_suffix
     parameters.pop("binary_data_size", None)  # describes the binary form over HTTP
-    known = _find_datatype(datatype, label, words)
-    _check_shape(shape, label, words)
+    known = DATATYPES.get(datatype)
+    if known is None or len(shape) > MAX_RANK or (shape and min(shape) < 0):
+        declared: Fields = {"datatype": datatype} if datatype else {}
+        known = read_datatype(declared, label, words)  # either raises
+        read_shape({"shape": shape}, label, words)
     return ParsedTensor(label, name, known, tuple(shape), parameters, contents, bytes(unknown))
 
 
@@ -356,27 +351,6 @@ def _read_dimensions(reader: WireReader, tag: int, shape: list[int]) -> None:
     packed = reader.enter()
     while packed.position < packed.end:
         shape.append(packed.read_int64())
-
-
-def _check_shape(shape: list[int], label: str, words: ErrorVocabulary) -> None:
-    if len(shape) > MAX_RANK:
-        raise words.malformed(
-            f"{label}: shape has {len(shape)} dimensions; at most {MAX_RANK} are allowed"
-        )
-    if shape and min(shape) < 0:
-        raise words.malformed(
-            f"{label}: shape {quote_value(shape)} must hold integers of 0 or more only"
-        )
-
-
-def _find_datatype(name: str, label: str, words: ErrorVocabulary) -> Datatype:
-    if name in DATATYPES:
-        return DATATYPES[name]
-    if not name:
-        raise words.malformed(f"{label}: datatype is missing")
-    raise words.malformed(
-        f"{label}: unknown datatype {quote_value(name)}; known are {', '.join(DATATYPES)}"
-    )
 
 
 # ------------------------------------------------------------------------------------- data
