@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
@@ -14,8 +13,13 @@ import orjson
 from gateway.codec.elements.rounding import may_decide_ties
 from gateway.codec.json.text_reader import JsonTextReader, PauseReason, Steps
 from gateway.codec.structure_scan import count_objects_and_members, scan_values
-from gateway.codec.v1.nested_reader import input_names, read_members, read_value
-from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
+from gateway.codec.v1.nested_reader import (
+    MemoryCounter,
+    NestedTensorBuilder,
+    input_names,
+    read_members,
+    read_value,
+)
 from gateway.errors import GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import describe_json_kind
@@ -70,6 +74,8 @@ class PredictRequestReader:
         self._form: V1Format | None = None
         self._fields: dict[str, object] = {}
         self._fields_size = 0
+        self._number = 0
+        """That of the next instance."""
         self._steps = self._read_request()
 
     @property
@@ -186,7 +192,7 @@ class PredictRequestReader:
             yield from read_value(text, self._single_tensor("each of the instances"))
         else:
             text.skip(1)
-            yield from RowsReader(text, self._tensors).read()
+            yield from self._read_objects()
 
     def _read_columns(self) -> Steps[None]:
         text = self._text
@@ -216,21 +222,12 @@ class PredictRequestReader:
         (tensor,) = self._tensors.values()
         return tensor
 
+    def _read_objects(self) -> Steps[None]:
+        """Read instances that are objects, from behind the opening bracket of their array.
 
-class RowsReader:
-    """Reads instances that are objects, from behind the opening bracket of their array.
-
-    Small instances are parsed together, as many as fit into a window. Large and invalid ones are
-    read value by value, so that none is buffered and each error can name its element.
-    """
-
-    def __init__(self, text: JsonTextReader, tensors: Mapping[str, NestedTensorBuilder]) -> None:
-        self._text = text
-        self._tensors = tensors
-        self._number = 0
-
-    def read(self) -> Steps[None]:
-        """Read all instances, and the closing bracket of their array."""
+        Small instances are parsed together, as many as fit into a window. Large and invalid ones
+        are read value by value, so that none is buffered and each error can name its element.
+        """
         while True:
             count = yield from self._read_window()
             for left in range(count, 0, -1):
