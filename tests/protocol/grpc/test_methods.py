@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from gateway.protocol.grpc.descriptors import POOL
 from gateway.protocol.grpc.methods import (
+    HEALTH_SERVICE,
     INFERENCE_SERVICE,
+    REFLECTION_METHOD,
+    REFLECTION_SERVICES,
     TORCHSERVE_SERVICE,
     GrpcMethod,
     find_method,
@@ -23,18 +26,6 @@ from gateway.protocol.operations import (
     parse_operation_variants,
 )
 from tests.support.scale import scaled
-
-OTHERS = [
-    ("grpc.health.v1.Health", "Check", OperationKind.READINESS, (False, False)),
-    ("grpc.health.v1.Health", "Watch", OperationKind.READINESS, (False, True)),
-    *(
-        (service, "ServerReflectionInfo", OperationKind.OTHER, (True, True))
-        for service in (
-            "grpc.reflection.v1.ServerReflection",
-            "grpc.reflection.v1alpha.ServerReflection",
-        )
-    ),
-]
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
@@ -63,29 +54,23 @@ def test_inference_method_is_the_operation_that_it_is_over_http(name: str, servi
     assert method.version_field == numbers.get("version", numbers.get("model_version"))
 
 
-def test_method_of_another_service_has_its_kind() -> None:
-    for service, name, kind, streams in OTHERS:
-        assert find_method(f"/{service}/{name}") == GrpcMethod(service, name, kind, *streams)
-
-
 @pytest.mark.parametrize(
-    ("path", "service", "name"),
+    ("service", "name", "kind", "streams"),
     [
-        ("/inference.GRPCInferenceService/Other", "inference.GRPCInferenceService", "Other"),
-        (
-            "/inference.grpcinferenceservice/ModelInfer",
-            "inference.grpcinferenceservice",
-            "ModelInfer",
-        ),
-        ("/inference.GRPCInferenceService/ModelInfer/", "*", ""),
-        ("", "", ""),
+        (HEALTH_SERVICE, "Check", OperationKind.READINESS, (False, False)),
+        (HEALTH_SERVICE, "Watch", OperationKind.READINESS, (False, True)),
+        (REFLECTION_SERVICES[0], REFLECTION_METHOD, OperationKind.OTHER, (True, True)),
+        # What is not known may stream both ways.
+        (INFERENCE_SERVICE, "Other", OperationKind.OTHER, (True, True)),
+        (INFERENCE_SERVICE.lower(), "ModelInfer", OperationKind.OTHER, (True, True)),
+        (f"{INFERENCE_SERVICE}/ModelInfer", "", OperationKind.OTHER, (True, True)),
+        ("", "", OperationKind.OTHER, (True, True)),
     ],
 )
-def test_unknown_method_is_other_and_may_stream_both_ways(
-    path: str, service: str, name: str
+def test_other_method_has_its_kind(
+    service: str, name: str, kind: OperationKind, streams: tuple[bool, bool]
 ) -> None:
-    service = service.replace("*", "inference.GRPCInferenceService/ModelInfer")
-    assert find_method(path) == GrpcMethod(service, name, OperationKind.OTHER, True, True)
+    assert find_method(f"/{service}/{name}") == GrpcMethod(service, name, kind, *streams)
 
 
 @pytest.mark.parametrize(
