@@ -117,33 +117,21 @@ class PredictRequestReader:
             raise bad_request("the request has neither instances nor inputs")
         parameters = check_fields(self._fields)
         parameters.pop("binary_data_output", None)  # V1 knows only JSON
-        tensors = list(self._tensors.values())
-        found = [tensor.shape() for tensor in tensors]
-        checked = [
-            check_shape(self._model, tensor.declared, shape, self._form)
-            for tensor, shape in zip(tensors, found, strict=True)
-        ]
-        shapes = [
-            shape[1:] if each.single else shape for shape, each in zip(found, checked, strict=True)
-        ]
-        inputs = tuple(
-            InputTensor(
-                tensor.declared.name,
-                tensor.declared.datatype,
-                shape,
-                tensor.values.size,
-                tensor.has_base64 or None,
-            )
-            for tensor, shape in zip(tensors, shapes, strict=True)
-        )
+        inputs: list[InputTensor] = []
+        single = False
+        for tensor in self._tensors.values():
+            declared, values, shape = tensor.declared, tensor.values, tensor.shape()
+            if check_shape(self._model, declared, shape, self._form).single:
+                single, shape = True, shape[1:]
+            base64 = tensor.has_base64 or None
+            inputs.append(InputTensor(declared.name, declared.datatype, shape, values.size, base64))
         head = InferRequestHead(
-            inputs,
+            tuple(inputs),
             parameters=parameters,
             features=read_features(parameters, (), ()),
             memory=self._fields_size,
         )
-        single = any(each.single for each in checked)
-        data = tuple(tensor.values.chunks for tensor in tensors)
+        data = tuple(tensor.values.chunks for tensor in self._tensors.values())
         return InferRequest(head, request_id, data), V1ResponseLayout(self._form, single)
 
     def _read_request(self) -> Steps[None]:

@@ -118,3 +118,10 @@ def test_error_has_reason_and_offset(data: bytes, reason: str, offset: int) -> N
         read_all(data)
     assert (caught.value.reason, caught.value.offset) == (reason, offset)
     assert str(caught.value) == f"{reason} at byte {offset}"
+
+
+def test_size_ahead_counts_a_field_without_reading_it() -> None:
+    reader = WireReader(b"\x0a\x03abc\x08\x01")
+    assert reader.size_ahead(reader.next_tag()) == 5
+    assert reader.read_text() == "abc"
+    assert reader.size_ahead(reader.next_tag()) == 0
