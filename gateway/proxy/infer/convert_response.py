@@ -10,7 +10,7 @@ from functools import partial
 from multidict import CIMultiDictProxy
 
 from gateway.codec.elements.encode import OffloadedText, TextChunk
-from gateway.codec.json.header_length_check import HeaderLengthCheck
+from gateway.codec.json.body_checks import HeaderLengthCheck
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.buffered_response import (
     ConvertedResponse,
