@@ -1,6 +1,10 @@
+"""Attempts of a call, which hold leases, are recorded, repeated and captured."""
+
 import asyncio
+import base64
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -9,16 +13,21 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.observe.call_capture import CallCapture
 from gateway.observe.call_record import CallRecord
+from gateway.observe.call_trace import CallTrace
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.attempts.retry import UpstreamCall, use_reachable_endpoint
+from gateway.proxy.attempts.attempt import Attempt
+from gateway.proxy.attempts.retry import UpstreamCall, send_captured, use_reachable_endpoint
 from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
+from gateway.upstream.pool.member import Outcome
+from gateway.upstream.pool.pool import Pool
 from gateway.upstream.transport import Body, UpstreamEndpoint, UpstreamRequest, UpstreamResponse
-from tests.support.certificates import authority, server_context
+from tests.support.compiled import needs_source
 from tests.support.doubles.streaming import (
+    URL,
     EventLog,
     ScriptedEndpoint,
     ScriptedUpstreamResponse,
@@ -26,11 +35,97 @@ from tests.support.doubles.streaming import (
     ready,
 )
 from tests.support.gateway import until
-from tests.support.http_messages import http_response
-from tests.support.servers.scripted_server import ScriptedServer, always_respond
-from tests.support.servers.tls_refusing_server import refusing_server
-from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
+
+UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "refused")
+TIMED_OUT = GatewayError(ErrorKind.SERVER_TIMEOUT, "late")
+
+
+def _attempt() -> tuple[Attempt, Pool]:
+    endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(), url="http://1")
+    pool = make_destination(endpoint).upstream.pool
+    record = CallRecord("POST", "/x")
+    record.trace = CallTrace(lambda _: None)
+    return Attempt("servers", pool.lease(), record), pool
+
+
+def test_lease_is_given_back_once() -> None:
+    attempt, pool = _attempt()
+    attempt.end(Outcome.SUCCEEDED)  # of a call that never got its lease
+    assert pool.outstanding == [0]
+    attempt.hold()
+    assert pool.outstanding == [1]
+    for _ in range(2):
+        attempt.end(Outcome.SUCCEEDED)
+        assert pool.outstanding == [0]
+
+
+@needs_source  # a double of a compiled class
+def test_lease_is_given_back_if_the_record_cannot_be_filled() -> None:
+    class _BrokenTrace(CallTrace):
+        def fail_attempt(self, error: BaseException | None) -> None:
+            raise ZeroDivisionError
+
+    attempt, pool = _attempt()
+    attempt.record.trace = _BrokenTrace(lambda _: None)
+    attempt.hold()
+    with pytest.raises(ZeroDivisionError):
+        attempt.end_with(TIMED_OUT)
+    assert pool.outstanding == [0]
+
+
+def test_attempt_that_responds_is_measured_and_has_a_span() -> None:
+    attempt, _ = _attempt()
+    record, trace = attempt.record, attempt.record.trace
+    attempt.hold()
+    parent = attempt.begin("POST", "/x", is_grpc=False)
+    attempt.record_head(503, 0.0)
+    assert trace is not None
+    (span,) = trace.attempts
+    assert parent.endswith(f"-{span.span_id}-01")
+    assert (span.endpoint, span.status) == ("http://1", 503)
+    assert record.first_byte_seconds == record.server_seconds > 0
+    attempt.repeat(Outcome.FAILED, "it returned 503")
+    attempt.end(Outcome.FAILED, "it returned 503")
+    assert (record.attempts, record.retries, record.received_bytes) == (1, 1, 0)
+    assert (span.error_type, span.error) == ("status", "it returned 503")
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "is_sent"),
+    [
+        (UNREACHABLE, Outcome.UNREACHABLE, False),
+        (TIMED_OUT, Outcome.TIMED_OUT, True),
+        (ZeroDivisionError(), Outcome.UNKNOWN, True),
+        (None, Outcome.SUCCEEDED, True),
+    ],
+)
+def test_nothing_counts_as_sent_without_a_connection(
+    error: BaseException | None, outcome: Outcome, is_sent: bool
+) -> None:
+    attempt, _ = _attempt()
+    attempt.hold()
+    attempt.begin("POST", "/x", is_grpc=False)
+    assert attempt.fail(error)[0] is outcome
+    attempt.end(outcome)
+    record = attempt.record
+    assert bool(record.sent_at) is bool(record.server_seconds) is is_sent
+
+
+def test_part_of_a_call_is_an_attempt_while_its_context_is_open() -> None:
+    attempt, pool = _attempt()
+
+    def run() -> None:
+        with attempt:
+            assert pool.outstanding == [1]
+            attempt.begin("POST", "/x", is_grpc=False)
+            raise UNREACHABLE
+
+    with pytest.raises(GatewayError):
+        run()
+    assert pool.outstanding == [0]
+    assert not attempt.record.sent_at
+
 
 OK = ScriptedUpstreamResponse(200, {}, [b"yes"])
 RECORD = CallRecord("POST", "/x")
@@ -138,26 +233,6 @@ async def test_streamed_body_is_not_retried() -> None:
     assert endpoints[1].requests == []
 
 
-async def test_error_of_a_streaming_client_body_is_raised(endpoint_at: EndpointAt) -> None:
-    """TLS 1.3 checks client certificates after the request was started."""
-    context = server_context(clients=authority())
-    with refusing_server(context) as refusing:
-        async with ScriptedServer(always_respond(http_response(b"yes"))) as good:
-            upstream = make_destination(*map(endpoint_at, (refusing, good.url))).upstream
-            with pytest.raises(GatewayError) as caught:
-                await _ask(upstream, body=_slow_body())
-            assert caught.value.kind is ErrorKind.UNREACHABLE
-            why = "it asks for a client certificate"
-            assert caught.value.message == f"cannot connect to {refusing}: {why}"
-            assert good.connections == []
-
-
-async def _slow_body() -> AsyncIterator[bytes]:
-    """Yield a body whose first piece arrives late."""
-    await asyncio.Event().wait()
-    yield b"body"
-
-
 class Rereadable(AsyncIterable[bytes]):
     """A body that can be iterated repeatedly."""
 
@@ -170,8 +245,6 @@ async def test_repeatable_body_is_sent_again() -> None:
     upstream, endpoints = _servers(EventLog(), _fault(ErrorKind.NO_RESPONSE), OK)
     assert await _ask(upstream, policy=MORE, body=Rereadable()) == "http://1"
     assert [each.bodies for each in endpoints] == [[b"body"]] * 2
-    for endpoint in endpoints:
-        assert not isinstance(endpoint.requests[0].body, AsyncIterator)
 
 
 @pytest.mark.parametrize("once", [False, True])
@@ -307,3 +380,126 @@ async def test_response_that_cannot_be_judged_is_given_back(looks: int) -> None:
     assert log[-1] == "server is let go"
     assert upstream.pool.outstanding == [0]
     assert limit.active == 0
+
+
+YES_NO = ScriptedUpstreamResponse(200, {"X-A": "1"}, [b"yes", b"no"])
+PIECES = (b"some", memoryview(b"body"))
+
+
+def _request(body: Body, is_grpc: bool = False) -> UpstreamRequest:
+    return UpstreamRequest("POST", "/x", CIMultiDict(A="b"), body, is_grpc=is_grpc)
+
+
+async def _send(
+    endpoint: UpstreamEndpoint, body: Body = None, is_grpc: bool = False
+) -> tuple[UpstreamResponse, CallCapture]:
+    capture = CallCapture()
+    return await send_captured(endpoint, _request(body, is_grpc), capture, "u"), capture
+
+
+def _described(capture: CallCapture) -> dict[str, Any]:
+    (attempt,) = capture.describe()
+    return attempt
+
+
+def _body(message: dict[str, Any]) -> bytes:
+    return base64.b64decode(message["body"])
+
+
+@pytest.mark.parametrize(
+    ("body", "sent"),
+    [(None, b""), ((), b""), (PIECES, b"somebody"), (Rereadable(), b"body")],
+    ids=["none", "empty", "buffered", "streamed"],
+)
+async def test_request_and_response_are_captured(body: Body, sent: bytes) -> None:
+    endpoint = ScriptedEndpoint(EventLog(), YES_NO)
+    response, capture = await _send(endpoint, body)
+    assert await response.read() == b"yes"
+    assert _body(_described(capture)["response"]) == b"yes"  # as far as it was read
+    assert [await response.read(), await response.read()] == [b"no", b""]
+    response.close()
+    assert endpoint.bodies == [sent]
+    attempt = _described(capture)
+    assert (attempt["upstream"], attempt["endpoint"], attempt["error"]) == ("u", URL, None)
+    assert attempt["request"]["start"] == "POST /x HTTP/1.1"
+    assert attempt["request"]["headers"] == [("A", "b")]
+    assert (attempt["request"]["size"], _body(attempt["request"])) == (len(sent), sent)
+    assert attempt["response"]["start"] == "HTTP/1.1 200 Scripted"
+    assert attempt["response"]["headers"] == [("X-A", "1")]
+    assert (attempt["response"]["size"], _body(attempt["response"])) == (5, b"yesno")
+
+
+class _Twice(ScriptedEndpoint):
+    """It reads the body again, as over a new connection instead of one that was stale."""
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        assert isinstance(request.body, AsyncIterable)
+        async for _ in request.body:
+            break
+        return await super().send(request)
+
+
+async def test_body_that_is_read_again_is_captured_once() -> None:
+    endpoint = _Twice(EventLog(), YES_NO)
+    _, capture = await _send(endpoint, Rereadable())
+    assert endpoint.bodies == [b"body"]
+    assert _body(_described(capture)["request"]) == b"body"
+
+
+@pytest.mark.parametrize("once", [False, True])
+async def test_body_that_is_an_iterator_stays_one(once: bool) -> None:
+    """Else it would be taken for one that can be sent again."""
+    endpoint = ScriptedEndpoint(EventLog(), YES_NO)
+    await _send(endpoint, aiter(Rereadable()) if once else Rereadable())
+    assert isinstance(endpoint.requests[0].body, AsyncIterator) is once
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (GatewayError(ErrorKind.UNREACHABLE, "cannot connect"), "cannot connect"),
+        (asyncio.CancelledError(), "cancelled: a timeout, or the client has closed"),
+        (ConnectionResetError(), "ConnectionResetError"),
+    ],
+    ids=["error", "cancelled", "unexpected"],
+)
+async def test_error_is_captured_and_passed_on(error: BaseException, words: str) -> None:
+    capture = CallCapture()
+    with pytest.raises(type(error)):
+        await send_captured(ScriptedEndpoint(EventLog(), error), _request(PIECES), capture, "u")
+    attempt = _described(capture)
+    assert attempt["response"] is None
+    assert attempt["error"].startswith(words)
+    assert _body(attempt["request"]) == b"somebody"
+
+    cut = ScriptedUpstreamResponse(200, {}, [b"be", error])
+    response, capture = await _send(ScriptedEndpoint(EventLog(), cut))
+    assert await response.read() == b"be"
+    with pytest.raises(type(error)):
+        await response.read()
+    attempt = _described(capture)
+    assert attempt["error"].startswith(words)
+    assert _body(attempt["response"]) == b"be"
+
+
+class _GrpcResponse(ScriptedUpstreamResponse):
+    received_bytes, head_delay = 7, 0.5
+    trailers = (("grpc-status", "5"), ("grpc-message", "no%20such"))
+
+    def with_log(self, log: EventLog) -> ScriptedUpstreamResponse:
+        return self
+
+
+async def test_response_is_passed_through_with_its_trailers() -> None:
+    endpoint = ScriptedEndpoint(EventLog(), _GrpcResponse(200, {"Content-Length": "3"}, [b"abc"]))
+    response, capture = await _send(endpoint, PIECES, is_grpc=True)
+    assert (response.status, response.reason, response.content_length) == (200, "Scripted", 3)
+    assert (response.received_bytes, response.head_delay) == (7, 0.5)
+    assert (response.grpc_status, response.final_status) == (5, 404)
+    assert _described(capture)["response"]["trailers"] == []
+    while await response.read():
+        pass
+    attempt = _described(capture)
+    assert attempt["request"]["start"] == "POST /x HTTP/2"
+    assert attempt["response"]["start"] == "HTTP/2 200 Scripted"
+    assert attempt["response"]["trailers"] == list(response.trailers)
