@@ -18,17 +18,15 @@ from gateway.http2.frames import GoAwayFrame
 from gateway.http2.hpack import MAX_HEADER_LIST, Header, HeaderList
 from gateway.http2.session import CONNECTION_WINDOW, STREAM_WINDOW, Http2Session, StreamHandler
 from gateway.http2.stream import Stream
-from gateway.listener.client_call import CallSource, ClientCall
+from gateway.listener.client_call import CallSource, ClientCall, RequestDispatcher
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
-    NO_RECORD,
     ListenerConnection,
     UnreadCheck,
     seconds_stalled,
     stalled_body_error,
     unread_response_error,
 )
-from gateway.listener.dispatcher import RequestDispatcher
 from gateway.listener.lingering import LingeringStreams
 from gateway.listener.messages import (
     CONTINUE_FIELDS,
@@ -155,7 +153,7 @@ class Http2Call(ClientCall):
     def __init__(
         self, connection: Http2ClientConnection, stream: Stream, headers: HeaderList
     ) -> None:
-        super().__init__(connection.source, NO_RECORD, time.perf_counter())
+        super().__init__(connection.source, time.perf_counter())
         self._connection = connection
         self._headers = headers
         self.stream = ClientStream(connection, stream, self)
@@ -328,7 +326,7 @@ class Http2Call(ClientCall):
 
     def _send_rest(self, body: memoryview, trailers: FieldLines) -> None:
         """Send the rest of a response in a task, as the client reads it."""
-        fast_path_call, record, stream = self._call, self.record, self.stream
+        record, stream = self.record, self.stream
         idle_timeout = self._host.idle_timeouts.idle_timeout
         grpc_status = record.grpc_status
         record.grpc_status = -1  # until its client has the trailers
@@ -357,8 +355,6 @@ class Http2Call(ClientCall):
                 buffers.change(-len(body))
 
         self.start_task(send)
-        if fast_path_call is not None:
-            self._host.remove_call(fast_path_call)
 
     def _hold_head(self, size: int) -> bool:
         """Count a large head before it is parsed; if there is no room, reject it."""

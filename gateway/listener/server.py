@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gateway.listener.accept import AcceptingSockets
+from gateway.listener.client_call import RequestDispatcher, RequestHandler
 from gateway.listener.client_shares import client_of
 from gateway.listener.connection import ClientConnection
 from gateway.listener.connection_host import IdleTimeouts, ListenerConnection
-from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
 from gateway.listener.open_connections import OpenConnections
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.listener.tls_transport import ClientTlsTransport, Handshakes
@@ -163,11 +163,11 @@ class HttpListener(RequestDispatcher):
         self._for_each_connection(lambda connection: connection.announce_drain())
         await self._stop_accepting(max_seconds)
         await self._drain_connections(min(grace, max_seconds), until)
-        late = tuple(self._active_calls.values())
-        for client in late:
-            client.record.error = _DRAIN_TIMEOUT
+        late = tuple(self._active_calls)
+        for call in late:
+            call.record.error = _DRAIN_TIMEOUT
             try:
-                client.drop_call()
+                call.drop_call()
             except Exception:  # its connection is aborted below
                 _log.exception("a call could not be dropped")
         await self._wait_while(lambda: bool(self._active_calls), _CANCEL_TIMEOUT)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from gateway.listener.dispatcher import RequestHandler
+from gateway.listener.client_call import RequestHandler
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.listener.tls import ReloadingTlsContext, TlsFiles

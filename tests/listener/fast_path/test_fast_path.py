@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from gateway.errors import bad_response
+from gateway.listener.client_call import Continuation
 from gateway.listener.connection import ClientConnection, Http1Call
-from gateway.listener.connection_host import Continuation
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.calls import infer as calls_infer
 from gateway.proxy.filters.trace_sampling import TraceSampler

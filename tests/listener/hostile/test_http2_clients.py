@@ -19,7 +19,7 @@ from gateway.http2.frames import (
     encode_goaway,
     encode_ping,
 )
-from gateway.listener.dispatcher import RequestHandler
+from gateway.listener.client_call import RequestHandler
 from gateway.listener.http2_connection import Http2Call
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import CallTrace
