@@ -171,7 +171,7 @@ class ClientCall(ABC):
         request, response = self._make_messages()
         self._host.add_call(self)
         task = self._call = asyncio.create_task(self._run(request, response, rest))
-        task.add_done_callback(self._end_cancelled_task)
+        task.add_done_callback(self._on_task_end)
         return task
 
     def continue_in_task(self, rest: Continuation, on_done: Callable[[], None]) -> None:
@@ -245,7 +245,8 @@ class ClientCall(ABC):
     def end(self) -> None:
         """Give back what the call holds, then tell of its end."""
         self.end_deferral()
-        self._host.remove_call(self)
+        if not isinstance(self._call, asyncio.Task):
+            self._host.remove_call(self)
         self._call = None  # not before: if this fails, it is done again when the client is gone
         self._release()
         self.ended = True
@@ -260,8 +261,9 @@ class ClientCall(ABC):
         record.client = self._source.address
         return record
 
-    def _end_cancelled_task(self, task: asyncio.Task[None]) -> None:
-        """End the call of a task that was cancelled before it ran: it called no ``finish_call``."""
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """Count the call no more; end it if it was cancelled before its task ran."""
+        self._host.remove_call(self)
         if self._call is task:
             self.end()
 

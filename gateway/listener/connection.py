@@ -13,10 +13,10 @@ from gateway.http1.head import (
     MAX_CACHED_HEAD,
     STATUSES_WITHOUT_BODY,
     AnotherProtocolError,
+    HeadReader,
     MalformedError,
     RequestHead,
 )
-from gateway.http1.head_reader import HeadReader
 from gateway.http2.frames import PREFACE
 from gateway.listener.client_call import CallSource, ClientCall, RequestDispatcher
 from gateway.listener.client_shares import client_of
