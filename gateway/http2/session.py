@@ -355,8 +355,6 @@ class Http2Session(Connection):
             self.on_refused(event.error)
         elif isinstance(event, frames.SettingsFrame):
             self.on_settings()
-        elif isinstance(event, frames.PingFrame):
-            self.on_ping_acknowledged(event.data)
 
     def _handle_on_stream(self, event: events.StreamEvent) -> None:
         handler = event.stream.handler
@@ -418,6 +416,3 @@ class Http2Session(Connection):
 
     def on_settings(self) -> None:
         """Handle that the settings of the peer have changed."""
-
-    def on_ping_acknowledged(self, data: bytes) -> None:
-        """Handle the response to a PING."""

@@ -18,6 +18,7 @@ from gateway.listener.messages import (
     error_template,
     to_origin_form,
 )
+from gateway.listener.open_connections import OpenConnections
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.calls.buffered import BufferedCall
@@ -42,6 +43,8 @@ from gateway.system.buffers import BufferAccount, ReservedBytes
 from gateway.system.hangups import HangupWatch
 from gateway.system.sockets.body_stream import BodyStream
 
+_MAX_IDLE_CHECK_INTERVAL = 5.0
+"""Maximum seconds between two checks for idle connections."""
 _NO_RECORD = CallRecord("", "")
 
 _log = logging.getLogger("tensorgate.listener")
@@ -306,8 +309,10 @@ class ClientCall(ABC):
         """Give back what the call holds of its connection."""
 
 
-class RequestDispatcher(ABC):
+class RequestDispatcher:
     """Starts a call for each request, on the fast path if it can: the host of connections.
+
+    ``on_closed`` is called for each closed connection.
 
     The listener inherits it, because a delegated method call would cost time for each request.
     """
@@ -317,6 +322,7 @@ class RequestDispatcher(ABC):
         handler: RequestHandler,
         observers: tuple[CallObserver, ...],
         buffers: BufferAccount,
+        on_closed: Callable[[], None],
     ) -> None:
         self.draining = False
         self.trace_sampler: TraceSampler | None = None
@@ -331,18 +337,9 @@ class RequestDispatcher(ABC):
         self._loop = asyncio.get_running_loop()
         self._active_calls: dict[ClientCall, None] = {}
         self.deferrals = BodyDeferrals()
-
-    @abstractmethod
-    def add_connection(self, connection: ListenerConnection) -> None:
-        """Register a new connection."""
-
-    @abstractmethod
-    def remove_connection(self, connection: ListenerConnection) -> None:
-        """Unregister a closed connection."""
-
-    @abstractmethod
-    def replace_connection(self, old: ListenerConnection, new: ListenerConnection) -> None:
-        """Register what serves an open connection from now on."""
+        self._on_closed = on_closed
+        self._connections = OpenConnections()
+        self._idle_check: asyncio.TimerHandle | None = None
 
     @property
     def requests(self) -> int:
@@ -438,3 +435,39 @@ class RequestDispatcher(ABC):
             except Exception:
                 # The client has its response already, and the connection must go on.
                 _log.exception("an observer of calls failed")
+
+    def add_connection(self, connection: ListenerConnection) -> None:
+        """Register a new connection."""
+        self._connections.add(connection)
+        if self._idle_check is None and not self.draining:
+            self._start_idle_check()
+
+    def replace_connection(self, old: ListenerConnection, new: ListenerConnection) -> None:
+        """Register what serves an open connection from now on."""
+        self._connections.replace(old, new)
+
+    def remove_connection(self, connection: ListenerConnection) -> None:
+        """Unregister a closed connection."""
+        self._connections.discard(connection)
+        self._on_closed()
+
+    def _close_idle_connections(self) -> None:
+        self._for_each_connection(lambda connection: connection.close_if_idle())
+        self._start_idle_check()
+
+    def _start_idle_check(self) -> None:
+        timeouts = self.idle_timeouts
+        shortest = min(
+            timeouts.request_header_timeout, timeouts.keep_alive_timeout, timeouts.idle_timeout
+        )
+        delay = min(_MAX_IDLE_CHECK_INTERVAL, shortest / 2)
+        self._idle_check = self._loop.call_later(delay, self._close_idle_connections)
+
+    def _for_each_connection(self, act: Callable[[ListenerConnection], None]) -> None:
+        """Call ``act`` with each connection; one that fails is aborted, and stops no other."""
+        for connection in tuple(self._connections):
+            try:
+                act(connection)
+            except Exception:
+                _log.exception("a connection failed, and is aborted")
+                connection.transport.abort()

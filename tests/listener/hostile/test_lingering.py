@@ -13,8 +13,7 @@ from gateway.http2.flood_limits import MAX_CONTROL_FRAMES, MAX_RESETS
 from gateway.http2.frames import DATA, PADDED, encode_data_header
 from gateway.http2.session import CONNECTION_WINDOW, STREAM_WINDOW
 from gateway.listener.connection_host import IdleTimeouts
-from gateway.listener.http2_connection import MAX_STREAMS, Http2ClientConnection
-from gateway.listener.lingering import MAX_LINGER_BYTES
+from gateway.listener.http2_connection import MAX_LINGER_BYTES, MAX_STREAMS, Http2ClientConnection
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.http2.frame_bytes import frame

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.listener.client_shares import ClientShares
 from gateway.listener.tls import ReloadingTlsContext, TlsFiles
-from gateway.listener.tls_transport import ClientTlsTransport, Handshakes
+from gateway.listener.tls_transport import ClientTlsTransport
 from gateway.system.buffers import BufferAccount
 from gateway.system.sockets.connection import Connection
 from tests.http1.fake_transport import FakeTransport
@@ -50,7 +51,7 @@ class _Peer:
     def __init__(self, files: TlsFiles) -> None:
         self.account = BufferAccount()
         self.connection = _Recorder(self.account)
-        self.handshakes = Handshakes()
+        self.handshakes = ClientShares[ClientTlsTransport](10)
         context = ReloadingTlsContext(files).context
         self.transport = ClientTlsTransport(
             context, self.connection, self.handshakes, 60, lambda: None
