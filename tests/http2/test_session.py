@@ -12,7 +12,7 @@ import pytest
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.events import DataReceived, HeadersReceived, StreamReset
-from gateway.http2.flood_limits import MAX_TINY_DATA, TIME_SLICE_WORK, TINY_FRAME
+from gateway.http2.flood_limits import MAX_TINY_DATA, TIME_SLICE_WORK
 from gateway.http2.frame_reader import FrameReader
 from gateway.http2.frames import (
     INITIAL_WINDOW_SIZE,
@@ -155,26 +155,6 @@ async def test_stream_that_sends_tiny_frames_too_fast_waits_and_is_not_closed() 
     assert session.streams[0].take() == b"x" * (MAX_TINY_DATA + 500)
 
 
-async def test_tiny_pieces_of_a_body_are_joined() -> None:
-    buffers = BufferAccount()
-    session = Session(buffers=buffers)
-    session.data_received(session.request() + b"".join(data(1, b"%d," % i) for i in range(300)))
-    (stream,) = session.streams
-    expected = b"".join(b"%d," % i for i in range(300))
-    assert buffers.buffered == stream.buffered_size == len(expected)
-    large = bytes(TINY_FRAME)
-    session.data_received(data(1, large) + data(1, b"a") + data(1, b"b"))
-    pieces = [await stream.read() for _ in range(2)]
-    assert pieces == [expected, large + b"ab"]
-    assert {type(piece) for piece in pieces} == {bytes}
-    session.data_received(data(1, b"c") + data(1, b"d"))
-    assert stream.peek() == b"cd"
-    assert stream.take() == b"cd"
-    assert buffers.buffered == 0
-    # All of it can be sent again.
-    assert stream.stream.receive_window.unused == 0
-
-
 # ---------------------------------------------------------------------------------- streams
 
 
@@ -277,16 +257,6 @@ async def test_closed_stream_gives_back_what_it_holds(is_complete: bool) -> None
     assert [each.error_code for each in resets] == [ErrorCode.CANCEL] * (not is_complete)
     assert (buffers.buffered, buffers.streams, session.handlers) == (0, 0, {})
     assert stream.stream.receive_window.unused == 0
-
-
-async def test_discarded_body_opens_windows_again() -> None:
-    buffers = BufferAccount()
-    session = open_streams(1, buffers)
-    (stream,) = session.streams
-    session.data_received(data(1, bytes(16_000)))
-    stream.discard()
-    session.data_received(data(1, bytes(16_000)))
-    assert (buffers.buffered, stream.stream.receive_window.unused) == (0, 0)
 
 
 async def test_unexpected_error_aborts_the_connection(caplog: pytest.LogCaptureFixture) -> None:

@@ -483,24 +483,6 @@ async def test_call_that_is_buffered_gets_the_room_of_trickling_bodies() -> None
             assert ("grpc-status", "0") in reply.trailers
 
 
-async def test_innocent_uploads_have_room_beside_trickling_bodies() -> None:
-    async with gateway_with_little_room() as gateway, AsyncExitStack() as clients:
-        greedy = Http1Uploads(gateway.url, GREEDY, clients)
-        await fill(gateway, greedy)
-        upload = request("POST", "/v2/upload", LARGE)
-        uploads = [
-            await clients.enter_async_context(connect(gateway.url, None, INNOCENT))
-            for _ in range(ROOM // 4)
-        ]
-        for client in uploads:
-            await greedy.go_on()
-            await client.send(upload[:-100])
-        await until(lambda: len(greedy.statuses()) >= len(uploads))
-        assert set(greedy.statuses()) == {408}
-        for client in uploads:
-            assert (await client.ask(upload[-100:])).status == 200
-
-
 def block_event_loop(seconds: float) -> None:
     time.sleep(seconds)
 
