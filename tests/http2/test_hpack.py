@@ -69,7 +69,7 @@ _NAMES = st.one_of(
     st.text("abcxyz-", min_size=1, max_size=10).map(str.encode),
 )
 _VALUES = st.one_of(
-    st.sampled_from([b"", b"/", b"200", b"POST", b"trailers", b"a" * 300]),
+    st.sampled_from([b"", b"/", b"200", b"POST", b"trailers", b"a" * 300, b"\0" * 255]),
     st.binary(max_size=20),
     st.text("abcdef0123456789-", max_size=60).map(str.encode),
 )

@@ -147,7 +147,7 @@ async def test_stream_that_sends_tiny_frames_too_fast_waits_and_is_not_closed() 
     session.data_received(session.request() + data(1) * (MAX_TINY_DATA + 500))
     calls = session.fake.calls
     await until(lambda: session.log.count(" data") == MAX_TINY_DATA + 500)
-    await asyncio.sleep(0.05)
+    await iterations(50)
     assert calls == ["pause"]
     clock.now += 1
     await until(lambda: calls == ["pause", "resume"])

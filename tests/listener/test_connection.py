@@ -14,6 +14,7 @@ from gateway.system.sockets.connection import ReadFlow
 from tests.http1.fake_transport import FakeTransport
 from tests.listener.running_listener import echo, read_body, respond, running_listener
 from tests.listener.running_listener import scheme as scheme
+from tests.support.doubles.iterations import iterations
 from tests.support.gateway import http1_connections, until
 from tests.support.http_messages import message, request
 from tests.support.raw_client import connect
@@ -33,7 +34,11 @@ async def test_unread_body_does_not_close_the_connection() -> None:
 
 async def test_large_unread_body_does_not_block_the_connection() -> None:
     async def handle(_: ClientRequest, response: ClientResponse) -> None:
-        await asyncio.sleep(0.05)  # the connection reads as much as it may
+        (connection,) = http1_connections(running.listener)
+        body = connection.body
+        assert body is not None
+        # It has read as much as it may.
+        await until(lambda: connection.read_flow.paused or body.ended)
         await respond(response, b"not looked at")
 
     async with running_listener(handle) as running, connect(running.url) as client:
@@ -53,9 +58,10 @@ async def test_malformed_unread_body_closes_after_the_response(
     head = message("PUT / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
     async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(head + b"2\r\nab\r\n")
-        await asyncio.sleep(0.01)
+        await until(lambda: running.listener.requests)
         await client.send(b"what?\r\n")
-        await asyncio.sleep(0.01)
+        (connection,) = http1_connections(running.listener)
+        await until(lambda: connection._framing_lost)
         broken.set()
         assert (await client.read_response()).body == b"done"
         assert await client.rest() == b""
@@ -68,7 +74,7 @@ async def test_read_ahead_of_pipelined_requests_is_limited() -> None:
 
     async def handle(client: ClientRequest, response: ClientResponse) -> None:
         if len(ahead) < 30:
-            await asyncio.sleep(0.005)  # more could arrive
+            await iterations(5)  # more could arrive
         (connection,) = http1_connections(running.listener)
         ahead.append(len(connection._read_ahead))
         await echo(client, response)
@@ -135,7 +141,7 @@ async def test_empty_line_is_no_head_that_could_be_refused(
         body = Http1Body(ReadFlow(FakeTransport()), other)  # so that too much is buffered
         await client.send(b"\r\n")
         await until(lambda: running.listener.connections)
-        await asyncio.sleep(0.01)
+        await iterations(10)
         await client.send(b"\r\n")
         assert (await client.call("GET", "/")).status == 200
         body.discard()

@@ -154,7 +154,7 @@ async def test_each_call_is_observed_though_another_observer_fails(
         if client.target == "/bad":
             raise bad_request("no")
         if client.target == "/gone":
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         await respond(response, b"12345")
 
     async with running_listener(handle, fail, records.append) as running:

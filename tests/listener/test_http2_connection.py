@@ -26,6 +26,7 @@ from tests.listener.running_listener import (
     running_listener,
 )
 from tests.listener.running_listener import scheme as scheme
+from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
 from tests.support.http2_client import Http2Client, connect_http2, open_http2
 from tests.support.raw_client import connect
@@ -73,7 +74,7 @@ async def test_preface_may_come_in_pieces() -> None:
         data = client.h2.data_to_send()
         for start in range(50):
             client.write(data[start : start + 1])
-            await asyncio.sleep(0.002)
+            await iterations(5)  # in which it is read
         client.write(data[50:])
         client.writes = True
         assert (await client.call("GET", "/")).status == 200
@@ -347,7 +348,7 @@ async def test_unread_body_is_limited_by_its_window() -> None:
         stream = client.send_headers("POST", "/")
         sending = asyncio.create_task(client.send_data(stream, bytes(1_000_000)))
         await until(lambda: running.listener.buffers.buffered >= STREAM_WINDOW)
-        await asyncio.sleep(0.02)
+        await iterations(20)
         assert running.listener.buffers.buffered < STREAM_WINDOW + 4096  # tiny pieces count more
         client.reset_stream(stream)
         sending.cancel()
@@ -433,10 +434,10 @@ async def test_settings_and_header_blocks_must_arrive_in_time(is_known: bool) ->
                 client.flush()
                 await until_ready(running)
                 client.write(encode_frame_header(6, 0, 0, 8) + b"1234")
-                await asyncio.sleep(0.01)
-                client.write(b"5678")  # it has arrived, and is not waited for any more
-                await asyncio.sleep(0.12)
-                assert not client.goaways
+                connection = connection_of(running)
+                await until(lambda: connection._partial_since)
+                client.write(b"5678")
+                await until(lambda: not connection._partial_since)  # it is waited for no more
                 client.write(encode_frame_header(HEADERS, 0, 1, 1) + b"\x82")
             else:
                 client.write(PREFACE + encode_frame_header(4, 0, 0, 0))
@@ -522,6 +523,6 @@ async def test_peer_that_never_reads_is_closed_and_memory_stays_bounded() -> Non
             async with asyncio.timeout(5):
                 while running.listener._connections:
                     most = max(most, connection.transport.get_write_buffer_size())
-                    await asyncio.sleep(0.005)
+                    await iterations(1)
         assert most < 1_000_000
         assert not running.listener.requests

@@ -30,6 +30,7 @@ from tests.support.certificates import (
     server_certificate,
 )
 from tests.support.compiled import needs_source
+from tests.support.doubles.iterations import iterations
 from tests.support.gateway import (
     RunningGateway,
     http1_connections,
@@ -189,7 +190,7 @@ async def test_drain_waits_for_a_slow_reader(tls: dict[str, str]) -> None:
         await until(lambda: any(connection.unsent for connection in http1_connections(listener)))
         leaving = asyncio.create_task(listener.drain(20, 0.05))
         assert await idle.rest() == b""
-        await asyncio.sleep(0.1)
+        await iterations(20)
         assert not leaving.done()
         read_on.set()
         assert (await reading).endswith(b"\r\n\r\n" + body)

@@ -38,6 +38,7 @@ from gateway.upstream.transport import (
     UpstreamResponse,
 )
 from tests.support.addresses import HOST, free_address
+from tests.support.doubles.iterations import iterations
 from tests.support.doubles.streaming import make_destination
 from tests.support.gateway import no_leaks, until
 from tests.support.http2_client import Http2Client, connect_http2
@@ -302,7 +303,7 @@ async def _reset_streams(client: Http2Client) -> None:
         await client.start("GET", "/v2/never", headers=(("x", "x" * 3000),)),
         client.send_headers("POST", INFER),
     ]
-    await asyncio.sleep(0.02)
+    await iterations(20)
     for stream in streams:
         with suppress(StreamClosedError):  # the gateway has reset it
             client.reset_stream(stream)
@@ -314,7 +315,7 @@ async def _left_streams(client: Http2Client) -> None:
     await client.start("GET", "/v2/never", headers=(("x", "x" * 3000),))
     client.send_headers("POST", INFER)
     client.send_headers("POST", "/v2/x", (("host", "y"),), end_stream=True)
-    await asyncio.sleep(0.02)
+    await iterations(20)
 
 
 _LONG = {"X": "x" * 3000}

@@ -17,8 +17,7 @@ from gateway.listener.http2_connection import MAX_LINGER_BYTES, MAX_STREAMS, Htt
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.http2.frame_bytes import frame
-from tests.listener.hostile.nothing_left import nothing_left
-from tests.listener.running_listener import RunningListener, echo, running_listener
+from tests.listener.running_listener import RunningListener, echo, nothing_left, running_listener
 from tests.listener.running_listener import scheme as scheme
 from tests.support.gateway import until
 from tests.support.http2_client import Headers, Http2Client, Http2Reply, connect_http2
