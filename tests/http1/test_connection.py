@@ -10,7 +10,7 @@ from gateway.http1.deferrals import DEFER_TIMEOUT, BodyDeferrals
 from gateway.system import read_buffer as read_buffer_module
 from gateway.system.buffers import MAX_WINDOW, BufferAccount, BufferShare
 from gateway.system.sockets import connection as connection_module
-from gateway.system.sockets.connection import MAX_COALESCED_WRITE, MAX_READ_AHEAD, ReadFlow
+from gateway.system.sockets.connection import MAX_COALESCED_WRITE, ReadFlow
 from tests.http1.fake_transport import FakeTransport
 from tests.support.compiled import needs_source, skip_if_compiled
 from tests.support.doubles.iterations import iterations
@@ -220,37 +220,6 @@ async def connection(transport: FakeTransport) -> Http1Connection:
     connection = _ReadsNothing()
     connection.connection_made(transport)
     return connection
-
-
-class _TakesSome(Http1Connection):
-    """Takes so many bytes of each read, and reads the others ahead."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self._size = size
-        self.taken = b""
-
-    def data_received(self, data: bytes | memoryview) -> None:
-        self.taken += data[: self._size]
-        self.buffer_read_ahead(data[self._size :])
-
-
-@needs_source
-async def test_large_read_ahead_pauses_reading(transport: FakeTransport) -> None:
-    size = 1000
-    data = bytes(range(256)) * (2 * MAX_READ_AHEAD // 256)
-    connection = _TakesSome(size)
-    connection.connection_made(transport)
-    connection.data_received(memoryview(data))
-    while len(connection.taken) + MAX_READ_AHEAD < len(data):
-        assert transport.calls == ["pause"]
-        connection.process_read_ahead()
-    assert transport.calls == ["pause", "resume"]
-    connection.discard_read_ahead()
-    taken = connection.taken
-    connection.process_read_ahead()
-    assert connection.taken == taken == data[: len(taken)]
-    assert transport.calls == ["pause", "resume"]
 
 
 @needs_source

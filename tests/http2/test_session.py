@@ -179,27 +179,6 @@ async def test_streams_that_send_much_take_turns() -> None:
     assert [each.end_stream for each in frames[-4:]].count(True) == 2
 
 
-async def test_data_that_wait_for_a_window_count_as_buffered() -> None:
-    buffers = BufferAccount()
-    session = open_streams(2, buffers)
-    stream, other = session.streams
-    sending = asyncio.create_task(stream.send(bytes(100_000), True))
-    await iterations(2)
-    counted = asyncio.create_task(other.send(bytes(100_000), is_counted=True))
-    await iterations(2)
-    assert not sending.done()
-    assert buffers.buffered == 100_000
-    session.data_received(encode_window_update(1, 50_000) + encode_window_update(0, 50_000))
-    await sending
-    assert buffers.buffered == 0
-    assert stream.stream.sent_end
-    assert [*session.waiting] == [other]
-    counted.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await counted
-    assert session.waiting == {}
-
-
 @pytest.mark.parametrize("end", ["reset", "error"])
 async def test_sender_of_an_ended_stream_gets_an_error(end: str) -> None:
     session = open_streams(1)

@@ -169,22 +169,6 @@ async def test_garbage_after_a_request_on_the_fast_path_is_a_400() -> None:
         assert await client.rest() == b""
 
 
-async def test_read_ahead_is_bounded() -> None:
-    slow = _Slow()
-    body = bytes(1_000_000)
-    async with serving(slow) as (here, client):
-        await client.send(GET)
-        await here.until_on_fast_path()
-        client.send_nowait(request("POST", "/v2/x", body))
-        await until(lambda: len(here.connection._read_ahead) > 64 * 1024)
-        await iterations(20)  # in which it could all come
-        assert len(here.connection._read_ahead) < 600_000
-        slow.continue_in_task.set()
-        for _ in range(2):
-            assert (await client.read_response()).body == b"done"
-        assert here.server.requests[-1].body == body
-
-
 @pytest.mark.parametrize("is_drained", [False, True])
 async def test_request_after_the_last_one_is_not_served(
     is_drained: bool, fast_path_requests: list[str]
