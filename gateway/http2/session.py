@@ -262,9 +262,7 @@ class Http2Session(Connection):
             self._end_time_slice()
         self.flush_output()
         if self.transport.get_write_buffer_size() > _MAX_UNSENT:
-            reason = "the peer does not read"
-            http2.close(ErrorCode.ENHANCE_YOUR_CALM, reason)
-            self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason))
+            self.end_for(ErrorCode.ENHANCE_YOUR_CALM, "the peer does not read")
             self.transport.abort()
 
     def fail(self, error: Http2Error) -> None:
@@ -272,6 +270,11 @@ class Http2Session(Connection):
         self.flush_output()
         self.on_failure(error)
         self.transport.close()
+
+    def end_for(self, code: ErrorCode, reason: str) -> None:
+        """Tell the peer why the connection is closed, and close it."""
+        self.http2.close(code, reason)
+        self.fail(Http2Error(code, reason))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release those who wait; the user of each handler is told by ``on_failure``."""

@@ -656,9 +656,7 @@ class Http2ClientConnection(Http2Session):
             self.transport.abort()  # the client has all responses, but does not close its side
 
     def _end(self, code: ErrorCode, what: str, timeout: float) -> None:
-        reason = f"{what} within {timeout:g} s (limits.request_header_timeout)"
-        self.http2.close(code, reason)
-        self.fail(Http2Error(code, reason))
+        self.end_for(code, f"{what} within {timeout:g} s (limits.request_header_timeout)")
 
     def _calls(self) -> list[Http2Call]:
         return [
@@ -679,7 +677,7 @@ class Http2ClientConnection(Http2Session):
         """Count the bytes of incomplete frames, which may be those of a head."""
         more = size - self._partial_size
         if more > 0 and not self.buffers.hold_head(more):
-            self._close_for_room()
+            self.end_for(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM)
             return
         if more < 0:
             self.buffers.change_heads(more)
@@ -689,13 +687,9 @@ class Http2ClientConnection(Http2Session):
         """Drop the largest head, and the call that it begins: others need the room."""
         largest = max(self._calls(), key=lambda call: call.head_size, default=None)
         if largest is None or largest.head_size <= self._partial_size:
-            self._close_for_room()
+            self.end_for(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM)
         else:
             largest.drop_head()
-
-    def _close_for_room(self) -> None:
-        self.http2.close(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM)
-        self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM))
 
     def _close_if_done(self) -> None:
         if self._shut_down and self.is_idle:

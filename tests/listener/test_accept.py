@@ -139,18 +139,6 @@ async def test_socket_can_be_closed_while_accepting_pauses(
     assert caplog.messages == [ERROR]
 
 
-class _Adopted:
-    """Counts the connections that several sockets hand over, and closes them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.sockets = AcceptingSockets(self._adopt)
-
-    def _adopt(self, connection: socket.socket) -> None:
-        connection.close()
-        self.count += 1
-
-
 def _is_refused(address: tuple[str, int]) -> bool:
     try:
         socket.create_connection(address).close()
@@ -160,55 +148,59 @@ def _is_refused(address: tuple[str, int]) -> bool:
 
 
 async def test_one_socket_stops_and_the_others_go_on() -> None:
-    adopted = _Adopted()
+    batches = _Batches()
+    sockets = AcceptingSockets(batches.add)
     (leaving,), (staying,) = open_tcp_sockets(HOST, 0), open_tcp_sockets(HOST, 0)
     gone, here = leaving.getsockname(), staying.getsockname()
     async with no_leaks():
         for count, (sock, address) in enumerate(((leaving, gone), (staying, here)), 1):
-            adopted.sockets.listen(sock)
+            sockets.listen(sock)
             socket.create_connection(address).close()
-            await until(lambda count=count: adopted.count == count)  # type: ignore[misc]
-        await adopted.sockets.stop_listening([leaving])
+            await until(lambda count=count: batches.accepted == count)  # type: ignore[misc]
+        await sockets.stop_listening([leaving])
         assert _is_refused(gone)
         socket.create_connection(here).close()
-        await until(lambda: adopted.count == 3)
-        adopted.sockets.close_sockets([staying, leaving])
+        await until(lambda: batches.accepted == 3)
+        sockets.close_sockets([staying, leaving])
         assert _is_refused(here)
 
 
 async def test_connections_in_the_queue_of_a_socket_that_stops_are_served() -> None:
-    adopted = _Adopted()
+    batches = _Batches()
+    sockets = AcceptingSockets(batches.add)
     (sock,) = open_tcp_sockets(HOST, 0)
     with _waiting(sock, 20):
-        adopted.sockets.listen(sock)
-        await adopted.sockets.stop_all(0.0)
-    assert adopted.count == 20
+        sockets.listen(sock)
+        await sockets.stop_all(0.0)
+    assert batches.accepted == 20
     assert sock.fileno() == -1
 
 
 async def test_socket_that_is_closed_at_once_leaves_its_queue_to_a_duplicate() -> None:
-    adopted = _Adopted()
+    batches = _Batches()
+    sockets = AcceptingSockets(batches.add)
     (sock,) = open_tcp_sockets(HOST, 0)
     with sock.dup() as other, _waiting(sock, 3):
-        adopted.sockets.listen(sock)
-        adopted.sockets.close_sockets([sock])
+        sockets.listen(sock)
+        sockets.close_sockets([sock])
         await asyncio.sleep(0)
         for _ in range(3):
             other.accept()[0].close()
-    assert adopted.count == 0
+    assert batches.accepted == 0
 
 
 async def test_unix_socket_stops_too(tmp_path: Path) -> None:
-    adopted = _Adopted()
+    batches = _Batches()
+    sockets = AcceptingSockets(batches.add)
     path = str(tmp_path / "s")
     sock = socket.socket(socket.AF_UNIX)
     sock.bind(path)
     sock.listen()
-    adopted.sockets.listen(sock)
+    sockets.listen(sock)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
-        await adopted.sockets.stop_all(0.5)
-    assert adopted.count == 1
+        await sockets.stop_all(0.5)
+    assert batches.accepted == 1
 
 
 # ---------------------------------------------------------------------------------- sockets

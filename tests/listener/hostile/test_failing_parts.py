@@ -38,6 +38,7 @@ from gateway.upstream.transport import (
     UpstreamResponse,
 )
 from tests.support.addresses import HOST, free_address
+from tests.support.checks.nothing_left import find_left_in_listener
 from tests.support.doubles.iterations import iterations
 from tests.support.doubles.streaming import make_destination
 from tests.support.gateway import no_leaks, until
@@ -206,16 +207,11 @@ class _World:
     def held(self) -> dict[str, int]:
         """Return all that calls and connections hold."""
         held = {
-            "connections": self.listener.connections,
-            "calls": self.listener.requests,
-            "deferred": self.listener.deferrals.size,
+            **find_left_in_listener(self.listener),
             "on the fast path": self.fast_path.in_flight,
             "leases": sum(self.destination.upstream.pool.outstanding),
             "slots": self.limit.active + self.limit.queued,
             "copies": self.mirror.in_flight,
-            "reserved bytes": self.buffers.reserved,
-            "buffered bytes": self.buffers.buffered,
-            "streams": self.buffers.streams,
         }
         return {name: count for name, count in held.items() if count}
 
