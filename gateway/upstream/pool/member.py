@@ -73,6 +73,8 @@ class Member(EndpointRecord):
     """Calls in flight."""
     models: ReadyModels | None = None
     """The models that are ready there; None if unknown."""
+    models_error: str = ""
+    """Why it does not say which; empty if it does."""
     detected_dialect: DetectedDialect | None = None
     """None until the server has said what it is, or if it is not asked."""
     logged: State = State.IN_USE

@@ -167,6 +167,8 @@ class Pool:
         self._load_balancing = load_balancing or LEAST_REQUEST
         self._clock = clock
         self._supervisor = supervisor or PoolSupervisor()
+        if self._supervisor.health_checker is not None:
+            self._supervisor.health_checker.on_change = self._on_health_change
         self.outlier_detector = OutlierDetector(
             upstream,
             outlier_policy or OutlierPolicy(),
@@ -207,6 +209,7 @@ class Pool:
         self._health_changed.clear()
 
     def _on_health_change(self, member: Member) -> None:
+        self._supervisor.recheck(member)
         if member.probed.healthy:
             # The failures behind an ejection are older than this success.
             self.outlier_detector.record(member, Outcome.SUCCEEDED, "")
@@ -427,7 +430,7 @@ class Pool:
     async def start(self) -> None:
         """Start to check the endpoints; wait a moment for the addresses of names."""
         self._started = True
-        self._supervisor.add(self.members, self._on_health_change)
+        self._supervisor.add(self.members)
         await self._supervisor.resolve_names(self.set_endpoints)
 
     def set_endpoints(self, endpoints: Sequence[UpstreamEndpoint]) -> None:
@@ -441,7 +444,7 @@ class Pool:
         self._leaving = [member for member in (*self._leaving, *gone) if member.outstanding]
         self._set_members(members)
         self._supervisor.remove(gone)
-        self._supervisor.add(new, self._on_health_change)
+        self._supervisor.add(new)
 
     def refresh_models(self) -> None:
         """Ask the endpoints for their models at once, as those may have changed."""

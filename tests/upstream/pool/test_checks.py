@@ -14,6 +14,7 @@ from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
 from gateway.upstream.pool.dialect import DialectDetector
 from gateway.upstream.pool.member import Member, Outcome
 from gateway.upstream.pool.pool import Lease, Pool
+from tests.support.doubles.iterations import iterations
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response
@@ -39,9 +40,8 @@ def probing(endpoint_at: EndpointAt) -> Probing:
     def probing(
         *urls: str, time: float = 5, unhealthy: int = 2
     ) -> AbstractAsyncContextManager[Pool]:
-        health_checker = HealthChecker(
-            "/ready", 0.01, time, HealthCheckPolicy(1, unhealthy), lambda: 0.0
-        )
+        policy = HealthCheckPolicy(1, unhealthy)
+        health_checker = HealthChecker("/ready", 0.01, time, policy, random=lambda: 0.0)
         endpoints = [endpoint_at(url) for url in urls]
         return running(Pool(endpoints, supervisor=PoolSupervisor(health_checker)))
 
@@ -121,23 +121,26 @@ async def test_check_that_the_gateway_cannot_make_has_no_result() -> None:
     lack = GatewayError(ErrorKind.EXHAUSTED, "the gateway is out of local resources")
     turns = ScriptedUpstreamResponse(200), lack, lack, asyncio.Event()
     endpoint = ScriptedEndpoint(EventLog(), *turns)
-    health_checker = HealthChecker("/", 0.01, 5, HealthCheckPolicy(1, 1), lambda: 0.0)
+    health_checker = HealthChecker("/", 0.01, 5, HealthCheckPolicy(1, 1), random=lambda: 0.0)
     async with running(Pool([endpoint], supervisor=PoolSupervisor(health_checker))) as pool:
         await until(lambda: len(endpoint.requests) == 4)
         assert pool.snapshot()[0].healthy
 
 
 class _Attending(HealthChecker):
-    """Records the members whose task runs."""
+    """Records the members whose task runs, after it has failed with these errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, *errors: Exception) -> None:
         super().__init__("/", 1, 1, HealthCheckPolicy())
+        self.errors = list(errors)
         self.attended: list[Member] = []
 
-    async def run(self, member: Member, changed: Callable[[], None]) -> None:
+    async def probe(self, member: Member) -> float:
+        if self.errors:
+            raise self.errors.pop()
         self.attended.append(member)
         try:
-            await asyncio.Event().wait()
+            return await asyncio.Event().wait()
         finally:
             self.attended.remove(member)
 
@@ -151,27 +154,24 @@ async def test_tasks_of_a_member_run_until_it_is_removed() -> None:
     supervisor = PoolSupervisor(health_checker)
     one, two, three = _members(3)
     async with no_leaks():
-        supervisor.add([one, two], lambda member: None)
+        supervisor.add([one, two])
         await until(lambda: health_checker.attended == [one, two])
         supervisor.remove([one])
-        supervisor.add([three], lambda member: None)
+        supervisor.add([three])
         await until(lambda: health_checker.attended == [two, three])
         await supervisor.close()
         assert not health_checker.attended
 
 
-async def test_failed_task_is_logged_and_starts_again(caplog: pytest.LogCaptureFixture) -> None:
-    class FailingOnce(_Attending):
-        async def run(self, member: Member, changed: Callable[[], None]) -> None:
-            if not caplog.records:
-                raise ZeroDivisionError
-            await super().run(member, changed)
-
-    health_checker = FailingOnce()
+async def test_failed_task_is_logged_and_starts_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.upstream.pool.watch._RESTART_DELAY", 0.01)
+    health_checker = _Attending(ZeroDivisionError())
     supervisor = PoolSupervisor(health_checker)
     members = _members(1)
     async with no_leaks():
-        supervisor.add(members, lambda member: None)
+        supervisor.add(members)
         await until(lambda: health_checker.attended == members)
         await supervisor.close()
         assert not health_checker.attended
@@ -179,31 +179,28 @@ async def test_failed_task_is_logged_and_starts_again(caplog: pytest.LogCaptureF
     assert "ZeroDivisionError" in caplog.text
 
 
-class _Listening(DialectDetector):
-    """Records the members that are rechecked."""
+@pytest.mark.parametrize(("random", "soonest"), [(0.0, 1), (0.9, 0)])
+async def test_first_pause_is_a_random_part_of_the_others(random: float, soonest: int) -> None:
+    """So gateways that start together do not ask their servers at the same time forever."""
 
-    def __init__(self) -> None:
-        super().__init__("u", 60, 60)
-        self.rechecked: list[Member] = []
+    class Counting(_Attending):
+        async def probe(self, member: Member) -> float:
+            self.attended.append(member)
+            return 60
 
-    async def run(self, member: Member, changed: Callable[[], None]) -> None:
-        await asyncio.Event().wait()
-
-    def recheck(self, member: Member) -> None:
-        self.rechecked.append(member)
+    health_checker = Counting()
+    health_checker.random = lambda: random
+    supervisor = PoolSupervisor(health_checker)
+    supervisor.add(_members(1))
+    await iterations(20)
+    assert len(health_checker.attended) == 1 + soonest
+    await supervisor.close()
 
 
 async def test_health_change_rechecks_the_dialect() -> None:
-    class Telling(_Attending):
-        async def run(self, member: Member, changed: Callable[[], None]) -> None:
-            changed()
-
-    dialect_detector = _Listening()
-    supervisor = PoolSupervisor(Telling(), dialect_detector=dialect_detector)
-    calls: list[Member] = []
-    members = _members(2)
-    async with no_leaks():
-        supervisor.add(members, calls.append)
-        await until(lambda: calls == members)
-        assert dialect_detector.rechecked == members
-        await supervisor.close()
+    answers = (ScriptedUpstreamResponse(200, {}, [b"{}"]) for _ in range(3))
+    endpoint = ScriptedEndpoint(EventLog(), *answers, asyncio.Event())
+    health_checker = HealthChecker("/", 60, 5, HealthCheckPolicy(), random=lambda: 0.9)
+    supervisor = PoolSupervisor(health_checker, dialect_detector=DialectDetector("u", 60, 0))
+    async with no_leaks(), running(Pool([endpoint], supervisor=supervisor)):
+        await until(lambda: [each.target for each in endpoint.requests].count("/v2") == 2)

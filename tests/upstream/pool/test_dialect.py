@@ -62,7 +62,9 @@ def asking(endpoint_at: EndpointAt) -> Asking:
         logs_startup: bool = True,
         health_checker: HealthChecker | None = None,
     ) -> AsyncIterator[tuple[Pool, DialectDetector]]:
-        dialect_detector = DialectDetector("u", interval, retry_delay, logs_startup)
+        dialect_detector = DialectDetector(
+            "u", interval, retry_delay, logs_startup, random=lambda: 0.9
+        )
         supervisor = PoolSupervisor(health_checker, dialect_detector=dialect_detector)
         async with running(Pool([endpoint_at(url) for url in urls], supervisor=supervisor)) as pool:
             yield pool, dialect_detector
@@ -270,7 +272,7 @@ async def test_loss_that_is_logged_elsewhere_is_not_logged_again(
 ) -> None:
     """Health checks log it, and so do ejections if there are several endpoints."""
     itself = _Itself(OF_KSERVE)
-    health_checker = HealthChecker("/", 60, 5, HealthCheckPolicy(1, 1), lambda: 0.9)
+    health_checker = HealthChecker("/", 60, 5, HealthCheckPolicy(1, 1), random=lambda: 0.9)
     async with ScriptedServer(itself) as server, ScriptedServer(_Itself(OF_KSERVE)) as other:
         for urls, probed in (((server.url,), health_checker), ((server.url, other.url), None)):
             itself.status = "200 OK"

@@ -173,7 +173,7 @@ async def test_look_up_that_times_out_is_not_started_twice() -> None:
         await until(lambda: pool.endpoints)
 
 
-async def test_slow_look_up_does_not_delay_another_name() -> None:
+async def test_slow_look_up_does_not_delay_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     names = NameService(triton=["127.0.0.1"])
 
     async def lookup(host: str) -> list[str]:
@@ -184,16 +184,17 @@ async def test_slow_look_up_does_not_delay_another_name() -> None:
     found: list[tuple[str, ...]] = []
     servers = [parse_server_url("http://silent:1"), parse_server_url("http://triton:2")]
     resolver = Resolver(servers, 0.01, _connect, lookup, random=lambda: 0.0)
+    supervisor = PoolSupervisor(resolver=resolver)
+    monkeypatch.setattr(checks, "START_DNS_TIMEOUT", 0.01)
     async with no_leaks():
-        watch = asyncio.create_task(
-            resolver.watch(lambda: found.append(tuple(each.url for each in resolver.endpoints)))
+        await supervisor.resolve_names(
+            lambda endpoints: found.append(tuple(each.url for each in endpoints))
         )
         await until(lambda: found == [("http://triton:2 (127.0.0.1)",)])
         names.answers["triton"] = ["127.0.0.2"]
         await until(lambda: len(found) == 2)
         assert not resolver.all_resolved.is_set()
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
+        await supervisor.close()
 
 
 async def test_ip_address_is_not_looked_up() -> None:
@@ -246,11 +247,9 @@ async def test_each_address_of_a_server_with_two_ports_has_both() -> None:
     resolver = Resolver(
         [TcpAddress("triton", 8000, grpc=GrpcPort(8001))], 10, connect, names, 5, lambda: 0.0
     )
-    changed = asyncio.Event()
-    watching = asyncio.create_task(resolver.watch(changed.set))
-    await asyncio.wait_for(changed.wait(), 5)
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
+    supervisor = PoolSupervisor(resolver=resolver)
+    await supervisor.resolve_names(lambda endpoints: None)
+    await supervisor.close()
     assert [(each.url, each.grpc_address) for each in made] == [
         (
             f"http://triton:8000 ({address})",

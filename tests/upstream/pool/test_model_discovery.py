@@ -56,7 +56,7 @@ def discovering(endpoint_at: EndpointAt) -> Discovering:
     """Make pools with model discovery."""
 
     def discovering(*urls: str, interval: float = 0.01) -> AbstractAsyncContextManager[Pool]:
-        supervisor = PoolSupervisor(model_discovery=ModelDiscovery(interval, lambda: 0.9))
+        supervisor = PoolSupervisor(model_discovery=ModelDiscovery(interval, random=lambda: 0.9))
         return running(Pool([endpoint_at(url) for url in urls], supervisor=supervisor))
 
     return discovering
