@@ -19,8 +19,7 @@ from gateway.sizes import MAX_MODEL_DOCUMENT, MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.dialect import DialectDetector
 from gateway.upstream.pool.dns import Resolver
-from gateway.upstream.pool.member import ANY_MODEL, Member, ReadyModels
-from gateway.upstream.pool.outlier_detection import log_level
+from gateway.upstream.pool.member import ANY_MODEL, Member, ReadyModels, log_level
 from gateway.upstream.pool.watch import Watch
 from gateway.upstream.transport import UpstreamEndpoint
 
@@ -193,6 +192,7 @@ class PoolSupervisor:
     model_discovery: ModelDiscovery | None = None
     resolver: Resolver | None = None
     dialect_detector: DialectDetector | None = None
+    is_running: bool = False
     _tasks_by_member: dict[Member, list[asyncio.Task[None]]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -240,6 +240,7 @@ class PoolSupervisor:
 
     async def close(self) -> None:
         """Cancel all tasks and wait for their end."""
+        self.is_running = False
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()

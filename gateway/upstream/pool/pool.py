@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gateway.errors import ErrorKind, GatewayError, describe_error, escape_for_log, upstream_name
 from gateway.protocol.operations import ModelName
@@ -173,12 +173,10 @@ class Pool:
             upstream,
             outlier_policy or OutlierPolicy(),
             clock,
-            self._supervisor.recheck,
+            self._supervisor,
             notify,
             on_failure,
-            self._start_probes,
         )
-        self._started = False
         self._leaving: list[Member] = []
         self._drained: frozenset[str] = frozenset()
         self._health_changed = asyncio.Event()
@@ -231,10 +229,6 @@ class Pool:
     def unreachable(self) -> str | None:
         """Return why recent calls could not connect to any endpoint; None if they could."""
         return self.outlier_detector.unreachable
-
-    def _start_probes(self, probe: Callable[[], Coroutine[None, None, None]]) -> None:
-        if self._started:
-            self._supervisor.start_task(probe())
 
     async def wait_until_probed(self) -> None:
         """Wait until health checks find an endpoint healthy, or have checked each once."""
@@ -429,7 +423,7 @@ class Pool:
 
     async def start(self) -> None:
         """Start to check the endpoints; wait a moment for the addresses of names."""
-        self._started = True
+        self._supervisor.is_running = True
         self._supervisor.add(self.members)
         await self._supervisor.resolve_names(self.set_endpoints)
 
@@ -474,7 +468,6 @@ class Pool:
 
     async def close(self) -> None:
         """Stop all checks and close the idle connections."""
-        self._started = False
         await self._supervisor.close()
         for member in (*self.members, *self._leaving):
             await member.endpoint.close()
