@@ -123,10 +123,6 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         else:
             self.on_handshake_lost(exc)
 
-    def begin_handshake(self) -> None:
-        """Send the first message of the handshake, on the client's side."""
-        self._process_received()
-
     def on_handshake_end(self) -> None:
         """Note that the handshake has ended well; ``connection_made`` follows."""
 

@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import KSERVE, TRITON
-from gateway.upstream.connect_errors import describe_for_clients, is_local_exhaustion
+from gateway.upstream.address import describe_for_clients, is_local_exhaustion
 from gateway.upstream.control_client import ControlResponse, send_control_request
 from gateway.upstream.transport import UpstreamRequest, check_lengths
 from tests.support.http_messages import chunked, http_response, message

@@ -34,7 +34,7 @@ from gateway.upstream.address import GrpcPort, ServerAddress, TcpAddress, parse_
 from gateway.upstream.grpc.choices import InferenceProtocol, drains_cancelled
 from gateway.upstream.grpc.endpoint import DualEndpoint, GrpcEndpoint
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.http2.drained_streams import DrainedStreams
+from gateway.upstream.http2.connections import DrainedStreams
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.checks import HealthChecker, ModelDiscovery, PoolSupervisor

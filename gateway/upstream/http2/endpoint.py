@@ -26,8 +26,7 @@ from gateway.upstream.exchange import (
     send_body,
 )
 from gateway.upstream.http2.connection import Http2ServerConnection, ServerStream, SilenceLimits
-from gateway.upstream.http2.connections import MAX_CONNECTIONS, ServerConnections
-from gateway.upstream.http2.drained_streams import DrainedStreams
+from gateway.upstream.http2.connections import MAX_CONNECTIONS, DrainedStreams, ServerConnections
 from gateway.upstream.transport import (
     HOP_BY_HOP,
     KEYED_RESPONSE_HEADERS,

@@ -9,8 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.upstream.address import ServerAddress, TcpAddress
-from gateway.upstream.connect_errors import describe_connect_error
+from gateway.upstream.address import ServerAddress, TcpAddress, describe_connect_error
 from gateway.upstream.pool.watch import Watch
 from gateway.upstream.transport import UpstreamEndpoint
 

@@ -16,8 +16,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, ServerName
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
-from gateway.upstream.http.connections import HttpConnections
-from gateway.upstream.http.endpoint import HttpEndpoint, HttpExchange
+from gateway.upstream.http.endpoint import HttpConnections, HttpEndpoint, HttpExchange
 from gateway.upstream.transport import RequestTemplate, ReservedConnection
 from tests.http1.fake_transport import FakeTransport
 from tests.support.addresses import HOST

@@ -7,8 +7,7 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
-from gateway.upstream.http2.connections import MAX_CONNECTIONS
-from gateway.upstream.http2.drained_streams import DrainedStreams
+from gateway.upstream.http2.connections import MAX_CONNECTIONS, DrainedStreams
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamResponse
 from tests.support.gateway import until
