@@ -6,6 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from multidict import CIMultiDictProxy
@@ -287,29 +288,32 @@ class _ResponseFuture:
             self.response.set_exception(error)
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """What the endpoints of an upstream have in common; times are in seconds."""
+
+    connect_timeout: float
+    """For DNS, TCP and TLS together."""
+    idle_timeout: float = 4.0
+    """How long a connection waits for its next request."""
+    buffers: BufferAccount | None = None
+    """Counts what the connections buffer."""
+    own_request_headers: HeaderLines = ()
+    public_name: str | None = None
+    """How errors for clients name the endpoint; None for its URL."""
+
+
 class ServerEndpoint(UpstreamEndpoint):
-    """An endpoint at an address.
+    """An endpoint at an address."""
 
-    ``connect_timeout`` covers DNS, TCP and TLS, in seconds. ``buffers`` counts what the connections
-    buffer. Errors for clients name the endpoint by its ``public_name``, or by its URL.
-    """
-
-    def __init__(
-        self,
-        address: ServerAddress,
-        connect_timeout: float,
-        buffers: BufferAccount | None = None,
-        own_request_headers: HeaderLines = (),
-        public_name: str | None = None,
-    ) -> None:
+    def __init__(self, address: ServerAddress, options: EndpointOptions) -> None:
         self.url = address.url
-        self.name = ServerName(address.url, public_name or address.url)
-        self.own_request_headers = own_request_headers
+        self.name = ServerName(address.url, options.public_name or address.url)
+        self.own_request_headers = options.own_request_headers
         self.deferrals = TimeoutQueue(DEFER_TIMEOUT)
         """Ends the waits for the rest of small responses."""
         self._address = address
-        self._connect_timeout = connect_timeout
-        self._buffers = buffers
+        self._options = options
         self._senders: set[asyncio.Task[None]] = set()
 
     def start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -328,7 +332,7 @@ class ServerEndpoint(UpstreamEndpoint):
     ) -> None:
         """Connect; raises GatewayError. The caller drops the connection then, or if cancelled."""
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(self._options.connect_timeout):
                 await self._address.connect(connection, descriptor_share)
                 await self._until_ready(connection)
         # A TimeoutError is an OSError; an invalid host name is a UnicodeError.

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.system.certificates import CertificateFiles, client_context
 from gateway.upstream.address import parse_server_url
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.certificates import authority
 from tests.support.gateway import no_leaks
@@ -79,7 +80,9 @@ async def endpoint_at() -> AsyncIterator[EndpointAt]:
     endpoints: list[HttpEndpoint] = []
 
     def endpoint_at(url: str) -> HttpEndpoint:
-        endpoints.append(HttpEndpoint(parse_server_url(url, trusting_context()), connect_timeout=5))
+        endpoints.append(
+            HttpEndpoint(parse_server_url(url, trusting_context()), EndpointOptions(5))
+        )
         return endpoints[-1]
 
     async with no_leaks():

@@ -19,6 +19,7 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.system.certificates import CertificateFileError, CertificateFiles, client_context
 from gateway.upstream.address import TcpAddress, TlsTarget, UnixAddress, parse_server_url
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import UpstreamRequest
 from tests.support.addresses import free_address
@@ -47,7 +48,8 @@ async def endpoint(
 ) -> AsyncIterator[HttpEndpoint]:
     async with no_leaks():
         made = HttpEndpoint(
-            parse_server_url(url, context or trusting_context(), server_name), connect_timeout
+            parse_server_url(url, context or trusting_context(), server_name),
+            EndpointOptions(connect_timeout),
         )
         yield made
         await made.close()

@@ -13,13 +13,13 @@ from typing import Final, Literal
 from gateway.http1.head import encode_head_lines
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
-from gateway.system.buffers import BufferAccount
 from gateway.system.descriptors import exceeds_share
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.upstream.address import MAX_DESCRIPTOR_SHARE, ServerAddress
 from gateway.upstream.exchange import (
     WRITE_CHUNK,
     ConnectionQueue,
+    EndpointOptions,
     Exchange,
     ServerEndpoint,
     WaitingRequest,
@@ -28,7 +28,6 @@ from gateway.upstream.exchange import (
 )
 from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
 from gateway.upstream.transport import (
-    HeaderLines,
     RequestTemplate,
     ReservedConnection,
     ResponseReceiver,
@@ -152,23 +151,15 @@ class HttpConnections(ConnectionQueue[ServerConnection]):
 class HttpEndpoint(ServerEndpoint):
     """An endpoint over HTTP/1.1; see ServerEndpoint.
 
-    ``idle_timeout`` is how long a connection waits for its next request, in seconds.
     ``retry_stale`` says which requests are sent again after a close of a reused connection.
     """
 
     def __init__(
-        self,
-        address: ServerAddress,
-        connect_timeout: float,
-        idle_timeout: float = 4.0,
-        buffers: BufferAccount | None = None,
-        own_request_headers: HeaderLines = (),
-        public_name: str | None = None,
-        retry_stale: StaleRetry = "infer",
+        self, address: ServerAddress, options: EndpointOptions, retry_stale: StaleRetry = "infer"
     ) -> None:
-        super().__init__(address, connect_timeout, buffers, own_request_headers, public_name)
+        super().__init__(address, options)
         self.retry_stale: Final[StaleRetry] = retry_stale
-        self.connections = HttpConnections(self.connect, idle_timeout)
+        self.connections = HttpConnections(self.connect, options.idle_timeout)
         self._open: set[ServerConnection] = set()
         self._encoded: BoundedCache[RequestTemplate, bytes] = BoundedCache(CACHED_HEADS)
 
@@ -201,7 +192,7 @@ class HttpEndpoint(ServerEndpoint):
         """Make a connection; ``is_control`` is that of UpstreamRequest. Raises GatewayError."""
         is_large = not is_control and exceeds_share(len(self._open), _SMALL_SHARE)
         share = _LARGE_DESCRIPTOR_SHARE if is_large else MAX_DESCRIPTOR_SHARE
-        connection = ServerConnection(self.name, self._buffers, self._open)
+        connection = ServerConnection(self.name, self._options.buffers, self._open)
         try:
             await self._establish(connection, share)
         except BaseException:

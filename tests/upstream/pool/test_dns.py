@@ -8,6 +8,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.address import GrpcPort, ServerAddress, TcpAddress, parse_server_url
 from gateway.upstream.control_client import send_control_request
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.pool import checks
 from gateway.upstream.pool.checks import PoolSupervisor
@@ -24,7 +25,7 @@ from tests.upstream.pools import used
 
 
 def _connect(address: ServerAddress) -> HttpEndpoint:
-    return HttpEndpoint(address, connect_timeout=5)
+    return HttpEndpoint(address, EndpointOptions(5))
 
 
 @asynccontextmanager
