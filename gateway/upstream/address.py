@@ -90,16 +90,15 @@ class ServerTlsTransport(TlsTransport):
         if not self.established.done():
             self.established.set_result(None)
 
-    def on_handshake_error(self, error: ssl.SSLError) -> None:
+    def on_handshake_error(self, error: ssl.SSLError) -> bytes | None:
         """Fail ``established``."""
-        self._fail_established(error)
+        self.on_handshake_lost(error)
+        return None
 
     def on_handshake_lost(self, exc: Exception | None) -> None:
         """Fail ``established``, unless the server's certificate or alert has."""
-        self._fail_established(exc or ConnectionResetError("closed within the TLS handshake"))
-
-    def _fail_established(self, error: Exception) -> None:
         if not self.established.done():
+            error = exc or ConnectionResetError("closed within the TLS handshake")
             self.established.set_exception(error)
 
 

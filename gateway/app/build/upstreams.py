@@ -39,7 +39,7 @@ from gateway.upstream.http2.connections import DrainedStreams
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.checks import HealthChecker, ModelDiscovery, PoolSupervisor
-from gateway.upstream.pool.dialect import DialectDetector, DialectState, fixed_dialect_state
+from gateway.upstream.pool.dialect import DialectDetector, DialectState
 from gateway.upstream.pool.dns import Resolver, resolve_host
 from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.outlier_detection import EjectionListener, FailureListener, ignore
@@ -316,7 +316,7 @@ def _configured_dialect_state(declared: UpstreamSettings) -> DialectState:
     """Make the state of the dialect that the settings name; of triton for auto."""
     dialect = DIALECTS.get(declared.dialect, TRITON)
     has_http = _inference_protocol(declared).has_http
-    return fixed_dialect_state(dialect if has_http else dialect.over_grpc())
+    return DialectState(dialect if has_http else dialect.over_grpc())
 
 
 def _load_balancing_policy(declared: LoadBalancing) -> LoadBalancingPolicy:

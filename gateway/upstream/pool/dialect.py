@@ -40,18 +40,13 @@ _log = logging.getLogger("tensorgate.upstream")
 class DialectState:
     """The dialect of an upstream's servers; ``dialect`` is None while it is unknown."""
 
-    def __init__(self, dialect: Dialect | None, reason: str) -> None:
+    def __init__(self, dialect: Dialect | None, reason: str = "configured") -> None:
         self.dialect = dialect
         self.reason = reason
         """What shows the dialect, or why it is unknown."""
 
     async def wait_until_known(self) -> None:
         """Wait until the dialect is known."""
-
-
-def fixed_dialect_state(dialect: Dialect) -> DialectState:
-    """Make the state of a dialect that the settings name."""
-    return DialectState(dialect, "configured")
 
 
 @dataclass(eq=False)
