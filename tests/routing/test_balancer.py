@@ -1,3 +1,5 @@
+"""Which endpoint or upstream a call takes, and whether it is sent again."""
+
 from __future__ import annotations
 
 import itertools

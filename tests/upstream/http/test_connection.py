@@ -24,7 +24,7 @@ from tests.http1.fake_transport import FakeTransport
 from tests.http1.splits import all_splits, bytewise
 from tests.support.doubles.clock import Clock
 from tests.support.http_messages import chunk, chunked, http_response, message
-from tests.upstream.receivers import RecordingReceiver
+from tests.upstream.endpoints import RecordingReceiver
 
 URL = "http://server:8000"
 

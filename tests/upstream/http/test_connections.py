@@ -30,9 +30,7 @@ from tests.support.servers.scripted_server import (
     always_respond,
     never_respond,
 )
-from tests.upstream.calls import make_request
-from tests.upstream.endpoints import EndpointAt
-from tests.upstream.receivers import RecordingReceiver, send_reserved
+from tests.upstream.endpoints import EndpointAt, RecordingReceiver, make_request, send_reserved
 
 KEEP_ALIVE = 4.0
 
