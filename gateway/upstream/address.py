@@ -18,6 +18,7 @@ from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, ServerName
 from gateway.system.descriptors import check_share
 from gateway.system.sockets.connection import Connection
 from gateway.system.tls_transport import TlsTransport
+from gateway.upstream.transport import closed_on_error
 
 _HAPPY_EYEBALLS_DELAY = 0.25
 """Seconds until a host's next address is tried as well: RFC 8305, section 5."""
@@ -110,12 +111,15 @@ async def connect_tls(
     Raises OSError: ssl.SSLError if TLS fails, and ConnectionResetError without an errno if the
     server closes within the handshake.
     """
-    try:
+    with closed_on_error(sock):
         transport = ServerTlsTransport(context, connection, server_name)
-        await asyncio.get_running_loop().create_connection(lambda: transport, sock=sock)
-    except BaseException:
-        sock.close()
-        raise
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: transport, sock=sock)
+        except BaseException:
+            # uvloop does not end the transport of a cancelled connect: the reference cycle would
+            # stay.
+            transport._socket = ClosedTransport()
+            raise
     try:
         await transport.established
     except BaseException:
@@ -227,11 +231,8 @@ def _open_socket(
     """Open a socket that does not block. Raises OSError, also above the share of descriptors."""
     sock = socket.socket(family, kind, protocol)
     sock.setblocking(False)
-    try:
+    with closed_on_error(sock):
         check_share(sock.fileno(), descriptor_share)
-    except OSError:
-        sock.close()
-        raise
     return sock
 
 
@@ -242,7 +243,7 @@ async def _connect_socket(sock: socket.socket, address: tuple[str, int]) -> None
     the system allows no more threads, libuv ends the process.
     """
     loop = asyncio.get_running_loop()
-    try:
+    with closed_on_error(sock):
         error = sock.connect_ex(address)
         if error == errno.EINPROGRESS:
             writable = asyncio.Event()
@@ -254,9 +255,6 @@ async def _connect_socket(sock: socket.socket, address: tuple[str, int]) -> None
             error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
-    except BaseException:
-        sock.close()
-        raise
 
 
 class _LocalAddress:
@@ -287,7 +285,7 @@ class UnixAddress(_LocalAddress):
     ) -> None:
         """Connect once the server's accept queue has room; see TcpAddress. Raises OSError."""
         sock = _open_socket(descriptor_share, socket.AF_UNIX)
-        try:
+        with closed_on_error(sock):
             while True:
                 try:
                     sock.connect(self.path)
@@ -296,9 +294,6 @@ class UnixAddress(_LocalAddress):
                     # For TCP the kernel waits; for a Unix socket it reports a full queue.
                     await asyncio.sleep(_FULL_QUEUE_RETRY_DELAY)
             await asyncio.get_running_loop().create_connection(lambda: protocol, sock=sock)
-        except BaseException:
-            sock.close()
-            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,11 +314,8 @@ class ConnectedAddress(_LocalAddress):
         self.sock.setblocking(False)
         sock = self.sock.dup()
         self.sock.close()
-        try:
+        with closed_on_error(sock):
             await asyncio.get_running_loop().create_connection(lambda: protocol, sock=sock)
-        except BaseException:
-            sock.close()
-            raise
 
 
 ServerAddress = TcpAddress | UnixAddress | ConnectedAddress

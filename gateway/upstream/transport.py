@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -216,12 +217,12 @@ class WrappedResponse(UpstreamResponse):
 
 
 @contextmanager
-def closed_on_error(response: UpstreamResponse) -> Iterator[None]:
-    """Close a response if an error keeps it from the caller who would have closed it."""
+def closed_on_error(opened: UpstreamResponse | socket.socket) -> Iterator[None]:
+    """Close what was opened if an error keeps it from the caller who would have closed it."""
     try:
         yield
     except BaseException:
-        response.close()
+        opened.close()
         raise
 
 

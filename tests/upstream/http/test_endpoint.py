@@ -88,10 +88,14 @@ async def test_error_of_the_body_is_raised(endpoint_at: EndpointAt) -> None:
         await _left(server)
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("turns", range(8))
-async def test_cancelled_connect_leaves_nothing(endpoint_at: EndpointAt, turns: int) -> None:
+async def test_cancelled_connect_leaves_nothing(
+    endpoint_at: EndpointAt, turns: int, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server takes no part in the handshake of TLS."""
     async with ScriptedServer(never_respond) as server:
-        endpoint = endpoint_at(server.url)
+        endpoint = endpoint_at(server.url.replace("http", scheme))
         with no_garbage("the connection"):
             sending = asyncio.create_task(endpoint.send(make_request()))
             for _ in range(turns):
@@ -101,6 +105,7 @@ async def test_cancelled_connect_leaves_nothing(endpoint_at: EndpointAt, turns: 
             del sending
             await asyncio.sleep(0.02)
         assert not endpoint._open
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -382,35 +387,6 @@ async def test_slow_reader_slows_the_server_down(serve: Serve, endpoint_at: Endp
             await asyncio.sleep(0.1)
         assert written < ON_THE_WAY
         assert len(await read_whole(response)) == size
-
-
-async def test_slow_server_slows_the_sender_down(serve: Serve, endpoint_at: EndpointAt) -> None:
-    count = 64 * MIB // len(PIECE)
-    given = 0
-    go_on = asyncio.Event()
-
-    async def body() -> AsyncIterator[bytes]:
-        nonlocal given
-        for _ in range(count):
-            given += 1
-            yield PIECE
-
-    async def script(connection: Connection) -> None:
-        await connection.head()
-        await go_on.wait()
-        await connection.reader.readexactly(count * len(PIECE))
-        await connection.send(http_response(b"all of it"))
-
-    async with serve(script) as server:
-        headers = {"Content-Length": str(count * len(PIECE))}
-        sending = asyncio.create_task(ask(endpoint_at(server.url), make_request(body(), headers)))
-        before = -1
-        while not given or before != given:
-            before = given
-            await asyncio.sleep(0.1)
-        assert 0 < given * len(PIECE) < ON_THE_WAY
-        go_on.set()
-        assert await sending == b"all of it"
 
 
 @pytest.mark.parametrize("head", [http_response(PIECE * 16)[: -16 * len(PIECE)], UNTIL_CLOSE])

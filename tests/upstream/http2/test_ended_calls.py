@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from h2.errors import ErrorCodes
@@ -87,39 +87,18 @@ async def _half(began: asyncio.Event) -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
-async def _do_nothing(endpoint: Http2Endpoint, server: _Server) -> None:
-    pass
-
-
-async def _respond(endpoint: Http2Endpoint, server: _Server) -> None:
-    server.responds.set()
-
-
-async def _close(endpoint: Http2Endpoint, server: _Server) -> None:
-    await endpoint.close()
-
-
 @pytest.mark.parametrize(
-    ("drained", "happens"),
-    [
-        (lambda: _drained(max_seconds=0.1), _do_nothing),
-        (lambda: _drained(max_bytes=10_000), _respond),
-        (_drained, _close),
-        (lambda: DrainedStreams(lambda: False), _do_nothing),
-    ],
-    ids=["too long", "too many bytes", "endpoint is closed", "cancellation is forwarded"],
+    ("limits", "responds"), [({"max_seconds": 0.1}, False), ({"max_bytes": 10_000}, True)]
 )
-async def test_server_is_told_after_all(
-    http2_at: Http2EndpointAt,
-    calls: _Calls,
-    drained: Callable[[], DrainedStreams],
-    happens: Callable[[Http2Endpoint, _Server], Awaitable[None]],
+async def test_server_is_told_after_some_time_or_bytes(
+    http2_at: Http2EndpointAt, calls: _Calls, limits: dict[str, float], responds: bool
 ) -> None:
-    server, streams = _Server(ends=False), drained()
+    server, streams = _Server(ends=False), _drained(**limits)
     async with connected(http2_at, http2_script(server.play), drained=streams) as (_, endpoint):
         endpoint.count_drained_in(calls)
         await _abandon(endpoint, server)
-        await happens(endpoint, server)
+        if responds:
+            server.responds.set()
         await until(lambda: server.first is not None and server.first.reset is not None)
         assert server.first is not None
         assert server.first.reset == ErrorCodes.CANCEL

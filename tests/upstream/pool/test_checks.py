@@ -268,21 +268,6 @@ async def test_server_is_asked_whether_it_has_a_model(
             await endpoint.close()
 
 
-async def test_refresh_asks_all_endpoints_at_once(discovering: Discovering) -> None:
-    one = _Repository("a")
-    async with (
-        ScriptedServer(one) as server,
-        ScriptedServer() as other,
-        discovering(server.url, other.url, interval=60) as pool,
-    ):
-        await until(lambda: _models(pool)[0] == ("a",))
-        one.index = _index("b")
-        pool.refresh_models()
-        await until(lambda: _models(pool)[0] == ("b",))
-        await until(lambda: len(other.requests) == 2)
-        assert len(server.requests) == 2
-
-
 async def test_refresh_during_a_request_asks_again(discovering: Discovering) -> None:
     go_on = asyncio.Event()
 

@@ -3,7 +3,6 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -177,22 +176,6 @@ def _fail(pool: Pool, number: int = 0) -> None:
     lease = pool.lease_all()[number]
     lease.acquire()
     lease.release(Outcome.FAILED, "it is gone")
-
-
-@pytest.mark.parametrize("count", [1, 2])
-async def test_failed_call_rechecks_the_dialect(asking: Asking, count: int) -> None:
-    itself = _Itself(OF_MLSERVER)
-    async with (
-        ScriptedServer(itself) as server,
-        ScriptedServer(_Itself(OF_KSERVE)) as other,
-        asking(*[server.url, other.url][:count], retry_delay=0.01) as (pool, dialect_detector),
-    ):
-        await until(lambda: all(member.detected_dialect for member in pool.members))
-        itself.document = OF_KSERVE
-        _fail(pool)
-        await until(lambda: dialect_detector.dialect == KSERVE)
-        assert len(server.requests) == 2
-        assert len(other.requests) == count - 1
 
 
 async def test_failures_in_a_row_recheck_once(asking: Asking) -> None:
@@ -370,22 +353,3 @@ async def test_new_pool_adopts_detected_dialects(asking: Asking, endpoint_at: En
             await dialect_detector.wait_until_known()
             assert dialect_detector.dialect == KSERVE
             await server.connection(1)  # it is asked again all the same
-
-
-async def test_recovery_in_another_worker_rechecks_the_dialect(asking: Asking) -> None:
-    itself = _Itself(OF_TRITON)
-    async with (
-        ScriptedServer(itself) as server,
-        ScriptedServer(_Itself(OF_KSERVE)) as other,
-        asking(server.url, other.url, retry_delay=0.01) as (pool, dialect_detector),
-    ):
-        await until(lambda: all(member.detected_dialect for member in pool.members))
-        member = pool.members[0]
-        pool.outlier_detector.record_remote(
-            member, replace(member.ejection, ejections=1, until=1e9)
-        )
-        itself.document = OF_KSERVE
-        pool.outlier_detector.record_remote(
-            member, replace(member.ejection, ejections=0, until=0.0)
-        )
-        await until(lambda: dialect_detector.dialect == KSERVE)

@@ -1,7 +1,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -17,11 +17,9 @@ from gateway.upstream.pool.pool import Pool
 from tests.support.certificates import server_certificate, server_context
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 from tests.support.gateway import no_leaks, until
-from tests.support.http_messages import http_response
 from tests.support.servers.name_service import UNKNOWN_NAME, Answer, NameService
-from tests.support.servers.scripted_server import ScriptedServer, always_respond
+from tests.support.servers.scripted_server import ScriptedServer
 from tests.upstream.endpoints import trusting_context
-from tests.upstream.pools import used
 
 
 def _connect(address: ServerAddress) -> HttpEndpoint:
@@ -44,28 +42,6 @@ async def _pool(names: NameService, *urls: str, time: float = 5) -> AsyncIterato
     assert not names.under_way
 
 
-@asynccontextmanager
-async def _servers(*hosts: str) -> AsyncIterator[list[ScriptedServer]]:
-    """Run servers at several addresses with the same port, which respond with their address."""
-    async with AsyncExitStack() as stack:
-        servers: list[ScriptedServer] = []
-        for host in hosts:
-            port = servers[0].port if servers else 0
-            script = always_respond(http_response(host.encode()))
-            server = ScriptedServer(script, host=host, port=port)
-            servers.append(await stack.enter_async_context(server))
-        yield servers
-
-
-async def _asked(pool: Pool) -> set[str]:
-    """Return the bodies of the next responses."""
-    bodies = set()
-    for _ in range(2 * len(pool.members)):
-        with used(pool.lease()) as endpoint:
-            bodies.add((await send_control_request(endpoint, "GET", "/v2", 100)).body.decode())
-    return bodies
-
-
 async def _looked_up(names: NameService) -> None:
     """Wait until the pool uses the current addresses of the name service."""
     asked = names.asked
@@ -76,30 +52,17 @@ def _urls(pool: Pool) -> list[str]:
     return [endpoint.url for endpoint in pool.endpoints]
 
 
-async def test_each_address_is_an_endpoint_and_addresses_come_and_go() -> None:
+async def test_each_address_is_an_endpoint_and_known_ones_stay() -> None:
     names = NameService(triton=["127.0.0.1", "127.0.0.1"])
-    async with (
-        _servers("127.0.0.1", "127.0.0.2", "127.0.0.3") as servers,
-        _pool(names, f"http://triton:{servers[0].port}") as pool,
-    ):
+    async with _pool(names, "http://triton:8000") as pool:
         assert pool.has_single_endpoint
-        assert await _asked(pool) == {"127.0.0.1"}
         (first,) = pool.members
         names.answers["triton"] = ["127.0.0.3", "127.0.0.1", "127.0.0.2"]
         await until(lambda: len(pool.endpoints) == 3)
-        name = f"triton:{servers[0].port}"
-        assert sorted(_urls(pool)) == [f"http://{name} (127.0.0.{number})" for number in (1, 2, 3)]
+        assert _urls(pool) == [f"http://triton:8000 (127.0.0.{number})" for number in (1, 2, 3)]
         assert pool.members[0] is first
-        assert await _asked(pool) == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
         names.answers["triton"] = ["127.0.0.3"]
-        await until(lambda: len(pool.endpoints) == 1)
-        # Their idle connections are closed.
-        await until(servers[0].connections[0].left.is_set)
-        await until(servers[1].connections[0].left.is_set)
-        assert await _asked(pool) == {"127.0.0.3"}
-        for server in servers:
-            assert {each.head.get("Host") for each in server.requests} == {name}
-        assert not servers[2].connections[0].left.is_set()
+        await until(lambda: _urls(pool) == ["http://triton:8000 (127.0.0.3)"])
 
 
 async def test_failing_look_up_keeps_the_addresses(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,7 +196,7 @@ async def test_certificate_must_have_the_host_name() -> None:
     names = NameService(localhost=["127.0.0.2"])
     server = ScriptedServer(ssl=server_context(server_certificate("localhost")), host="127.0.0.2")
     async with server, _pool(names, f"https://localhost:{server.port}") as pool:
-        assert await _asked(pool) == {'{"outputs":[]}'}
+        assert (await send_control_request(pool.endpoints[0], "GET", "/v2", 100)).status == 200
         assert _urls(pool) == [f"https://localhost:{server.port} (127.0.0.2)"]
 
 
