@@ -12,8 +12,9 @@ from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.upstream.pool import dialect as of_dialect
 from gateway.upstream.pool.checks import HealthChecker, PoolSupervisor
 from gateway.upstream.pool.dialect import DialectDetector
-from gateway.upstream.pool.member import Outcome
+from gateway.upstream.pool.member import Member, Outcome
 from gateway.upstream.pool.pool import Pool
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
 from tests.support.gateway import until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import (
@@ -160,6 +161,14 @@ async def test_hanging_server_does_not_delay_the_others(
         assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
 
 
+async def test_server_that_fails_is_asked_after_ever_longer_pauses() -> None:
+    errors = [GatewayError(ErrorKind.UNREACHABLE, "refused") for _ in range(4)]
+    well = ScriptedUpstreamResponse(200, {}, [json.dumps(OF_TRITON).encode()])
+    member = Member(ScriptedEndpoint(EventLog(), *errors, well, errors[0]))
+    dialect_detector = DialectDetector("u", interval=5, retry_delay=1)
+    assert [await dialect_detector.probe(member) for _ in range(6)] == [1, 2, 4, 5, 50, 1]
+
+
 async def test_waiting_call_fails_when_the_pool_closes(asking: Asking) -> None:
     async with (
         ScriptedServer(never_respond) as server,
@@ -181,12 +190,13 @@ def _fail(pool: Pool, number: int = 0) -> None:
 async def test_failures_in_a_row_recheck_once(asking: Asking) -> None:
     async with (
         ScriptedServer(_Itself(OF_TRITON)) as server,
-        asking(server.url, retry_delay=0.05) as (pool, dialect_detector),
+        asking(server.url, retry_delay=0.2) as (pool, dialect_detector),
     ):
         await dialect_detector.wait_until_known()
         dialect = dialect_detector.dialect
         for _ in range(100):
             _fail(pool)
+            await asyncio.sleep(0)
         await until(lambda: len(server.requests) == 2)
         await asyncio.sleep(0.1)
         assert len(server.requests) == 2
