@@ -93,12 +93,7 @@ class Exchange(ReservedConnection):
         self.held: ResponseHead | None = None
         """A head that is held back."""
         self._held_at = 0.0
-        self._head_delay = 0.0
-
-    @property
-    def head_delay(self) -> float:
-        """Return the seconds for which the head was held back; see ReservedConnection."""
-        return self._head_delay
+        self.head_delay = 0.0
 
     async def run(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; return the response once its head is there; see UpstreamEndpoint."""
@@ -133,7 +128,7 @@ class Exchange(ReservedConnection):
         head, self.held = self.held, None
         if head is not None:
             self._deferrals.remove(self)
-            self._head_delay = time.perf_counter() - self._held_at
+            self.head_delay = time.perf_counter() - self._held_at
         return head
 
     def on_timeout(self) -> None:
@@ -218,7 +213,7 @@ class ServerResponse(UpstreamResponse):
         self._exchange = exchange
         self._body = body
         self._size = size
-        self._head_delay = exchange.head_delay
+        self.head_delay = exchange.head_delay
         self._received = 0
 
     @property
@@ -230,11 +225,6 @@ class ServerResponse(UpstreamResponse):
     def received_bytes(self) -> int:
         """Return the bytes of the body that were read so far."""
         return self._received
-
-    @property
-    def head_delay(self) -> float:
-        """Return the seconds between the arrival of the head and this response."""
-        return self._head_delay
 
     @property
     def trailers(self) -> HeaderLines:

@@ -111,10 +111,6 @@ class _FailingReservation(ReservedConnection):
         self._inner = inner
         self._faults = faults
 
-    @property
-    def head_delay(self) -> float:
-        return self._inner.head_delay
-
     def send(
         self,
         template: RequestTemplate,

@@ -140,13 +140,11 @@ async def test_error_is_captured_and_passed_on(error: BaseException, words: str)
 
 
 class _GrpcResponse(ScriptedUpstreamResponse):
+    head_delay = 0.5
+
     @property
     def received_bytes(self) -> int:
         return 7
-
-    @property
-    def head_delay(self) -> float:
-        return 0.5
 
     @property
     def trailers(self) -> HeaderLines:
