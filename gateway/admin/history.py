@@ -14,24 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.observe.call_metrics import (
-    CALL_LATENCY,
-    DURATION,
-    ENDPOINT_LATENCY,
-    RECEIVED_BYTES,
-    REQUEST_BYTES,
-    RESPONSE_BYTES,
-    RESPONSES,
-    ROUTE_LATENCY,
-    SENT_BYTES,
-    SERVER_DURATION,
-)
-from gateway.observe.gateway_metrics import (
-    DROPPED_LOG_LINES,
-    ENDPOINT_FAILURES,
-    MIRROR_REQUESTS,
-    REFUSALS,
-)
+from gateway.observe import families
 from gateway.observe.metric_store import Family, HistogramFamily, MetricStore, clean_label
 from gateway.observe.metric_table import MetricTable, Words, quantiles
 from gateway.upstream.pool.member import Outcome
@@ -54,19 +37,19 @@ MAX_CURVES = 500
 last hour of all endpoints takes 3 MB at most, and that of all routes too."""
 
 RATE_FAMILIES: tuple[Family, ...] = (
-    DURATION,
-    REQUEST_BYTES,
-    RESPONSE_BYTES,
-    SERVER_DURATION,
-    SENT_BYTES,
-    RECEIVED_BYTES,
-    RESPONSES,
-    ENDPOINT_FAILURES,
-    MIRROR_REQUESTS,
-    REFUSALS,
-    DROPPED_LOG_LINES,
+    families.DURATION,
+    families.REQUEST_BYTES,
+    families.RESPONSE_BYTES,
+    families.SERVER_DURATION,
+    families.SENT_BYTES,
+    families.RECEIVED_BYTES,
+    families.RESPONSES,
+    families.ENDPOINT_FAILURES,
+    families.MIRROR_REQUESTS,
+    families.REFUSALS,
+    families.DROPPED_LOG_LINES,
 )
-LATENCY_FAMILIES = (CALL_LATENCY, ROUTE_LATENCY, ENDPOINT_LATENCY)
+LATENCY_FAMILIES = (families.CALL_LATENCY, families.ROUTE_LATENCY, families.ENDPOINT_LATENCY)
 """The histograms of all percentiles. They are large, so few samples of them are kept."""
 ERROR_STATUSES = ("5xx", "aborted")
 """The statuses of calls that count as errors."""
@@ -75,7 +58,7 @@ UNSENT = Outcome.UNREACHABLE.value
 CLIENT_ERROR_STATUS = "4xx"
 """The status of calls that failed by their clients' fault, which count apart."""
 ROUTE, MODEL, UPSTREAM, FORM, STATUS = map(
-    DURATION.labels.index, ("route", "model", "upstream", "form", "status")
+    families.DURATION.labels.index, ("route", "model", "upstream", "form", "status")
 )
 """Where the labels of a series of DURATION are."""
 _SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -362,8 +345,8 @@ class History:
         return Window(labels, old, new)
 
     def _point(self, window: Window) -> Row:
-        percentiles = Percentiles(self.minute, CALL_LATENCY).describe()
-        summary = summarize(rates_of(window, DURATION)) | percentiles
+        percentiles = Percentiles(self.minute, families.CALL_LATENCY).describe()
+        summary = summarize(rates_of(window, families.DURATION)) | percentiles
         values = [summary[name] for name in _FIELDS[:-1]]
         point = [math.nan if value is None else value for value in (*values, self._in_progress())]
         return np.array(point, np.float32)
@@ -371,8 +354,8 @@ class History:
 
 def endpoint_calls(window: Window | None) -> dict[Key, float]:
     """Return the calls per second of each endpoint, with those that could not connect to it."""
-    calls = defaultdict(float, rates_of(window, SERVER_DURATION))
-    for (*endpoint, kind), rate in rates_of(window, ENDPOINT_FAILURES):
+    calls = defaultdict(float, rates_of(window, families.SERVER_DURATION))
+    for (*endpoint, kind), rate in rates_of(window, families.ENDPOINT_FAILURES):
         if kind == UNSENT:
             calls[*endpoint,] += rate
     return calls
@@ -383,7 +366,7 @@ def _endpoint_values(window: Window, minute: Window | None) -> Values:
     found: defaultdict[Key, list[float]] = defaultdict(lambda: [*_NOTHING])
     for key, rate in endpoint_calls(window).items():
         found[key][0] = rate
-    for (*endpoint, _), rate in rates_of(window, ENDPOINT_FAILURES):
+    for (*endpoint, _), rate in rates_of(window, families.ENDPOINT_FAILURES):
         found[*endpoint,][1] += rate
     return _with_p99(found, endpoint_percentiles(minute))
 
@@ -391,7 +374,7 @@ def _endpoint_values(window: Window, minute: Window | None) -> Values:
 def _route_values(window: Window, minute: Window | None) -> Values:
     """Return the calls, the errors and the 99th percentile of each route."""
     found: defaultdict[Key, list[float]] = defaultdict(lambda: [*_NOTHING])
-    for labels, rate in rates_of(window, DURATION):
+    for labels, rate in rates_of(window, families.DURATION):
         values = found[labels[ROUTE],]
         values[0] += rate
         if labels[STATUS] in ERROR_STATUSES:
@@ -408,12 +391,12 @@ def _with_p99(found: defaultdict[Key, list[float]], percentiles: Percentiles) ->
 
 def route_percentiles(minute: Window | None) -> Percentiles:
     """Return the percentiles of each route: of its label as a tuple."""
-    return Percentiles(minute, ROUTE_LATENCY, lambda labels: labels)
+    return Percentiles(minute, families.ROUTE_LATENCY, lambda labels: labels)
 
 
 def endpoint_percentiles(minute: Window | None) -> Percentiles:
     """Return the percentiles of each endpoint, over all models: of its upstream and URL."""
-    return Percentiles(minute, ENDPOINT_LATENCY, lambda labels: labels[:2])
+    return Percentiles(minute, families.ENDPOINT_LATENCY, lambda labels: labels[:2])
 
 
 def summarize(calls: Iterable[Rate]) -> dict[str, float | None]:

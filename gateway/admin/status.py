@@ -14,8 +14,7 @@ from prometheus_client import ProcessCollector
 from gateway import __version__
 from gateway.admin.history import UNSENT, Window, endpoint_percentiles
 from gateway.build_info import COMPILED, NATIVE
-from gateway.observe.call_metrics import SERVER_DURATION
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
+from gateway.observe.families import ENDPOINT_FAILURES, SERVER_DURATION
 from gateway.observe.metric_store import MetricStore, clean_label
 from gateway.upstream.pool.member import STATES_WORST_FIRST
 

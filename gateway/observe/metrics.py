@@ -23,8 +23,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 from prometheus_client.utils import floatToGoString
 
-from gateway.observe.call_metrics import DURATION
-from gateway.observe.gateway_metrics import ENDPOINT_LABELS
+from gateway.observe import families
 from gateway.observe.metric_store import CountFamily, Family, HistogramFamily, Labels, MetricStore
 
 _PROCESS_HELP = {
@@ -117,7 +116,7 @@ class StoreCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield each metric."""
         for metric in collect(self._store):
-            if metric.name == DURATION.name and self._exemplars:
+            if metric.name == families.DURATION.name and self._exemplars:
                 metric.samples = list(map(self._with_exemplar, metric.samples))
             yield metric
 
@@ -160,7 +159,7 @@ class _StatusCollector(Collector):
         for name, value in status["process"].items():
             yield GaugeMetricFamily(name, _PROCESS_HELP.get(name, name), value)
         yield from _gauges(_OF_LIMITS, ("upstream",), self._limits())
-        yield from _gauges(_OF_ENDPOINTS, ENDPOINT_LABELS, self._endpoints())
+        yield from _gauges(_OF_ENDPOINTS, families.ENDPOINT_LABELS, self._endpoints())
 
     def _limits(self) -> Iterator[_Row]:
         for name, part in {"": self._status, **self._status["upstreams"]}.items():

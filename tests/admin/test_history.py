@@ -19,15 +19,7 @@ from gateway.admin.history import (
     route_percentiles,
     summarize,
 )
-from gateway.observe.call_metrics import (
-    CALL_FAMILIES,
-    CALL_LATENCY,
-    DURATION,
-    ENDPOINT_LATENCY,
-    ROUTE_LATENCY,
-    SERVER_DURATION,
-)
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
+from gateway.observe import families
 from gateway.observe.metric_store import MetricStore
 from tests.support.gateway import until
 
@@ -47,7 +39,7 @@ class _Sampled:
     """A history, and the store whose samples it takes."""
 
     def __init__(self) -> None:
-        self.store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 2)
+        self.store = MetricStore(families.FAMILIES, 2)
         self.in_progress = 0.0
         self.history = History(self.store, lambda: self.in_progress)
         self.at = 0.0
@@ -58,15 +50,15 @@ class _Sampled:
         labels = route, "infer", "m", "u", "json", status
         writer = self.store.writer(0)
         for _ in range(times):
-            writer.histogram(DURATION, labels).observe(seconds)
-            writer.histogram(CALL_LATENCY, ("m",)).observe(seconds)
-            writer.histogram(ROUTE_LATENCY, (route,)).observe(seconds)
+            writer.histogram(families.DURATION, labels).observe(seconds)
+            writer.histogram(families.CALL_LATENCY, ("m",)).observe(seconds)
+            writer.histogram(families.ROUTE_LATENCY, (route,)).observe(seconds)
 
     def serve(self, url: str, seconds: float, times: int = 1) -> None:
         writer = self.store.writer(1)
         for _ in range(times):
-            writer.histogram(SERVER_DURATION, ("u", url)).observe(seconds)
-            writer.histogram(ENDPOINT_LATENCY, ("u", url, "m")).observe(seconds)
+            writer.histogram(families.SERVER_DURATION, ("u", url)).observe(seconds)
+            writer.histogram(families.ENDPOINT_LATENCY, ("u", url, "m")).observe(seconds)
 
     def sample(self, after: float = 1.0) -> None:
         self.at += after
@@ -108,9 +100,9 @@ def test_ratios_are_those_of_calls_and_not_known_without_any() -> None:
     for number, status in ((6, "2xx"), (3, "4xx"), (1, "5xx")):
         sampled.call(times=number, status=status)
     assert sampled.history.now is not None
-    assert summarize(rates_of(sampled.history.now, DURATION))["error_ratio"] is None
+    assert summarize(rates_of(sampled.history.now, families.DURATION))["error_ratio"] is None
     sampled.sample()
-    summary = summarize(rates_of(sampled.history.now, DURATION))
+    summary = summarize(rates_of(sampled.history.now, families.DURATION))
     assert (summary["error_ratio"], summary["client_error_ratio"]) == (0.1, 0.3)
 
 
@@ -124,7 +116,7 @@ def test_rates_of_now_are_those_of_the_last_ten_seconds() -> None:
     window = sampled.history.now
     assert window is not None
     assert window.seconds == 10
-    assert summarize(rates_of(window, DURATION))["calls_per_second"] == 2
+    assert summarize(rates_of(window, families.DURATION))["calls_per_second"] == 2
 
 
 def test_series_that_appear_later_are_counted_from_nothing() -> None:
@@ -135,7 +127,7 @@ def test_series_that_appear_later_are_counted_from_nothing() -> None:
         sampled.call(route=f"new {number}", times=3, status="5xx")
         sampled.sample()
     assert sampled.recent()["errors_per_second"] == [3] * 5
-    rates = dict(rates_of(sampled.history.now, DURATION))
+    rates = dict(rates_of(sampled.history.now, families.DURATION))
     assert rates["new 0", "infer", "m", "u", "json", "5xx"] == pytest.approx(0.6)
     assert ("r", "infer", "m", "u", "json", "2xx") not in rates
 
@@ -148,10 +140,10 @@ def test_window_is_as_before_while_series_appear() -> None:
     sampled.sample()
     window = sampled.history.now
     assert window is not None
-    before = summarize(rates_of(window, DURATION))
+    before = summarize(rates_of(window, families.DURATION))
     sampled.call(route="new", times=100)
     sampled.sample()
-    assert summarize(rates_of(window, DURATION)) == before
+    assert summarize(rates_of(window, families.DURATION)) == before
 
 
 def test_percentiles_are_of_the_last_minute_and_so_are_those_of_each_point() -> None:
@@ -180,11 +172,11 @@ def test_percentiles_are_of_each_model_and_route_over_all_workers() -> None:
     for segment in range(2):
         for seconds in (0.1, 2.0):
             writer = sampled.store.writer(segment)
-            writer.histogram(CALL_LATENCY, (f"m{seconds:g}",)).observe(seconds)
-            writer.histogram(ROUTE_LATENCY, ("r",)).observe(seconds + segment)
+            writer.histogram(families.CALL_LATENCY, (f"m{seconds:g}",)).observe(seconds)
+            writer.histogram(families.ROUTE_LATENCY, ("r",)).observe(seconds + segment)
     sampled.sample(after=42)
     minute = sampled.history.minute
-    models = Percentiles(minute, CALL_LATENCY, lambda labels: labels)
+    models = Percentiles(minute, families.CALL_LATENCY, lambda labels: labels)
     assert models.describe(("m2",)) == {
         "p50_ms": pytest.approx(2000, rel=0.02),
         "p90_ms": pytest.approx(2000, rel=0.02),
@@ -198,8 +190,8 @@ def test_percentiles_are_of_each_model_and_route_over_all_workers() -> None:
     route = route_percentiles(minute).of(("r",))
     assert route["p50"] == pytest.approx(1100, rel=0.02)
     assert route["p99"] == pytest.approx(3000, rel=0.02)
-    assert Percentiles(minute, CALL_LATENCY).of()["p50"] == pytest.approx(100, rel=0.02)
-    assert Percentiles(None, CALL_LATENCY).describe()["duration_window_seconds"] is None
+    assert Percentiles(minute, families.CALL_LATENCY).of()["p50"] == pytest.approx(100, rel=0.02)
+    assert Percentiles(None, families.CALL_LATENCY).describe()["duration_window_seconds"] is None
 
 
 def test_few_samples_of_latencies_are_kept() -> None:
@@ -207,8 +199,8 @@ def test_few_samples_of_latencies_are_kept() -> None:
     sampled = _Sampled()
     for _ in range(200):
         sampled.sample()
-    assert all(DURATION not in each.tables for each in sampled.history._minute)
-    assert all(CALL_LATENCY not in each.tables for each in sampled.history._samples)
+    assert all(families.DURATION not in each.tables for each in sampled.history._minute)
+    assert all(families.CALL_LATENCY not in each.tables for each in sampled.history._samples)
     assert len(sampled.history._minute) <= 8
 
 
@@ -290,7 +282,7 @@ def test_points_are_where_their_times_are_however_late_samples_come(interval: fl
 
 
 def _fail(sampled: _Sampled, url: str, times: int, kind: str = "unreachable") -> None:
-    sampled.store.writer(0).counter(ENDPOINT_FAILURES, ("u", url, kind)).add(times)
+    sampled.store.writer(0).counter(families.ENDPOINT_FAILURES, ("u", url, kind)).add(times)
 
 
 def test_endpoints_and_routes_have_curves_of_ten_seconds() -> None:

@@ -9,9 +9,9 @@ from gateway.admin.history import History
 from gateway.admin.panels.models import Savings, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview
 from gateway.admin.panels.topology import describe_topology, parse_choice
-from gateway.observe.call_metrics import CALL_FAMILIES, CallMetrics
+from gateway.observe import families
+from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallLabels, CallRecord
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
 from gateway.observe.metric_cells import PRECISION
 from gateway.observe.metric_store import MetricStore
 from gateway.top.lists import describe_endpoints
@@ -95,7 +95,7 @@ def _windows(value: Any) -> Iterator[float]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_latency_of_two_seconds_is_shown_as_such_everywhere(workers: int) -> None:
-    store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 2)
+    store = MetricStore(families.FAMILIES, 2)
     documents = _documents(store, _history(store, workers))
     found = [each for name, part in documents.items() for each in _percentiles(part, name)]
     for path, value in found:
@@ -119,7 +119,7 @@ def test_latency_of_two_seconds_is_shown_as_such_everywhere(workers: int) -> Non
 
 
 def test_top_shows_the_same_and_names_the_window() -> None:
-    store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 2)
+    store = MetricStore(families.FAMILIES, 2)
     documents = _documents(store, _history(store, 1))
     for body, least in (
         (overview_panel(documents["overview"], (200, 24)), 3),

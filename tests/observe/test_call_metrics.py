@@ -7,20 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.observe.call_metrics import (
-    CALL_FAMILIES,
-    CALL_LATENCY,
-    DURATION,
-    ENDPOINT_LATENCY,
-    CallMetrics,
-)
+from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallLabels, CallRecord
-from gateway.observe.gateway_metrics import (
-    GATEWAY_FAMILIES,
-    GatewayMetrics,
-    LimitMetrics,
-    OffloadMetrics,
-)
+from gateway.observe.families import CALL_LATENCY, DURATION, ENDPOINT_LATENCY, FAMILIES
+from gateway.observe.gateway_metrics import GatewayMetrics, LimitMetrics, OffloadMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import StoreCollector
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
@@ -54,7 +44,7 @@ class _Metrics:
     """Counts calls, and looks up what was counted."""
 
     def __init__(self, **options: Any) -> None:
-        self.store = store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES)
+        self.store = store = MetricStore(FAMILIES)
         self.gateway = GatewayMetrics(store.writer(0))
         self.metrics = CallMetrics(store, store.writer(0), **options)
         self.registry = CollectorRegistry()
@@ -173,17 +163,27 @@ def test_calls_of_so_many_models_are_remembered(others: int, is_labelled: bool) 
 
 
 def test_workers_agree_on_the_models_with_numbers() -> None:
-    store = MetricStore(CALL_FAMILIES, 2)
+    store = MetricStore(FAMILIES, 2)
     workers = [CallMetrics(store, store.writer(segment), max_models=6) for segment in range(2)]
     for number in range(10):
         for turn, worker in enumerate(workers):
             model = f"model {(5 * turn + number) % 10}"
             worker.observe(_record(model, started=10.0 * number + turn))
-    assert store.label_values(DURATION, "model") == {"model 0", "model 1", "model 5", "other"}
+    assert store.label_values(DURATION, "model") == {
+        "model 0",
+        "model 1",
+        "model 5",
+        "other",
+    }
     successor = CallMetrics(store, store.writer(0), max_models=6)
     for number in range(10):
         successor.observe(_record(f"model {number}", started=1000.0))
-    assert store.label_values(DURATION, "model") == {"model 0", "model 1", "model 5", "other"}
+    assert store.label_values(DURATION, "model") == {
+        "model 0",
+        "model 1",
+        "model 5",
+        "other",
+    }
 
 
 def test_each_attempt_is_counted_at_its_endpoint() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.observe.call_record import CallRecord
-from gateway.observe.failure_log import FailureLog
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, MIRROR_REQUESTS, GatewayMetrics
+from gateway.observe.failure_log import MIRROR_INTERVAL, FailureLog, MirrorStats
+from gateway.observe.families import FAMILIES, MIRROR_REQUESTS
+from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.metric_store import MetricStore
-from gateway.observe.mirror_stats import LOG_INTERVAL, MirrorStats
 
 REFUSED = GatewayError(ErrorKind.UNREACHABLE, "cannot connect to http://a: Connection refused")
 LATE = GatewayError(ErrorKind.SERVER_TIMEOUT, "http://a: nothing moved for 10 s")
@@ -136,14 +136,14 @@ def test_failures_are_logged_once_a_minute(told: Callable[[], list[str]]) -> Non
     assert told() == ["1 of 2 requests failed, last: it is down"]
     for number in range(99):
         stats.count_sent(f"down for {number}" if number < 37 else "")
-    time.now += LOG_INTERVAL - 0.1
+    time.now += MIRROR_INTERVAL - 0.1
     stats.count_sent("")
     assert told() == []
     # Logged when it is due, although the mirror works again.
     time.now += 0.1
     stats.count_sent("")
     assert told() == ["37 of 101 requests failed, last: down for 36"]
-    time.now += 10 * LOG_INTERVAL
+    time.now += 10 * MIRROR_INTERVAL
     stats.count_sent("")
     assert told() == []
     # After a quiet time, the next failure is logged at once; successes since then count too.
@@ -159,13 +159,13 @@ def test_skipped_requests_are_logged(told: Callable[[], list[str]]) -> None:
     stats.count_skipped("too large")
     stats.count_sent("it is down")
     stats.count_skipped("too many")
-    time.now += LOG_INTERVAL
+    time.now += MIRROR_INTERVAL
     stats.count_sent("")
     assert told() == ["1 of 2 requests failed, 2 were not sent, last: too many"]
 
 
 def test_rejected_requests_are_counted_and_logged_apart(told: Callable[[], list[str]]) -> None:
-    store = MetricStore(GATEWAY_FAMILIES)
+    store = MetricStore(FAMILIES)
     metrics = GatewayMetrics(store.writer(0)).mirror("r", "shadow")
     stats = MirrorStats("shadow", _Clock(), metrics)
     stats.count_sent("the response was 404: ''", 404)

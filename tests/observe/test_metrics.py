@@ -9,10 +9,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics import parser as openmetrics
 
 from gateway.http1.head import HeaderField
+from gateway.observe import families
 from gateway.observe import metrics as metrics_module
-from gateway.observe.call_metrics import CALL_FAMILIES, CallMetrics
+from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallLabels, CallRecord
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics
+from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import render_metrics
 
@@ -52,7 +53,7 @@ def _status() -> dict[str, Any]:
 
 
 def _store() -> MetricStore:
-    return MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES)
+    return MetricStore(families.FAMILIES)
 
 
 def _shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:

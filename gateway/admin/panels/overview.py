@@ -20,8 +20,7 @@ from gateway.admin.history import (
 )
 from gateway.admin.status import State, Status, isoformat
 from gateway.build_info import describe_build
-from gateway.observe.call_metrics import CALL_LATENCY, DURATION, REQUEST_BYTES, RESPONSE_BYTES
-from gateway.observe.gateway_metrics import DROPPED_LOG_LINES, REFUSALS
+from gateway.observe import families
 from gateway.observe.metric_store import Family, clean_label
 from gateway.settings.schema import Settings
 
@@ -53,7 +52,7 @@ def describe_overview(state: State, settings: Settings, started_at: float) -> di
         "actions": settings.admin.actions,
         "try_it": settings.admin.payloads,
         "workers": status["workers"],
-        "now": _now(status, window) | Percentiles(state.minute, CALL_LATENCY).describe(),
+        "now": _now(status, window) | Percentiles(state.minute, families.CALL_LATENCY).describe(),
         "problems": find_problems(status, window, settings),
     }
 
@@ -148,7 +147,7 @@ def _call_problems(
         return
     summary = summarize(
         (labels, rate)
-        for labels, rate in rates_of(window, DURATION)
+        for labels, rate in rates_of(window, families.DURATION)
         if troubled.isdisjoint(labels[UPSTREAM].split(","))
     )
     calls, errors = (
@@ -190,7 +189,7 @@ def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
 
 
 def _log_problems(window: Window | None) -> Iterator[dict[str, Any]]:
-    if lines := round(_sum(window, DROPPED_LOG_LINES)):
+    if lines := round(_sum(window, families.DROPPED_LOG_LINES)):
         what = f"{lines} lines" if lines != 1 else "1 line"
         text = f"{what} of the access log of the last seconds could not be written"
         yield _problem("warning", "overview", text)
@@ -200,7 +199,7 @@ def _refused(window: Window | None) -> tuple[Counter[str], int]:
     """Return how many calls of the last seconds got no slot, by upstream, and no memory."""
     without_slot: Counter[str] = Counter()
     without_memory = 0
-    for (limit, upstream), rate in rates_of(window, REFUSALS):
+    for (limit, upstream), rate in rates_of(window, families.REFUSALS):
         count = round(rate * (window.seconds if window else 0.0))
         if limit in _OF_SLOTS:
             without_slot[upstream] += count
@@ -269,8 +268,9 @@ def _now(status: Status, window: Window | None) -> dict[str, float | None]:
         name: status[name] for name in ("requests_in_progress", "connections", "buffered_bytes")
     }
     if window is not None:
-        now |= summarize(rates_of(window, DURATION))
-        for name, family in (("request", REQUEST_BYTES), ("response", RESPONSE_BYTES)):
+        now |= summarize(rates_of(window, families.DURATION))
+        sizes = {"request": families.REQUEST_BYTES, "response": families.RESPONSE_BYTES}
+        for name, family in sizes.items():
             now[f"{name}_bytes_per_second"] = rounded(_sum(window, family) / window.seconds)
     return now
 
