@@ -14,9 +14,7 @@ from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallLabels, CallRecord
 from gateway.observe.metric_cells import PRECISION
 from gateway.observe.metric_store import MetricStore
-from gateway.top.lists import describe_endpoints
-from gateway.top.lists import describe_models as models_panel
-from gateway.top.overview import describe_overview as overview_panel
+from gateway.top import panels
 from tests.admin.site import URL, endpoint, make_settings, state_of, upstream, worker_status
 from tests.top.documents import lines_of
 
@@ -122,9 +120,9 @@ def test_top_shows_the_same_and_names_the_window() -> None:
     store = MetricStore(families.FAMILIES, 2)
     documents = _documents(store, _history(store, 1))
     for body, least in (
-        (overview_panel(documents["overview"], (200, 24)), 3),
-        (describe_endpoints(documents["topology"], 0, 200), 5),
-        (models_panel(documents["models"], 0, 200), 3),
+        (panels.describe_overview(documents["overview"], (200, 24)), 3),
+        (panels.describe_endpoints(documents["topology"], 0, 200), 5),
+        (panels.describe_models(documents["models"], 0, 200), 3),
     ):
         text = "\n".join(lines_of(body, 200))
         assert (
