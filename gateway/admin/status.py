@@ -70,43 +70,40 @@ def merge_statuses(
     now = time.time()
     counted = _Counted(store, minute)
     names = dict.fromkeys(name for each in statuses for name in each["upstreams"])
-    merged: dict[str, Any] = {
+    return {
         "version": __version__,
         "compiled": COMPILED,
         "native": NATIVE,
         "draining": any(each["draining"] for each in statuses),
         "settings": _worst_settings([each["settings"] for each in statuses]),
+        **{name: _sum(statuses, name) for name in _SUMMED},
+        "concurrency": _sum_concurrency(statuses),
+        "workers": [_describe_worker(each, now) for each in statuses],
+        "ended_processes": [
+            {"name": each["subject"], "why": each["why"], "ended_at": isoformat(each["time"])}
+            for each in events
+            if each["kind"] == _ENDED and each["time"] > now - _ENDED_SECONDS
+        ],
+        "process": _merge_process([each.get("process", {}) for each in statuses]),
+        "upstreams": {
+            name: _merge_upstream(
+                name,
+                [each["upstreams"][name] for each in statuses if name in each["upstreams"]],
+                counted,
+            )
+            for name in names
+        },
     }
-    merged |= {name: _sum(statuses, name) for name in _SUMMED}
-    merged["concurrency"] = _sum_concurrency(statuses)
-    merged["workers"] = [
-        {name: each[name] for name in _OF_ONE_WORKER}
-        | {
-            "event_loop_lag": each["event_loop_lag"] and _dated(each["event_loop_lag"]),
-            "updated_at": isoformat(each["time"]),
-            "seconds_since_update": round(max(0.0, now - each["time"]), 3),
-        }
-        for each in statuses
-    ]
-    merged["ended_processes"] = [
-        {"name": each["subject"], "why": each["why"], "ended_at": isoformat(each["time"])}
-        for each in events
-        if each["kind"] == _ENDED and each["time"] > now - _ENDED_SECONDS
-    ]
-    merged["process"] = _merge_process([each.get("process", {}) for each in statuses])
-    merged["upstreams"] = {
-        name: _merge_upstream(
-            name,
-            [each["upstreams"][name] for each in statuses if name in each["upstreams"]],
-            counted,
-        )
-        for name in names
-    }
-    return merged
 
 
-def _dated(lag: Status) -> dict[str, Any]:
-    return {**lag, "since": isoformat(lag["since"])}
+def _describe_worker(status: Status, now: float) -> dict[str, Any]:
+    lag = status["event_loop_lag"]
+    return {
+        **{name: status[name] for name in _OF_ONE_WORKER},
+        "event_loop_lag": lag and {**lag, "since": isoformat(lag["since"])},
+        "updated_at": isoformat(status["time"]),
+        "seconds_since_update": round(max(0.0, now - status["time"]), 3),
+    }
 
 
 def isoformat(time: float) -> str:
@@ -137,11 +134,7 @@ class _Counted:
         }
 
 
-def _merge_upstream(
-    name: str,
-    statuses: Sequence[Status],
-    counted: _Counted,
-) -> dict[str, Any]:
+def _merge_upstream(name: str, statuses: Sequence[Status], counted: _Counted) -> dict[str, Any]:
     endpoints: defaultdict[str, list[Status]] = defaultdict(list)
     for status in statuses:
         for endpoint in status["endpoints"]:

@@ -29,7 +29,7 @@ async def test_operators_who_look_at_once_see_one_state(source: ChosenSource) ->
     """Workers are asked once a second, however many pages are open."""
     async with GatewayView(source) as view:
         await asyncio.gather(
-            *(view.overview() for _ in range(20)),
+            *(view.overview({}) for _ in range(20)),
             *(view.topology({}) for _ in range(20)),
             *(view.models({}) for _ in range(20)),
         )
@@ -40,9 +40,9 @@ async def test_state_that_cannot_be_read_is_tried_again(source: ChosenSource) ->
     async with GatewayView(source) as view:
         source.error = RuntimeError("nonsense")
         with pytest.raises(RuntimeError):
-            await view.overview()
+            await view.overview({})
         source.error = None
-        assert (await view.overview())["now"]["connections"] == 3
+        assert (await view.overview({}))["now"]["connections"] == 3
 
 
 async def test_invalid_query_asks_no_worker(source: ChosenSource) -> None:
