@@ -84,27 +84,22 @@ class _Sample:
     tables: dict[Family, Words]
 
 
+@dataclass(frozen=True, slots=True)
 class Window:
     """What changed between two samples, ``seconds`` apart.
 
     It is of the families of rates, or of those of latencies.
     """
 
-    def __init__(self, labels: dict[Family, list[Key]], old: _Sample, new: _Sample):
-        self.seconds = max(new.at - old.at, 1e-9)
-        self._labels = labels
-        self._old = old
-        self._new = new
-
-    def labels(self, family: Family) -> Sequence[Key]:
-        """Return the label values of each row."""
-        return self._labels[family]
+    seconds: float
+    labels: Mapping[Family, Sequence[Key]]
+    """The label values of each row."""
+    _old: Mapping[Family, Words]
+    _new: Mapping[Family, Words]
 
     def change(self, family: Family) -> Words:
         """Return how the words of each series have changed."""
-        new = self._new.tables[family]
-        old = self._old.tables[family]
-        change = new.copy()
+        old, change = self._old[family], self._new[family].copy()
         change[: len(old)] -= old
         return change
 
@@ -118,7 +113,7 @@ def rates_of(window: Window | None, family: Family) -> list[Rate]:
         return []
     change = window.change(family)
     sums = change[:, 1:].sum(axis=1) if isinstance(family, HistogramFamily) else change[:, 0]
-    rates = zip(window.labels(family), (sums / window.seconds).tolist(), strict=False)
+    rates = zip(window.labels[family], (sums / window.seconds).tolist(), strict=False)
     return [(labels, rate) for labels, rate in rates if rate]
 
 
@@ -138,39 +133,30 @@ class Percentiles:
     ) -> None:
         self.seconds = None if minute is None else round(minute.seconds)
         """Of how many seconds they are."""
-        self._rows: dict[Key, int] = {}
-        self._found: dict[str, list[float]] = {}
+        self.found: dict[Key, dict[str, float | None]] = {}
+        """``p50``, ``p90``, ``p95`` and ``p99`` in ms of each group that has values."""
         if minute is None:
             return
         change = minute.change(family)
-        groups = [
-            self._rows.setdefault(group(labels), len(self._rows))
-            for labels in minute.labels(family)[: len(change)]
+        rows: dict[Key, int] = {}
+        numbers = [
+            rows.setdefault(group(labels), len(rows))
+            for labels in minute.labels[family][: len(change)]
         ]
-        sums = np.zeros((len(self._rows), family.words))
-        np.add.at(sums, np.array(groups, np.int64), change)
-        for name, share in _SHARES.items():
-            self._found[name] = (1000 * quantiles(family, sums, share)).tolist()
-
-    @property
-    def groups(self) -> Sequence[Key]:
-        """Return the groups that have values."""
-        if not self._rows:
-            return ()
-        medians = self._found["p50"]
-        return [group for group, row in self._rows.items() if math.isfinite(medians[row])]
-
-    def of(self, group: Key = ()) -> dict[str, float | None]:
-        """Return ``p50``, ``p90``, ``p95`` and ``p99`` in ms; None for those of no values."""
-        row = self._rows.get(group)
-        if row is None:
-            return dict.fromkeys(_SHARES)
-        return {name: rounded(values[row]) for name, values in self._found.items()}
+        sums = np.zeros((len(rows), family.words))
+        np.add.at(sums, np.array(numbers, np.int64), change)
+        columns = [(1000 * quantiles(family, sums, share)).tolist() for share in _SHARES.values()]
+        for key, *values in zip(rows, *columns, strict=True):
+            if math.isfinite(values[0]):
+                self.found[key] = dict(zip(_SHARES, map(rounded, values), strict=True))
 
     def describe(self, group: Key = ()) -> dict[str, float | None]:
-        """Return the same for documents: ``p50_ms`` and so on, and of how many seconds they are."""
-        found = {f"{name}_ms": value for name, value in self.of(group).items()}
-        return {**found, "duration_window_seconds": self.seconds}
+        """Return ``p50_ms`` and so on of a group, and of how many seconds they are."""
+        found = self.found.get(group, {})
+        return {
+            **{f"{name}_ms": found.get(name) for name in _SHARES},
+            "duration_window_seconds": self.seconds,
+        }
 
 
 _Point = TypeVar("_Point")
@@ -342,7 +328,7 @@ class History:
 
     def _window(self, old: _Sample, new: _Sample) -> Window:
         labels = {family: self._tables[family].labels for family in new.tables}
-        return Window(labels, old, new)
+        return Window(max(new.at - old.at, 1e-9), labels, old.tables, new.tables)
 
     def _point(self, window: Window) -> Row:
         percentiles = Percentiles(self.minute, families.CALL_LATENCY).describe()
@@ -383,9 +369,8 @@ def _route_values(window: Window, minute: Window | None) -> Values:
 
 
 def _with_p99(found: defaultdict[Key, list[float]], percentiles: Percentiles) -> Values:
-    for group in percentiles.groups:
-        p99 = percentiles.of(group)["p99"]
-        found[group][2] = math.nan if p99 is None else p99
+    for group, shares in percentiles.found.items():
+        found[group][2] = shares["p99"] or math.nan
     return found
 
 

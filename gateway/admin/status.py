@@ -124,12 +124,12 @@ class _Counted:
     def describe(self, upstream: str, url: str) -> dict[str, Any]:
         """Return numbers and durations of the calls of an endpoint."""
         key = clean_label(upstream), clean_label(url)
-        failures, duration_ms = self._failures.get(key, {}), self._percentiles.of(key)
+        failures = self._failures.get(key, {})
         return {
             "failures_total": sum(failures.values()),
             "failures": failures,
             "calls_total": int(sum(self._durations.get(key, ())[1:])) + failures.get(UNSENT, 0),
-            "duration_ms": None if duration_ms["p50"] is None else duration_ms,
+            "duration_ms": self._percentiles.found.get(key),
             "duration_window_seconds": self._percentiles.seconds,
         }
 

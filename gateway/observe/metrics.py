@@ -139,18 +139,13 @@ class _StatusCollector(Collector):
             "How often a series had no room: its values count in series named other.",
             self._dropped_series,
         )
-        values = (
-            settings["last_failure"] is None,
-            settings["loaded_at"],
-            status["connections"],
-            status["tls_handshakes"],
-            status["requests_in_progress"],
-            status["bodies_in_transit"],
-            status["buffered_bytes"],
-            status["draining"],
-            len(status["workers"]),
-        )
-        yield from _gauges(_OF_GATEWAY, (), [((), values)])
+        values = {
+            **status,
+            "settings_current": settings["last_failure"] is None,
+            "settings_loaded_timestamp_seconds": settings["loaded_at"],
+            "workers": len(status["workers"]),
+        }
+        yield from _gauges(_OF_GATEWAY, (), [((), [values[name] for name in _OF_GATEWAY])])
         what = "Always 1; the labels tell what is running."
         info = GaugeMetricFamily("tensorgate_build_info", what, labels=_BUILD_LABELS)
         compiled = str(status["compiled"]).lower()

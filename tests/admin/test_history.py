@@ -184,13 +184,15 @@ def test_percentiles_are_of_each_model_and_route_over_all_workers() -> None:
         "p99_ms": pytest.approx(2000, rel=0.02),
         "duration_window_seconds": 42,
     }
-    assert models.of(("n",)) == dict.fromkeys(("p50", "p90", "p95", "p99"))
-    assert set(models.groups) == {("m0.1",), ("m2",)}
+    assert models.describe(("n",))["p99_ms"] is None
+    assert models.found.keys() == {("m0.1",), ("m2",)}
     # Histograms of workers are merged: the mean of their percentiles would be 2 s and 2.5 s.
-    route = route_percentiles(minute).of(("r",))
+    route = route_percentiles(minute).found["r",]
     assert route["p50"] == pytest.approx(1100, rel=0.02)
     assert route["p99"] == pytest.approx(3000, rel=0.02)
-    assert Percentiles(minute, families.CALL_LATENCY).of()["p50"] == pytest.approx(100, rel=0.02)
+    assert Percentiles(minute, families.CALL_LATENCY).found[()]["p50"] == pytest.approx(
+        100, rel=0.02
+    )
     assert Percentiles(None, families.CALL_LATENCY).describe()["duration_window_seconds"] is None
 
 

@@ -110,7 +110,7 @@ class _ModelRates:
         self.calls: defaultdict[str, list[Rate]] = defaultdict(list)
         """The series of each model that has numbers."""
         if state.window is not None:
-            for labels in state.window.labels(families.DURATION):
+            for labels in state.window.labels[families.DURATION]:
                 self.calls[labels[MODEL]] = []
         for labels, rate in rates_of(state.window, families.DURATION):
             self.calls[labels[MODEL]].append((labels, rate))

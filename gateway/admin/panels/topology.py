@@ -174,7 +174,7 @@ class _EndpointRates:
         self._received = dict(rates_of(window, families.RECEIVED_BYTES))
         self._failures = _rates_by(window, families.ENDPOINT_FAILURES)
         self._responses = _rates_by(window, families.RESPONSES)
-        self._known = set() if window is None else set(window.labels(families.SERVER_DURATION))
+        self._known = set() if window is None else set(window.labels[families.SERVER_DURATION])
         self._known |= self._failures.keys()
 
     def of_endpoint(self, upstream: str, url: str) -> dict[str, Any]:
