@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gateway.observe import families
 from gateway.observe.metric_store import Family, HistogramFamily, MetricStore, clean_label
-from gateway.observe.metric_table import MetricTable, Words, quantiles
+from gateway.observe.metric_table import Histograms, MetricTable, RecentHistograms, Words, quantiles
 from gateway.upstream.pool.member import Outcome
 
 INTERVAL = 1.0
@@ -27,7 +27,6 @@ WINDOW = 10.0
 """Seconds over which rates of now are taken."""
 MINUTE = 60.0
 """Seconds over which all percentiles are taken, those of each point of a curve too."""
-_MINUTE_STEP = 10.0
 RECENT_POINTS, HOUR_POINTS, HOUR_STEP = 300, 360, 10
 """Points of a second, and points of ten seconds."""
 ENDPOINT_POINTS = 30
@@ -50,7 +49,7 @@ RATE_FAMILIES: tuple[Family, ...] = (
     families.DROPPED_LOG_LINES,
 )
 LATENCY_FAMILIES = (families.CALL_LATENCY, families.ROUTE_LATENCY, families.ENDPOINT_LATENCY)
-"""The histograms of all percentiles. They are large, so few samples of them are kept."""
+"""The histograms of all percentiles. They are large, so only their changes are kept."""
 ERROR_STATUSES = ("5xx", "aborted")
 """The statuses of calls that count as errors."""
 UNSENT = Outcome.UNREACHABLE.value
@@ -71,6 +70,8 @@ Key = tuple[str, ...]
 """The labels of an endpoint, a route or a model."""
 Rate = tuple[Key, float]
 """The labels of a series, and its change per second."""
+Minute = Mapping[Family, Histograms]
+"""What LATENCY_FAMILIES have counted in the last minute."""
 Values = Mapping[Key, Sequence[float]]
 """The values of ``_CURVE_FIELDS`` of each endpoint, or route, with calls or errors."""
 
@@ -86,10 +87,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What changed between two samples, ``seconds`` apart.
-
-    It is of the families of rates, or of those of latencies.
-    """
+    """What changed between two samples, ``seconds`` apart."""
 
     seconds: float
     labels: Mapping[Family, Sequence[Key]]
@@ -127,24 +125,21 @@ class Percentiles:
 
     def __init__(
         self,
-        minute: Window | None,
+        minute: Minute | None,
         family: HistogramFamily,
         group: Callable[[Key], Key] = lambda _: (),
     ) -> None:
-        self.seconds = None if minute is None else round(minute.seconds)
+        self.seconds = None if minute is None else round(minute[family].seconds)
         """Of how many seconds they are."""
         self.found: dict[Key, dict[str, float | None]] = {}
         """``p50``, ``p90``, ``p95`` and ``p99`` in ms of each group that has values."""
         if minute is None:
             return
-        change = minute.change(family)
         rows: dict[Key, int] = {}
-        numbers = [
-            rows.setdefault(group(labels), len(rows))
-            for labels in minute.labels[family][: len(change)]
-        ]
+        labels = minute[family].labels
+        numbers = [rows.setdefault(group(each), len(rows)) for each in labels]
         sums = np.zeros((len(rows), family.words))
-        np.add.at(sums, np.array(numbers, np.int64), change)
+        np.add.at(sums, np.array(numbers, np.int64), minute[family].words)
         columns = [(1000 * quantiles(family, sums, share)).tolist() for share in _SHARES.values()]
         for key, *values in zip(rows, *columns, strict=True):
             if math.isfinite(values[0]):
@@ -235,14 +230,12 @@ class History:
     """
 
     def __init__(self, store: MetricStore, in_progress: Callable[[], float]) -> None:
-        families = (*RATE_FAMILIES, *LATENCY_FAMILIES)
-        self._tables = {family: MetricTable(store, family) for family in families}
+        self._tables = {family: MetricTable(store, family) for family in RATE_FAMILIES}
+        self._latencies = {each: RecentHistograms(store, each) for each in LATENCY_FAMILIES}
+        self.minute: Minute | None = None
+        """What changed in the last minute; None before the second sample."""
         self._in_progress = in_progress
         self._samples: deque[_Sample] = deque()
-        self._minute: deque[_Sample] = deque()
-        """Samples of latencies of the last minute, ten seconds apart."""
-        self._latencies: _Sample | None = None
-        """The newest one."""
         self._recent = _Points[Row](RECENT_POINTS, 1)
         self._hour = _Points[Row](HOUR_POINTS, HOUR_STEP)
         self._next_hour_point = 0.0
@@ -270,9 +263,11 @@ class History:
 
     def sample(self, at: float, now: float) -> None:
         """Take a sample; ``at`` is on the clock of ``time.monotonic``, ``now`` the Unix time."""
-        sample = self._read(RATE_FAMILIES, at)
-        self._read_latencies(at)
+        sample = _Sample(at, {family: table.read() for family, table in self._tables.items()})
+        for latencies in self._latencies.values():
+            latencies.look(at)
         if self._samples:
+            self.minute = {each: found.latest(MINUTE) for each, found in self._latencies.items()}
             self._recent.append(self._point(self._window(self._samples[-1], sample)), now)
         samples = self._samples
         samples.append(sample)
@@ -285,30 +280,11 @@ class History:
             self._endpoints.append(_endpoint_values(window, self.minute), now)
             self._routes.append(_route_values(window, self.minute), now)
 
-    def _read(self, families: Sequence[Family], at: float) -> _Sample:
-        return _Sample(at, {family: self._tables[family].read() for family in families})
-
-    def _read_latencies(self, at: float) -> None:
-        minute, newest = self._minute, self._read(LATENCY_FAMILIES, at)
-        if not minute or at >= minute[-1].at + _MINUTE_STEP - INTERVAL / 2:
-            minute.append(newest)
-        self._latencies = newest
-        while len(minute) > 1 and minute[1].at <= at - MINUTE:
-            minute.popleft()
-
     @property
     def now(self) -> Window | None:
         """Return what changed in the last seconds; None before the second sample."""
         samples = self._samples
         return self._window(samples[0], samples[-1]) if len(samples) > 1 else None
-
-    @property
-    def minute(self) -> Window | None:
-        """Return what changed in the last minute; None before the second sample."""
-        newest = self._latencies
-        if newest is None or newest is self._minute[0]:
-            return None
-        return self._window(self._minute[0], newest)
 
     def recent(self) -> dict[str, Any]:
         """Return the last five minutes in steps of a second."""
@@ -327,7 +303,7 @@ class History:
         return self._routes.document((clean_label(name),), last)
 
     def _window(self, old: _Sample, new: _Sample) -> Window:
-        labels = {family: self._tables[family].labels for family in new.tables}
+        labels = {family: table.labels for family, table in self._tables.items()}
         return Window(max(new.at - old.at, 1e-9), labels, old.tables, new.tables)
 
     def _point(self, window: Window) -> Row:
@@ -347,7 +323,7 @@ def endpoint_calls(window: Window | None) -> dict[Key, float]:
     return calls
 
 
-def _endpoint_values(window: Window, minute: Window | None) -> Values:
+def _endpoint_values(window: Window, minute: Minute | None) -> Values:
     """Return the calls, the failures and the 99th percentile of each endpoint."""
     found: defaultdict[Key, list[float]] = defaultdict(lambda: [*_NOTHING])
     for key, rate in endpoint_calls(window).items():
@@ -357,7 +333,7 @@ def _endpoint_values(window: Window, minute: Window | None) -> Values:
     return _with_p99(found, endpoint_percentiles(minute))
 
 
-def _route_values(window: Window, minute: Window | None) -> Values:
+def _route_values(window: Window, minute: Minute | None) -> Values:
     """Return the calls, the errors and the 99th percentile of each route."""
     found: defaultdict[Key, list[float]] = defaultdict(lambda: [*_NOTHING])
     for labels, rate in rates_of(window, families.DURATION):
@@ -374,12 +350,12 @@ def _with_p99(found: defaultdict[Key, list[float]], percentiles: Percentiles) ->
     return found
 
 
-def route_percentiles(minute: Window | None) -> Percentiles:
+def route_percentiles(minute: Minute | None) -> Percentiles:
     """Return the percentiles of each route: of its label as a tuple."""
     return Percentiles(minute, families.ROUTE_LATENCY, lambda labels: labels)
 
 
-def endpoint_percentiles(minute: Window | None) -> Percentiles:
+def endpoint_percentiles(minute: Minute | None) -> Percentiles:
     """Return the percentiles of each endpoint, over all models: of its upstream and URL."""
     return Percentiles(minute, families.ENDPOINT_LATENCY, lambda labels: labels[:2])
 

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import ProcessCollector
 
 from gateway import __version__
-from gateway.admin.history import UNSENT, Window, endpoint_percentiles
+from gateway.admin.history import UNSENT, Minute, Window, endpoint_percentiles
 from gateway.build_info import COMPILED, NATIVE
 from gateway.observe.families import ENDPOINT_FAILURES, SERVER_DURATION
 from gateway.observe.metric_store import MetricStore, clean_label
@@ -44,7 +44,7 @@ class State:
     status: Status
     window: Window | None = None
     """The last seconds, for rates."""
-    minute: Window | None = None
+    minute: Minute | None = None
     """The last minute, for percentiles."""
 
 
@@ -57,7 +57,7 @@ def process_numbers(pid: int) -> dict[str, float]:
 def merge_statuses(
     statuses: Sequence[Status],
     store: MetricStore,
-    minute: Window | None = None,
+    minute: Minute | None = None,
     events: Iterable[Status] = (),
 ) -> dict[str, Any]:
     """Return the status of all workers as one; ``statuses`` are those of the living ones.
@@ -114,7 +114,7 @@ def isoformat(time: float) -> str:
 class _Counted:
     """What was counted of the calls of endpoints, over all workers."""
 
-    def __init__(self, store: MetricStore, minute: Window | None) -> None:
+    def __init__(self, store: MetricStore, minute: Minute | None) -> None:
         self._durations = store.sums(SERVER_DURATION)
         self._failures: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         for (upstream, url, kind), (count,) in sorted(store.sums(ENDPOINT_FAILURES).items()):

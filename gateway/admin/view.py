@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.admin.history import History, Window
+from gateway.admin.history import History, Minute
 from gateway.admin.own_calls import OwnCallError, call_for_document
 from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import describe_journal, matching_calls, parse_filter, parse_text
@@ -60,7 +60,7 @@ class GatewayView:
         await asyncio.gather(self._task, return_exceptions=True)
 
     @property
-    def minute(self) -> Window | None:
+    def minute(self) -> Minute | None:
         """Return what was counted in the last minute."""
         return self._history.minute
 
