@@ -86,10 +86,6 @@ def _drained(count: int, of: int) -> list[dict[str, Any]]:
             ("error", "topology", "u", URL, f"{URL} of u is ejected for 30 s: x", SINCE),
         ),
         (
-            _of(_state("unreachable", REFUSED)),
-            ("error", "topology", "u", URL, f"{URL} of u is unreachable: {REFUSED}", SINCE),
-        ),
-        (
             _of(_state("failing", "5 of 9 failed"), required=False),
             ("warning", "topology", "u", URL, f"{URL} of u is failing: 5 of 9 failed", SINCE),
         ),
@@ -98,15 +94,10 @@ def _drained(count: int, of: int) -> list[dict[str, Any]]:
             ("warning", "topology", "u", URL, f"{URL} of u is slow: 2 s, and 2 ms", SINCE),
         ),
         (_of(_state("in_use", REFUSED)), None),
-        (_of(_state("draining")), None),
         # upstreams
         (
             _of(endpoint(), unreachable_reason=REFUSED),
             ("error", "topology", "u", None, f"no endpoint of u can be used: {REFUSED}", None),
-        ),
-        (
-            _of(endpoint(), unreachable_reason=REFUSED, required=False),
-            ("warning", "topology", "u", None, f"no endpoint of u can be used: {REFUSED}", None),
         ),
         (
             _of(endpoint(), dialect={"name": None, "reason": REFUSED}),
@@ -160,7 +151,6 @@ def _drained(count: int, of: int) -> list[dict[str, Any]]:
                 *("newer settings are not in use: nonsense: unknown key", SINCE),
             ),
         ),
-        (worker_status(), None),
     ],
 )
 def test_problem_has_its_sentence_and_its_time(

@@ -59,7 +59,7 @@ def test_routes_have_their_rates_to_each_upstream() -> None:
         _calls(store, "split", "u", "2xx", 60)
         _calls(store, "split", "u", "5xx", 20)
         _calls(store, "split", "v", "2xx", 20)
-        _calls(store, "split", "u,v", "2xx", 10)
+        _calls(store, "split", "u,v", "4xx", 10)
         _calls(store, "n" * 300, "u", "2xx", 10)
         for result, copies in (("ok", 1), ("rejected", 1), ("failed", 2), ("skipped", 9)):
             store.writer(0).counter(families.MIRROR_REQUESTS, ("split", "v", result)).add(copies)
@@ -76,25 +76,16 @@ def test_routes_have_their_rates_to_each_upstream() -> None:
         "client_error_ratio": 0.25,
     }
     assert second["mirror"] is None
-    assert split["calls_per_second"] == 11
+    assert (split["calls_per_second"], split["client_error_ratio"]) == (11, 0.09091)
+    assert split["recent"]["calls_per_second"] == [11]
+    assert split["recent"]["errors_per_second"] == [2]
     assert split["upstreams"] == [
         {"name": "u", "weight": 3, "calls_per_second": 9, "error_ratio": 0.2222},
         {"name": "v", "weight": 1, "calls_per_second": 3, "error_ratio": 0},
     ]
     assert (second["calls_per_second"], second["error_ratio"]) == (0, None)
+    assert second["client_error_ratio"] is None
     assert long["calls_per_second"] == 1
-
-
-def test_route_has_its_share_of_refused_calls_and_its_curves() -> None:
-    def count(store: MetricStore) -> None:
-        for status, times in (("2xx", 6), ("4xx", 3), ("5xx", 1)):
-            _calls(store, "split", "u", status, times)
-
-    split, idle, _ = _topology(count=count)["routes"]
-    assert split["client_error_ratio"] == 0.3
-    assert split["recent"]["calls_per_second"] == [1]
-    assert split["recent"]["errors_per_second"] == [0.1]
-    assert idle["client_error_ratio"] is None
 
 
 def test_endpoint_has_rates_times_and_points() -> None:
