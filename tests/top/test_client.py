@@ -81,21 +81,6 @@ async def test_documents_are_read_with_their_query_below_the_path_of_the_url() -
         assert server.requests[0].head.target == "/gate/api/calls?search=a+b%26%1B"
 
 
-async def test_a_connection_is_used_again_and_opened_anew_if_it_was_closed() -> None:
-    async def twice(connection: Connection) -> None:
-        for _ in range(2):
-            await connection.request()
-            await connection.send(http_response(b"{}"))
-
-    async with (
-        ScriptedServer(twice) as server,
-        AdminClient(parse_admin_address(server.url)) as client,
-    ):
-        for _ in range(5):
-            assert await client.get("overview") == {}
-        assert len(server.requests) == 5
-
-
 @pytest.mark.parametrize(
     ("response", "said"),
     [

@@ -106,6 +106,8 @@ def test_the_title_tells_whether_calls_are_followed() -> None:
         " Paused: 1 of 1 call that the gateway keeps, with this text"
     )
     assert _calls()[0] == " No call has ended yet"
+    some = describe_calls({"kept": 9, "calls": [call()]}, 80)
+    assert lines_of(some, 80)[0] == " Follows: 1 of 9 calls that the gateway keeps"
 
 
 def _endpoints(document: documents.Json, width: int = 80, search: str = "") -> list[str]:
