@@ -13,9 +13,8 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, get_args
 
-from gateway.settings.routes import Match, OperationName
+from gateway.settings.routes import OperationName
 from gateway.settings.sections import as_admin_section
-from gateway.settings.upstreams import EndpointUrls
 from gateway.settings.values.addresses import has_host_name, is_grpc
 from gateway.settings.values.fields import as_tuple
 from gateway.settings.values.patterns import parse_path_part
@@ -290,25 +289,20 @@ def _has_no_tls(endpoint: object) -> bool:
 
 def _endpoints(upstream: object) -> tuple[object, ...]:
     endpoints = _value(upstream, "endpoints")
-    return (endpoints,) if _has_both(endpoints) else as_tuple(endpoints)
-
-
-def _has_both(endpoint: object) -> bool:
-    return isinstance(endpoint, Mapping | EndpointUrls)
+    return (endpoints,) if isinstance(endpoints, Mapping) else as_tuple(endpoints)
 
 
 def _urls(upstream: object) -> list[object]:
     urls: list[object] = []
-    for endpoint in _endpoints(upstream):
-        both = _has_both(endpoint)
-        urls += [_value(endpoint, "http"), _value(endpoint, "grpc")] if both else [endpoint]
+    for each in _endpoints(upstream):
+        urls += [each.get("http"), each.get("grpc")] if isinstance(each, Mapping) else [each]
     return urls
 
 
 def _grpc(upstream: object) -> Iterator[CrossError]:
     endpoints = _endpoints(upstream)
     texts = [endpoint for endpoint in endpoints if isinstance(endpoint, str)]
-    if any(map(_has_both, endpoints)):
+    if any(isinstance(endpoint, Mapping) for endpoint in endpoints):
         if texts:
             one = f"all of them must have both addresses, or none: {describe(texts[0])} has one"
             yield ("endpoints",), f"{one}; {_ONE_PROTOCOL_EACH}"
@@ -367,11 +361,11 @@ def _own_upstreams(route: object) -> Iterator[tuple[KeyPath, str]]:
 def _matches_everything(route: object) -> bool:
     """Tell whether a valid route takes every request."""
     match = _value(route, "match") or {}
-    if not _value(route, "upstream") or not isinstance(match, Mapping | Match):
+    if not _value(route, "upstream") or not isinstance(match, Mapping):
         return False
     return all(
         value is None or value == {} or (name == "operations" and _are_all_operations(value))
-        for name, value in dict(match).items()
+        for name, value in match.items()
     )
 
 
@@ -380,12 +374,9 @@ def _are_all_operations(value: object) -> bool:
 
 
 def _value(section: object, *path: str) -> object:
-    """Return a value below a section, unchecked or checked; None if there is none."""
+    """Return a value below a section; None if there is none."""
     for name in path:
-        if isinstance(section, Mapping):
-            section = section.get(name)
-        else:
-            section = getattr(section, name, None)
+        section = section.get(name) if isinstance(section, Mapping) else None
     return section
 
 

@@ -2,14 +2,10 @@ import os
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
-from gateway.settings.routes import Route, WeightedUpstream
-from gateway.settings.schema import Settings
-from gateway.settings.upstreams import Upstream
-from tests.settings.loading import ONE_UPSTREAM, problems, route_to
+from tests.settings.loading import ONE_UPSTREAM, problems
 
 
 def test_cross_checks_take_a_single_item_as_a_list(file: Path) -> None:
@@ -35,17 +31,6 @@ def test_a_route_behind_one_without_a_match_is_never_reached(file: Path) -> None
         (problem,) = problems(file)
         assert problem.setting == "routes[1]"
         assert problem.message == "never reached: routes[0] takes every request"
-
-
-def test_settings_made_in_code_are_cross_checked() -> None:
-    upstreams = {"a": Upstream(endpoints=("http://a:1",))}
-    assert Settings(upstreams=upstreams).routes == (route_to("a"),)
-    with pytest.raises(ValidationError, match="no upstream is named 'b'"):
-        Settings(upstreams=upstreams, routes=(route_to("b"),))
-    with pytest.raises(ValidationError, match=r"routes\[0\] takes every request"):
-        Settings(upstreams=upstreams, routes=(route_to("a"), route_to("a", match={"model": "m"})))
-    shared = Route(upstream=(WeightedUpstream(name="a", weight=1),))
-    assert shared == route_to("a")
 
 
 NAMED = """\
