@@ -27,6 +27,7 @@ _DEFAULT_LISTEN = "127.0.0.1:8080"
 _NEED_ADMIN_KEYS = ("actions", "payloads")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _NO_NAME = "expected a name of letters, digits, - _ and ., got {}"
+_PLAIN = ("http://", "grpc://", "unix:")
 _SERVER_TLS_FILES = ("certificate", "key", "client_ca")
 _UPSTREAM_TLS_FILES = ("ca", "certificate", "key")
 _TRACING_PACKAGES = ("opentelemetry.proto", "google.protobuf")
@@ -266,7 +267,7 @@ def _upstream_tls(upstream: object) -> Iterator[CrossError]:
     tls, urls = _value(upstream, "tls"), _urls(upstream)
     if not isinstance(upstream, Mapping) or not isinstance(tls, Mapping):
         return
-    if urls and all(map(_has_no_tls, urls)):
+    if urls and all(isinstance(url, str) and url.lower().startswith(_PLAIN) for url in urls):
         yield ("tls",), "no endpoint needs it: none is https or grpcs"
     for name, other in (("certificate", "key"), ("key", "certificate")):
         if tls.get(name) is None and tls.get(other) is not None:
@@ -279,12 +280,6 @@ def _dns_refresh(upstream: object) -> Iterator[CrossError]:
     urls = [url for url in _urls(upstream) if isinstance(url, str)]
     if urls and not any(map(has_host_name, urls)):
         yield ("dns_refresh",), "no endpoint has a host name that could be looked up"
-
-
-def _has_no_tls(endpoint: object) -> bool:
-    return isinstance(endpoint, str) and endpoint.lower().startswith(
-        ("http://", "grpc://", "unix:")
-    )
 
 
 def _endpoints(upstream: object) -> tuple[object, ...]:

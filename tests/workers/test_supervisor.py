@@ -18,11 +18,19 @@ from tests.support.gateway_process import run, running_process
 from tests.workers.programs import COUNTING_WORKER, command
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-async def test_supervisor_gives_up_if_no_worker_comes_up(workers: int) -> None:
-    status, out, err = await run(*command("os._exit(3)", workers))
+@pytest.mark.parametrize(
+    ("main", "workers", "said"),
+    [
+        ("os._exit(3)", 3, "ended with status 3"),
+        ("raise RuntimeError('no luck')", 1, "RuntimeError: no luck"),
+    ],
+)
+async def test_supervisor_gives_up_if_no_worker_comes_up(
+    main: str, workers: int, said: str
+) -> None:
+    status, out, err = await run(*command(main, workers))
     assert (status, out) == (0, "no worker came up\n")
-    assert err.count("ended with status 3") == workers
+    assert err.count(said) == err.count("ended with status") == workers
     assert "started" not in err
 
 
