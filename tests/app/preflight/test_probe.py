@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -16,6 +17,7 @@ import pytest
 from gateway.app.loaded_resources import load_resources
 from gateway.app.preflight import probe
 from gateway.app.preflight.probe import Report, Verdict, probe_servers
+from gateway.app.preflight.settings_checks import find_self_references
 from gateway.settings.schema import Settings
 from tests.support.certificates import (
     authority,
@@ -389,3 +391,55 @@ async def test_upstreams_that_serve_the_model_are_probed(
     assert report.exit_status == (0 if asked else 3)
     if not asked:
         assert list(report.lines())[-1] == "model m: no route leads to it"
+
+
+# ------------------------------------------------------------ endpoints that are the gateway itself
+
+
+def _own(listen: object, *endpoints: object) -> list[str]:
+    settings = Settings.model_validate(
+        {"listen": listen, "upstreams": {"u": {"endpoints": endpoints}}}
+    )
+    return [why.split()[0] for _, why in find_self_references(settings)]
+
+
+@pytest.mark.parametrize(
+    ("listen", "endpoint"),
+    [
+        ("127.0.0.1:80", "http://127.0.0.1:80"),
+        ("127.0.0.1:80", "http://localhost:80"),
+        ("127.0.0.1:80", "http://0.0.0.0:80"),
+        ("localhost:80", "http://LocalHost.:80"),
+        ("0.0.0.0:80", "http://127.1.2.3:80"),
+        ("0.0.0.0:80", f"http://{socket.gethostname()}:80"),
+        ("[::]:80", "http://[::1]:80"),
+        (["127.0.0.1:79", "127.0.0.1:80"], "http://127.0.0.1:80"),
+        ("unix:/run/a", "unix:/run/a"),
+    ],
+)
+def test_endpoint_at_a_listening_address_is_found(listen: object, endpoint: str) -> None:
+    assert _own(listen, "http://other:80", endpoint) == [endpoint]
+
+
+@pytest.mark.parametrize(
+    ("listen", "endpoint"),
+    [
+        ("127.0.0.1:80", "http://127.0.0.1:81"),
+        ("0.0.0.0:80", "http://triton:80"),
+        ("0.0.0.0:80", "http://192.0.2.1:80"),
+        ("0.0.0.0:80", "http://[::1]:80"),
+        ("[::]:80", "http://127.0.0.1:80"),
+        ("192.0.2.1:80", "http://127.0.0.1:80"),
+        ("unix:/run/a", "http://127.0.0.1:80"),
+    ],
+)
+def test_endpoint_at_another_address_is_not_found(listen: object, endpoint: str) -> None:
+    assert _own(listen, endpoint) == []
+
+
+@pytest.mark.parametrize(
+    ("listen", "own"), [(80, "http://localhost:80"), (81, "grpc://localhost:81")]
+)
+def test_both_addresses_of_an_endpoint_are_looked_at(listen: int, own: str) -> None:
+    both = {"http": "http://localhost:80", "grpc": "grpc://localhost:81"}
+    assert _own(f"127.0.0.1:{listen}", both) == [own]
