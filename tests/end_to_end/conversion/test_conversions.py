@@ -114,14 +114,6 @@ async def test_every_encoding_round_trips(inputs: str, wanted: dict[str, bool], 
         assert (first.head.get("Transfer-Encoding") == "chunked") is (size == "large")
 
 
-@pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
-async def test_raw_binary_round_trips(count: int) -> None:
-    data = np.arange(count, dtype="<f4").tobytes()
-    async with served(echo_json, upstream=JSON_ONLY) as (_, _, client):
-        reply = await client.ask(infer_raw(data))
-        assert reply.body[int(reply.head.get(HEADER_LENGTH) or 0) :] == data
-
-
 CLIENTS = 24
 ROUNDS = 8
 
@@ -147,39 +139,6 @@ async def test_every_client_gets_its_own_numbers_back() -> None:
 
         for number in range(CLIENTS):
             tasks.create_task(run(number))
-
-
-async def _stay(gateway: RunningGateway, number: int) -> None:
-    async with gateway.client() as client:
-        for step in range(ROUNDS):
-            target = f"/v2/stay/{number}/{step}"
-            assert (await client.call("GET", target)).body == target.encode()
-
-
-async def _fail(gateway: RunningGateway) -> None:
-    async with gateway.client() as client:
-        for _ in range(ROUNDS):
-            assert (await client.call("POST", "/v2/fail", b"x")).status == 502
-
-
-async def _leave(gateway: RunningGateway) -> None:
-    for step in range(ROUNDS):
-        async with gateway.client() as client:
-            await client.send(request("POST", "/v2/leave", b"xyz")[: -(step % 3)])
-            if step % 2:
-                client.reset()
-
-
-async def test_failing_and_disconnecting_clients_disturb_nobody() -> None:
-    async def script(connection: Connection) -> None:
-        while "fail" not in (target := (await connection.request()).head.target):
-            await asyncio.sleep(0.001)
-            await connection.send(http_response(target.encode()))
-
-    async with gateway_before(script) as (_, gateway), asyncio.TaskGroup() as tasks:
-        for number in range(CLIENTS // 3):
-            for each in (_stay(gateway, number), _fail(gateway), _leave(gateway)):
-                tasks.create_task(each)
 
 
 PREDICT = "/v1/models/m:predict"

@@ -166,22 +166,6 @@ async def test_dead_endpoint_is_not_noticed_by_clients(data: bytes) -> None:
         assert len(server.requests) == 12
 
 
-async def test_endpoint_that_dies_on_a_reused_connection_is_retried_elsewhere() -> None:
-    async def dying(connection: Connection) -> None:
-        await connection.request()
-        await connection.send(http_response())
-        await connection.request()
-        first._server.close()
-
-    async with ScriptedServer(dying) as first, ScriptedServer(GOOD) as second:
-        async with gateway_client(first.url, second.url) as client:
-            for data in (GET, GET, infer_json(), GET, infer_json()):
-                assert (await client.ask(data)).status == 200
-        (crossed,) = first.connections[0].requests[1:]
-        ids = [each.head.get("X-Request-Id") for each in second.requests]
-        assert (len(set(ids)), ids.count(crossed.head.get("X-Request-Id"))) == (4, 1)
-
-
 async def closes(connection: Connection) -> None:
     """Read a request, and close without a response."""
     await connection.request()

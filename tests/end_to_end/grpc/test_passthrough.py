@@ -23,7 +23,7 @@ from tests.support.grpc.proto_file import infer_request, message_class
 from tests.support.http2_client import connect_http2
 from tests.support.http_messages import request
 from tests.support.inference_messages import infer_json
-from tests.support.servers.grpc_server import GrpcServer, Unary, fail, grpc_server
+from tests.support.servers.grpc_server import GrpcServer, Unary, grpc_server
 from tests.support.servers.http2_server import answering
 from tests.support.servers.model_scripts import infer_floats
 from tests.support.servers.scripted_server import ScriptedServer, never_respond
@@ -167,32 +167,6 @@ async def test_first_message_of_a_stream_tells_its_route_also_if_others_come_wit
         assert "has another route than the stream" in unquote(ending["grpc-message"])
         assert ending["vary"] == "Accept-Encoding", "the route of the first message changes headers"
         assert not other.paths
-
-
-async def test_failing_endpoint_is_ejected(server: GrpcServer) -> None:
-    busy = fail(grpc.StatusCode.UNAVAILABLE, "busy")
-    outliers = {"consecutive_failures": 2, "base_ejection_time": "30s", "failure_statuses": [503]}
-    with grpc_server(unary={"ModelInfer": busy}) as other:
-        async with grpc_client_of(
-            other.url, server.url, upstream={"outlier_detection": outliers}
-        ) as client:
-            for _ in range(8):
-                await client.call("ModelInfer", infer_request())
-    assert len(other.paths) == 2
-    assert len(server.requests) == 6
-
-
-async def test_copy_that_fails_counts_as_failed(
-    server: GrpcServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    with grpc_server(unary={"ModelInfer": fail(grpc.StatusCode.INTERNAL, "boom")}) as copy:
-        others = {"copies": {"endpoints": [copy.url], "dialect": "triton"}}
-        route = {"mirror": {"upstream": "copies", "percent": 100}}
-        async with grpc_client_of(server.url, others=others, route=route) as client:
-            assert (await client.call("ModelInfer", infer_request())).code is grpc.StatusCode.OK
-            await until(lambda: "1 of 1 requests failed" in caplog.text)
-    assert "the server returned INTERNAL: boom" in caplog.text
-    assert copy.requests == server.requests == [infer_request()]
 
 
 async def test_deadline_of_a_client_ends_the_call_at_the_server_and_is_no_failure_of_it() -> None:
@@ -347,17 +321,6 @@ async def test_each_message_of_a_stream_is_rewritten(compression: grpc.Compressi
         assert [each for each in stream.requests if large in each] == stream.requests[1::2]
         async with grpc_client_of(server.url, route=REWRITE) as client:
             assert await take_turns(client, *[infer_request("old")] * 3) == [b""] * 3
-
-
-async def test_compressed_message_is_rewritten_within_the_buffer_of_a_body(
-    server: GrpcServer,
-) -> None:
-    message = infer_request("old", np.arange(1_000_000, dtype="<f4").tobytes())
-    async with grpc_client_of(server.url, route=REWRITE, max_buffered_body_bytes=2**20) as client:
-        response = await client.call("ModelInfer", message, compression=grpc.Compression.Gzip)
-    assert response.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "limits.max_buffered_body_bytes" in response.text
-    assert not server.requests
 
 
 async def test_mirror_gets_the_new_model(server: GrpcServer) -> None:

@@ -14,7 +14,7 @@ import pytest
 from gateway.demo.server.server import DemoServer
 from gateway.observe.call_record import CallRecord
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import RunningGateway, running_gateway, served, until
+from tests.support.gateway import RunningGateway, gateway_client, running_gateway, served, until
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -229,31 +229,17 @@ async def test_connection_of_a_readiness_check_is_kept() -> None:
         assert len(server.connections) == 1
 
 
-COUNT = 3
-HANGS = "/v2/hangs"
-
-
-async def _model(connection: Connection) -> None:
-    while (await connection.request()).head.target != HANGS:
-        await connection.send(binary_response(bytes(4)))
-    await connection.wait_for_close()
-
-
-@asynccontextmanager
-async def _balanced(policy: object) -> AsyncIterator[tuple[list[ScriptedServer], RunningGateway]]:
-    async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(ScriptedServer(_model)) for _ in range(COUNT)]
-        urls = [server.url for server in servers]
-        upstream = {"load_balancing": policy}
-        yield servers, await stack.enter_async_context(running_gateway(*urls, upstream=upstream))
-
-
 # The gateway rewrites the second one, with the value of the client.
 @pytest.mark.parametrize("header", ["X-User", "X-Request-Id"])
 async def test_hash_header_keeps_a_value_on_one_endpoint(
     header: str, path: Callable[[bytes], bytes]
 ) -> None:
-    async with _balanced({"hash_header": header}) as (servers, gateway), gateway.client() as client:
+    script, policy = always_respond(binary_response(bytes(4))), {"hash_header": header}
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(ScriptedServer(script)) for _ in range(3)]
+        urls = [server.url for server in servers]
+        balanced = gateway_client(*urls, upstream={"load_balancing": policy})
+        client = await stack.enter_async_context(balanced)
         # So many that each endpoint gets some: the hash depends on the ports.
         users = [f"user-{number}" for number in range(60)]
         for user in users * 3:
@@ -261,21 +247,6 @@ async def test_hash_header_keeps_a_value_on_one_endpoint(
         seen = [{each.head.get(header) for each in server.requests} for server in servers]
         assert sum(map(len, seen)) == len(users)  # no value was at two endpoints
         assert all(seen)
-
-
-async def test_round_robin_uses_each_endpoint_however_busy_it_is(
-    path: Callable[[bytes], bytes],
-) -> None:
-    async with (
-        _balanced("round_robin") as (servers, gateway),
-        gateway.client() as client,
-        gateway.client() as other,
-    ):
-        await other.send(request("GET", HANGS))
-        await until(lambda: gateway.outstanding)
-        for _ in range(4 * COUNT):
-            assert (await client.ask(path(infer_json()))).status == 200
-        assert sorted(len(server.requests) for server in servers) == [4, 4, 5]
 
 
 MIB = 2**20
