@@ -19,7 +19,7 @@ from tests.support.addresses import free_address
 from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import binary_response, json_request
-from tests.support.raw_client import connect
+from tests.support.operator import Operator
 from tests.support.servers.gated_response import GatedResponse
 from tests.support.servers.scripted_server import (
     Connection,
@@ -36,7 +36,7 @@ CALL = request("POST", "/v2/models/resnet50/infer", json_request())
 @dataclass(frozen=True, slots=True)
 class _Site:
     gateway: RunningGateway
-    admin: str
+    operator: Operator
     log: Path
 
     async def infer(self) -> int:
@@ -44,14 +44,9 @@ class _Site:
         async with self.gateway.client() as client:
             return (await client.ask(CALL)).status
 
-    async def get(self, path: str) -> bytes:
-        """Return a page of the admin address."""
-        async with connect(self.admin) as client:
-            return (await client.call("GET", path)).body
-
     async def endpoint(self) -> Any:
         """Return the status of the endpoint."""
-        return json.loads(await self.get("/status"))["upstreams"]["triton"]["endpoints"][0]
+        return (await self.operator.status())["upstreams"]["triton"]["endpoints"][0]
 
     async def line(self, part: str) -> str:
         """Wait for the line of a call that contains a text."""
@@ -74,7 +69,7 @@ async def _site(
             "routes": [{"upstream": "triton"}],
         }
         async with running_gateway(general=general, idle_timeout="1s") as gateway:
-            yield _Site(gateway, f"http://{admin}", file)
+            yield _Site(gateway, Operator(admin), file)
 
 
 async def test_lines_of_calls_that_find_no_slot(tmp_path: Path) -> None:
@@ -126,9 +121,8 @@ async def test_log_status_and_metrics_name_a_server_that_fails(
         endpoint = await site.endpoint()
         assert endpoint["failures"] == {kind: 1}
         assert reason in endpoint["last_error"]
-        metric = r'tensorgate_endpoint_failures_total\{.*endpoint="%s",.*kind="%s".*\} 1\.0'
-        metrics = (await site.get("/metrics")).decode()
-        assert re.search(metric % (re.escape(endpoint["url"]), kind), metrics)
+        (sample,) = await site.operator.samples("tensorgate_endpoint_failures_total")
+        assert (sample.labels["endpoint"], sample.labels["kind"]) == (endpoint["url"], kind)
 
 
 async def test_line_of_a_client_that_leaves(tmp_path: Path) -> None:

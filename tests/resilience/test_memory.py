@@ -15,16 +15,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.errors import ErrorKind
 from gateway.observe.call_metrics import MAX_MODELS
 from gateway.protocol.operations import OPERATION_KINDS
-from tests.resilience.hostile_traffic import ATTACKS, BUFFERED, MIB, ProbedGateway, running_gateway
-from tests.support.addresses import HOST, free_address
+from tests.resilience.hostile_traffic import ATTACKS, BUFFERED, MIB, running_gateway
 from tests.support.gateway import until
-from tests.support.gateway_process import gateway_process
 from tests.support.http_messages import http_response, message
+from tests.support.operator import OperatedGateway, operated_gateway
 from tests.support.raw_client import connect
 from tests.support.scale import scaled
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
@@ -50,20 +48,17 @@ async def _models(connection: Connection) -> None:
 
 
 @asynccontextmanager
-async def _gateway(folder: Path) -> AsyncIterator[ProbedGateway]:
-    admin, file = free_address(), folder / "gateway.yaml"
+async def _gateway(folder: Path) -> AsyncIterator[OperatedGateway]:
     async with ScriptedServer(_models) as server:
-        file.write_text(
-            f"listen: {HOST}:0\nadmin: {admin}\noffload: 0\n"
-            f"log: {{access: {{path: {folder / 'access.log'}}}}}\n"
+        settings = (
+            f"offload: 0\nlog: {{access: {{path: {folder / 'access.log'}}}}}\n"
             f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
         )
-        async with gateway_process(str(file)) as (process, url):
-            await process.wait_for_output(r"listening on \S+ \(admin\)")
-            yield ProbedGateway(process, url, f"http://{admin}")
+        async with operated_gateway(folder, settings) as gateway:
+            yield gateway
 
 
-async def _send(gateway: ProbedGateway, requests: Iterable[bytes]) -> Counter[int]:
+async def _send(gateway: OperatedGateway, requests: Iterable[bytes]) -> Counter[int]:
     """Send requests over several connections, anew if one was closed; count the statuses."""
     statuses: Counter[int] = Counter()
     left = iter(requests)
@@ -91,18 +86,15 @@ class _Metrics:
     """The values of each label."""
 
 
-async def _metrics(gateway: ProbedGateway) -> _Metrics:
-    async with connect(gateway.admin) as client:
-        body = (await client.call("GET", "/metrics")).body
+async def _metrics(gateway: OperatedGateway) -> _Metrics:
     calls: Counter[str] = Counter()
     values: defaultdict[str, set[str]] = defaultdict(set)
-    for family in text_string_to_metric_families(body.decode()):
-        for sample in family.samples:
-            if sample.name == "tensorgate_requests_total":
-                calls[sample.labels["model"]] += 1
-            for label, value in sample.labels.items():
-                values[label].add(value)
-    return _Metrics(len(body), calls, values)
+    for sample in await gateway.operator.samples():
+        if sample.name == "tensorgate_requests_total":
+            calls[sample.labels["model"]] += 1
+        for label, value in sample.labels.items():
+            values[label].add(value)
+    return _Metrics(len(await gateway.operator.text("/metrics")), calls, values)
 
 
 _PRINTABLE = [chr(code) for code in range(33, 127)]

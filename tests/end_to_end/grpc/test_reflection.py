@@ -126,6 +126,16 @@ async def test_reflection_may_be_denied_and_needs_a_route(gone: str) -> None:
             assert (await client.call(_path(), LIST)).code is code
 
 
+async def test_stream_may_be_idle_for_longer_than_other_calls(gone: str) -> None:
+    async with _client(gone, idle_timeout=0.1, request_timeout=0.2) as (_, client):
+        stream = _Stream(client)
+        await stream.ask()
+        await asyncio.sleep(0.5)  # longer than both timeouts
+        await stream.ask()
+        stream.call.cancel()
+        await stream.code()
+
+
 @pytest.mark.parametrize("cause", ["drain", "reload"])
 async def test_stream_ends_with_the_gateway_or_its_settings(gone: str, cause: str) -> None:
     """Else it would keep the upstreams of the old ones."""
