@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import running_gateway, served, until
+from tests.support.gateway import gateway_client, running_gateway, served, until
 from tests.support.http_messages import chunked, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -227,3 +227,11 @@ async def test_large_body_is_cut_before_it_nests_too_deep() -> None:
         assert (reply.status, reply.error) == (400, TOO_DEEP)
         await (await server.connection()).left.wait()
         assert bytes(got) == begun
+
+
+async def test_broadcast_nested_too_deep_reaches_no_server() -> None:
+    async with ScriptedServer() as one, ScriptedServer() as two:
+        async with gateway_client(one.url, two.url) as client:
+            reply = await client.call("POST", LOAD, DEEP)
+        assert (reply.status, reply.error) == (400, TOO_DEEP)
+        assert not one.requests + two.requests

@@ -170,6 +170,25 @@ async def test_operation_that_the_server_or_grpc_lacks_is_named(server: GrpcServ
     assert "gRPC" in unknown.error
 
 
+NAMELESS = [
+    infer_json().replace(b"/models/m/", b"/models/a%FFb/"),
+    infer_raw(FLOATS.tobytes()).replace(b"/models/m/", b"/models/a%FFb/"),
+    infer_json().replace(b"/models/m/", b"/models/m/versions/a%FFb/"),
+    request("GET", "/v2/models/a%FFb"),
+    request("POST", "/v2/models/a%FFb/generate", b"{}"),
+    request("POST", "/v1/models/a%FFb:predict", b'{"instances": [1]}'),
+    request("POST", "/v2/repository/models/a%FFb/load", b"{}"),
+]
+
+
+async def test_name_that_protobuf_cannot_have_is_refused(server: GrpcServer) -> None:
+    """It must not become that of another model."""
+    for response in await _ask(server, *NAMELESS):
+        assert response.status == 400, response.body
+        assert '"a%FFb", which is not UTF-8 when it is decoded' in response.error
+    assert server.requests == []
+
+
 async def test_message_that_is_buffered_counts_in_the_memory_budget() -> None:
     size = 1_000_000
 
@@ -424,6 +443,20 @@ async def test_status_is_retried_before_the_client_has_a_response_only() -> None
 
 
 _BUSY_EVENTS = event_of() + event(error="busy")
+
+
+async def test_call_without_room_in_the_memory_budget_is_refused() -> None:
+    text = bytes(3_000_000)
+    async with gateway_for(messages(in_stream(reply(text))), max_buffered_bytes="4MiB") as (
+        _,
+        gateway,
+        client,
+    ):
+        response = await client.ask(ask())
+        await gateway.until_idle()
+        assert gateway.gateway.listener.buffers.reserved == 0
+    assert response.status == 503
+    assert "limits.max_buffered_bytes" in response.error
 
 
 # ------------------------------------------------------------------------------------- flow control
