@@ -9,13 +9,7 @@ import pytest
 
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.system.buffers import MAX_WINDOW, MIN_WINDOW
-from tests.support.gateway import (
-    RunningGateway,
-    gateway_before,
-    http1_connections,
-    running_gateway,
-    until,
-)
+from tests.support.gateway import RunningGateway, gateway_before, running_gateway, until
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import INFER, infer_json, json_request
 from tests.support.servers.gated_response import GatedResponse
@@ -217,33 +211,6 @@ async def test_bytes_that_clients_send_ahead_are_bounded_together() -> None:
             assert reply.body == b"200000" or reply.status == 503
         await gateway.until_idle()
         assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
-
-
-async def test_long_heads_of_active_calls_count() -> None:
-    script = _gated()
-    data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
-    async with (
-        gateway_before(script, max_buffered_bytes=f"{8 * 2400}KiB") as (server, gateway),
-        AsyncExitStack() as stack,
-    ):
-        buffers = gateway.gateway.listener.buffers
-        clients = [await stack.enter_async_context(gateway.client()) for _ in range(9)]
-        for client in clients:
-            await client.send(data)
-        await until(lambda: len(server.requests) == len(clients))
-        assert buffers.buffered > len(clients) * 100_000
-        async with gateway.client() as client:
-            reply = await client.ask(data)
-            assert reply.status == 503
-            assert reply.head.get("Retry-After") == "1"
-        async with gateway.client() as client:
-            assert (await client.call("GET", "/v2/health/live")).status == 200
-        script.may_respond.set()
-        for client in clients:
-            assert (await client.read_response()).status == 200
-        await gateway.until_idle()
-        assert buffers.buffered == 0
-        assert {each.call for each in http1_connections(gateway.gateway.listener)} == {None}
 
 
 async def test_long_heads_of_responses_count() -> None:
