@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from multidict import CIMultiDict
 
-from gateway.codec.json.nesting import NestingCheck
+from gateway.codec.json.body_checks import NestingCheck
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.tensor_check import (
     BodyEnd,

@@ -13,8 +13,8 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, get_args
 
-from gateway.settings.admin import as_admin_section
 from gateway.settings.routes import Match, OperationName
+from gateway.settings.sections import as_admin_section
 from gateway.settings.upstreams import EndpointUrls
 from gateway.settings.values.addresses import has_host_name, is_grpc
 from gateway.settings.values.fields import as_tuple
@@ -27,6 +27,7 @@ CrossError = tuple[KeyPath, str]
 _DEFAULT_LISTEN = "127.0.0.1:8080"
 _NEED_ADMIN_KEYS = ("actions", "payloads")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_NO_NAME = "expected a name of letters, digits, - _ and ., got {}"
 _SERVER_TLS_FILES = ("certificate", "key", "client_ca")
 _UPSTREAM_TLS_FILES = ("ca", "certificate", "key")
 _TRACING_PACKAGES = ("opentelemetry.proto", "google.protobuf")
@@ -78,31 +79,21 @@ def unusable(
 
     ``with_read_files`` adds files that are read, and variables.
     """
-    if with_read_files:
-        yield from _missing_files(value, environ)
-    yield from missing_packages(value)
-    yield from _unwritable_files(value)
-
-
-def _missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossError]:
-    """Yield the files and variables that settings name and that cannot be used."""
     upstreams, groups = _mapping(value, "upstreams"), _mapping(value, "api_keys")
     files: list[tuple[str, ...]] = [("tls", name) for name in _SERVER_TLS_FILES]
     files.append(("tracing", "ca"))
     for each in upstreams:
         files += [("upstreams", each, "tls", name) for name in _UPSTREAM_TLS_FILES]
     files += [("api_keys", group, "file") for group in groups]
-    for path, variable in _texts(value, [("api_keys", group, "environment") for group in groups]):
+    variables = [("api_keys", group, "environment") for group in groups]
+    for path, variable in _texts(value, variables if with_read_files else ()):
         # Text that is no name of a variable may be a key.
         if variable.isidentifier() and variable not in environ:
             yield path, f"{variable} is not set in the environment"
-    for path, file in _texts(value, files):
+    for path, file in _texts(value, files if with_read_files else ()):
         if reason := _read_error(file):
             yield path, f"{file} cannot be read: {reason}"
-
-
-def _unwritable_files(value: object) -> Iterator[CrossError]:
-    """Yield the files that settings name and that cannot be written."""
+    yield from missing_packages(value)
     for path, file in _texts(value, [("log", "access", "path")]):
         if reason := _write_error(file):
             yield path, f"{file} cannot be written: {reason}"
@@ -243,8 +234,7 @@ def _admin(value: Mapping[str, object]) -> Iterator[CrossError]:
 def _invalid_names(section: str, names: Iterable[object]) -> Iterator[CrossError]:
     for name in names:
         if isinstance(name, str) and not _NAME.fullmatch(name):
-            path = (section, name)
-            yield path, f"expected a name of letters, digits, - _ and ., got {describe(name)}"
+            yield (section, name), _NO_NAME.format(describe(name))
 
 
 def _route_names(routes: Sequence[object]) -> Iterator[CrossError]:
@@ -255,7 +245,7 @@ def _route_names(routes: Sequence[object]) -> Iterator[CrossError]:
             continue
         path = ("routes", index, "name")
         if not _NAME.fullmatch(name):
-            yield path, f"expected a name of letters, digits, - _ and ., got {describe(name)}"
+            yield path, _NO_NAME.format(describe(name))
         elif name.isdecimal():
             yield path, f"a number is the name of a route without a name, got {describe(name)}"
         elif first.setdefault(name, index) != index:

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin.pages import run_to_end
 from gateway.app.standalone import StandaloneGateway
-from gateway.settings.admin import Admin
 from gateway.settings.schema import Settings
+from gateway.settings.sections import Admin
 from tests.support.addresses import free_address
 from tests.support.gateway import LIMITS, gateway_of, no_leaks, until
 from tests.support.gateway_process import FAST_FILE_WATCH, gateway_process, write_settings

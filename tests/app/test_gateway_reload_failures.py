@@ -186,7 +186,7 @@ async def test_endpoint_that_was_drained_while_a_reload_was_prepared_stays_drain
         gateway = running.gateway
         prepared = await gateway.prepare(settings_for(one.url, two.url, NOWHERE))
         await gateway.source.drain_endpoint("u", one.url, drained=True, operator="a test")
-        await asyncio.sleep(0.6)  # the gateway looks four times a second what is drained
+        await until(lambda: gateway.active_config.upstreams["u"].pool.members[0].drained)
         await prepared.commit()()
         members = gateway.active_config.upstreams["u"].pool.members
         await until(lambda: [each.drained for each in members] == [True, False, False])

@@ -1,5 +1,6 @@
 """What is read of new settings, which changes are noticed, and what an operator reads of it."""
 
+import asyncio
 import logging
 import os
 import resource
@@ -8,19 +9,16 @@ from typing import Any
 
 import pytest
 
+from gateway.app import loaded_resources
 from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.loaded_resources import load_resources
-from gateway.app.reload import (
-    SettingsSource,
-    describe_changes,
-    failure_reason,
-    failure_text,
-    keep_workers,
-)
+from gateway.app.reload import SettingsSource, describe_changes, failure_reason, failure_text
+from gateway.app.shared_memory import SharedMemory
 from gateway.errors import INTERNAL_ERROR_TEXT
 from gateway.settings.problems import SettingsError
 from gateway.settings.schema import Settings
-from tests.support.certificates import ca_file
+from tests.support.certificates import ca_file, certificate_files, server_certificate
+from tests.support.gateway import until
 
 # ---------------------------------------- what has changed
 
@@ -83,8 +81,38 @@ def test_changed_certificate_file_changes_the_upstream(tmp_path: Path) -> None:
 
 
 def test_worker_count_needs_a_restart() -> None:
-    before, now = _settings(workers=2), _settings(workers="auto", watch=False)
-    assert keep_workers(now, before) == _settings(workers=2, watch=False)
+    before, now = load_resources(_settings(workers=2)), _settings(workers="auto", watch=False)
+    assert load_resources(now, before).settings == _settings(workers=2, watch=False)
+
+
+async def test_files_of_keys_and_certificate_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_resources, "POLL_INTERVAL", 0.001)
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    keys = tmp_path / "keys"
+    keys.write_text("old")
+    settings = _settings(
+        tls={"certificate": certificate, "key": key},
+        api_keys={"team": {"file": str(keys)}},
+        routes=[{"upstream": "b", "auth": "team"}],
+    )
+    resources, journal = load_resources(settings), SharedMemory().owner_journal
+    assert resources.tls is not None
+    before = resources.tls.context
+    renewals: list[None] = []
+    following = asyncio.create_task(resources.follow(lambda: renewals.append(None), journal))
+    certificate_files(tmp_path, server_certificate())
+    keys.write_text("new-key")
+    await until(lambda: renewals and journal.read())
+    assert resources.tls.context is not before
+    assert [each["kind"] for each in journal.read()] == ["certificate_reloaded"]
+    (tmp_path / "key.pem").write_text("no key")
+    await until(lambda: len(journal.read()) == 2)
+    assert journal.read()[0]["kind"] == "certificate_refused"
+    assert len(renewals) == 1
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 # ---------------------------------------- why it cannot be used

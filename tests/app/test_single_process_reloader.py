@@ -125,7 +125,7 @@ async def test_invalid_file_is_logged_once_and_changes_nothing(
             assert (reloading.revision["last_failure"], reloading.revision["number"]) == (why, 1)
             async with connect(reloading.gateway.addresses[0]) as client:
                 assert (await client.call("GET", "/v2/x")).body == b"x"
-            reloading.reloader.request_reload()  # a request is always answered in the log
+            reloading.reloader.requested.set()  # a request is always answered in the log
             await until(lambda: len(caplog.messages) == 2)
             _write(file, server.url)
             await reloading.until_number(2)
@@ -162,15 +162,15 @@ async def test_requests_during_a_reload_lead_to_one_more(
             return await reload_(settings)
 
         monkeypatch.setattr(reloading.gateway, "reload", slow)
-        reloading.reloader.request_reload()
+        reloading.reloader.requested.set()
         await begun.wait()
         for _ in range(3):
-            reloading.reloader.request_reload()
+            reloading.reloader.requested.set()
         await asyncio.sleep(0)
         assert len(calls) == 1
         go_on.set()
         await reloading.until_number(3)
-        await asyncio.sleep(0.02)
+        assert not reloading.reloader.requested.is_set()
         assert len(calls) == 2
 
 
@@ -185,11 +185,11 @@ async def test_unexpected_error_does_not_end_reloads(
     async with _reloading(file) as reloading:
         with monkeypatch.context() as patch:
             patch.setattr(reloading.gateway, "reload", fail)
-            reloading.reloader.request_reload()
+            reloading.reloader.requested.set()
             await reloading.until_failed(1)
             assert "no luck" in caplog.text
         reloading.running.remains.forget_faults()
-        reloading.reloader.request_reload()
+        reloading.reloader.requested.set()
         await reloading.until_number(2)
 
 
@@ -200,7 +200,7 @@ async def test_file_is_not_watched_if_the_settings_say_so(file: Path) -> None:
         _write(file, NOWHERE, "limits: {drain_timeout: 1}\n")
         await asyncio.sleep(0.1)
         assert reloading.revision["number"] == 1
-        reloading.reloader.request_reload()
+        reloading.reloader.requested.set()
         await reloading.until_number(2)
         assert reloading.gateway.settings.limits.drain_timeout == 1
         _write(file, NOWHERE)  # it is watched from now on

@@ -75,9 +75,7 @@ def test_check_prints_the_groups_of_keys_of_routes(
     ("command", "workers", "text", "fault"),
     [
         ("check", 1, None, "cannot be read: No such file or directory"),
-        ("check", 1, "", "there is no key"),
         ("check", 1, "good-key\nsecret key\n", "line 2 is not a key"),
-        ("serve", 1, "", "there is no key"),
         ("serve", 2, "", "there is no key"),
     ],
 )

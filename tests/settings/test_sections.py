@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import cross_checks
-from gateway.settings.forwarded import Forwarded
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
-from gateway.settings.tracing import parse_receiver
+from gateway.settings.sections import Forwarded, parse_receiver
 from tests.support.compiled import needs_source
 
 
@@ -42,11 +41,7 @@ def test_receiver_is_a_url(given: str, url: str) -> None:
     ],
 )
 def test_missing_extra_is_an_error_that_names_it(
-    missing: set[str],
-    protocol: str,
-    named: str | None,
-    file: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    missing: set[str], protocol: str, named: str | None, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "gateway.settings.cross_checks.find_spec",

@@ -9,7 +9,7 @@ from signal import SIGKILL
 
 import pytest
 
-from gateway.workers.ipc import ConnectionKind, FromWorker, ToWorker, WorkerChannel, receive, send
+from gateway.workers.ipc import ConnectionKind, FromWorker, ToWorker, receive, send
 from gateway.workers.worker_pool import (
     MAX_UNACKNOWLEDGED,
     WorkerProcess,
@@ -71,9 +71,6 @@ def worker() -> Iterator[_Worker]:
     worker.close()
 
 
-def _nothing(channel: WorkerChannel) -> None: ...
-
-
 @pytest.fixture
 def counter() -> memoryview:
     return memoryview(bytearray(8)).cast("Q")
@@ -86,7 +83,7 @@ def test_full_worker_takes_connections_again_once_it_acknowledges(
     counter: memoryview, worker: _Worker
 ) -> None:
     """What is on the way fits into the channel, in both directions, with a DRAIN behind it."""
-    slot = WorkerSlot(counter, _nothing)
+    slot = WorkerSlot(counter)
     assert slot.open_connections == 0
     slot.worker = worker.process
     worker.fill()
@@ -169,7 +166,7 @@ def test_worker_that_was_drained_before_it_is_ready_stays_so() -> None:
 
 
 def test_workers_that_exit_early_are_replaced_after_growing_delays(counter: memoryview) -> None:
-    slot = WorkerSlot(counter, _nothing)
+    slot = WorkerSlot(counter)
     delays = [slot.remove_worker(started_at=100.0, now=101.0) for _ in range(8)]
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     assert slot.start_at == 106.0
@@ -218,7 +215,7 @@ async def test_children_of_a_dead_worker_are_reaped() -> None:
     main = """
 channel.send(FromWorker.READY)
 if os.fork() == 0:
-    channel._channel.close()
+    channel.channel.close()
     while os.getppid() != supervisor_id: time.sleep(0.01)
     os.write(2, b'orphan %d\\n' % os.getpid())
     os._exit(0)

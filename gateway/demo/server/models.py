@@ -102,10 +102,7 @@ _MODELS: Final = (
     Model(
         name="image",
         inputs=(TensorSpec("INPUT", "FP32", (3, 224, 224)),),
-        outputs=(
-            TensorSpec("MEAN", "FP32", (3,)),
-            TensorSpec("INVERTED", "FP32", (3, 224, 224)),
-        ),
+        outputs=(TensorSpec("MEAN", "FP32", (3,)), TensorSpec("INVERTED", "FP32", (3, 224, 224))),
         compute=_image,
         max_batch_size=8,
     ),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -45,10 +45,8 @@ class CallResult:
     method: str
     url: str
     request: RecordedMessage
-    request_body: bytes
     status: int
     response: RecordedMessage
-    response_body: bytes
     seconds: float
     server_call: RecordedCall | None
 
@@ -56,16 +54,6 @@ class CallResult:
     def path(self) -> str:
         """The path of the request."""
         return urlsplit(self.url).path
-
-    @property
-    def request_text(self) -> str:
-        """The JSON part of the request."""
-        return self.request_body[: self.request.header_length].decode(errors="replace")
-
-    @property
-    def response_text(self) -> str:
-        """The JSON part of the response."""
-        return self.response_body[: self.response.header_length].decode(errors="replace")
 
     def expect_status(self, status: int) -> None:
         """Raise ShowError unless the response has this status."""
@@ -75,7 +63,7 @@ class CallResult:
     def response_document(self) -> dict[str, Any]:
         """Parse the JSON part of the response."""
         try:
-            return parse_object(self.response_text.encode())
+            return parse_object(self.response.text.encode())
         except RequestError as error:
             raise self.error(error.message) from None
 
@@ -91,7 +79,7 @@ class CallResult:
                     arrays[name] = np.array(output["data"], DTYPES[datatype]).reshape(shape)
                     continue
                 end = offset + output["parameters"]["binary_data_size"]
-                data = self.response_body[offset:end]
+                data = self.response.body[offset:end]
                 arrays[name] = tensors.from_binary(name, datatype, shape, data).array
                 offset = end
         except (RequestError, KeyError, TypeError, ValueError) as error:
@@ -143,13 +131,13 @@ class GrpcResult:
         return ShowError(f"{INFER} at {self.url}: {problem}; the response was {self.response!r}")
 
 
+@dataclass(eq=False)
 class DemoClient:
     """Calls the gateway or the server, one call at a time, while its context is open."""
 
-    def __init__(self, server: DemoServer) -> None:
-        self._server = server
+    server: DemoServer
 
-    async def __aenter__(self) -> "DemoClient":
+    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(TIMEOUT), headers={"Accept-Encoding": "identity"}
         )
@@ -171,7 +159,7 @@ class DemoClient:
         self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> CallResult:
         """Make a call over HTTP."""
-        before = self._server.last_call
+        before = self.server.last_call
         started = time.perf_counter()
         try:
             async with self._session.request(
@@ -183,11 +171,9 @@ class DemoClient:
         return CallResult(
             method,
             url,
-            RecordedMessage.from_http(headers or {}, body),
-            body,
+            RecordedMessage(headers or {}, body),
             response.status,
-            RecordedMessage.from_http(response.headers, response_body),
-            response_body,
+            RecordedMessage(response.headers, response_body),
             time.perf_counter() - started,
             self._seen_since(before),
         )
@@ -202,7 +188,7 @@ class DemoClient:
         request: bytes = message_class("inference.ModelInferRequest")(
             model_name=model, inputs=inputs, raw_input_contents=contents
         ).SerializeToString()
-        before = self._server.last_call
+        before = self.server.last_call
         started = time.perf_counter()
         try:
             async with asyncio.timeout(TIMEOUT):
@@ -214,7 +200,7 @@ class DemoClient:
         return GrpcResult(url, request, response, seconds, self._seen_since(before))
 
     def _seen_since(self, before: RecordedCall | None) -> RecordedCall | None:
-        last = self._server.last_call
+        last = self.server.last_call
         return None if last is before else last
 
 

@@ -12,8 +12,12 @@ from typing import Final
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.contents import Chunks
-from gateway.codec.grpc.request import ReadRequest, read_infer_request
-from gateway.codec.grpc.stream_response import write_stream_error, write_stream_response
+from gateway.codec.grpc.infer import (
+    ReadRequest,
+    read_infer_request,
+    write_stream_error,
+    write_stream_response,
+)
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.observe.call_record import CallRecord
@@ -24,13 +28,14 @@ from gateway.protocol.grpc.headers import (
     GRPC_TYPE,
     TIMEOUT,
     WANTS_STATUS,
+    format_timeout,
     is_written_well,
+    parse_timeout,
     read_message,
 )
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod, find_method
 from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.status import GrpcStatus, http_status
-from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.operations import Operation, quote_name
 from gateway.protocol.response_header import is_success, response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
@@ -65,9 +70,8 @@ from gateway.proxy.grpc.message import (
     start_response,
     write_message,
 )
-from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages
+from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages, wants_status
 from gateway.proxy.grpc.request import NamedModel
-from gateway.proxy.grpc.stream_errors import wants_status
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate

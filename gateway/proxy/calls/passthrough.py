@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.codec.json.nesting import nests_deeper
+from gateway.codec.json.body_checks import nests_deeper
 from gateway.codec.v2.tensor_check import tensor_check
 from gateway.errors import GatewayError
 from gateway.http1.head import RequestHead, ResponseHead

@@ -16,7 +16,6 @@ from gateway.protocol.grpc.rpcs import RPCS, http_request_of
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.calls.handler import CallHandler, HandlerScope, MakeHandler, scope_of
-from gateway.proxy.grpc.health import serve_health
 from gateway.proxy.grpc.http_form import (
     Chunks,
     HttpError,
@@ -26,8 +25,8 @@ from gateway.proxy.grpc.http_form import (
     parse_json,
 )
 from gateway.proxy.grpc.message import receive_message
+from gateway.proxy.grpc.own_services import serve_health, serve_reflection
 from gateway.proxy.grpc.passthrough import grpc_passthrough
-from gateway.proxy.grpc.reflection import serve_reflection
 from gateway.proxy.interfaces import Call
 from gateway.proxy.server_dialect import wait_for_dialects
 
@@ -82,16 +81,15 @@ async def _serve_as_http(
 
     Raises GatewayError: 400 for an invalid request, 501 for an RPC that HTTP has nothing like.
     """
-    schema = RPCS.get(rpc.name)
-    if schema is None:
+    if rpc.name not in RPCS:
         raise GatewayError(ErrorKind.UNSUPPORTED, f"{rpc.name} has no counterpart over HTTP")
-    path, body = read_request(schema, await receive_message(call, reservation))
+    path, body = read_request(rpc.name, await receive_message(call, reservation))
     readiness = _READINESS.get(rpc.name)
 
     def write(status: int, document: bytes) -> Chunks | None:
         if readiness is not None and status in _IS_READY:
-            return [write_response(schema, {readiness: _IS_READY[status]})]
-        return [write_response(schema, parse_json(document))] if status == 200 else None
+            return [write_response(rpc.name, {readiness: _IS_READY[status]})]
+        return [write_response(rpc.name, parse_json(document))] if status == 200 else None
 
     as_http = _in_http_form(call, rpc.name, path, body, write, reservation)
     try:
@@ -106,7 +104,7 @@ async def _serve_config_from_metadata(
     call: Call, reservation: Reservation, make_http: MakeHandler
 ) -> None:
     """Serve ModelConfig for a server that has none, from the model's metadata."""
-    path, _ = read_request(RPCS["ModelConfig"], await receive_message(call, reservation))
+    path, _ = read_request("ModelConfig", await receive_message(call, reservation))
 
     def write(status: int, document: bytes) -> Chunks | None:
         return [write_model_config(parse_json(document))] if status == 200 else None

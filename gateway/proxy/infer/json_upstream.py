@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 
-from gateway.codec.v2.json_request import JsonRequestWriter
+from gateway.codec.v2.json_writer import JsonRequestWriter
 from gateway.protocol.messages import InferRequest
 from gateway.proxy.body_io import Chunks, slices, stream
 from gateway.proxy.destination import Destination

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable
@@ -12,11 +11,9 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.app.build import api_keys as keys_module
 from gateway.app.build.api_keys import MAX_KEYS, ApiKeys, parse_keys
 from gateway.app.build.listening import UnusableSettingsError
 from gateway.settings.schema import Settings
-from tests.support.gateway import until
 
 
 def _settings(**groups: dict[str, str]) -> Settings:
@@ -183,22 +180,6 @@ def test_groups_follow_their_own_files(tmp_path: Path) -> None:
     assert [keys.refresh(), keys.refresh()] == [False, True]
     assert _accepted(keys, "old", "new", group="one") == [True, False]
     assert _accepted(keys, "old", "new", group="two") == [False, True]
-
-
-async def test_files_are_watched_until_cancelled(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keys_module, "POLL_INTERVAL", 0.001)
-    keys = _keys_of(file)
-    renewals: list[int] = []
-    watch = asyncio.create_task(keys.watch(lambda: renewals.append(1)))
-    for number in range(2):
-        _replace(file, f"new-{number}")
-        await until(lambda: len(renewals) > number)  # noqa: B023
-        assert _accepted(keys, "old", f"new-{number}") == [False, True]
-    watch.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await watch
 
 
 # ------------------------------------------------------------------------------------ lists of keys

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gateway.app.preflight.self_reference import find_self_references
+from gateway.app.preflight.settings_checks import find_self_references
 from gateway.settings.schema import Settings
 
 

@@ -21,19 +21,7 @@ ADD = {
 }
 
 
-async def test_server_metadata_lists_the_extensions(demo: Demo) -> None:
-    assert {"binary_tensor_data", "trace"} <= set((await get(demo, "/v2"))["extensions"])
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v2/health/live",
-        "/v2/health/ready",
-        "/v2/models/add/ready",
-        "/v2/models/add/versions/1/ready",
-    ],
-)
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/models/add/versions/1/ready"])
 async def test_health_response_has_no_body(demo: Demo, path: str) -> None:
     response = await demo.ask("GET", path)
     assert (response.status, response.body) == (200, b"")
@@ -58,16 +46,6 @@ async def test_config_leaves_the_batch_dimension_out(demo: Demo) -> None:
     assert (config["max_batch_size"], config["input"][0]["dims"]) == (8, [3, 224, 224])
     text = await get(demo, "/v2/models/upper/config")
     assert (text["max_batch_size"], text["input"][0]["data_type"]) == (0, "TYPE_STRING")
-
-
-async def test_every_datatype_has_an_identity_model(demo: Demo) -> None:
-    datatypes = {
-        (await get(demo, f"/v2/models/{name}"))["inputs"][0]["datatype"]
-        for name in MODELS
-        if name.startswith("identity_")
-    }
-    integers = {f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)}
-    assert datatypes == {"BOOL", "FP16", "BF16", "FP32", "FP64", "BYTES", *integers}
 
 
 async def test_statistics_count_calls(demo: Demo) -> None:
@@ -102,23 +80,16 @@ async def test_index_lists_loaded_and_unloaded_models(demo: Demo) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
-        ("GET", "/v2/health", 404),
         ("GET", "/v2/models/nope", 404),
         ("GET", "/v2/models/%61dd", 404),
         ("GET", "/v2/models/add/versions/9", 404),
         ("GET", "/v2/models/add/versions/x", 404),
         ("GET", "/v2/models/nope/stats", 400),
         ("GET", "/v2/models/nope/ready", 400),
-        ("POST", "/v2/models/nope/infer", 404),
         ("POST", "/v2/repository/models/nope/load", 400),
-        ("GET", "/v2/trace", 404),
         ("GET", "/v2/models/add/trace", 404),
-        ("GET", "/v2/models/add/versions/1/trace/setting", 404),
         ("GET", "/v2/models/nope/trace/setting", 400),
-        ("POST", "/v2", 405),
         ("GET", "/v2/models/add/infer", 405),
-        ("PUT", "/v2/trace/setting", 405),
     ],
 )
 async def test_rejected_requests_have_an_error_message(
@@ -129,9 +100,7 @@ async def test_rejected_requests_have_an_error_message(
     assert list(json.loads(response.body)) == ["error"]
 
 
-async def test_trace_settings_of_a_model_override_the_global_ones(
-    demo: Demo,
-) -> None:
+async def test_trace_settings_of_a_model_override_the_global_ones(demo: Demo) -> None:
     path, everywhere = "/v2/models/add/trace/setting", "/v2/trace/setting"
 
     async def change(path: str, **changes: Any) -> Any:
@@ -150,14 +119,10 @@ async def test_trace_settings_of_a_model_override_the_global_ones(
     "changes",
     [
         {"trace_rate": 7},
-        {"trace_rate": "x"},
         {"trace_rate": "-1"},
         {"trace_rate": "9" * 5000},
         {"trace_count": "-2"},
-        {"log_frequency": "1.5"},
-        {"trace_level": "OFF"},
         {"trace_level": ["OFF", "TENSORS"]},
-        {"trace_level": [3]},
         {"trace_level": []},
         {"trace_file": "/tmp/x"},
     ],
@@ -181,22 +146,16 @@ async def test_generate_returns_plain_members(
     demo: Demo, model: str, document: object, expected: dict[str, object]
 ) -> None:
     response = await demo.ask("POST", f"/v2/models/{model}/generate", document)
-    assert json.loads(response.body) == {
-        **expected,
-        "model_name": model,
-        "model_version": "1",
-    }
+    assert json.loads(response.body) == {**expected, "model_name": model, "model_version": "1"}
 
 
 @pytest.mark.parametrize(
     ("model", "document"),
     [
         ("upper", {}),
-        ("upper", {"INPUT0": 5}),
         ("upper", {"INPUT0": ["a", "b"]}),
         ("upper", {"INPUT0": "a", "id": 5}),
         ("half", {"INPUT0": [1]}),
-        ("upper", []),
     ],
 )
 @pytest.mark.parametrize("kind", ["generate", "generate_stream"])

@@ -112,5 +112,7 @@ async def test_tiny_response_that_becomes_huge_is_broken_off(
                 with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                     await plain.read_response()
         await gateway.until_idle()
-        assert gateway.gateway.metric_store.sums(ERRORS) == {("bad_response", "servers"): [1.0]}
+        assert gateway.gateway.shared.metric_store.sums(ERRORS) == {
+            ("bad_response", "servers"): [1.0]
+        }
     assert f"the response of {server.url} is gzip, and grows to more than 100 times" in caplog.text

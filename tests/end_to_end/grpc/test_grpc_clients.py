@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gateway.codec.grpc.request import read_infer_request
+from gateway.codec.grpc.infer import read_infer_request
 from tests.support.compiled import needs_source
 from tests.support.gateway import gateway_before, running_gateway
 from tests.support.grpc.client import (

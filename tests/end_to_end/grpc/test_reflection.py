@@ -12,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 
-from gateway.proxy.grpc.reflection import MAX_REFLECTION_REQUEST
+from gateway.proxy.grpc.own_services import MAX_REFLECTION_REQUEST
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.grpc.client import GrpcClient, grpc_client
 from tests.support.grpc.proto_file import message_class

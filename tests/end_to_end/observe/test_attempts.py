@@ -43,7 +43,7 @@ class _Seen:
 
     def __init__(self, running: RunningGateway) -> None:
         self.running = running
-        self._store = running.gateway.metric_store
+        self._store = running.gateway.shared.metric_store
 
     async def ask(self, *requests: bytes) -> list[ReceivedResponse]:
         """Make calls over one connection; return once all of them have ended."""

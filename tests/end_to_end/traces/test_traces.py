@@ -437,7 +437,7 @@ GOOD = always_respond(http_response(b"{}"))
 
 def _sums(gateway: Gateway) -> tuple[float, dict[str, float]]:
     """Return the spans that were exported, and those that were dropped by their reason."""
-    store = gateway.metric_store
+    store = gateway.shared.metric_store
     dropped = {reason: count for (reason,), (count,) in store.sums(DROPPED_SPANS).items() if count}
     return store.sums(EXPORTED_SPANS)[()][0], dropped
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
+from gateway.codec.offload_interface import Offloader, OffloadFuture
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.prediction_form import PredictionForm
 from gateway.errors import GatewayError
@@ -75,21 +75,20 @@ class _StuckThreads(Offloader, OffloadFuture):
     """Takes all jobs, and never finishes any."""
 
     done = False
-    result = None
 
     def __init__(self) -> None:
         self.jobs = 0
         self.awaited = asyncio.Event()
 
-    def submit(
-        self,
-        job: ConversionJob,
-        data: bytes | memoryview,
-        open_before: int = 0,
-        open_after: int = 0,
-    ) -> OffloadFuture:
+    def decode(self, *_: object) -> OffloadFuture:
+        raise AssertionError("there is nothing to decode")
+
+    def encode(self, *_: object) -> OffloadFuture:
         self.jobs += 1
         return self
+
+    def take_result(self) -> bytes | None:
+        raise AssertionError("it is never done")
 
     async def wait(self) -> None:
         self.awaited.set()

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.settings.problems import UnreadableError
-from gateway.settings.yaml.loader import INVALID, MAX_NODES, Position, expand, parse_yaml
+from gateway.settings.yaml_document import INVALID, MAX_NODES, Position, expand, parse_yaml
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""Infer messages are read and written as the official runtime does, or refused."""
+
 from __future__ import annotations
 
 import tracemalloc
@@ -8,25 +10,44 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.codec.grpc.request import write_infer_request
+from gateway.codec.grpc.infer import (
+    read_infer_request,
+    read_infer_response,
+    read_stream_response,
+    write_infer_request,
+    write_infer_response,
+    write_stream_error,
+    write_stream_response,
+)
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor, TensorData
+from gateway.protocol.messages import (
+    InferRequest,
+    InferRequestHead,
+    InferResponse,
+    InferResponseHead,
+    InputTensor,
+    OutputTensor,
+    TensorData,
+)
+from gateway.protocol.response_header import MAX_OUTPUTS
 from tests.codec.grpc.infer_messages import (
+    HEADER_CAP,
     Drawn,
     broken,
-    check_broken_request,
     check_request,
+    check_response,
     raw_data,
     read_request,
     requests,
+    responses,
     rewritten,
     serialized,
 )
 from tests.support.checks.refused import refused
 from tests.support.grpc import wire_bytes
-from tests.support.grpc.proto_file import ModelInferRequest
+from tests.support.grpc.proto_file import ModelInferRequest, ModelInferResponse, message_class
 from tests.support.grpc.wire_bytes import field
 from tests.support.scale import scaled
 
@@ -58,7 +79,23 @@ def test_request_is_read_and_written_as_the_runtime_does(
 @LAW
 @given(broken(requests()))
 def test_broken_request_is_refused_if_the_runtime_refuses_it(data: bytes) -> None:
-    check_broken_request(data)
+    try:
+        found = read_infer_request(data, HEADER_CAP, 100)
+    except GatewayError as error:
+        assert error.kind in (ErrorKind.BAD_REQUEST, ErrorKind.TOO_LARGE)  # noqa: PT017
+        return
+    check_request(found, ModelInferRequest.FromString(data))
+
+
+@LAW
+@given(broken(responses()))
+def test_broken_response_is_refused_if_the_runtime_refuses_it(data: bytes) -> None:
+    try:
+        found = read_infer_response(data, HEADER_CAP)
+    except GatewayError as error:
+        assert error.kind is ErrorKind.BAD_RESPONSE  # noqa: PT017
+        return
+    check_response(found, ModelInferResponse.FromString(data))
 
 
 @LAW
@@ -204,6 +241,9 @@ def test_parameter_that_protobuf_cannot_carry_is_refused() -> None:
     text = "must be true, false, a string or a number to be sent over gRPC, got an array"
     with refused(ErrorKind.BAD_REQUEST, f"the request: parameter 'p' {text}"):
         write_infer_request(hub_request("FP32", [1], parameters={"p": [1]}), "m")
+    tensor = OutputTensor("y", DATATYPES["FP32"], (0,), 0, {"p": [1]})
+    with refused(ErrorKind.BAD_RESPONSE, f"output 'y': parameter 'p' {text}"):
+        write_infer_response(InferResponse(InferResponseHead((tensor,))), [[]])
 
 
 def test_members_of_json_that_the_protocol_does_not_know_are_left_out() -> None:
@@ -226,12 +266,6 @@ def test_message_beyond_the_limit_of_protobuf_is_refused() -> None:
     with pytest.raises(GatewayError, match="larger than protobuf allows: 2147483647") as caught:
         write_infer_request(request, "m")
     assert caught.value.kind is ErrorKind.TOO_LARGE
-
-
-def error_of(data: bytes, **caps: int) -> GatewayError:
-    with pytest.raises(GatewayError) as caught:
-        read_request(data, **caps)
-    return caught.value
 
 
 def tensor_message(datatype: str = "FP32", shape: tuple[int, ...] = (2,), **contents: Any) -> Any:
@@ -317,9 +351,9 @@ def test_error_names_the_tensor(message: Any, text: str) -> None:
 def test_tensor_has_contents_or_is_in_shared_memory() -> None:
     message = tensor_message(fp32_contents=[1, 2])
     message.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    assert error_of(message.SerializeToString()).message == (
-        "input 'x' has contents and shared_memory_region; send one of them"
-    )
+    text = "input 'x' has contents and shared_memory_region; send one of them"
+    with refused(ErrorKind.BAD_REQUEST, text):
+        read_request(message.SerializeToString())
 
 
 @pytest.mark.parametrize(
@@ -327,14 +361,15 @@ def test_tensor_has_contents_or_is_in_shared_memory() -> None:
     [
         (b"\x0a\x05ab", "a value of 5 bytes is cut short: 2 are left at byte 1"),
         (field(5, field(1, b"a\xff")), "a string that is not UTF-8 at byte 5"),
-        (field(3, b"id") + field(5, field(1, b"\xff")) + field(7, b""), "not UTF-8 at byte 8"),
+        (
+            field(3, b"id") + field(5, field(1, b"\xff")) + field(7, b""),
+            "a string that is not UTF-8 at byte 8",
+        ),
     ],
 )
 def test_error_of_invalid_protobuf_names_the_byte(data: bytes, text: str) -> None:
-    error = error_of(data)
-    assert error.kind is ErrorKind.BAD_REQUEST
-    assert error.message.startswith("the request is not valid protobuf: ")
-    assert error.message.endswith(text)
+    with refused(ErrorKind.BAD_REQUEST, f"the request is not valid protobuf: {text}"):
+        read_request(data)
     with pytest.raises(DecodeError):
         ModelInferRequest.FromString(data)
 
@@ -342,7 +377,9 @@ def test_error_of_invalid_protobuf_names_the_byte(data: bytes, text: str) -> Non
 def test_invalid_varint_in_contents_names_the_tensor() -> None:
     entry = field(1, b"x") + field(2, b"INT32") + field(3, 1)
     data = field(5, entry + field(5, field(2, b"\x80" * 10 + b"\x01")))
-    assert error_of(data).message == ("input 'x': int_contents has a varint of more than 10 bytes")
+    text = "input 'x': int_contents has a varint of more than 10 bytes"
+    with refused(ErrorKind.BAD_REQUEST, text):
+        read_request(data)
     with pytest.raises(DecodeError):
         ModelInferRequest.FromString(data)
 
@@ -431,16 +468,14 @@ def test_memory_is_a_small_multiple_of_the_message(data: bytes) -> None:
 def test_lie_about_the_shape_allocates_nothing() -> None:
     entry = field(1, b"x") + field(2, b"INT64") + field(3, 2**40)
     data = field(5, entry + field(5, field(3, b"\x01" * 1000)))
+    text = "input 'x': shape [1099511627776] takes 1099511627776 elements, int64_contents has 1000"
     tracemalloc.start()
     try:
-        text = error_of(data).message
-        peak = tracemalloc.get_traced_memory()[1]
+        with refused(ErrorKind.BAD_REQUEST, text):
+            read_request(data)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
-    assert text == (
-        "input 'x': shape [1099511627776] takes 1099511627776 elements, int64_contents has 1000"
-    )
-    assert peak < 100_000
 
 
 def test_head_knows_about_what_memory_it_takes() -> None:
@@ -456,3 +491,129 @@ def test_head_knows_about_what_memory_it_takes() -> None:
     finally:
         tracemalloc.stop()
     assert used / 2 < found.request.head.memory < 6 * used
+
+
+# -------------------------------------------------------------------------------- responses
+
+
+def response_written(found: Any, raw: bool) -> Any:
+    chunks = write_infer_response(found.response, found.tensors, raw)
+    return ModelInferResponse.FromString(b"".join(chunks))
+
+
+@LAW
+@given(responses(), st.booleans(), st.integers(0, 2**32))
+def test_response_is_read_and_written_as_the_runtime_does(
+    drawn: Drawn, raw: bool, seed: int
+) -> None:
+    message = drawn.in_form(raw)
+    data = serialized(message)
+    for form in (data, rewritten(data, seed)):
+        found = read_infer_response(form, HEADER_CAP)
+        check_response(found, message)
+        assert response_written(found, raw=True) == drawn.raw
+        assert response_written(found, raw=False) == (drawn.typed or drawn.raw)
+
+
+def test_half_floats_make_the_whole_response_raw() -> None:
+    half = OutputTensor("h", DATATYPES["FP16"], (1,), 2)
+    whole = OutputTensor("f", DATATYPES["FP32"], (1,), 4)
+    response = InferResponse(InferResponseHead((half, whole), "m", "1"), "id")
+    data = [[raw_data("FP16", [1])], [raw_data("FP32", [2])]]
+    message = ModelInferResponse.FromString(b"".join(write_infer_response(response, data, False)))
+    assert [*message.raw_output_contents] == [data[0][0], data[1][0]]
+    assert (message.model_name, message.model_version, message.id) == ("m", "1", "id")
+
+
+StreamResponse = message_class("ModelStreamInferResponse")
+
+
+def response(**members: object) -> Any:
+    message = ModelInferResponse(model_name="m", model_version="1", **members)
+    message.outputs.add(name="OUT", datatype="INT8", shape=[2])
+    message.raw_output_contents.append(b"\1\2")
+    return message
+
+
+def test_response_is_read() -> None:
+    data = StreamResponse(infer_response=response(id="7")).SerializeToString()
+    found = read_stream_response(data, HEADER_CAP)
+    assert found.error is None
+    assert found.response is not None
+    assert found.response.response.id == "7"
+    assert [list(map(bytes, each)) for each in found.response.tensors] == [[b"\1\2"]]
+
+
+@given(st.text(min_size=1))
+def test_error_is_read(text: str) -> None:
+    message = StreamResponse(error_message=text)
+    assert read_stream_response(message.SerializeToString(), HEADER_CAP) == (text, None, False)
+    message.infer_response.SetInParent()
+    assert read_stream_response(message.SerializeToString(), HEADER_CAP) == (text, None, False)
+    message.infer_response.model_name = "m"
+    assert read_stream_response(message.SerializeToString(), HEADER_CAP) == (text, None, True)
+
+
+def test_response_without_the_message_around_it_is_read() -> None:
+    found = read_stream_response(response(id="7").SerializeToString(), HEADER_CAP)
+    assert found.response is not None
+    assert found.response.response.head.model == "m"
+    assert [each.name for each in found.response.response.head.outputs] == ["OUT"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x12\x00", b"\x0a\x00"])
+def test_empty_message_is_a_response_without_outputs(data: bytes) -> None:
+    found = read_stream_response(data, HEADER_CAP)
+    assert found.error is None
+    assert found.response is not None
+    assert found.response.response.head.outputs == ()
+
+
+def test_response_is_written_as_the_last_of_its_request() -> None:
+    data = response(id="7").SerializeToString()
+    chunks = write_stream_response([data[:5], memoryview(data)[5:]])
+    message = StreamResponse.FromString(b"".join(chunks))
+    assert message.error_message == ""
+    assert message.infer_response.parameters["triton_final_response"].bool_param
+    message.infer_response.ClearField("parameters")
+    assert message.infer_response == response(id="7")
+
+
+@given(st.text(), st.text(), st.none() | st.text())
+def test_error_is_written_with_its_request(text: str, model: str, request_id: str | None) -> None:
+    written = b"".join(write_stream_error(text, model, request_id))
+    message = StreamResponse.FromString(written)
+    assert message.error_message == text
+    assert message.infer_response.model_name == model
+    assert message.infer_response.id == (request_id or "")
+    if text:
+        assert read_stream_response(written, HEADER_CAP) == (text, None, True)
+
+
+@given(st.binary(max_size=40))
+def test_any_message_of_a_stream_is_read_or_invalid(data: bytes) -> None:
+    try:
+        read_stream_response(data, HEADER_CAP)
+    except GatewayError as error:
+        assert error.kind is ErrorKind.BAD_RESPONSE  # noqa: PT017
+
+
+OUTPUTS = f"the server's response has more than {MAX_OUTPUTS} outputs"
+OF_RESPONSE = HEADER_ERROR.replace("the request", "the server's response")
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (field(1, b"m" * 200), OF_RESPONSE),
+        (field(6, b"") * (MAX_OUTPUTS + 1), OUTPUTS),
+        (field(5, b"") * (MAX_OUTPUTS + 1), OUTPUTS),
+        (
+            field(5, field(1, b"y") + field(2, b"FP32") + field(3, 2)),
+            "output 'y' of the server's response: shape [2] takes 2 elements, fp32_contents has 0",
+        ),
+    ],
+)
+def test_error_of_a_response_is_the_servers(data: bytes, text: str) -> None:
+    with refused(ErrorKind.BAD_RESPONSE, text):
+        read_infer_response(data, 100 if text == OF_RESPONSE else HEADER_CAP)
