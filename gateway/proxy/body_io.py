@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from multidict import CIMultiDict
 
-from gateway.codec.json.nesting import NestingCheck
+from gateway.codec.json.body_checks import NestingCheck
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.tensor_check import (
     BodyEnd,

@@ -38,9 +38,8 @@ from gateway.proxy.filters.forwarded_headers import (
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror
 from gateway.proxy.headers import ResponseHeaderPolicy
 from gateway.proxy.readiness import Readiness
-from gateway.routing.matcher import Match, find_first_match
-from gateway.routing.not_found import not_found_text
-from gateway.routing.weights import TrafficSplit, WeightedChoice
+from gateway.routing.balancer import TrafficSplit, WeightedChoice
+from gateway.routing.matcher import Match, find_first_match, not_found_text
 
 _LIMIT_NAMES = tuple(field.name for field in fields(Limits))
 _AUTHORIZATION = frozenset(("authorization",))

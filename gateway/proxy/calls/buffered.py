@@ -33,7 +33,7 @@ from gateway.proxy.destination import Destination
 from gateway.proxy.errors import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.headers import SERVER_TIMING, ResponseHeaderPolicy, server_timing
 from gateway.proxy.interfaces import ClientResponse, FastPathClient, ResponseTemplate
-from gateway.routing.weights import WeightedChoice
+from gateway.routing.balancer import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.content_decoding import quoted_response
 from gateway.upstream.pool.member import Outcome

@@ -30,8 +30,7 @@ from gateway.proxy.filters.body_filters import filter_call, filter_response
 from gateway.proxy.filters.mirror import tee
 from gateway.proxy.grpc.idle_streams import IdleStreamCheck
 from gateway.proxy.grpc.passthrough import client_timeout
-from gateway.proxy.grpc.request import GrpcRequest, NamedModel, is_grpc
-from gateway.proxy.grpc.rewrite import ModelRewriter
+from gateway.proxy.grpc.request import GrpcRequest, ModelRewriter, NamedModel, is_grpc
 from gateway.proxy.headers import to_server
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
 from gateway.proxy.readiness import Readiness

@@ -14,8 +14,12 @@ import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.documents import read_request, write_model_config, write_response
-from gateway.codec.grpc.request import ReadRequest, read_infer_request
-from gateway.codec.grpc.stream_response import write_stream_error, write_stream_response
+from gateway.codec.grpc.infer import (
+    ReadRequest,
+    read_infer_request,
+    write_stream_error,
+    write_stream_response,
+)
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.http1.head import RequestHead
 from gateway.observe.call_record import CallRecord
@@ -26,14 +30,15 @@ from gateway.protocol.grpc.headers import (
     GRPC_TYPE,
     TIMEOUT,
     WANTS_STATUS,
+    format_timeout,
     is_written_well,
+    parse_timeout,
     read_message,
 )
 from gateway.protocol.grpc.methods import HEALTH_SERVICE, INFERENCE_SERVICE, GrpcMethod, find_method
 from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.rpcs import RPCS, http_request_of
 from gateway.protocol.grpc.status import GrpcStatus, http_status
-from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.operations import Operation, OperationKind, quote_name
 from gateway.protocol.response_header import is_success, response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
@@ -54,7 +59,6 @@ from gateway.proxy.calls.handler import (
 from gateway.proxy.calls.infer import InferHandler, convert_whole
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.errors import record_status, send_status
-from gateway.proxy.grpc.health import serve_health
 from gateway.proxy.grpc.http_form import (
     Chunks,
     CollectedResponse,
@@ -76,10 +80,9 @@ from gateway.proxy.grpc.message import (
     start_response,
     write_message,
 )
-from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages
-from gateway.proxy.grpc.reflection import serve_reflection
+from gateway.proxy.grpc.own_services import serve_health, serve_reflection
+from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages, wants_status
 from gateway.proxy.grpc.request import NamedModel
-from gateway.proxy.grpc.stream_errors import wants_status
 from gateway.proxy.headers import ResponseHeaderPolicy, end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.interfaces import Call, ResponseTemplate
@@ -463,19 +466,18 @@ class RpcHandler(CallHandler):
         400 for an invalid request, 501 for an RPC that HTTP has nothing like.
         """
         name = self._rpc.name
-        schema = RPCS.get(name)
-        if schema is None:
+        if name not in RPCS:
             raise GatewayError(ErrorKind.UNSUPPORTED, f"{name} has no counterpart over HTTP")
-        path, body = read_request(schema, await receive_message(call, reservation))
+        path, body = read_request(name, await receive_message(call, reservation))
         readiness = _READINESS.get(name)
 
         def convert(status: int, _headers: CIMultiDict[str], document: bytes) -> Chunks:
             if readiness is not None and status in _IS_READY:
-                return [write_response(schema, {readiness: _IS_READY[status]})]
+                return [write_response(name, {readiness: _IS_READY[status]})]
             if status != 200:
                 raise HttpError(status, document)
             parsed = parse_json(document)
-            return [write_model_config(parsed) if from_metadata else write_response(schema, parsed)]
+            return [write_model_config(parsed) if from_metadata else write_response(name, parsed)]
 
         operation = call.operation
         if from_metadata:

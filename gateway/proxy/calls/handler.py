@@ -12,7 +12,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.json.nesting import nests_deeper
+from gateway.codec.json.body_checks import nests_deeper
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.tensor_check import NoTensorsError, tensor_check
 from gateway.errors import GatewayError, ServerName, describe_error, name_server

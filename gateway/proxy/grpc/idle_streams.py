@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Final, Self
 
 from gateway.errors import ErrorKind, GatewayError
@@ -48,12 +47,7 @@ class IdleStreamCheck(WrappedResponse):
         self._check()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the checks."""
         self._timer.cancel()
         self.deadline = None

@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 
 from gateway.codec.v1.request import PredictRequestReader
-from gateway.codec.v2.json_request import JsonRequestWriter
+from gateway.codec.v2.json_writer import JsonRequestWriter
 from gateway.codec.v2.request import (
     MAX_CACHED_HEADER,
     MAX_FAST_REQUEST,

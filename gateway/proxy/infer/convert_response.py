@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from multidict import CIMultiDictProxy
 
 from gateway.codec.elements.encode import OffloadedText, TextChunk
-from gateway.codec.json.header_length_check import HeaderLengthCheck
+from gateway.codec.json.body_checks import HeaderLengthCheck
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.buffered_response import (
     ConvertedResponse,
@@ -20,7 +20,7 @@ from gateway.codec.v2.buffered_response import (
     fill_body,
     has_requested_encoding,
 )
-from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
+from gateway.codec.v2.response import ResponseConverter, ResponseEncoder, json_converter
 from gateway.codec.v2.tensor_check import NoTensorsError, tensor_check
 from gateway.errors import GatewayError, name_server_in_errors
 from gateway.http1.content_codings import is_encoded
@@ -180,16 +180,16 @@ async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> N
                 else:
                     await _relay_in_form(relay, relay.form, plan, chunks)
                 return
-        converter = encoded_converter(size, plan.encoding, *plan.policies_and_caps)
+        encoder = ResponseEncoder(size, plan.encoding, *plan.policies_and_caps)
         async for piece in slices(chunks, ENCODE_CHUNK, scheduler):
-            converter.feed(piece)
-            reservation.resize(converter.buffered_bytes)
-            await run_steps(converter, reservation, scheduler)
+            encoder.feed(piece)
+            reservation.resize(encoder.buffered_bytes)
+            await run_steps(encoder, reservation, scheduler)
         if size is None:
-            converter.feed(b"", last=True)
-            await run_steps(converter, reservation, scheduler)
-        header, tensors = converter.finish()
-        relay.response.record.response_elements = converter.element_count
+            encoder.feed(b"", last=True)
+            await run_steps(encoder, reservation, scheduler)
+        header, tensors = encoder.finish()
+        relay.response.record.response_elements = encoder.element_count
         if relay.form is None:
             await _send_encoded(relay, header, tensors)
         else:
@@ -229,7 +229,7 @@ async def _relay_in_form(
 
 async def _relay_text(
     relay: ResponseRelay,
-    converter: ResponseConverter[Iterator[bytes]] | ResponseConverter[None],
+    converter: ResponseConverter,
     chunks: Chunks,
 ) -> None:
     """Send the text of a response while it arrives; text of less than a chunk is sent at once."""
@@ -251,7 +251,7 @@ async def _relay_text(
 
 async def _texts(
     relay: ResponseRelay,
-    converter: ResponseConverter[Iterator[bytes]] | ResponseConverter[None],
+    converter: ResponseConverter,
     chunks: Chunks,
     reservation: Reservation,
 ) -> AsyncIterator[TextChunk]:
@@ -275,7 +275,7 @@ async def _texts(
                 reservation.resize(buffered)
             async for text in _take_finished(parts, _MAX_QUEUED_PARTS):
                 yield text
-        rest = converter.finish() or ()
+        rest = converter.finish()
         async for text in _take_finished(parts, 0):
             yield text
     except GatewayError:

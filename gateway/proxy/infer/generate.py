@@ -21,9 +21,12 @@ from gateway.codec.generate.response import (
     write_generate_error,
     write_generate_response,
 )
-from gateway.codec.grpc.request import write_infer_request
-from gateway.codec.grpc.response import ReadResponse
-from gateway.codec.grpc.stream_response import FINAL_RESPONSE, read_stream_response
+from gateway.codec.grpc.infer import (
+    FINAL_RESPONSE,
+    ReadResponse,
+    read_stream_response,
+    write_infer_request,
+)
 from gateway.codec.v2.request import InferRequestReader, read_buffered_json
 from gateway.errors import (
     ErrorKind,

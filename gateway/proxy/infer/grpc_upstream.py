@@ -9,8 +9,7 @@ from functools import partial
 from multidict import CIMultiDict
 
 from gateway.codec.grpc.contents import Chunks
-from gateway.codec.grpc.request import write_infer_request
-from gateway.codec.grpc.response import read_infer_response
+from gateway.codec.grpc.infer import read_infer_response, write_infer_request
 from gateway.codec.v2.buffered_response import write_binary_response_header
 from gateway.errors import bad_request
 from gateway.http1.head import HeadParser, ResponseHead

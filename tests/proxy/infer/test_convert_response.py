@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
+from gateway.codec.offload_interface import Offloader, OffloadFuture
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v1.prediction_form import PredictionForm
 from gateway.errors import ErrorKind, GatewayError, bad_response
@@ -84,21 +84,20 @@ class _StuckThreads(Offloader, OffloadFuture):
     """Takes all jobs, and never finishes any."""
 
     done = False
-    result = None
 
     def __init__(self) -> None:
         self.jobs = 0
         self.awaited = asyncio.Event()
 
-    def submit(
-        self,
-        job: ConversionJob,
-        data: bytes | memoryview,
-        open_before: int = 0,
-        open_after: int = 0,
-    ) -> OffloadFuture:
+    def decode(self, *_: object) -> OffloadFuture:
+        raise AssertionError("there is nothing to decode")
+
+    def encode(self, *_: object) -> OffloadFuture:
         self.jobs += 1
         return self
+
+    def take_result(self) -> bytes | None:
+        raise AssertionError("it is never done")
 
     async def wait(self) -> None:
         self.awaited.set()
@@ -124,6 +123,9 @@ class _LateThreads(_StuckThreads):
 
     async def wait(self) -> None:
         self.done = True
+
+    def take_result(self) -> None:
+        return None
 
 
 async def test_error_of_a_part_stands_before_what_ends_the_response_behind_it() -> None:
