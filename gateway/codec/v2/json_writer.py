@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from sys import getsizeof
 from typing import Any, Final
 
@@ -188,7 +189,8 @@ class JsonRequestWriter:
     """
 
     def __init__(self, request: InferRequest, policies: JsonPolicies) -> None:
-        self._policies = policies
+        # A bound method would keep the writer in a cycle, after a client has left, too.
+        self._policies_of = partial(_policies_of, policies)
         inputs, fields = request.head.inputs, self._fields(request)
         self._writer = JsonMessageWriter(fields, inputs, self._policies_of, REQUEST, {})
         self._splitter = TensorSplitter(inputs, REQUEST)
@@ -224,11 +226,12 @@ class JsonRequestWriter:
             mark_base64(fields)
         return fields
 
-    def _policies_of(self, tensor: InputTensor) -> JsonPolicies:
-        if tensor.base64 is None and "content_type" not in tensor.parameters:
-            return self._policies
-        encoding = BytesEncoding.BASE64 if tensor.base64 else BytesEncoding.UTF8
-        return replace(self._policies, bytes_encoding=encoding)
+
+def _policies_of(policies: JsonPolicies, tensor: InputTensor) -> JsonPolicies:
+    if tensor.base64 is None and "content_type" not in tensor.parameters:
+        return policies
+    encoding = BytesEncoding.BASE64 if tensor.base64 else BytesEncoding.UTF8
+    return replace(policies, bytes_encoding=encoding)
 
 
 def _output_fields(output: RequestedOutput, as_base64: frozenset[str]) -> Fields:
