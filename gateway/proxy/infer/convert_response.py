@@ -227,11 +227,7 @@ async def _relay_in_form(
         await _send(relay, converted)
 
 
-async def _relay_text(
-    relay: ResponseRelay,
-    converter: ResponseConverter,
-    chunks: Chunks,
-) -> None:
+async def _relay_text(relay: ResponseRelay, converter: ResponseConverter, chunks: Chunks) -> None:
     """Send the text of a response while it arrives; text of less than a chunk is sent at once."""
     response = relay.response
     with relay.reserve() as reservation:
@@ -250,10 +246,7 @@ async def _relay_text(
 
 
 async def _texts(
-    relay: ResponseRelay,
-    converter: ResponseConverter,
-    chunks: Chunks,
-    reservation: Reservation,
+    relay: ResponseRelay, converter: ResponseConverter, chunks: Chunks, reservation: Reservation
 ) -> AsyncIterator[TextChunk]:
     """Yield the text of a response as it is converted; parts may be written by threads.
 
