@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
@@ -148,20 +148,12 @@ class TlsTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcPort:
-    """The port of a host at which its server speaks gRPC as well, over TLS if ``tls`` is set."""
-
-    port: int
-    tls: TlsTarget | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TcpAddress:
     """A server at a host and port, over TLS if ``tls`` is set.
 
     ``address`` selects one of the host's addresses. ``scheme`` is ``http``, or ``grpc`` for gRPC
-    over HTTP/2, with or without TLS. A server of both protocols has the scheme ``http`` and a
-    ``grpc`` port.
+    over HTTP/2, with or without TLS. A server of both protocols has the scheme ``http``, and its
+    port for gRPC in ``grpc``.
     """
 
     host: str
@@ -169,14 +161,12 @@ class TcpAddress:
     tls: TlsTarget | None = None
     address: str | None = None
     scheme: Literal["http", "grpc"] = "http"
-    grpc: GrpcPort | None = None
+    grpc: TcpAddress | None = None
 
     @property
     def grpc_address(self) -> TcpAddress | None:
         """Return where a server of both protocols speaks gRPC; None without that port."""
-        if self.grpc is None:
-            return None
-        return TcpAddress(self.host, self.grpc.port, self.grpc.tls, self.address, "grpc")
+        return None if self.grpc is None else replace(self.grpc, address=self.address)
 
     @property
     def url(self) -> str:

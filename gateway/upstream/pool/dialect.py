@@ -110,7 +110,7 @@ class DialectDetector(Watch[Member], DialectState):
         """Bring an endpoint's dialect up to date."""
         self._asking.add(member)
         try:
-            member.detected_dialect = await _detect_in_time(member.endpoint)
+            member.detected_dialect = await detect_dialect(member.endpoint, TIMEOUT)
         except GatewayError as error:
             self._record_error(member, error)
             pause = self._delays.get(member, self.retry_delay)
@@ -201,9 +201,13 @@ def _explain(known: list[tuple[str, DetectedDialect]]) -> tuple[str, bool]:
     return f"its endpoints differ, and all of them understand this one ({each})", True
 
 
-async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
-    """Ask a server for its metadata and tell its dialect; raises GatewayError (502, 503)."""
-    response = await send_control_request(endpoint, "GET", _SERVER_METADATA, MAX_SERVER_DOCUMENT)
+async def detect_dialect(
+    endpoint: UpstreamEndpoint, max_seconds: float | None = None
+) -> DetectedDialect:
+    """Ask a server for its metadata and tell its dialect; raises GatewayError (502, 503, 504)."""
+    response = await send_control_request(
+        endpoint, _SERVER_METADATA, MAX_SERVER_DOCUMENT, max_seconds
+    )
     temporary = response.status >= 500 and response.status != 501
     if temporary or response.status in _TEMPORARY:
         returned = f"returned {response.status} to GET {_SERVER_METADATA}"
@@ -212,13 +216,3 @@ async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
     if endpoint.speaks_grpc:
         detected = replace(detected, dialect=detected.dialect.over_grpc())
     return detected
-
-
-async def _detect_in_time(endpoint: UpstreamEndpoint) -> DetectedDialect:
-    """Detect a server's dialect; raises GatewayError (502, 503, or 504 after a timeout)."""
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            return await detect_dialect(endpoint)
-    except TimeoutError:
-        message = f"{endpoint.url} did not respond to GET {_SERVER_METADATA} within {TIMEOUT:g} s"
-        raise GatewayError(ErrorKind.SERVER_TIMEOUT, message, server=endpoint.name) from None

@@ -280,14 +280,11 @@ async def _probe(member: Member) -> Member | GatewayError | None:
     """
     for endpoint in member.endpoint.probe_targets:
         try:
-            async with asyncio.timeout(_PROBE_TIMEOUT):
-                await send_control_request(endpoint, "GET", _PROBE_PATH, MAX_PROBE_RESPONSE)
-        except TimeoutError:
-            return None
+            await send_control_request(endpoint, _PROBE_PATH, MAX_PROBE_RESPONSE, _PROBE_TIMEOUT)
         except GatewayError as error:
             strip_tracebacks(error)
             if error.kind is ErrorKind.EXHAUSTED:
                 return error
-            if error.kind is ErrorKind.UNREACHABLE:
+            if error.kind in (ErrorKind.UNREACHABLE, ErrorKind.SERVER_TIMEOUT):
                 return None
     return member

@@ -93,7 +93,7 @@ async def _close(connection: Connection) -> None:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        (never_respond, "no response to GET /ready within 0.05 s"),
+        (never_respond, "{url} did not respond to GET /ready within 0.05 s"),
         (_close, "{url} closed the connection before it responded"),
         (
             always_respond(http_response(bytes(65_537))),
