@@ -338,7 +338,7 @@ async def test_cancelled_request_stops_its_connect(endpoint_at: EndpointAt) -> N
     with closing(_FullServer()) as server:
         endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         sent = _send(endpoint, receiver)
-        await asyncio.sleep(0.05)
+        await _settle()
         assert len(endpoint.connections.connecting) == 1
         sent.close()
         await until(lambda: not endpoint.connections.connecting)

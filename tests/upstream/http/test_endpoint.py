@@ -98,12 +98,11 @@ async def test_cancelled_connect_leaves_nothing(
         endpoint = endpoint_at(server.url.replace("http", scheme))
         with no_garbage("the connection"):
             sending = asyncio.create_task(endpoint.send(make_request()))
-            for _ in range(turns):
-                await asyncio.sleep(0)
+            await iterations(turns)
             sending.cancel()
             await asyncio.wait((sending,))
             del sending
-            await asyncio.sleep(0.02)
+            await iterations(10)
         assert not endpoint._open
     assert caplog.messages == []
 
