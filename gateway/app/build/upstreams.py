@@ -201,10 +201,10 @@ def build_pool(
         options = EndpointOptions(spec.connect_timeout, idle_timeout, buffers, headers, public_name)
         if not is_http2:
             return HttpEndpoint(address, options, declared.retry_stale)
-        endpoint = Http2Endpoint(address, options, drained=DrainedStreams(drains))
+        drained = DrainedStreams(drains)
         if concurrency_limit is not None:
-            endpoint.count_drained_in(concurrency_limit)
-        return GrpcEndpoint(endpoint, grpc_form)
+            drained.counters.append(concurrency_limit)
+        return GrpcEndpoint(Http2Endpoint(address, options, drained=drained), grpc_form)
 
     servers = [_server_address(endpoint, spec) for endpoint in declared.endpoints]
     resolver = None

@@ -96,23 +96,18 @@ class ModelDiscovery(Watch[Member]):
 
     async def probe(self, member: Member) -> float:
         """Bring the list of an endpoint's models up to date."""
-        error = await _update_models(member)
+        url, error = member.endpoint.url, ""
+        try:
+            member.models = await fetch_ready_models(member.endpoint)
+            if member.models is ANY_MODEL:
+                lacks = "serves no repository index, nor a list as KServe's"
+                error = f"{url} {lacks}: any model may be there"
+        except GatewayError as failure:
+            error = f"{url} does not say which models it has: {failure.message}"
         if error and error != member.models_error:
             _log.warning("%s", error)
         member.models_error = error
         return self.interval
-
-
-async def _update_models(member: Member) -> str:
-    """Ask an endpoint for its models; return an error text, empty without an error."""
-    url = member.endpoint.url
-    try:
-        member.models = await fetch_ready_models(member.endpoint)
-    except GatewayError as error:
-        return f"{url} does not say which models it has: {error.message}"
-    if member.models is ANY_MODEL:
-        return f"{url} serves no repository index, nor a list as KServe's: any model may be there"
-    return ""
 
 
 async def may_have_model(endpoint: UpstreamEndpoint, model: str) -> bool:

@@ -93,7 +93,8 @@ class Member(EndpointRecord):
 
     def __post_init__(self) -> None:
         """Count calls that the server works on, although their clients are gone."""
-        self.endpoint.count_drained_in(self)
+        if self.endpoint.drain_counters is not None:
+            self.endpoint.drain_counters.append(self)
 
     def count_call(self) -> None:
         """Count a call in flight; see CallCounter."""

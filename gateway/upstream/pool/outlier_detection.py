@@ -141,7 +141,8 @@ class OutlierDetector:
             if after.ejections > before.ejections:
                 member.ejection_reason = ""
                 # Other workers may know of more failures before the trial than this one.
-                failed = "again" if before.ejections else _times_in_a_row(after.failures)
+                times = f"{after.failures} times in a row" if after.failures != 1 else "once"
+                failed = "again" if before.ejections else times
                 _log.log(
                     log_level(self.notify(url, after)),
                     "%s failed %s: ejected for %g s; last error: %s",
@@ -267,10 +268,6 @@ class OutlierDetector:
 
     def _others(self, member: Member) -> list[EjectionState]:
         return [each.ejection for each in self._members if each is not member]
-
-
-def _times_in_a_row(failures: int) -> str:
-    return f"{failures} times in a row" if failures != 1 else "once"
 
 
 async def _probe(member: Member) -> Member | GatewayError | None:

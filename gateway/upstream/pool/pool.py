@@ -164,7 +164,7 @@ class Pool:
         self.exposes_endpoints = exposes_endpoints
         self.leases_total = 0
         """Leases acquired so far."""
-        self._load_balancing = load_balancing or LEAST_REQUEST
+        self.load_balancing = load_balancing or LEAST_REQUEST
         self._clock = clock
         self._supervisor = supervisor or PoolSupervisor()
         if self._supervisor.health_checker is not None:
@@ -260,20 +260,15 @@ class Pool:
         allowed = usable or others
         outstanding = [member.outstanding for member in allowed]
         counter = self.leases_total
-        if self._load_balancing is LEAST_REQUEST:
+        if self.load_balancing is LEAST_REQUEST:
             return Lease(self, allowed[choose_least_request(outstanding, counter)])
         names = [member.endpoint.url for member in allowed]
-        chosen = choose_endpoint(self._load_balancing, names, outstanding, counter, hash_key)
+        chosen = choose_endpoint(self.load_balancing, names, outstanding, counter, hash_key)
         return Lease(self, allowed[chosen])
-
-    @property
-    def hash_header(self) -> str | None:
-        """Return the header by which the policy chooses endpoints, if it does."""
-        return self._load_balancing.hash_header
 
     def hash_key_of(self, headers: Mapping[str, str], added: HeaderLines = ()) -> str | None:
         """Return the value of the policy's hash header, from ``headers`` or else from ``added``."""
-        header = self._load_balancing.hash_header
+        header = self.load_balancing.hash_header
         if header is None:
             return None
         values = (value for name, value in added if name.lower() == header.lower())
