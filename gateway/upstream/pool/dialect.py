@@ -71,10 +71,7 @@ class DialectDetector(Watch[Member], DialectState):
     inference_protocol: InferenceProtocol = field(default_factory=InferenceProtocol)
     dialect: Dialect | None = field(default=None, init=False)
     reason: str = field(default="dialect detection has not started", init=False)
-    _delays: dict[Member, float] = field(default_factory=dict)
-    """Seconds until an endpoint is asked again that did not respond."""
     _asking: set[Member] = field(default_factory=set)
-    _lost: set[Member] = field(default_factory=set)
     _progress: asyncio.Event = field(default_factory=asyncio.Event)
     _error: GatewayError = field(init=False)
 
@@ -100,9 +97,7 @@ class DialectDetector(Watch[Member], DialectState):
     def remove(self, member: Member) -> None:
         """Stop counting an endpoint."""
         super().remove(member)
-        self._delays.pop(member, None)
         self._asking.discard(member)
-        self._lost.discard(member)
         self.update()
         self._wake_waiters()
 
@@ -113,13 +108,13 @@ class DialectDetector(Watch[Member], DialectState):
             member.detected_dialect = await detect_dialect(member.endpoint, TIMEOUT)
         except GatewayError as error:
             self._record_error(member, error)
-            pause = self._delays.get(member, self.retry_delay)
-            self._delays[member] = min(2 * pause, self.interval)
+            pause = member.dialect_delay or self.retry_delay
+            member.dialect_delay = min(2 * pause, self.interval)
             return pause
         else:
             self._record_success(member)
             self.update()
-            self._delays.pop(member, None)
+            member.dialect_delay = 0.0
             return (_CERTAIN_FACTOR if member.detected_dialect.certain else 1) * self.interval
         finally:
             self._asking.discard(member)
@@ -174,15 +169,15 @@ class DialectDetector(Watch[Member], DialectState):
     def _log_loss(self, member: Member, dialect: Dialect, error: GatewayError) -> None:
         """Log once that the only endpoint is lost; health checks and ejections log other losses."""
         is_logged = len(self.wakes) > 1 or member.probed.healthy is not None
-        if member.detected_dialect is None or member in self._lost or is_logged:
+        if member.detected_dialect is None or member.is_dialect_lost or is_logged:
             return
-        self._lost.add(member)
+        member.is_dialect_lost = True
         kept = f"keeping dialect {dialect.name}"
         _log.warning("upstream %s: %s; %s", self.upstream, error.message, kept)
 
     def _record_success(self, member: Member) -> None:
-        if member in self._lost:
-            self._lost.discard(member)
+        if member.is_dialect_lost:
+            member.is_dialect_lost = False
             _log.info("upstream %s: %s is reachable again", self.upstream, member.endpoint.url)
 
     def _wake_waiters(self) -> None:

@@ -86,6 +86,10 @@ class Member(EndpointRecord):
     """Why it does not say which; empty if it does."""
     detected_dialect: DetectedDialect | None = None
     """None until the server has said what it is, or if it is not asked."""
+    dialect_delay: float = 0.0
+    """Seconds until it is asked again, if it did not respond when it was asked last."""
+    is_dialect_lost: bool = False
+    """Whether the log has told that it does not respond any more."""
     logged: State = State.IN_USE
     """The state that the log has told last."""
     slow_until: float = 0.0
