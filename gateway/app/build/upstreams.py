@@ -285,15 +285,7 @@ def _build(
         _log.info("upstream %s: %s", spec.name, protocol.describe(DIALECTS[declared.dialect]))
     clock = asyncio.get_running_loop().time
     on_failure = partial(metrics.count_failure, spec.name)
-    pool = build_pool(
-        spec,
-        buffers,
-        on_ejection,
-        on_failure,
-        state,
-        concurrency_limit,
-        on_health,
-    )
+    pool = build_pool(spec, buffers, on_ejection, on_failure, state, concurrency_limit, on_health)
     return Upstream(
         spec.name,
         state,

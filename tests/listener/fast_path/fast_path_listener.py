@@ -51,7 +51,8 @@ class FastPathListener:
 
     @property
     def fast_path_calls(self) -> list[BufferedCall]:
-        return [each for each in self.listener._active_calls if isinstance(each, BufferedCall)]
+        calls = [each._call for each in self.listener._active_calls]
+        return [each for each in calls if isinstance(each, BufferedCall)]
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[RawClient]:

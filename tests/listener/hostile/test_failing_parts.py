@@ -39,6 +39,8 @@ from gateway.upstream.transport import (
     UpstreamResponse,
 )
 from tests.support.addresses import HOST, free_address
+from tests.support.checks.nothing_left import find_left_in_listener
+from tests.support.doubles.iterations import iterations
 from tests.support.doubles.streaming import make_destination
 from tests.support.gateway import no_leaks, until
 from tests.support.http2_client import Http2Client, connect_http2
@@ -202,16 +204,11 @@ class _World:
     def held(self) -> dict[str, int]:
         """Return all that calls and connections hold."""
         held = {
-            "connections": self.listener.connections,
-            "calls": self.listener.requests,
-            "deferred": self.listener.deferrals.size,
+            **find_left_in_listener(self.listener),
             "on the fast path": self.fast_path.in_flight,
             "leases": sum(self.destination.upstream.pool.outstanding),
             "slots": self.limit.active + self.limit.queued,
             "copies": self.mirror.in_flight,
-            "reserved bytes": self.buffers.reserved,
-            "buffered bytes": self.buffers.buffered,
-            "streams": self.buffers.streams,
         }
         return {name: count for name, count in held.items() if count}
 
@@ -299,7 +296,7 @@ async def _reset_streams(client: Http2Client) -> None:
         await client.start("GET", "/v2/never", headers=(("x", "x" * 3000),)),
         client.send_headers("POST", INFER),
     ]
-    await asyncio.sleep(0.02)
+    await iterations(20)
     for stream in streams:
         with suppress(StreamClosedError):  # the gateway has reset it
             client.reset_stream(stream)
@@ -311,7 +308,7 @@ async def _left_streams(client: Http2Client) -> None:
     await client.start("GET", "/v2/never", headers=(("x", "x" * 3000),))
     client.send_headers("POST", INFER)
     client.send_headers("POST", "/v2/x", (("host", "y"),), end_stream=True)
-    await asyncio.sleep(0.02)
+    await iterations(20)
 
 
 _LONG = {"X": "x" * 3000}

@@ -10,7 +10,7 @@ from types import CodeType
 import pytest
 from h2.exceptions import ProtocolError
 
-from gateway.listener.dispatcher import RequestDispatcher
+from gateway.listener.client_call import RequestDispatcher
 from gateway.protocol.grpc.framing import frame
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, release_all
 from gateway.proxy.attempts.attempt import Attempt
