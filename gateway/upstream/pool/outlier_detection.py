@@ -17,7 +17,6 @@ from gateway.sizes import MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.checks import PoolSupervisor
 from gateway.upstream.pool.member import Member, Outcome, log_level
-from gateway.upstream.transport import FIRST_ERROR_STATUS
 
 _THRESHOLD = 3
 """Connect failures in a row that make the upstream unreachable."""
@@ -259,12 +258,6 @@ class OutlierDetector:
         elif result is not None:
             result.calls.record_connect()
             self._mark_reachable(f"{result.endpoint.url} responds")
-
-    def classify_status(self, status: int) -> tuple[Outcome, str]:
-        """Return what a response's status says about the endpoint, and the error if it failed."""
-        if status < FIRST_ERROR_STATUS or status not in self.policy.failure_statuses:
-            return Outcome.SUCCEEDED, ""
-        return Outcome.FAILED, f"it returned {status}"
 
     def _others(self, member: Member) -> list[EjectionState]:
         return [each.ejection for each in self._members if each is not member]

@@ -28,7 +28,7 @@ from gateway.upstream.pool.outlier_detection import (
     OutlierDetector,
     ignore,
 )
-from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
+from gateway.upstream.transport import FIRST_ERROR_STATUS, HeaderLines, UpstreamEndpoint
 
 _LOGGED_STATES = (State.UNREACHABLE, State.FAILING, State.SLOW)
 """Others are logged where they begin."""
@@ -108,11 +108,14 @@ class Lease:
         The lease also counts any 5xx but 501 as a failed call. ``error`` is what the server says;
         see UpstreamResponse.
         """
+        if status < FIRST_ERROR_STATUS:
+            return Outcome.SUCCEEDED, ""
+        said = f"it returned {error or status}"
         if status >= _SERVER_ERROR and status != _NOT_IMPLEMENTED:
-            self._server_error = status
-            self._server_said = f"it returned {error or status}"
-        outcome, why = self._pool.outlier_detector.classify_status(status)
-        return outcome, f"it returned {error}" if why and error else why
+            self._server_error, self._server_said = status, said
+        if status in self._pool.outlier_detector.policy.failure_statuses:
+            return Outcome.FAILED, said
+        return Outcome.SUCCEEDED, ""
 
     def classify_retried(self, status: int, error: str = "") -> tuple[Outcome, str]:
         """Return a failure for a status that the call retries on another endpoint."""
@@ -450,6 +453,7 @@ class Pool:
                 member.calls = same.calls
                 member.recent, member.outlier = same.recent, same.outlier
                 member.current, member.since = same.current, same.since
+                member.recovered_at, member.slow_until = same.recovered_at, same.slow_until
                 member.logged, member.ejection_reason = same.logged, same.ejection_reason
                 # Without an old result, keep what a first check here may have found meanwhile.
                 if self._supervisor.health_checker is not None and same.probed.healthy is not None:
