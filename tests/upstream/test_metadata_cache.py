@@ -14,6 +14,7 @@ from gateway.upstream.metadata_cache import (
     fetch_metadata,
 )
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
+from tests.support.doubles.iterations import iterations
 from tests.support.doubles.streaming import (
     URL,
     EventLog,
@@ -76,11 +77,6 @@ async def server() -> _Server:
     return _Server()
 
 
-async def _let_them_run() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize(
     ("document", "outputs"),
     [
@@ -127,7 +123,7 @@ async def test_max_batch_size_is_read_from_the_config(
 async def test_model_is_fetched_once(cache: MetadataCache, server: _Server) -> None:
     server.ready.clear()
     gets = [asyncio.create_task(cache.get("m", None, server)) for _ in range(100)]
-    await _let_them_run()
+    await iterations(10)
     server.ready.set()
     results = await asyncio.gather(*gets)
     assert all(result is results[0] for result in results)
@@ -189,10 +185,10 @@ async def test_invalidation_discards_a_fetch_in_flight(
 ) -> None:
     server.ready.clear()
     before = asyncio.create_task(cache.get("m", None, server))
-    await _let_them_run()
+    await iterations(10)
     cache.invalidate("m")
     after = asyncio.create_task(cache.get("m", None, server))
-    await _let_them_run()
+    await iterations(10)
     server.ready.set()
     # Calls from before the invalidation get the old metadata, which is not cached.
     await before
@@ -233,7 +229,7 @@ async def test_recheck_keeps_a_fetch_in_flight(
     gets = []
     for _ in range(10):
         gets.append(asyncio.create_task(cache.get("m", None, server)))
-        await _let_them_run()
+        await iterations(10)
         clock.now += RECHECK_INTERVAL
         cache.recheck("m", None)
     server.ready.set()
@@ -247,11 +243,11 @@ async def test_fetch_that_all_clients_left_is_still_cached(
 ) -> None:
     server.ready.clear()
     get = asyncio.create_task(cache.get("m", None, server))
-    await _let_them_run()
+    await iterations(10)
     get.cancel()
-    await _let_them_run()
+    await iterations(10)
     server.ready.set()
-    await _let_them_run()
+    await iterations(10)
     await cache.get("m", None, server)
     assert server.fetches() == 1
 
@@ -262,7 +258,7 @@ async def test_failure_reaches_all_waiting_calls_and_is_not_cached(
     fault = server.fault = UpstreamResponseError(404, "text/plain", b"unknown")
     server.ready.clear()
     gets = [asyncio.create_task(cache.get("m", None, server)) for _ in range(5)]
-    await _let_them_run()
+    await iterations(10)
     server.ready.set()
     results = await asyncio.gather(*gets, return_exceptions=True)
     assert all(result is fault for result in results)
@@ -278,10 +274,10 @@ async def test_failure_without_waiting_calls_is_not_reported(
     server.ready.clear()
     server.fault = bad_response("fell over")
     get = asyncio.create_task(cache.get("m", None, server))
-    await _let_them_run()
+    await iterations(10)
     get.cancel()
     server.ready.set()
-    await _let_them_run()
+    await iterations(10)
     assert not cache._tasks
     assert not caplog.records
 
@@ -299,9 +295,9 @@ async def test_fetch_fails_after_its_timeout(clock: ManualClock, server: _Server
 async def test_close_cancels_fetches(cache: MetadataCache, server: _Server) -> None:
     server.ready.clear()
     gets = [asyncio.create_task(cache.get(model, None, server)) for model in "abc"]
-    await _let_them_run()
+    await iterations(10)
     await cache.close()
-    await _let_them_run()
+    await iterations(10)
     assert all(get.done() for get in gets)
     assert not cache._tasks
     await asyncio.gather(*gets, return_exceptions=True)
