@@ -305,6 +305,7 @@ async def test_known_models_stay_after_an_error(
         asked = server.requests[0]
         assert asked.head.first == "POST /v2/repository/index HTTP/1.1"
         assert json.loads(asked.body) == {"ready": True}
+        assert asked.head.get("Content-Type") == "application/json"
     said = [record.getMessage() for record in caplog.records]
     start = f"{server.url} does not say which models it has: {server.url}"
     assert said[:2] == [
