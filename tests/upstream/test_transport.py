@@ -17,6 +17,7 @@ from gateway.upstream.control_client import ControlResponse, send_control_reques
 from gateway.upstream.grpc.choices import GrpcCancellation, InferenceProtocol, drains_cancelled
 from gateway.upstream.grpc.endpoint import DualEndpoint
 from gateway.upstream.pool import outlier_detection
+from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.transport import UpstreamRequest, check_lengths
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
@@ -193,6 +194,16 @@ def test_endpoint_is_named_by_its_http_address() -> None:
     assert [address.url for address in endpoint.addresses] == [HTTP, GRPC]
     (state,) = Pool([endpoint]).snapshot()
     assert (state.url, state.grpc_url) == (HTTP, GRPC)
+
+
+async def test_both_addresses_are_closed_and_drained_calls_of_grpc_count() -> None:
+    log = EventLog()
+    http, grpc = (ScriptedEndpoint(log, url=url) for url in (HTTP, GRPC))
+    grpc.drain_counters = []
+    member = Member(DualEndpoint(http, grpc))
+    assert grpc.drain_counters == [member]
+    await member.endpoint.close()
+    assert log == ["server is left"] * 2
 
 
 async def test_upstream_is_reachable_again_when_the_address_that_failed_responds(
