@@ -292,22 +292,11 @@ def _requested_outputs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 _WORDS = [b"null", b"NaN", b"1e999", b'"datatype":"INT8",', b"\\ud83d", b"\x00"]
+_RUNS = [b" " * 40, b"7" * 40, b"a" * 40, b"\\" * 5, b"[[[[[[", b"]]", b",,"]
 _CRUMBS = [
-    *_WORDS,
     *(b"[", b"]", b"{", b"}", b",", b":", b'"', b"\\", b" ", b"\n", b"0", b"1", b"-", b".", b"e"),
     *(b'"data":[', b'"data"', b'"data": 1,', b'"data":[1],', b"\xff", b"\xc3", b"\xed\xa0\x80"),
-    *(
-        b"[[[[[[",
-        b"]]",
-        b",,",
-        b'"inputs":[',
-        b'"id":1,',
-        b'"shape":[1],',
-        b" " * 40,
-        b"7" * 40,
-        b"a" * 40,
-        b"\\" * 5,
-    ),
+    *(b'"inputs":[', b'"id":1,', b'"shape":[1],', *_WORDS, *_RUNS),
 ]
 
 

@@ -30,12 +30,7 @@ from tests.support.http_messages import http_response, request
 from tests.support.scale import fuzz_seconds
 from tests.support.servers.scripted_server import Connection
 
-pytestmark = [
-    # On one loop only: these tests take their time.
-    pytest.mark.asyncio(loop_factories=["uvloop"]),
-    pytest.mark.usefixtures("clean"),
-]
-
+pytestmark = pytest.mark.usefixtures("clean")
 
 _CONCURRENCY = 12
 """Concurrent clients."""

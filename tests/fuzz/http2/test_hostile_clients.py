@@ -17,11 +17,7 @@ from tests.support.http_messages import http_response
 from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import Connection
 
-pytestmark = [
-    # On one loop only: these tests take their time.
-    pytest.mark.asyncio(loop_factories=["uvloop"]),
-    pytest.mark.usefixtures("clean"),
-]
+pytestmark = pytest.mark.usefixtures("clean")
 
 _CLIENTS = 8
 """Hostile clients at a time."""

@@ -30,11 +30,7 @@ from tests.support.inference_messages import infer_json
 from tests.support.servers.http2_server import answering
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
-pytestmark = [
-    # On one loop only: these tests take their time.
-    pytest.mark.asyncio(loop_factories=["uvloop"]),
-    pytest.mark.usefixtures("clean"),
-]
+pytestmark = pytest.mark.usefixtures("clean")
 
 _CLIENTS = 6
 """Clients at a time."""
