@@ -62,22 +62,30 @@ class TensorSplitter:
         self._buffered = dict(buffered or {})
         self._current = 0
         self._missing = 0
+        """Bytes of a tensor that has begun."""
 
     def feed(self, data: bytes | memoryview) -> Iterator[TensorPiece]:
         """Yield the pieces of the next data, which may be empty."""
         data = memoryview(data)  # slices of bytes would be copies
-        yield from self._advance()
-        while data:
-            if self._current == len(self._tensors):
-                raise self._words.malformed(
-                    f"{self._words.name} holds more bytes than its header says"
-                )
-            piece, data = data[: self._missing], data[self._missing :]
-            self._missing -= len(piece)
-            yield TensorPiece(self._current, piece, not self._missing)
-            if not self._missing:
-                self._current += 1
-                yield from self._advance()
+        while self._current < len(self._tensors):
+            chunks = self._buffered.pop(self._current, None)
+            size = self._tensors[self._current].binary_size
+            if size and chunks is None:
+                missing = self._missing or size
+                piece, data = data[:missing], data[missing:]
+                self._missing = missing - len(piece)
+                if piece:
+                    yield TensorPiece(self._current, piece, not self._missing)
+                if self._missing:
+                    return
+            elif chunks or size == 0:
+                *first, last = chunks or [b""]
+                for chunk in first:
+                    yield TensorPiece(self._current, chunk, last=False)
+                yield TensorPiece(self._current, last, last=True)
+            self._current += 1
+        if data:
+            raise self._words.malformed(f"{self._words.name} holds more bytes than its header says")
 
     def finish(self) -> None:
         """Check that the data are complete."""
@@ -85,21 +93,6 @@ class TensorSplitter:
             raise self._words.malformed(
                 f"{self._words.name} ends before all that its header says has come"
             )
-
-    def _advance(self) -> Iterator[TensorPiece]:
-        """Advance to the next tensor whose data are to come."""
-        while not self._missing and self._current < len(self._tensors):
-            chunks = self._buffered.pop(self._current, None)
-            self._missing = self._tensors[self._current].binary_size or 0
-            if chunks is None and self._missing:
-                return
-            if chunks or self._tensors[self._current].binary_size == 0:
-                *first, last = chunks or [b""]
-                for chunk in first:
-                    yield TensorPiece(self._current, chunk, last=False)
-                yield TensorPiece(self._current, last, last=True)
-            self._missing = 0
-            self._current += 1
 
 
 class DataEncoder:

@@ -279,15 +279,12 @@ class _JsonReader(JsonMessageReader):
     def _make_sink(self, label: str, fields: Fields) -> ElementSink | None:
         if "name" not in fields:
             return None
-        if not self._encoding.wants_binary(str(fields["name"])):
-            return self._make_text_sink(label, fields)
-        datatype = fields.get("datatype")
-        if isinstance(datatype, str) and datatype in DATATYPES:
-            return TensorDecoder(label, DATATYPES[datatype], RESPONSE)
-        return None
-
-    def _make_text_sink(self, label: str, fields: Fields) -> ElementSink | None:
-        if not self._policies.wants_base64(str(fields["name"])):
+        name, datatype = str(fields["name"]), fields.get("datatype")
+        if self._encoding.wants_binary(name):
+            if isinstance(datatype, str) and datatype in DATATYPES:
+                return TensorDecoder(label, DATATYPES[datatype], RESPONSE)
+            return None
+        if not self._policies.wants_base64(name):
             return _VerbatimText(label)
         # The content type may follow the data; it is known once all fields are.
         is_complete = isinstance(fields.get("data"), list)  # the placeholder: all fields are known
