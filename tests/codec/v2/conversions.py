@@ -21,7 +21,7 @@ from gateway.codec.v2.request import InferRequestReader
 from gateway.codec.v2.response import ResponseEncoder, json_converter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import Datatype
-from gateway.protocol.messages import ALL_BINARY, OutputEncoding
+from gateway.protocol.messages import ALL_BINARY, InferRequest, OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import PlainRequest, RefusedError, convert_request
 
@@ -161,6 +161,10 @@ def outcome(
         request = codec.finish()
     except GatewayError as error:
         return Failed(error.kind, error.message)
+    return accepted(request)
+
+
+def accepted(request: InferRequest) -> Accepted:
     return Accepted(
         write_binary_header(request),
         [part if isinstance(part, int) else b"".join(part) for part in request.tensors],
