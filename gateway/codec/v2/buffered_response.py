@@ -14,7 +14,7 @@ from typing import Final
 import orjson
 
 from gateway.codec.elements.encode import TextChunk, fast_encode_numbers
-from gateway.codec.json.header_length_check import check_header_length
+from gateway.codec.json.body_checks import check_header_length
 from gateway.codec.policies import DEFAULT_POLICIES, JsonPolicies
 from gateway.codec.v2.json_writer import split_around_data
 from gateway.codec.v2.response import ResponseEncoder, json_converter, response_fields

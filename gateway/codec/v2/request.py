@@ -18,8 +18,8 @@ import orjson
 from gateway.codec import native
 from gateway.codec.elements.decode import TensorDecoder, decode_numbers, decode_strings
 from gateway.codec.json.array_scanner import max_depth
+from gateway.codec.json.body_checks import check_header_end
 from gateway.codec.json.data_extractor import placeholder
-from gateway.codec.json.header_length_check import check_header_end
 from gateway.codec.json.text_search import contains, has_data_key, split_id
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.v2.json_reader import JsonMessageReader
