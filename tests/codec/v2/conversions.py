@@ -76,6 +76,8 @@ class _RandomFuture(OffloadFuture):
             self._result = None if has_failed else self._convert()
 
     def take_result(self) -> bytes | None:
+        assert self.done
+        self.done = False  # nobody may take it again
         return self._result
 
     async def wait(self) -> None:
