@@ -172,7 +172,9 @@ class TensorDecoder:
         for part in split_run(run):
             decoded = self.try_decode(part)
             if decoded is None:
-                return diagnose_run(self._label, self.datatype, part, index, self._words)
+                return diagnose_run(
+                    self._label, self.datatype, part, index, self.try_decode, self._words
+                )
             index += decoded[0]
             if part.depth_after < 1:
                 break
