@@ -144,7 +144,8 @@ class TensorDecoder:
         decoded = self.try_decode(item)
         if decoded is None:
             raise self._error_in_run(item)
-        self.append(*decoded)
+        count, data = decoded
+        self.append(count, data)
 
     def append(self, count: int, data: bytes) -> None:
         """Take the next elements in binary form."""
