@@ -80,13 +80,13 @@ class InferResponseReader:
             self._json = self._new_json()
         self._splitter = TensorSplitter((), RESPONSE)
         self._data: list[bytes | memoryview] = []
-        self._memory = 0
 
     @property
     def buffered_bytes(self) -> int:
         """Return the bytes of memory in use."""
         in_json = 0 if self._json is None else self._json.buffered_bytes
-        return in_json + len(self._header) + sum(map(len, self._data)) + self._memory
+        read = 0 if self.response is None else self.response.head.memory
+        return in_json + len(self._header) + sum(map(len, self._data)) + read
 
     @property
     def element_count(self) -> int:
@@ -153,7 +153,6 @@ class InferResponseReader:
     def _start(self, response: InferResponse, data: dict[int, Sequence[bytes]]) -> None:
         """Start to read the data."""
         self.response = response
-        self._memory = response.head.memory
         self._json = None
         self._splitter = TensorSplitter(response.head.outputs, RESPONSE, data)
 
