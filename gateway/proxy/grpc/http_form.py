@@ -94,11 +94,7 @@ class HttpFormResponse(ClientResponse):
     """
 
     def __init__(
-        self,
-        response: ClientResponse,
-        convert: ConvertResponse,
-        cap: int,
-        reservation: Reservation,
+        self, response: ClientResponse, convert: ConvertResponse, cap: int, reservation: Reservation
     ) -> None:
         self.record = response.record
         self.is_grpc = True
