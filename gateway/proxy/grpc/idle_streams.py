@@ -67,7 +67,7 @@ class IdleStreamCheck(WrappedResponse):
         return (
             self._reader is not None
             and not request.has_ended
-            and self._responses >= request.messages
+            and self._responses >= request.reader.messages
         )
 
     def _check(self) -> None:
