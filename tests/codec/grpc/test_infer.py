@@ -268,90 +268,70 @@ def test_message_beyond_the_limit_of_protobuf_is_refused() -> None:
     assert caught.value.kind is ErrorKind.TOO_LARGE
 
 
-def tensor_message(datatype: str = "FP32", shape: tuple[int, ...] = (2,), **contents: Any) -> Any:
-    message = ModelInferRequest()
-    message.inputs.add(name="x", datatype=datatype, shape=shape, contents=contents or None)
+def of_tensor(datatype: str = "FP32", *shape: int, raw: tuple[int, ...] = (), **more: Any) -> Any:
+    """Make a request with an input; ``raw`` are the sizes of raw contents, the rest is typed."""
+    message = ModelInferRequest(raw_input_contents=map(bytes, raw))
+    message.inputs.add(name="x", datatype=datatype, shape=shape, contents=more or None)
     return message
 
 
-def with_raw(message: Any, *raw: bytes) -> Any:
-    message.raw_input_contents.extend(raw)
-    return message
+UNNAMED = ModelInferRequest(inputs=[{"datatype": "FP8"}])
+TWO = ModelInferRequest(
+    inputs=[{"name": name, "datatype": "FP32", "shape": [1]} for name in "xy"],
+    raw_input_contents=[bytes(4)],
+)
+RAW_ONLY = "input 'x' has elements in fp32_contents; those of FP16 belong into raw_input_contents"
+WRONG_FIELD = "input 'x' has elements in fp64_contents; those of FP32 belong into fp32_contents or "
+IN_MEMORY = of_tensor("FP32", 2, fp32_contents=[1, 2])
+IN_MEMORY.inputs[0].parameters["shared_memory_region"].string_param = "r"
 
 
 @pytest.mark.parametrize(
     ("message", "text"),
     [
         (
-            with_raw(tensor_message(fp32_contents=[1, 2]), bytes(8)),
+            of_tensor("FP32", 2, raw=(8,), fp32_contents=[1, 2]),
             "input 'x' has contents beside raw_input_contents; send one of them",
         ),
         (
-            with_raw(tensor_message(), bytes(8), bytes(8)),
+            of_tensor("FP32", 2, raw=(8, 8)),
             "the request has 2 raw_input_contents for 1 inputs; the last is input 'x'",
         ),
+        (TWO, "input 'y' has no raw_input_contents: there are 1 of them for 2 inputs"),
         (
-            with_raw(
-                ModelInferRequest(
-                    inputs=[{"name": name, "datatype": "FP32", "shape": [1]} for name in "xy"]
-                ),
-                bytes(4),
-            ),
-            "input 'y' has no raw_input_contents: there are 1 of them for 2 inputs",
-        ),
-        (
-            with_raw(tensor_message(), bytes(7)),
+            of_tensor("FP32", 2, raw=(7,)),
             "input 'x': raw_input_contents has 7 bytes, but shape [2] of FP32 takes 8 bytes",
         ),
         (
-            with_raw(tensor_message("BYTES", (3,)), bytes(11)),
+            of_tensor("BYTES", 3, raw=(11,)),
             "input 'x': raw_input_contents has 11 bytes, but shape [3] of BYTES takes 3 elements "
             "of 4 bytes or more",
         ),
         (
-            with_raw(tensor_message(shape=(1,) * 65), bytes(4)),
+            of_tensor("FP32", *[1] * 65, raw=(4,)),
             "input 'x': shape has 65 dimensions; at most 64 are allowed",
         ),
-        (tensor_message(datatype=""), "input 'x': datatype is missing"),
+        (of_tensor(""), "input 'x': datatype is missing"),
+        (UNNAMED, f'inputs[0]: unknown datatype "FP8"; known are {", ".join(DATATYPES)}'),
         (
-            ModelInferRequest(inputs=[{"datatype": "FP8"}]),
-            'inputs[0]: unknown datatype "FP8"; known are ' + ", ".join(DATATYPES),
-        ),
-        (
-            tensor_message(fp32_contents=[1, 2, 3]),
+            of_tensor("FP32", 2, fp32_contents=[1, 2, 3]),
             "input 'x': shape [2] takes 2 elements, fp32_contents has 3",
         ),
+        (of_tensor("FP16", 2, fp32_contents=[1, 2]), f"{RAW_ONLY} only"),
         (
-            tensor_message("FP16", fp32_contents=[1, 2]),
-            "input 'x' has elements in fp32_contents; those of FP16 belong into "
-            "raw_input_contents only",
-        ),
-        (
-            tensor_message("UINT8", uint_contents=[1, 256]),
+            of_tensor("UINT8", 2, uint_contents=[1, 256]),
             "input 'x': element 1 (256) does not fit UINT8",
         ),
-        (with_raw(ModelInferRequest(), b""), "the request has 1 raw_input_contents for 0 inputs"),
         (
-            with_raw(tensor_message(shape=(-1,)), bytes(4)),
+            of_tensor("FP32", -1, raw=(4,)),
             "input 'x': shape [-1] must hold integers of 0 or more only",
         ),
-        (tensor_message("FP16"), "input 'x': shape [2] takes 2 elements, and there are 0"),
-        (
-            tensor_message("FP32", fp64_contents=[1, 2]),
-            "input 'x' has elements in fp64_contents; those of FP32 belong into fp32_contents or "
-            "raw_input_contents",
-        ),
+        (of_tensor("FP16", 2), "input 'x': shape [2] takes 2 elements, and there are 0"),
+        (of_tensor("FP32", 2, fp64_contents=[1, 2]), f"{WRONG_FIELD}raw_input_contents"),
+        (IN_MEMORY, "input 'x' has contents and shared_memory_region; send one of them"),
     ],
 )
 def test_error_names_the_tensor(message: Any, text: str) -> None:
-    with refused(ErrorKind.BAD_REQUEST, text):
-        read_request(message.SerializeToString())
-
-
-def test_tensor_has_contents_or_is_in_shared_memory() -> None:
-    message = tensor_message(fp32_contents=[1, 2])
-    message.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    text = "input 'x' has contents and shared_memory_region; send one of them"
     with refused(ErrorKind.BAD_REQUEST, text):
         read_request(message.SerializeToString())
 
@@ -413,27 +393,23 @@ def test_bytes_beside_data_are_limited(more: bytes) -> None:
 
 
 def test_data_are_not_limited_as_header() -> None:
-    for raw in (True, False):
-        message = tensor_message(shape=(1000,))
-        if raw:
-            message.raw_input_contents.append(bytes(4000))
-        else:
-            message.inputs[0].contents.fp32_contents.extend([0] * 1000)
+    for form in ({"raw": (4000,)}, {"fp32_contents": [0] * 1000}):
+        message = of_tensor("FP32", 1000, **form)
         found = read_request(message.SerializeToString(), header_cap=100)
         assert found.request.data_size == 4000
 
 
 @pytest.mark.parametrize(
-    ("data", "text"),
+    ("number", "what"),
     [
-        (field(5, b"") * 3, "the request has more than 2 inputs (limits.max_tensors)"),
-        (field(7, b"") * 3, "the request has more than 2 inputs (limits.max_tensors)"),
-        (field(6, b"") * 3, "the request asks for more than 2 outputs (limits.max_tensors)"),
+        (5, "has more than 2 inputs"),
+        (7, "has more than 2 inputs"),
+        (6, "asks for more than 2 outputs"),
     ],
 )
-def test_number_of_tensors_is_limited(data: bytes, text: str) -> None:
-    with refused(ErrorKind.BAD_REQUEST, text):
-        read_request(data, tensor_cap=2)
+def test_number_of_tensors_is_limited(number: int, what: str) -> None:
+    with refused(ErrorKind.BAD_REQUEST, f"the request {what} (limits.max_tensors)"):
+        read_request(field(number, b"") * 3, tensor_cap=2)
 
 
 COUNT = 25_000
@@ -479,10 +455,10 @@ def test_lie_about_the_shape_allocates_nothing() -> None:
 
 
 def test_head_knows_about_what_memory_it_takes() -> None:
-    message = tensor_message()
+    message = of_tensor("FP32", 2, raw=(8,))
     for number in range(1000):
         message.parameters[f"{number}"].bool_param = True
-    data = with_raw(message, bytes(8)).SerializeToString()
+    data = message.SerializeToString()
     read_request(data + field(4, b""))  # fills caches that are shared
     tracemalloc.start()
     try:
