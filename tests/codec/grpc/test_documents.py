@@ -183,7 +183,7 @@ def test_load_of_a_kserve_client_names_its_model_first() -> None:
     assert read_request("RepositoryModelLoad", data) == (path, {})
     named = message_class("RepositoryModelLoadRequest")(repository_name="r", model_name="m")
     found = read_request("RepositoryModelLoad", named.SerializeToString())
-    assert found.path == {"repository_name": "r", "model_name": "m"}
+    assert found == ({"repository_name": "r", "model_name": "m"}, {})
     index = message_class("RepositoryIndexRequest")(repository_name="r", ready=True)
     found = read_request("RepositoryIndex", index.SerializeToString())
     assert found == ({"repository_name": "r"}, {"ready": True})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,21 +134,6 @@ def test_candidate_for_the_name_after_the_routing_is_refused() -> None:
 
 
 # ------------------------------------------------------------------------------------ errors
-
-
-@LAW
-@given(st.data(), mutated(named_messages()))
-def test_scanner_refuses_what_the_runtime_refuses(data: st.DataObject, message: bytes) -> None:
-    try:
-        expected = Named.FromString(message)
-    except DecodeError:
-        expected = None
-    scanner = ModelScanner((1,), 2)
-    error = scan(scanner, data.draw(cuts(message)))
-    if "nested deeper" not in error:
-        assert bool(error) == (expected is None)
-    if not error:
-        assert scanner.model == (expected.name, expected.version)
 
 
 @LAW
