@@ -164,7 +164,7 @@ def predict_converter(
     policies: JsonPolicies,
     header_cap: int,
     body_cap: int,
-) -> ResponseConverter[Iterator[bytes]]:
+) -> ResponseConverter:
     """Make the converter of a response for a V1 client; see InferResponseReader."""
     return ResponseConverter(
         InferResponseReader(header_size, header_cap, body_cap),

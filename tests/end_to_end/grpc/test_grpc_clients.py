@@ -66,40 +66,6 @@ async def test_infer_is_binary_over_http_and_the_response_has_the_form_of_the_re
         assert response.raw_output_contents == [FLOATS.tobytes()]
 
 
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [
-        ("400 Bad Request", grpc.StatusCode.INVALID_ARGUMENT),
-        ("503 Busy", grpc.StatusCode.UNAVAILABLE),
-    ],
-)
-async def test_error_over_http_becomes_a_status_with_its_text(
-    status: str, code: grpc.StatusCode
-) -> None:
-    error = http_response(json.dumps({"error": "größer als 5 %"}).encode(), status=status)
-    async with (
-        ScriptedServer(always_respond(error)) as server,
-        grpc_client_of(server.url) as client,
-    ):
-        response = await client.call("ModelInfer", infer_request())
-    assert (response.code, response.text) == (code, "größer als 5 %")
-
-
-async def test_invalid_request_is_refused_before_a_server_sees_it() -> None:
-    unknown = ModelInferRequest(model_name="m", inputs=[{"name": "IN", "datatype": "FP99"}])
-    path = ModelInferRequest(model_name="a/../b")
-    async with ScriptedServer() as server, grpc_client_of(server.url) as client:
-        for data, text in (
-            (b"\xff\xff", "the request is not valid protobuf"),
-            (unknown.SerializeToString(), "FP99"),
-            (path.SerializeToString(), "path"),
-        ):
-            response = await client.call("ModelInfer", data)
-            assert response.code is grpc.StatusCode.INVALID_ARGUMENT
-            assert text in response.text
-    assert not server.requests
-
-
 DOCUMENTS = {
     "/v2/models/m": metadata(-1),
     "/v2/models/m/ready": b"",
