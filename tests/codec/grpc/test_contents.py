@@ -63,7 +63,7 @@ def read(datatype: str, data: bytes, count: int) -> bytes | None:
     """Return the data of a tensor; None if they are refused."""
     label = TensorLabel("input 'x'", DATATYPES[datatype], (count,), REQUEST)
     try:
-        budget = HeaderBudget(1 << 20, REQUEST)
+        budget = HeaderBudget(1 << 20, 100, REQUEST)
         return b"".join(read_contents(label, data, (0, len(data)), budget))
     except (WireError, GatewayError):
         return None
