@@ -97,10 +97,9 @@ class GrpcRequest(ClientRequest):
         """What came after the message that tells the route; it is scanned once that is known."""
         self._scanner = self._new_scanner()
         self._decompressor: MessageDecompressor | None = None
-        self._ahead_cap = limits.max_buffered_body_bytes
+        self._limits = limits
         self._ready: deque[bytes | memoryview] = deque()
         """What the next reads return."""
-        self._max_decompression_ratio = limits.max_decompression_ratio
         self._checked: NamedModel | None = None
         self._next_slice = next_slice
         self._work = 0
@@ -115,11 +114,11 @@ class GrpcRequest(ClientRequest):
         """
         size = 0
         while not self._knows_model():
-            if size > self._ahead_cap:
+            cap = self._limits.max_buffered_body_bytes
+            if size > cap:
                 raise GatewayError(
                     ErrorKind.TOO_LARGE,
-                    f"the request names no model in its first {self._ahead_cap} bytes "
-                    "(limits.max_buffered_body_bytes)",
+                    f"the request names no model in its first {cap} bytes ({_BUFFER_CAP_NAME})",
                 )
             piece = await self._receive(self._request.read_within(deadline))
             if not piece:
@@ -281,9 +280,8 @@ class GrpcRequest(ClientRequest):
             self._scanner = self._new_scanner()
         self._decompressor = None
         if part.is_compressed and rpc.name_fields:
-            self._decompressor = MessageDecompressor(
-                self.headers, self.reader.cap, _CAP_NAME, self._max_decompression_ratio
-            )
+            ratio, cap = self._limits.max_decompression_ratio, self.reader.cap
+            self._decompressor = MessageDecompressor(self.headers, cap, _CAP_NAME, ratio)
 
     def _new_scanner(self) -> ModelScanner:
         rpc = self.rpc
