@@ -114,7 +114,7 @@ def test_unknown_fields_are_kept_where_they_were(drawn: Drawn, unknown: list[byt
 
 
 def test_unknown_fields_do_not_reach_a_server_of_the_binary_form() -> None:
-    found = read_request(fp32_request(raw=True).SerializeToString() + field(99, b"unknown"))
+    found = read_request(of_tensor("FP32", 2, raw=(8,)).SerializeToString() + field(99, b"unknown"))
     assert found.request.head.unknown_fields == field(99, b"unknown")
     assert b"unknown" not in write_binary_header(found.request)
 
@@ -122,20 +122,16 @@ def test_unknown_fields_do_not_reach_a_server_of_the_binary_form() -> None:
 # --------------------------------------------------------------------------------- examples
 
 
-def fp32_request(raw: bool, count: int = 2, **more: Any) -> Any:
-    message = ModelInferRequest(model_name="m", **more)
-    tensor = message.inputs.add(name="x", datatype="FP32", shape=[count])
-    values = range(1, count + 1)
-    if raw:
-        message.raw_input_contents.append(raw_data("FP32", values))
-    else:
-        tensor.contents.fp32_contents.extend(values)
+def of_tensor(datatype: str = "FP32", *shape: int, raw: tuple[int, ...] = (), **more: Any) -> Any:
+    """Make a request with an input; ``raw`` are the sizes of raw contents, the rest is typed."""
+    message = ModelInferRequest(raw_input_contents=map(bytes, raw))
+    message.inputs.add(name="x", datatype=datatype, shape=shape, contents=more or None)
     return message
 
 
-@pytest.mark.parametrize("raw", [True, False])
-def test_float_data_are_views_of_the_message(raw: bool) -> None:
-    data = serialized(fp32_request(raw, count=2000))
+@pytest.mark.parametrize("form", [{"raw": (8000,)}, {"fp32_contents": [1] * 2000}])
+def test_float_data_are_views_of_the_message(form: dict[str, Any]) -> None:
+    data = serialized(of_tensor("FP32", 2000, **form))
     found = read_request(data)
     ((view,),) = found.request.tensors  # type: ignore[misc]
     assert isinstance(view, memoryview)
@@ -145,14 +141,14 @@ def test_float_data_are_views_of_the_message(raw: bool) -> None:
 
 
 def test_head_of_raw_requests_is_read_once_whatever_their_id() -> None:
-    one = read_request(fp32_request(True, id="1").SerializeToString())
-    other = read_request(fp32_request(True, id="2").SerializeToString())
+    data = serialized(of_tensor("FP32", 2, raw=(8,)))
+    one, other = (read_request(data + field(3, each)) for each in (b"1", b"2"))
     assert one.request.head is other.request.head
     assert (one.request.id, other.request.id) == ("1", "2")
 
 
 def test_parameters_of_the_form_over_http_are_dropped() -> None:
-    message = fp32_request(raw=True)
+    message = of_tensor("FP32", 2, raw=(8,))
     message.parameters["binary_data_output"].bool_param = False
     message.inputs[0].parameters["binary_data_size"].int64_param = 3
     message.outputs.add(name="y").parameters["binary_data"].bool_param = False
@@ -163,12 +159,12 @@ def test_parameters_of_the_form_over_http_are_dropped() -> None:
 
 def test_parameter_of_an_unknown_type_has_no_value() -> None:
     unknown = field(4, field(1, b"p") + field(2, field(9, 1)))
-    found = read_request(fp32_request(raw=True).SerializeToString() + unknown)
+    found = read_request(of_tensor("FP32", 2, raw=(8,)).SerializeToString() + unknown)
     assert found.request.head.parameters == {"p": None}
 
 
 def test_features_are_read() -> None:
-    message = fp32_request(raw=True)
+    message = of_tensor("FP32", 2, raw=(8,))
     message.outputs.add(name="y").parameters["classification"].int64_param = 3
     message.parameters["priority"].string_param = "high"
     features = read_request(message.SerializeToString()).request.head.features
@@ -263,16 +259,9 @@ def test_message_beyond_the_limit_of_protobuf_is_refused() -> None:
 
     tensor = InputTensor("x", DATATYPES["UINT8"], (2**31,), 2**31)
     request = InferRequest(InferRequestHead((tensor,)), None, ((_Huge(),),))
-    with pytest.raises(GatewayError, match="larger than protobuf allows: 2147483647") as caught:
+    text = "the request is larger than protobuf allows: 2147483647 bytes"
+    with refused(ErrorKind.TOO_LARGE, text):
         write_infer_request(request, "m")
-    assert caught.value.kind is ErrorKind.TOO_LARGE
-
-
-def of_tensor(datatype: str = "FP32", *shape: int, raw: tuple[int, ...] = (), **more: Any) -> Any:
-    """Make a request with an input; ``raw`` are the sizes of raw contents, the rest is typed."""
-    message = ModelInferRequest(raw_input_contents=map(bytes, raw))
-    message.inputs.add(name="x", datatype=datatype, shape=shape, contents=more or None)
-    return message
 
 
 UNNAMED = ModelInferRequest(inputs=[{"datatype": "FP8"}])
