@@ -61,7 +61,6 @@ from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.errors import record_status, send_status
 from gateway.proxy.grpc.http_form import (
     Chunks,
-    CollectedResponse,
     HttpError,
     HttpFormRequest,
     HttpFormResponse,
@@ -328,7 +327,7 @@ class StreamInferHandler(CallHandler):
         record.trace = main.trace
         record.reserved = main.reserved
         convert, cap = infer_converter(limits, is_raw=read.is_raw), limits.max_buffered_body_bytes
-        response = CollectedResponse(call.response, record, convert, cap, reservation)
+        response = HttpFormResponse(call.response, convert, cap, reservation, record)
         part = replace(call, response=response, operation=operation)
         try:
             await InferHandler(scope, 0, 0).send(part, received_message(read))

@@ -90,14 +90,22 @@ class HttpFormResponse(ClientResponse):
     """Takes a response over HTTP, and sends it as a gRPC client gets it.
 
     ``convert`` makes the message of a response with its status, headers and body; it may raise
-    GatewayError. A response may have ``cap`` bytes, which are reserved as they come.
+    GatewayError. A response may have ``cap`` bytes, which are reserved as they come. With a
+    ``record`` of its own, it is not sent: the caller takes its message or its error.
     """
 
     def __init__(
-        self, response: ClientResponse, convert: ConvertResponse, cap: int, reservation: Reservation
+        self,
+        response: ClientResponse,
+        convert: ConvertResponse,
+        cap: int,
+        reservation: Reservation,
+        record: CallRecord | None = None,
     ) -> None:
-        self.record = response.record
+        self.record = response.record if record is None else record
         self.is_grpc = True
+        self.message: Chunks = []
+        self.error: HttpError | None = None
         self._response = response
         self._convert = convert
         self._cap = cap
@@ -129,49 +137,28 @@ class HttpFormResponse(ClientResponse):
             )
 
     async def finish(self, trailers: HeaderLines = ()) -> None:
-        """Send the response as a message with a status, or as the status of an error."""
+        """Convert the response, and send it as a message with a status, or as that of an error."""
         response, body = self._response, bytes(self._body)
         self._body.clear()
         try:
-            message = await convert_message(
+            self.message = await convert_message(
                 len(body), self._convert, self._status, self._headers, body
             )
         except HttpError as error:
-            await send_status(response, error.code, error.text)
+            self.error = error.with_traceback(None)  # it has a frame with this response
+        if self.record is not response.record:
+            return
+        if self.error is not None:
+            await send_status(response, self.error.code, self.error.text)
             return
         self.started = True
         await start_response(response)
-        await write_message(response, message)
+        await write_message(response, self.message)
         await finish(response)
 
     def abort(self) -> None:
         """Drop the response."""
         self._response.abort()
-
-
-class CollectedResponse(HttpFormResponse):
-    """Keeps the message of a response, or the error instead of it; ``record`` is its own."""
-
-    def __init__(
-        self,
-        response: ClientResponse,
-        record: CallRecord,
-        convert: ConvertResponse,
-        cap: int,
-        reservation: Reservation,
-    ) -> None:
-        super().__init__(response, convert, cap, reservation)
-        self.record = record
-        self.message: Chunks = []
-        self.error: HttpError | None = None
-
-    async def finish(self, trailers: HeaderLines = ()) -> None:
-        """Convert the response."""
-        try:
-            self.message = self._convert(self._status, self._headers, bytes(self._body))
-        except HttpError as error:
-            self.error = error
-        self._body.clear()
 
 
 class HttpError(Exception):
