@@ -18,6 +18,7 @@ from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response, r
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT
+from gateway.protocol.grpc.rpcs import HttpRequest
 from gateway.protocol.grpc.status import status_of_error
 from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import Operation, infer_path, parse_operation_variants
@@ -39,17 +40,8 @@ Raises HttpError for an error of the server, GatewayError for what is invalid.
 """
 
 _OWN_HEADERS = frozenset(
-    (
-        "accept-encoding",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "te",
-        ACCEPT_ENCODING,
-        ENCODING,
-        TIMEOUT,
-    )
-)
+    ("accept-encoding", "content-encoding", "content-length", "content-type", "te")
+) | {ACCEPT_ENCODING, ENCODING, TIMEOUT}
 """What says how a gRPC call is sent; it would say something else of a request over HTTP."""
 
 
@@ -63,22 +55,16 @@ def http_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
 class HttpFormRequest(ClientRequest):
     """A gRPC call's request as it is over HTTP, with its body complete."""
 
-    def __init__(
-        self,
-        request: ClientRequest,
-        method: str,
-        target: str,
-        headers: CIMultiDict[str],
-        body: bytes,
-    ) -> None:
-        passed = http_headers(request.headers)
-        passed.update(headers)
-        self.method = method
-        self.target = target
-        self.headers = CIMultiDictProxy(passed)
+    def __init__(self, request: ClientRequest, as_http: HttpRequest, body: object) -> None:
+        headers = http_headers(request.headers)
+        if as_http.has_body:
+            headers["Content-Type"] = "application/json"
+        self.method = as_http.method
+        self.target = as_http.target
+        self.headers = CIMultiDictProxy(headers)
         self.added_headers = request.added_headers
-        self.content_length = len(body)
-        self._body = body
+        self._body = orjson.dumps(body) if as_http.has_body else b""
+        self.content_length = len(self._body)
 
     async def read(self) -> bytes | memoryview:
         """Return the body, then nothing."""
