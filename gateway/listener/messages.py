@@ -27,6 +27,7 @@ from gateway.http2.hpack import Header, HeaderList
 from gateway.http2.session import StreamHandler
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
+from gateway.proxy.headers import SERVER_TIMING, server_timing
 from gateway.proxy.interfaces import (
     ClientRequest,
     ClientResponse,
@@ -34,7 +35,6 @@ from gateway.proxy.interfaces import (
     HeaderLines,
     ResponseTemplate,
 )
-from gateway.proxy.response_headers import SERVER_TIMING, server_timing
 from gateway.system.sockets.body_stream import BodyStream
 
 _SERVER_NAME = "tensorgate"

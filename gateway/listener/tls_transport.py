@@ -103,12 +103,9 @@ class ClientTlsTransport(TlsTransport):
         self._handshake_timer.cancel()
         self._handshaking.discard(self)
 
-    def on_handshake_error(self, error: ssl.SSLError) -> None:
-        """Log why it failed."""
+    def on_handshake_error(self, error: ssl.SSLError) -> bytes | None:
+        """Log why it failed; return a response for a client that speaks HTTP without TLS."""
         self._refuse(_describe(error))
-
-    def refusal(self, error: ssl.SSLError) -> bytes | None:
-        """Return a response for a client that speaks HTTP without TLS."""
         if tls_reason(error) != _HTTP_REQUEST:
             return None
         needs_tls = bad_request("this port requires TLS: use https")

@@ -1,6 +1,5 @@
 """TLS files: which ones are unusable, and what happens when they change."""
 
-import asyncio
 import logging
 import os
 import shutil
@@ -22,10 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from gateway.listener import tls
 from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles
 from tests.support.certificates import authority, ca_file, certificate_files
-from tests.support.gateway import until
 
 
 def _new(folder: Path) -> TlsFiles:
@@ -178,20 +175,3 @@ def test_unusable_new_files_are_logged_once_and_not_used(
     assert told == [""]
     assert caplog.messages == [f"new connections use the certificate in {files.certificate}"]
     assert _shown(tls_context.context) == _written(new.certificate)
-
-
-async def test_watch_reloads_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "POLL_INTERVAL", 0.01)
-    files, new = _new(tmp_path / "now"), _new(tmp_path / "then")
-    tls_context = ReloadingTlsContext(files)
-    old = tls_context.context
-    told: list[str] = []
-    watch = asyncio.create_task(tls_context.watch(told.append))
-    shutil.copyfile(new.certificate, files.certificate)
-    shutil.copyfile(new.key, files.key)
-    await until(lambda: told)
-    assert tls_context.context is not old
-    assert told == [""]
-    watch.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await watch

@@ -10,12 +10,12 @@ from gateway.app.build.routes import declared_models
 from gateway.app.build.worker_count import (
     offload_threads,
     offload_warnings,
-    share_per_worker,
     usable_cores,
     worker_count,
 )
 from gateway.errors import GatewayError
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics
+from gateway.observe import families
+from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.declared_model import DeclaredModel
@@ -32,7 +32,7 @@ def _limits(before: SharedLimits | None = None, **limits: object) -> SharedLimit
     settings = Settings.model_validate(
         {"workers": 2, "upstreams": upstreams, **split_limits(limits)}
     )
-    metrics = GatewayMetrics(MetricStore(GATEWAY_FAMILIES).writer(0))
+    metrics = GatewayMetrics(MetricStore(families.FAMILIES).writer(0))
     return build_shared_limits(settings, metrics, before)
 
 
@@ -122,15 +122,6 @@ def test_there_are_no_threads_without_the_c_module(
     assert offload_threads(_settings(offload=offload)) == 0
     warnings = [why for _, why in offload_warnings(_settings(offload=offload))]
     assert any("not compiled" in why for why in warnings) is warns
-
-
-@pytest.mark.usefixtures("four_cores")
-@pytest.mark.parametrize(
-    ("number", "workers", "share"),
-    [(100, "auto", 25), (7, "auto", 1), (1, "auto", 1), (100, 3, 33)],
-)
-def test_workers_have_equal_shares(number: int, workers: int | str, share: int) -> None:
-    assert share_per_worker(number, worker_count(_settings(workers=workers))) == share
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.address import parse_server_url
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.doubles.streaming import LIMITS, make_destination
 from tests.support.gateway import http1_connections, no_leaks, until
@@ -83,7 +84,7 @@ async def listening(
     """Run a listener before a server."""
     async with no_leaks():
         destination = make_destination(
-            HttpEndpoint(parse_server_url(server.url), connect_timeout=5), limits=limits
+            HttpEndpoint(parse_server_url(server.url), EndpointOptions(5)), limits=limits
         )
         router = Router([Route(Match(), (destination,), codings=codings)])
 

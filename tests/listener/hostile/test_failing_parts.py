@@ -26,6 +26,7 @@ from gateway.routing.endpoint_health import EjectionState, OutlierPolicy
 from gateway.routing.matcher import Match
 from gateway.routing.retry import RetryPolicy
 from gateway.upstream.address import parse_server_url
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.transport import (
@@ -112,10 +113,6 @@ class _FailingReservation(ReservedConnection):
         self._inner = inner
         self._faults = faults
 
-    @property
-    def head_delay(self) -> float:
-        return self._inner.head_delay
-
     def send(
         self,
         template: RequestTemplate,
@@ -165,7 +162,7 @@ class _World:
         self.limit = ConcurrencyLimit("all", 100, 10, 5)
         self.destination = make_destination(
             *(
-                _FailingEndpoint(HttpEndpoint(parse_server_url(url), 5), faults)
+                _FailingEndpoint(HttpEndpoint(parse_server_url(url), EndpointOptions(5)), faults)
                 for url in (server.url, f"http://{free_address()}")
             )
         )

@@ -19,8 +19,7 @@ from gateway.system.buffers import BufferAccount, BufferShare
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import Connection as GatewayConnection
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.connection_queue import ConnectionQueue
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.exchange import ConnectionQueue, Exchange
 from gateway.upstream.pool.pool import Lease
 from tests.support.checks.failing_lines import SOURCES, FailingLines, Line, code_of, name_of
 from tests.support.compiled import needs_source

@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.app.active_config import ActiveConfig
-from gateway.app.gateway import Gateway
+from gateway.app.gateway import ActiveConfig, Gateway
 from gateway.app.standalone import StandaloneGateway
 from gateway.listener.server import HttpListener
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
