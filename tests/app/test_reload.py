@@ -19,7 +19,6 @@ from gateway.app.loaded_resources import load_resources
 from gateway.app.reload import SettingsSource, describe_changes, failure_reason, failure_text
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.standalone import SingleProcessReloader, StandaloneGateway
-from gateway.errors import INTERNAL_ERROR_TEXT
 from gateway.settings.problems import SettingsError
 from gateway.settings.schema import Settings
 from tests.app.reloading import NOWHERE
@@ -152,13 +151,6 @@ def test_limit_of_the_system_is_a_plain_reason(caplog: pytest.LogCaptureFixture)
     reason = "the system refuses a part of the new settings: Too many open files"
     assert failure_reason(caught.value) == reason
     assert not caplog.records
-
-
-def test_unexpected_error_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    assert failure_reason(RuntimeError("no luck")) == INTERNAL_ERROR_TEXT
-    (record,) = caplog.records
-    assert record.levelno == logging.ERROR
-    assert "RuntimeError: no luck" in caplog.text
 
 
 # ---------------------------------------- the file
