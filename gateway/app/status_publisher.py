@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from statistics import median
 from typing import Any
 
 import orjson
@@ -110,7 +109,7 @@ class EventLoopWatch:
         self._measured.append((lag, time.monotonic(), time.process_time()))
         if len(self._measured) < MEASUREMENTS:
             return
-        usual = median(each for each, _, _ in self._measured)
+        usual = sorted(each for each, _, _ in self._measured)[MEASUREMENTS // 2]
         if usual >= LAGS_FROM or (self._since is not None and usual >= WELL_BELOW):
             (_, began, used), (_, end, used_at_end) = self._measured[0], self._measured[-1]
             share = (used_at_end - used) / max(end - began, 1e-9)
