@@ -23,6 +23,7 @@ from gateway.errors import GatewayError
 from gateway.protocol.grpc.descriptors import message_class
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
 from gateway.upstream.address import TcpAddress
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamRequest
 
@@ -198,7 +199,9 @@ async def _call_grpc(url: str, message: bytes) -> bytes:
     address = urlsplit(url)
     assert address.hostname is not None
     assert address.port is not None
-    endpoint = Http2Endpoint(TcpAddress(address.hostname, address.port), _CONNECT_TIMEOUT)
+    endpoint = Http2Endpoint(
+        TcpAddress(address.hostname, address.port), EndpointOptions(_CONNECT_TIMEOUT)
+    )
     body = (frame(len(message)) + message,)
     request = UpstreamRequest("POST", INFER, CIMultiDict(_GRPC_HEADERS), body, is_grpc=True)
     try:

@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from gateway.app.gateway import Gateway
-from gateway.observe.gateway_metrics import DROPPED_SPANS, EXPORTED_SPANS
+from gateway.observe.families import DROPPED_SPANS, EXPORTED_SPANS
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
 from tests.support.gateway import RunningGateway, running_gateway, until
@@ -272,20 +272,6 @@ async def test_grpc_call_to_an_http_server(traced: Traced, receiver: TraceReceiv
     assert receiver.call().name == RPC
     assert receiver.call().holds(attempt)
     assert attempt.attributes["http.response.status_code"] == 200
-
-
-async def test_messages_of_a_stream_are_attempts(traced: Traced, receiver: TraceReceiver) -> None:
-    async with ScriptedServer(always_respond(binary_response(FLOATS.tobytes()))) as server:
-        async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
-            response = await client.call(
-                "ModelStreamInfer", *[infer_request()] * 40, metadata=METADATA
-            )
-            assert len(response.messages) == 40
-        heads = [each.head for each in server.requests if each.head.target.endswith("/infer")]
-    parents = [parent_of(head)[1] for head in heads]
-    assert len(set(parents)) == 40
-    assert [each.span_id for each in receiver.attempts()] == parents[:32]
-    assert all(receiver.call().holds(each) for each in receiver.attempts())
 
 
 @on_both_paths
