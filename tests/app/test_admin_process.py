@@ -95,10 +95,19 @@ async def test_gateway_without_workers_is_not_ready() -> None:
         assert not admin.hangs
 
 
-async def test_each_worker_is_asked_first_in_turn() -> None:
-    async with _admin(_says("a"), _says("b"), _says("c")) as admin:
+async def test_each_worker_is_asked_in_turn_and_alone_if_it_replies_at_once() -> None:
+    asked: list[str] = []
+
+    def says(name: str) -> Responder:
+        async def respond(question: Question, connection: object) -> str:
+            asked.append(name)
+            return name
+
+        return respond
+
+    async with _admin(*map(says, "abc")) as admin:
         said = [await admin.not_ready_reason() for _ in range(6)]
-    assert sorted(said) == ["a", "a", "b", "b", "c", "c"]
+    assert sorted(asked) == sorted(said) == ["a", "a", "b", "b", "c", "c"]
 
 
 def _publish(admin: AdminSource, slot: int, **fields: Any) -> None:
