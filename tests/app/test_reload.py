@@ -434,12 +434,22 @@ async def test_unexpected_error_does_not_end_reloads(
 
 
 @pytest.mark.usefixtures("frequent_polls")
-async def test_file_is_not_watched_if_the_settings_say_so(file: Path) -> None:
+async def test_file_is_not_watched_if_the_settings_say_so(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _write(file, NOWHERE, "watch: false\n")
     async with _reloading(file) as reloading:
         _write(file, NOWHERE, "limits: {drain_timeout: 1}\n")
-        await asyncio.sleep(0.1)
-        assert reloading.revision["number"] == 1
+        log, looks = reloading.reloader._log, []
+        is_due = log.is_due
+
+        def look(settings: Settings) -> bool:
+            looks.append(is_due(settings))
+            return looks[-1]
+
+        monkeypatch.setattr(log, "is_due", look)
+        await until(lambda: len(looks) > 5)
+        assert (any(looks), reloading.revision["number"]) == (False, 1)
         reloading.reloader.requested.set()
         await reloading.until_number(2)
         assert reloading.gateway.settings.limits.drain_timeout == 1
