@@ -75,8 +75,7 @@ async def test_other_methods_are_refused(client: RawClient, method: str) -> None
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/x", "/live/", "//live", "/page/", "/page/../pages.py", "/api/", "/api/x"],
+    "path", ["/x", "/live/", "//live", "/page/", "/page/../pages.py", "/api/", "/api/x"]
 )
 async def test_unknown_path_is_not_found(client: RawClient, path: str) -> None:
     response = await client.call("GET", path)
