@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.observe import families
-from gateway.observe.metric_store import Family, HistogramFamily, MetricStore, clean_label
+from gateway.observe.metric_store import (
+    CounterFamily,
+    Family,
+    HistogramFamily,
+    MetricStore,
+    clean_label,
+)
 from gateway.observe.metric_table import Histograms, MetricTable, RecentHistograms, Words, quantiles
 from gateway.upstream.pool.member import Outcome
 
@@ -35,19 +41,8 @@ MAX_CURVES = 500
 """Endpoints, and routes, of which a point is kept: the busiest ones of each ten seconds. So the
 last hour of all endpoints takes 3 MB at most, and that of all routes too."""
 
-RATE_FAMILIES: tuple[Family, ...] = (
-    families.DURATION,
-    families.REQUEST_BYTES,
-    families.RESPONSE_BYTES,
-    families.SERVER_DURATION,
-    families.SENT_BYTES,
-    families.RECEIVED_BYTES,
-    families.RESPONSES,
-    families.ENDPOINT_FAILURES,
-    families.MIRROR_REQUESTS,
-    families.REFUSALS,
-    families.DROPPED_LOG_LINES,
-)
+_COUNTERS = [each for each in families.FAMILIES if isinstance(each, CounterFamily)]
+RATE_FAMILIES: Sequence[Family] = (families.DURATION, families.SERVER_DURATION, *_COUNTERS)
 LATENCY_FAMILIES = (families.CALL_LATENCY, families.ROUTE_LATENCY, families.ENDPOINT_LATENCY)
 """The histograms of all percentiles. They are large, so only their changes are kept."""
 ERROR_STATUSES = ("5xx", "aborted")

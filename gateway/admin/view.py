@@ -177,6 +177,7 @@ SEND_TIMEOUT = 15.0
 _RECONNECT_MS = 2000
 _FOLLOWED_CALLS = "100"
 """Calls of a second that are sent at most."""
+_DOCUMENTS = ("overview", "history", "curves", "topology", "models", "model", "calls", "journal")
 _TOPICS = ("overview", "topology", "models", "calls", "journal")
 
 _log = logging.getLogger("tensorgate.admin")
@@ -198,23 +199,8 @@ class Api:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the documents and of the streams."""
-        view = self._view
-        return [
-            *(
-                _get(f"/api/{describe.__name__}", describe)
-                for describe in (
-                    view.overview,
-                    view.history,
-                    view.curves,
-                    view.topology,
-                    view.models,
-                    view.model,
-                    view.calls,
-                    view.journal,
-                )
-            ),
-            web.get("/api/events", self.stream, allow_head=False),
-        ]
+        documents = [_get(f"/api/{name}", getattr(self._view, name)) for name in _DOCUMENTS]
+        return [*documents, web.get("/api/events", self.stream, allow_head=False)]
 
     async def end(self, _: web.Application) -> None:
         """End all streams: the pages connect again when the gateway is back."""
