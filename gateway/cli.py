@@ -25,7 +25,6 @@ from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.build.worker_count import worker_count
 from gateway.build_info import COMPILED, describe_build
 from gateway.observe.stderr_handler import StderrHandler
-from gateway.settings.json_schema import settings_schema
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Route, describe_match
@@ -106,8 +105,11 @@ def check(config: Path, probe: bool) -> None:
     cannot be used. With --probe, it is 3 if a server or a model is not as declared, and else 4 if a
     server is not ready or cannot be reached.
     """
-    from gateway.app.preflight.files import check_files, settings_warnings
-    from gateway.app.preflight.self_reference import find_self_references
+    from gateway.app.preflight.settings_checks import (
+        check_files,
+        find_self_references,
+        settings_warnings,
+    )
 
     loaded = _load_or_exit(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings
@@ -130,6 +132,8 @@ def check(config: Path, probe: bool) -> None:
 @main.command()
 def schema() -> None:
     """Print the JSON Schema of the settings, for editors."""
+    from gateway.settings.json_schema import settings_schema
+
     click.echo(json.dumps(settings_schema(), indent=2))
 
 

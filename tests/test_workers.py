@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -16,14 +15,13 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.resilience.fleet import fleet
 from tests.resilience.grpc_load import GrpcLoad, grpc_load_on
 from tests.support.addresses import HOST, free_address
-from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import until
 from tests.support.gateway_process import TIMEOUT, Process, gateway_process, write_settings
 from tests.support.http_messages import request
 from tests.support.operator import Operator
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.gated_response import GatedResponse
-from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
+from tests.support.servers.scripted_server import ScriptedServer, never_respond
 
 
 @pytest.fixture
@@ -39,14 +37,6 @@ async def _gateway(
     config = write_settings(file, server, listen, f"workers: {workers}\n{more}")
     async with gateway_process(config) as running:
         yield running
-
-
-def _settings(file: Path, servers: str, upstream: str, level: str = "info") -> str:
-    """Write settings for two workers; return the name of the file."""
-    upstreams = f"upstreams: {{demo: {{endpoints: [{servers}], dialect: triton, {upstream}}}}}\n"
-    log = f"log: {{access: false, level: {level}}}\n"
-    file.write_text(f"listen: {HOST}:0\nworkers: 2\n{log}{upstreams}")
-    return str(file)
 
 
 def _is_gone(pid: int) -> bool:
@@ -137,52 +127,6 @@ async def test_connections_that_a_dead_worker_has_not_received_go_to_another(fil
     assert f"worker {victim} was killed by SIGKILL" in err
 
 
-async def test_ejection_reaches_the_other_worker(file: Path) -> None:
-    async def script(connection: Connection) -> None:
-        await connection.request()  # and closes it without an answer
-
-    async def ask(client: RawClient, times: int) -> Counter[int]:
-        return Counter([(await client.call("GET", "/v2/x")).status for _ in range(times)])
-
-    async with ScriptedServer(script) as bad, ScriptedServer() as one, ScriptedServer() as two:
-        servers = f"{bad.url}, {one.url}, {two.url}"
-        detection = "outlier_detection: {base_ejection_time: 3s}"
-        config = _settings(file, servers, detection, level="debug")  # of the hearer's line
-        async with (
-            gateway_process(config) as (process, url),
-            connect(url) as finder,
-            connect(url) as hearer,  # at the other worker
-        ):
-            assert await ask(hearer, 6) == {200: 4, 502: 2}
-            assert await ask(finder, 15) == {200: 10, 502: 5}
-            found = await process.wait_for_output(rf"\[(\d+)\]: {bad.url} failed 5 times in a row")
-            heard = await process.wait_for_output(rf"\[(\d+)\]: {bad.url}: ejected, as another")
-            assert {int(found[1]), int(heard[1])} == set(process.children)
-            assert await ask(hearer, 9) == {200: 9}
-            assert len(bad.requests) == 7
-            process.signal(signal.SIGTERM)
-            status, _, err = await process.end()
-    assert status == 0
-    assert err.count("ejected for 3 s") == 1
-
-
-async def test_worker_that_gets_sigterm_drains_and_is_replaced(file: Path) -> None:
-    gated = GatedResponse()
-    async with ScriptedServer(gated) as server, _gateway(file, server.url) as (process, url):
-        async with AsyncExitStack() as stack:
-            clients = await _busy(stack, url, server)
-            leaving, staying = process.children
-            os.kill(leaving, signal.SIGTERM)
-            gated.may_respond.set()
-            assert [await _outcome(client) for client in clients] == [200] * 4
-            await process.wait_for_output(
-                f"worker {leaving} ended with status 0; another one start"
-            )
-            assert staying in process.children
-        process.signal(signal.SIGTERM)
-        assert (await process.end())[0] == 0
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 async def test_signal_drains_every_worker(file: Path, number: int) -> None:
     gated = GatedResponse()
@@ -250,47 +194,6 @@ async def test_workers_drain_if_the_supervisor_is_killed(file: Path) -> None:
                 async with connect(url):
                     pass
         assert (await process.end())[0] == -signal.SIGKILL
-
-
-async def test_unix_socket_is_shared_by_workers(file: Path, tmp_path: Path) -> None:
-    path = tmp_path / "gateway.sock"
-    async with ScriptedServer() as server:
-        for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
-            # The second one finds the socket that the first one left behind.
-            async with _gateway(file, server.url, listen=f"unix:{path}") as (process, url):
-                assert url == f"unix:{path}"
-                connections = _Connections(*process.children)
-                async with connect(url) as one, connect(url) as another:
-                    await connections.until(1, 1)
-                    for client in (one, another):
-                        assert (await client.call("GET", "/v2/x")).status == 200
-                process.signal(number)
-                assert (await process.end())[0] == status
-
-
-async def test_workers_keep_tls_when_its_files_break(file: Path, tmp_path: Path) -> None:
-    certificate, key = certificate_files(tmp_path, server_certificate())
-    more = f"tls: {{certificate: {certificate}, key: {key}}}\n"
-    async with ScriptedServer() as server, _gateway(file, server.url, more=more) as (process, url):
-        assert url.startswith("https://")
-        first, second = process.children
-        connections = _Connections(first, second)
-        async with connect(url) as one, connect(url) as another:
-            await connections.until(1, 1)
-            for client in (one, another):
-                assert (await client.call("GET", "/v2/before")).status == 200
-            (tmp_path / "key.pem").write_text("no key")
-            os.kill(first, signal.SIGKILL)
-            third = int((await process.wait_for_output(r"worker (\d+) is up"))[1])
-            connections = _Connections(third)
-            async with connect(url) as client:  # of the new worker, as it has none yet
-                await connections.until(1)
-                assert (await client.call("GET", "/v2/after")).status == 200
-            await process.wait_for_output("holds no private key in PEM form; new connections still")
-        process.signal(signal.SIGTERM)
-        status, _, err = await process.end()
-    assert status == 0
-    assert err.count("every user of this machine can read") == 1
 
 
 DRAINING = "not ready: draining"

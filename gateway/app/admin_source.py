@@ -111,7 +111,8 @@ class AdminSource:
 
     def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
         """Tell whether a request has a key that allows actions at the admin address."""
-        return self.resources.authorizes(headers)
+        group = self.resources.api_keys.groups.get(self.settings.admin.keys or "")
+        return group is not None and group.authenticates(headers)
 
     async def drain_endpoint(self, upstream: str, url: str, drained: bool, operator: str) -> None:
         """Drain an endpoint, or restore it. Raises ValueError."""

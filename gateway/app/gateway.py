@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from gateway.app.active_config import ActiveConfig
 from gateway.app.build.limits import SharedLimits, build_shared_limits
 from gateway.app.build.routes import build_routes
 from gateway.app.build.tracing import Tracing, build_tracing
@@ -23,11 +22,11 @@ from gateway.app.captured_calls import CapturedCalls
 from gateway.app.ejection_sync import EjectionSync
 from gateway.app.endpoint_watch import EndpointWatch, RecentLooks
 from gateway.app.loaded_resources import LoadedResources, load_resources
-from gateway.app.reload import CloseReplaced, PreparedReload, describe_changes, keep_workers
+from gateway.app.reload import CloseReplaced, PreparedReload
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import StatusPublisher, describe_concurrency, describe_upstream
+from gateway.listener.client_call import RequestHandler
 from gateway.listener.connection_host import IdleTimeouts
-from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import AccessLog, LineFormat, TemplateFormat, write_json, write_text
 from gateway.observe.call_metrics import CallMetrics
@@ -37,18 +36,90 @@ from gateway.observe.gateway_metrics import GatewayMetrics, OffloadMetrics
 from gateway.observe.log_writer import LogWriter
 from gateway.observe.tracing.exporter import TraceExporter
 from gateway.offload.threads import OffloadThreads
+from gateway.proxy.calls.dispatch import handle_request
+from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Upstream
+from gateway.proxy.filters.mirror import Mirror
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
 from gateway.workers.control import ControlServer, Question
 from gateway.workers.worker_watch import WorkerWatch
 
+_RETIRED_POLL = 0.1
+"""Seconds between two looks whether the calls of a retired configuration have ended."""
 _NOTED_WAIT = 1.0
 """Seconds after which other workers learn that a call waits for its endpoint."""
 
 _log = logging.getLogger("tensorgate")
+
+
+class ActiveConfig:
+    """A router and its upstreams, which it may share with the runtimes before and after it."""
+
+    def __init__(
+        self, shared_upstreams: Mapping[str, SharedUpstream], router: Router, limits: SharedLimits
+    ) -> None:
+        self.shared_upstreams = shared_upstreams
+        self.router = router
+        self.limits = limits
+        self.planner = Planner(router)
+        self._calls = 0
+
+    def activate(self) -> None:
+        """Hold the upstreams, and apply the limits, from now on; that cannot fail."""
+        for each in self.shared_upstreams.values():
+            each.acquire()
+        self.limits.apply()
+
+    @property
+    def upstreams(self) -> dict[str, Upstream]:
+        """Return the upstreams by name."""
+        return upstreams_by_name(self.shared_upstreams)
+
+    @property
+    def in_use(self) -> bool:
+        """Tell whether calls that began on it are still running."""
+        calls = self._calls or self.planner.in_flight
+        return bool(calls) or any(
+            each.has_calls_of_last_user for each in self.shared_upstreams.values()
+        )
+
+    async def handle_request(self, request: ClientRequest, response: ClientResponse) -> None:
+        """Serve a request on the streaming path."""
+        self._calls += 1
+        try:
+            await handle_request(request, response, self.planner)
+        finally:
+            self._calls -= 1
+
+    def flush_mirror_logs(self) -> None:
+        """Log how many mirrored requests have failed, where that is due; call it once a second."""
+        for mirror in self._mirrors():
+            mirror.stats.flush_if_due()
+
+    def _mirrors(self) -> Iterator[Mirror]:
+        return (route.mirror for route in self.router.routes if route.mirror is not None)
+
+    async def close(self) -> None:
+        """Close all that no other configuration uses, once no call is running."""
+        self.planner.close()
+        for mirror in self._mirrors():
+            await mirror.close()
+        await self.router.readiness.close()
+        for each in self.shared_upstreams.values():
+            await each.release()
+
+    async def close_when_idle(self) -> None:
+        """Close all that no other configuration uses, when the calls have ended; none begins."""
+        try:
+            # Polled: nothing signals the end of the last call.
+            while self.in_use:  # noqa: ASYNC110
+                await asyncio.sleep(_RETIRED_POLL)
+        finally:
+            await self.close()
 
 
 Closable = OffloadThreads | LogWriter | TraceExporter
@@ -63,7 +134,7 @@ class Parts(NamedTuple):
     log_writer: LogWriter | None
     tracing: Tracing | None
     observers: tuple[CallObserver, ...]
-    watches: tuple[asyncio.Task[None], ...]
+    watch: asyncio.Task[None]
 
     @property
     def closable(self) -> dict[str, Closable | None]:
@@ -89,8 +160,7 @@ class Parts(NamedTuple):
 
     async def close(self, kept: Parts | None = None) -> None:
         """Close what is not ``kept``; what fails is logged, so that the rest is closed too."""
-        for watch in self.watches:
-            watch.cancel()
+        self.watch.cancel()
         kept_parts = {} if kept is None else kept.closable
         for what, part in self.closable.items():
             with logged(what):
@@ -119,12 +189,10 @@ class Gateway:
         """The endpoints that operators have drained; None before they are read again."""
         self.shared = shared
         self._slot = slot
-        self.metric_store = shared.metric_store
-        """The counters and histograms of all workers."""
         shared.worker_pids[slot][0] = os.getpid()
         shared.heartbeats[slot][0] = int(time.monotonic() * 1000)
-        writer = self.metric_store.writer(slot)
-        self.call_metrics = CallMetrics(self.metric_store, writer)
+        writer = shared.metric_store.writer(slot)
+        self.call_metrics = CallMetrics(shared.metric_store, writer)
         self.journal = shared.journal(slot)
         """Where this process records its events."""
         self._metrics = GatewayMetrics(writer, self.call_metrics.observe_mirrored)
@@ -133,15 +201,10 @@ class Gateway:
         if shared.control is not None:
             self._ejection_sync = EjectionSync(shared.ejections, slot, self._pools)
         self._status_publisher = StatusPublisher(
-            shared.statuses,
-            slot,
-            self.status,
-            self._metrics,
-            self._tick,
-            self._each_second,
+            shared.statuses, slot, self.status, self._metrics, self._tick, self._each_second
         )
         self._worker_watch = WorkerWatch(shared.worker_pids, shared.heartbeats, slot)
-        looks, leads = RecentLooks(self.metric_store), self._worker_watch.leads
+        looks, leads = RecentLooks(shared.metric_store), self._worker_watch.leads
         self._endpoint_watch = EndpointWatch(looks, shared.waiting.read, self._pools, leads)
         self._captured = CapturedCalls(self._capturing_listener, self._handle_request)
         self._background = AsyncExitStack()
@@ -168,10 +231,7 @@ class Gateway:
             parts = await self._make_parts(self._loaded, limits, None, undo)
             undo.pop_all()
         self.listener = HttpListener(
-            self._handle_request,
-            parts.observers,
-            self._note_closed,
-            limits.memory_budget.buffers,
+            self._handle_request, parts.observers, self._note_closed, limits.memory_budget.buffers
         )
         self._use(parts)
         background = (self._ejection_sync, self._endpoint_watch, self._status_publisher)
@@ -207,13 +267,12 @@ class Gateway:
         RuntimeError or OSError where the system has no room for a part.
         """
         before = self.parts
-        settings = keep_workers(settings, self.settings)
         resources = await asyncio.to_thread(load_resources, settings, before.resources)
-        changes = describe_changes(resources, before.resources)
-        limits = build_shared_limits(settings, self._metrics, before.active_config.limits)
+        last = before.active_config.limits
+        limits = build_shared_limits(resources.settings, self._metrics, last)
         async with AsyncExitStack() as undo:
             parts = await self._make_parts(resources, limits, before, undo)
-            return PreparedReload(changes, partial(self._swap, parts), undo.pop_all())
+            return PreparedReload(partial(self._swap, parts), undo.pop_all().aclose)
 
     async def _make_parts(
         self,
@@ -251,11 +310,15 @@ class Gateway:
         if tracing is not None:
             last = before and before.tracing and before.tracing.exporter
             undo.push_async_callback(_close, tracing.exporter, last)
-        watches = self._watch_files(resources, undo)
+        # The supervisor records what concerns all workers.
+        journal = self.journal if self.shared.control is None else None
+        following = resources.follow(lambda: self.listener.clear_plans(), journal)
+        watch = asyncio.create_task(following)
+        undo.callback(watch.cancel)
         _drain(upstreams_by_name(upstreams), self.shared.drained.read())
         observers = self._make_observers(settings, writer, tracing)
         config = ActiveConfig(upstreams, router, limits)
-        return Parts(resources, config, offload, writer, tracing, observers, watches)
+        return Parts(resources, config, offload, writer, tracing, observers, watch)
 
     def _use(self, parts: Parts) -> None:
         """Use parts from now on, by assignments that cannot fail."""
@@ -412,24 +475,6 @@ class Gateway:
         forwarding = parts.resources.forwarding
         listener.reconfigure(None, observers, None, parts.idle_timeouts, forwarding, parts.sampler)
         return listener
-
-    def _watch_files(
-        self, resources: LoadedResources, undo: AsyncExitStack
-    ) -> tuple[asyncio.Task[None], ...]:
-        """Start to follow the certificate and the API keys; return the tasks that do it."""
-        watches = []
-        if resources.tls is not None:
-            watch = resources.tls.watch(partial(self._note_certificate, resources))
-            watches.append(asyncio.create_task(watch))
-        if resources.api_keys.groups:
-            watch = resources.api_keys.watch(lambda: self.listener.clear_plans())
-            watches.append(asyncio.create_task(watch))
-        for each in watches:
-            undo.callback(each.cancel)
-        return tuple(watches)
-
-    def _note_certificate(self, resources: LoadedResources, failure: str) -> None:
-        """Do nothing: the supervisor records what concerns all workers."""
 
     async def _handle_request(self, request: ClientRequest, response: ClientResponse) -> None:
         await self.parts.active_config.handle_request(request, response)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from ipaddress import ip_network
 from typing import NamedTuple
-
-from multidict import CIMultiDictProxy
 
 from gateway.app.build.api_keys import ApiKeys
 from gateway.app.build.tls import load_server_tls, upstream_tls_contexts, upstream_tls_files
@@ -16,7 +16,7 @@ from gateway.app.journal import CERTIFICATE_REFUSED, CERTIFICATE_RELOADED, Journ
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy, new_identity
 from gateway.settings.schema import Settings
-from gateway.system.file_watcher import digest
+from gateway.system.file_watcher import POLL_INTERVAL, digest
 
 
 class LoadedResources(NamedTuple):
@@ -31,35 +31,35 @@ class LoadedResources(NamedTuple):
     upstream_specs: tuple[UpstreamSpec, ...]
     forwarding: ForwardedPolicy
 
-    def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
-        """Tell whether a request has a key of ``admin.keys``."""
-        name = self.settings.admin.keys
-        group = self.api_keys.groups.get(name) if name else None
-        return group is not None and group.authenticates(headers)
+    def refresh(self, journal: Journal | None) -> bool:
+        """Load API keys and the server certificate again, if their files have changed.
 
-    def refresh(self, journal: Journal) -> None:
-        """Load API keys and server certificates again, if their files have changed.
-
-        A gateway that uses them need not call this: it watches their files.
+        Return whether API keys were replaced. ``journal`` gets what comes of the certificate.
         """
-        self.api_keys.refresh()
-        if self.tls is not None and (failure := self.tls.reload_if_changed()) is not None:
-            self.record_certificate(journal, failure)
+        failure = None if self.tls is None else self.tls.reload_if_changed()
+        if failure is not None and journal is not None and self.settings.tls is not None:
+            kind = CERTIFICATE_REFUSED if failure else CERTIFICATE_RELOADED
+            why, file = failure or "the file has changed", self.settings.tls.certificate
+            journal.record(kind, who="file watch", why=why, subject=file)
+        return self.api_keys.refresh()
 
-    def record_certificate(self, journal: Journal, failure: str) -> None:
-        """Record that the server certificate was loaded again, or why it was not."""
-        file = self.settings.tls.certificate if self.settings.tls is not None else ""
-        kind = CERTIFICATE_REFUSED if failure else CERTIFICATE_RELOADED
-        journal.record(kind, who="file watch", why=failure or "the file has changed", subject=file)
+    async def follow(self, on_new_keys: Callable[[], None], journal: Journal | None = None) -> None:
+        """Follow the files of API keys and certificate until cancelled; see ``refresh``."""
+        while self.tls is not None or self.api_keys.groups:
+            if self.refresh(journal):
+                on_new_keys()
+            await asyncio.sleep(POLL_INTERVAL)
 
 
 def load_resources(settings: Settings, before: LoadedResources | None = None) -> LoadedResources:
     """Load what settings name, which takes a while.
 
     If their settings are as ``before``, the server certificate and the API keys are those from
-    before, which follow their files. The identity is always that from before. Raises
-    UnusableSettingsError.
+    before, which follow their files. The identity is always that from before, and so is the number
+    of processes, which is fixed as they run. Raises UnusableSettingsError.
     """
+    if before is not None:
+        settings = settings.model_copy(update={"workers": before.settings.workers})
     if before is not None and settings.tls == before.settings.tls:
         tls = before.tls
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.build.tls import server_tls_files
 from gateway.app.journal import RELOAD_REFUSED, SETTINGS_RELOADED, EventKind
 from gateway.app.loaded_resources import LoadedResources, unwatched_files
-from gateway.app.preflight.files import settings_warnings
+from gateway.app.preflight.settings_checks import settings_warnings
 from gateway.app.process import log_addresses, set_log_level
 from gateway.app.shared_memory import Revision, SharedMemory
 from gateway.errors import INTERNAL_ERROR_TEXT
@@ -37,17 +36,12 @@ CloseReplaced = Callable[[], Awaitable[None]]
 class PreparedReload(NamedTuple):
     """Parts for new settings beside those in use: ``commit`` uses them, ``abort`` closes them.
 
-    ``changes`` describes what has changed. ``commit`` uses the parts by assignments that cannot
-    fail, and returns what closes those of before. ``undo`` closes the parts.
+    ``commit`` uses the parts by assignments that cannot fail, and returns what closes those of
+    before.
     """
 
-    changes: str
     commit: Callable[[], CloseReplaced]
-    undo: AsyncExitStack
-
-    async def abort(self) -> None:
-        """Close what was made for the new settings."""
-        await self.undo.aclose()
+    abort: Callable[[], Awaitable[None]]
 
 
 class SettingsSource:
@@ -166,11 +160,6 @@ class ReloadLog:
     def _record(self, kind: EventKind, why: str, requested: bool) -> None:
         who = "SIGHUP" if requested else "file watch"
         self._shared.owner_journal.record(kind, who=who, why=why, subject=str(self.source.file))
-
-
-def keep_workers(settings: Settings, before: Settings) -> Settings:
-    """Return settings with the number of processes from ``before``, which is fixed as they run."""
-    return settings.model_copy(update={"workers": before.workers})
 
 
 def describe_changes(now: LoadedResources, before: LoadedResources) -> str:

@@ -15,7 +15,7 @@ from gateway.app.admin_source import DRAIN_GRACE, AdminSource
 from gateway.app.build import listening
 from gateway.app.build.listening import BoundAddress
 from gateway.app.gateway import Gateway, Parts, logged
-from gateway.app.loaded_resources import LoadedResources, load_resources
+from gateway.app.loaded_resources import load_resources
 from gateway.app.process import (
     BackgroundTask,
     MallocTrim,
@@ -30,12 +30,12 @@ from gateway.app.reload import (
     PreparedReload,
     ReloadLog,
     SettingsSource,
+    describe_changes,
     failure_text,
 )
 from gateway.app.shared_memory import SharedMemory
 from gateway.listener.accept import AcceptingSockets
 from gateway.settings.schema import Settings
-from gateway.settings.values.addresses import Address
 from gateway.system.file_watcher import POLL_INTERVAL
 from gateway.system.memory import tune_garbage_collector
 from gateway.workers.control import Question
@@ -59,7 +59,7 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
     async with StandaloneGateway(settings) as gateway:
         async with SingleProcessReloader(gateway, source) as reloader, MallocTrim():
             handle_signals(stop.set, signal.SIGINT)
-            handle_signals(reloader.request_reload, signal.SIGHUP)
+            handle_signals(reloader.requested.set, signal.SIGHUP)
             log_started(gateway.addresses)
             await gateway.operators_served()
             tune_garbage_collector()
@@ -71,23 +71,12 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
 class _Doors(NamedTuple):
     """The addresses of one version of the settings, and who serves operators there, if any does."""
 
-    settings: Settings
-    bound: tuple[BoundAddress, ...]
-    admin: AdminSite | None
+    bound: tuple[BoundAddress, ...] = ()
+    admin: AdminSite | None = None
 
     def sockets(self, each: BoundAddress, clients: AcceptingSockets) -> AcceptingSockets:
         """Return what accepts at an address: that of operators, or else that of ``clients``."""
-        if self.admin is None or each.address != self._operators:
-            return clients
-        return self.admin.sockets
-
-    @property
-    def _operators(self) -> Address | None:
-        return self.settings.admin.listen
-
-    def of(self, *, clients: bool) -> list[BoundAddress]:
-        """Return the addresses of clients, or else that of operators."""
-        return [each for each in self.bound if clients != (each.address == self._operators)]
+        return clients if self.admin is None or not each.is_admin else self.admin.sockets
 
     def open(self, opened: Iterable[BoundAddress], clients: AcceptingSockets) -> None:
         """Accept connections at addresses."""
@@ -112,33 +101,35 @@ class StandaloneGateway(Gateway):
         super().__init__(resources, shared, 0, lambda: None)  # nobody counts connections
         self.source = AdminSource(resources, shared, self.journal, self._ask_itself)
         """What operators see of it."""
-        self._doors = _Doors(settings, (), None)
+        self._doors = _Doors()
 
     @property
     def addresses(self) -> list[str]:
         """Return where clients and operators connect: URLs, or unix:/path."""
-        return listening.describe(self._doors.bound, self._doors.settings)
+        return listening.describe(self._doors.bound, self.settings)
 
     async def __aenter__(self) -> Self:
-        settings = self._doors.settings
-        self._doors = _Doors(settings, listening.listen(listening.addresses_of(settings)), None)
+        settings = self.source.settings
+        self._doors = _Doors(listening.listen(settings.listen, settings.admin.listen))
         try:
             await super().__aenter__()
         except BaseException:
             listening.close(self._doors.bound)
             raise
-        self._doors.open(self._doors.of(clients=True), self.listener.sockets)
+        clients = [each for each in self._doors.bound if not each.is_admin]
+        self._doors.open(clients, self.listener.sockets)
         self._serving_operators = asyncio.create_task(self._serve_operators())
         self.journal.record_start(1)
         return self
 
     async def _serve_operators(self) -> None:
-        doors = self._doors
-        if doors.settings.admin.listen is not None:
+        admin = [each for each in self._doors.bound if each.is_admin]
+        if admin:
             # It imports aiohttp. The event loop, which serves clients already, has its turns.
             await asyncio.to_thread(import_module, "gateway.admin.application")
-            self._doors = doors = doors._replace(admin=await self._admin_site(doors.settings))
-            doors.open(doors.of(clients=False), self.listener.sockets)
+            site = await self._admin_site(self.settings)
+            self._doors = self._doors._replace(admin=site)
+            self._doors.open(admin, self.listener.sockets)
 
     async def operators_served(self) -> None:
         """Wait until operators are served, which begins shortly after clients are."""
@@ -163,10 +154,10 @@ class StandaloneGateway(Gateway):
 
     async def reload(self, settings: Settings) -> str:
         """Apply other settings, as ``prepare`` and a commit do; return what has changed."""
-        prepared = await self.prepare(settings)
+        prepared, before = await self.prepare(settings), self.parts.resources
         # Nothing is awaited in between, as ``prepare`` has begun to accept connections.
         await prepared.commit()()
-        return prepared.changes
+        return describe_changes(self.parts.resources, before)
 
     async def prepare(self, settings: Settings) -> PreparedReload:
         """Do so for the addresses too, at which it has accepted no connection yet."""
@@ -176,18 +167,19 @@ class StandaloneGateway(Gateway):
             parts = await super().prepare(settings)
             undo.push_async_callback(parts.abort)
             # An address that clients and operators swap needs sockets of its own for either.
-            swapped = {before.settings.admin.listen} ^ {settings.admin.listen}
-            bound = listening.listen(listening.addresses_of(settings), before.bound, swapped)
+            bound = listening.listen(
+                settings.listen, settings.admin.listen, before.bound, rebinds=True
+            )
             opened = listening.difference(bound, before.bound)
             undo.callback(listening.close, opened)
             admin = await self._admin_site(settings)
             undo.push_async_callback(_close_admin, admin, before.admin)
-            doors = _Doors(settings, bound, admin)
+            doors = _Doors(bound, admin)
             # Nothing is awaited from here on, so that nobody connects in between.
             undo.callback(doors.close, opened, clients)
             doors.open(opened, clients)
             swap = partial(self._swap_doors, doors, parts)
-            return PreparedReload(parts.changes, swap, undo.pop_all())
+            return PreparedReload(swap, undo.pop_all().aclose)
 
     def _swap_doors(self, doors: _Doors, parts: PreparedReload) -> CloseReplaced:
         replaced, self._doors = self._doors, doors
@@ -236,9 +228,6 @@ class StandaloneGateway(Gateway):
         """Reply to operators without a socket, however long it takes."""
         return await self.reply(question, connection and connection.dup())
 
-    def _note_certificate(self, resources: LoadedResources, failure: str) -> None:
-        resources.record_certificate(self.journal, failure)
-
 
 async def _close_admin(admin: AdminSite | None, kept: AdminSite | None) -> None:
     """Close what serves the admin address, unless it is kept."""
@@ -255,22 +244,19 @@ class SingleProcessReloader(BackgroundTask):
 
     def __init__(self, gateway: StandaloneGateway, source: SettingsSource) -> None:
         self._gateway = gateway
-        store = gateway.metric_store
+        store = gateway.shared.metric_store
         self._log = ReloadLog(source, gateway.shared, store.writer(store.segments - 1))
-        self._requested = asyncio.Event()
-
-    def request_reload(self) -> None:
-        """Read the settings again, whether the files have changed or not."""
-        self._requested.set()
+        self.requested = asyncio.Event()
+        """Have the settings read again, whether the files have changed or not."""
 
     async def run(self) -> None:
         """Look for changes, and reload."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_INTERVAL):
-                    await self._requested.wait()
-            requested = self._requested.is_set()
-            self._requested.clear()
+                    await self.requested.wait()
+            requested = self.requested.is_set()
+            self.requested.clear()
             if requested or self._log.is_due(self._gateway.settings):
                 await self._reload(requested)
 

@@ -13,9 +13,9 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
 from gateway.app.admin_source import DRAIN_GRACE, AdminSource
 from gateway.app.build import listening
@@ -41,18 +41,23 @@ from gateway.app.reload import (
     describe_changes,
     failure_reason,
     failure_text,
-    keep_workers,
 )
 from gateway.app.shared_memory import SharedMemory
 from gateway.observe import families
 from gateway.settings.schema import Settings
 from gateway.system.memory import tune_garbage_collector
 from gateway.workers.control import ControlClient
-from gateway.workers.ipc import FromWorker, ListeningSockets, ToWorker, WorkerChannel
+from gateway.workers.ipc import (
+    ConnectionKind,
+    FromWorker,
+    ListeningSockets,
+    ToWorker,
+    WorkerChannel,
+)
 from gateway.workers.reload_broadcast import PREPARE_TIMEOUT
 from gateway.workers.signals import STOP_SIGNALS
-from gateway.workers.supervisor import SupervisedGateway, Supervisor
-from gateway.workers.worker_pool import WorkerProcess
+from gateway.workers.supervisor import Supervisor
+from gateway.workers.worker_pool import SupervisedGateway, WorkerProcess
 
 _log = logging.getLogger("tensorgate")
 
@@ -64,40 +69,19 @@ def serve_with_workers(workers: int, settings: Settings, source: SettingsSource)
     """
     gateway = GatewayWithWorkers(settings, source, workers)
     tune_garbage_collector()
-    supervisor = Supervisor(
-        workers,
-        lambda channel: run(_serve(channel, gateway.shared, gateway.worker)),
-        lambda channel: run(_serve(channel, gateway.shared, gateway.admin_process)),
-        gateway,
-    )
-    log_stopped(supervisor.run())
+    log_stopped(Supervisor(workers, gateway).run())
 
 
-async def _serve(
-    channel: WorkerChannel,
-    shared: SharedMemory,
-    build: Callable[[Callable[[], None], int], Gateway | AdminProcess],
-) -> None:
-    """Serve the connections that the supervisor accepts: those of clients, or of operators."""
-    # The first thing to do, as the rest takes a while: the supervisor ends this process.
-    handle_signals(partial(channel.send, FromWorker.LEAVING), *STOP_SIGNALS)
-    gateway = build(channel.count_closed, channel.slot)
-    reloader = WorkerReloader(gateway, shared, partial(channel.send, FromWorker.RELOAD_DONE))
-    async with gateway, reloader, MallocTrim():
-        tune_garbage_collector()
-        channel.send(FromWorker.READY)
-        await channel.receive(gateway, reloader.enqueue)
-    channel.send(FromWorker.DROPPED, str(gateway.dropped))
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Update(NamedTuple):
     """What the supervisor has made for new settings; ``read`` are those of the file."""
 
     read: Settings
+    requested: bool
     resources: LoadedResources
     bound: tuple[BoundAddress, ...]
     changes: str
+    settings_before: Settings
+    addresses_before: list[str]
 
 
 class GatewayWithWorkers(SupervisedGateway):
@@ -108,18 +92,16 @@ class GatewayWithWorkers(SupervisedGateway):
 
     def __init__(self, settings: Settings, source: SettingsSource, workers: int) -> None:
         self._resources = load_resources(settings)
-        self._bound = listening.listen(listening.addresses_of(settings))
+        self._bound = listening.listen(settings.listen, settings.admin.listen)
         # Made before the first fork, as all workers share it. It outlives them, and each reload.
         self.shared = SharedMemory.for_workers(workers)
         writer = self.shared.metric_store.writer(workers)
         self._worker_restarts = writer.counter(families.WORKER_RESTARTS)
         self._reload_log = ReloadLog(source, self.shared, writer)
         self._journal = self.shared.owner_journal
-        self._has_started = self._is_requested = False
-        self._prepared: _Prepared | None = None
+        self._has_started = False
+        self._update: _Update
         """What is made for new settings, until all processes use them or none."""
-        self._log_applied: Callable[[], None] = lambda: None
-        """Logs what has changed, once all processes use it."""
 
     @property
     def settings(self) -> Settings:
@@ -134,7 +116,7 @@ class GatewayWithWorkers(SupervisedGateway):
     @property
     def sockets(self) -> ListeningSockets:
         """Return the listening sockets, with who connects there."""
-        return _sockets(self._bound, self.settings)
+        return _sockets(self._bound)
 
     @property
     def addresses(self) -> list[str]:
@@ -146,9 +128,26 @@ class GatewayWithWorkers(SupervisedGateway):
         # It gets what is loaded already: the files may have become unusable since then.
         return Gateway(self._resources, self.shared, slot, on_closed)
 
-    def admin_process(self, *_: object) -> AdminProcess:
-        """Build what the admin process runs."""
-        return AdminProcess(self._resources, self.shared)
+    def run(self, channel: WorkerChannel, serves: ConnectionKind) -> None:
+        """Run in a worker or the admin process until it is to exit."""
+        run(self._serve(channel, serves))
+
+    async def _serve(self, channel: WorkerChannel, serves: ConnectionKind) -> None:
+        """Serve the connections that the supervisor accepts: those of clients, or of operators."""
+        # The first thing to do, as the rest takes a while: the supervisor ends this process.
+        handle_signals(partial(channel.send, FromWorker.LEAVING), *STOP_SIGNALS)
+        gateway: Gateway | AdminProcess
+        if serves == ToWorker.CLIENT:
+            gateway = self.worker(channel.count_closed, channel.slot)
+        else:
+            gateway = AdminProcess(self._resources, self.shared)
+        done = partial(channel.send, FromWorker.RELOAD_DONE)
+        reloader = WorkerReloader(gateway, self.shared, done)
+        async with gateway, reloader, MallocTrim():
+            tune_garbage_collector()
+            channel.send(FromWorker.READY)
+            await channel.receive(gateway, reloader.steps.put_nowait)
+        channel.send(FromWorker.DROPPED, str(gateway.dropped))
 
     def poll(self, requested: bool) -> ListeningSockets | None:
         """Read the settings if that is requested, or if their files have changed."""
@@ -161,58 +160,45 @@ class GatewayWithWorkers(SupervisedGateway):
             )
         if not requested and not self._reload_log.is_due(self.settings):
             return None
-        self._is_requested = requested
         try:
-            return self._prepare()
+            self._update = self._prepare(requested)
+            return _sockets(self._update.bound)
         except Exception as error:  # whatever it is, it must not end the supervisor
             reason = failure_text(error, self._reload_log.source.file)
             self._reload_log.record_failure(reason, requested)
             return None
 
-    def _prepare(self) -> ListeningSockets:
+    def _prepare(self, requested: bool) -> _Update:
         """Read the settings, load what they name and open their addresses, or raise."""
         read = self._reload_log.source.read()
-        settings = keep_workers(read, self.settings)
-        resources = load_resources(settings, self._resources)
-        if not self.shared.new_settings.publish(0, pickle.dumps(settings)):
+        resources = load_resources(read, self._resources)
+        if not self.shared.new_settings.publish(0, pickle.dumps(resources.settings)):
             raise OSError("they are too large")
-        bound = listening.listen(listening.addresses_of(settings), self._bound)
+        bound = listening.listen(read.listen, read.admin.listen, self._bound)
         changes = describe_changes(resources, self._resources)
-        self._prepared = _Prepared(read, resources, bound, changes)
-        return _sockets(bound, settings)
+        return _Update(read, requested, resources, bound, changes, self.settings, self.addresses)
 
     def commit(self) -> None:
         """Use what is prepared, by assignments: each process is ready."""
-        assert self._prepared is not None
-        now, self._prepared = self._prepared, None
-        before, left = self.settings, self.addresses
-        self._resources, self._bound = now.resources, now.bound
+        self._resources, self._bound = self._update.resources, self._update.bound
         self._reload_log.record_reload()
-        addresses = self.addresses, left
-        self._log_applied = partial(
-            self._reload_log.log_reload,
-            now.changes,
-            now.read,
-            before,
-            addresses,
-            self._is_requested,
-        )
 
     def abort(self, errors: Mapping[str, str]) -> None:
         """Close the new addresses, and log which processes have refused the settings, and why."""
-        assert self._prepared is not None
-        listening.close(listening.difference(self._prepared.bound, self._bound))
-        self._prepared = None
+        listening.close(listening.difference(self._update.bound, self._bound))
         processes = defaultdict(list)
         for name, error in errors.items():
             processes[error].append(name)
         reasons = [f"{', '.join(names)}: {error}" for error, names in processes.items()]
         reason = f"{self._reload_log.source.file}: {'; '.join(reasons)}"
-        self._reload_log.record_failure(reason, self._is_requested)
+        self._reload_log.record_failure(reason, self._update.requested)
 
     def on_applied(self, late: Sequence[str]) -> None:
         """Log what has changed, and which processes go on with the previous settings for now."""
-        self._log_applied()
+        update, addresses = self._update, (self.addresses, self._update.addresses_before)
+        self._reload_log.log_reload(
+            update.changes, update.read, update.settings_before, addresses, update.requested
+        )
         for name in late:
             _log.warning("%s does not respond: it uses the new settings once it does", name)
 
@@ -242,10 +228,10 @@ class GatewayWithWorkers(SupervisedGateway):
         self._journal.record(WORKER_RESTARTED, who="supervisor", why=why, subject=name, process=pid)
 
 
-def _sockets(bound: Sequence[BoundAddress], settings: Settings) -> ListeningSockets:
+def _sockets(bound: Sequence[BoundAddress]) -> ListeningSockets:
     """Return the listening sockets, with who connects there."""
     return {
-        sock: ToWorker.ADMIN if each.address == settings.admin.listen else ToWorker.CLIENT
+        sock: ToWorker.ADMIN if each.is_admin else ToWorker.CLIENT
         for each in bound
         for sock in each.sockets
     }
@@ -262,7 +248,6 @@ class AdminProcess:
         self.source = AdminSource(resources, shared, shared.admin_journal, self._control.ask)
         """What operators see."""
         self._site = AdminSite(self.source)
-        self._key_watch: asyncio.Task[None] | None = None
         self.dropped = 0
         """Calls that it cut at its end: it has none."""
 
@@ -274,21 +259,18 @@ class AdminProcess:
     async def __aenter__(self) -> Self:
         self._control.__enter__()
         await self._site.__aenter__()
-        self._watch_keys()
+        self._use(self.source.resources)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._key_watch is not None:
-            self._key_watch.cancel()
+        self._watch.cancel()
         await self._site.close(DRAIN_GRACE)
         self._control.__exit__()
 
-    def _watch_keys(self) -> None:
-        """Follow the files of API keys; those of before may belong to other settings."""
-        if self._key_watch is not None:
-            self._key_watch.cancel()
-        watch = self.source.resources.api_keys.watch(lambda: None)
-        self._key_watch = asyncio.create_task(watch)
+    def _use(self, resources: LoadedResources) -> None:
+        """Use what settings name, and follow the files of API keys; certificates are of workers."""
+        self.source.resources = resources._replace(tls=None)
+        self._watch = asyncio.create_task(self.source.resources.follow(lambda: None))
 
     def take(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
@@ -305,42 +287,36 @@ class AdminProcess:
     async def prepare(self, settings: Settings) -> PreparedReload:
         """Load what other settings name. Raises UnusableSettingsError."""
         resources = await asyncio.to_thread(load_resources, settings, self.source.resources)
-        return PreparedReload("", partial(self._swap, resources), AsyncExitStack())
+        return PreparedReload(partial(self._swap, resources), AsyncExitStack().aclose)
 
     def _swap(self, resources: LoadedResources) -> CloseReplaced:
-        self.source.resources = resources
-        self._watch_keys()
+        self._watch.cancel()
+        self._use(resources)
         return AsyncExitStack().aclose
 
     def reopen_logs(self) -> None:
         """Do nothing: it has no log."""
 
 
+@dataclass(eq=False)
 class WorkerReloader(BackgroundTask):
-    """Does the steps of reloads in a worker or the admin process, one after the other.
+    """Does the ``steps`` of reloads in a worker or the admin process, one after the other.
 
     It does so while its context is open, and then gives back what is prepared. ``reply`` gets the
     error of each step, or an empty text.
     """
 
-    def __init__(
-        self, gateway: Gateway | AdminProcess, shared: SharedMemory, reply: Callable[[str], None]
-    ) -> None:
-        self._gateway = gateway
-        self._shared = shared
-        self._reply = reply
-        self._steps: asyncio.Queue[int] = asyncio.Queue()
-        self._prepared: PreparedReload | None = None
-
-    def enqueue(self, step: int) -> None:
-        """Do a step of a reload behind those that came before: see ReloadStep."""
-        self._steps.put_nowait(step)
+    gateway: Gateway | AdminProcess
+    shared: SharedMemory
+    reply: Callable[[str], None]
+    steps: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    prepared: PreparedReload | None = None
 
     async def run(self) -> None:
         """Do the steps as they come."""
         try:
             while True:
-                await self._handle(await self._steps.get())
+                await self._handle(await self.steps.get())
         finally:
             await self._give_back()
 
@@ -349,8 +325,8 @@ class WorkerReloader(BackgroundTask):
             await self._commit()
             return
         await self._give_back()
-        self._gateway.reopen_logs()
-        self._reply(await self._prepare() if step == ToWorker.PREPARE else "")
+        self.gateway.reopen_logs()
+        self.reply(await self._prepare() if step == ToWorker.PREPARE else "")
 
     async def _prepare(self) -> str:
         """Prepare new settings; return why that has failed, or an empty text."""
@@ -358,10 +334,10 @@ class WorkerReloader(BackgroundTask):
         limit = asyncio.timeout(PREPARE_TIMEOUT)
         try:
             async with limit:
-                document = self._shared.new_settings.read()
+                document = self.shared.new_settings.read()
                 # The supervisor wrote it, from which this process was forked.
                 settings: Settings = await asyncio.to_thread(pickle.loads, document)
-                self._prepared = await self._gateway.prepare(settings)
+                self.prepared = await self.gateway.prepare(settings)
         except Exception as failure:  # whatever it is, it must not end the task
             if limit.expired():
                 return f"not prepared within {PREPARE_TIMEOUT:g} s"
@@ -374,21 +350,21 @@ class WorkerReloader(BackgroundTask):
         If that fails, this process may have a part of it: the supervisor replaces it.
         """
         try:
-            assert self._prepared is not None
-            prepared, self._prepared = self._prepared, None
+            assert self.prepared is not None
+            prepared, self.prepared = self.prepared, None
             close_replaced = prepared.commit()
         except Exception as failure:  # whatever it is, it must not end the task
-            self._reply(failure_reason(failure))
+            self.reply(failure_reason(failure))
             return
-        self._reply("")
-        set_log_level(self._gateway.settings)
+        self.reply("")
+        set_log_level(self.gateway.settings)
         await close_replaced()
 
     async def _give_back(self) -> None:
         """Close what is prepared, if anything is; what fails is logged."""
-        if self._prepared is None:
+        if self.prepared is None:
             return
-        prepared, self._prepared = self._prepared, None
+        prepared, self.prepared = self.prepared, None
         try:
             await prepared.abort()
         except Exception:

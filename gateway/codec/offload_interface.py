@@ -1,50 +1,28 @@
 """The interface by which codecs have numbers converted on other cores.
 
-A codec submits jobs, goes on with its next work, and collects the results in order. If a result is
-None, the codec converts the data itself, and so finds the error.
+A codec submits a part of a tensor, goes on with its next work, and collects the results in order.
+If a result is None, the codec converts the data itself, and so finds the error.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 from gateway.codec.policies import Nonfinite
-from gateway.protocol.datatypes import Datatype, Family
-
-
-@dataclass(frozen=True, slots=True)
-class ConversionJob:
-    """How to convert elements of a datatype.
-
-    With ``to_json``, binary elements become the text between an array's brackets, with a comma in
-    front if they are ``continued``; ``nonfinite`` says what becomes of NaN and infinities.
-    Otherwise a part of a JSON array becomes binary elements.
-    """
-
-    to_json: bool
-    datatype: Datatype
-    nonfinite: Nonfinite = Nonfinite.ERROR
-    continued: bool = False
-
-    @property
-    def can_be_offloaded(self) -> bool:
-        """Tell whether elements have one size, so that pieces can be converted independently."""
-        return self.datatype.family in (Family.INTEGER, Family.FLOAT)
+from gateway.protocol.datatypes import Datatype
 
 
 class OffloadFuture(ABC):
-    """The result of a submitted job, once it is done."""
+    """The result of a conversion, once it is done."""
 
     @property
     @abstractmethod
     def done(self) -> bool:
         """Tell whether the result is known."""
 
-    @property
     @abstractmethod
-    def result(self) -> bytes | None:
-        """Return the converted data; None until it is done, and if it could not be converted."""
+    def take_result(self) -> bytes | None:
+        """Return the converted data, once it is done; None if it could not be converted."""
 
     @abstractmethod
     async def wait(self) -> None:
@@ -52,18 +30,25 @@ class OffloadFuture(ABC):
 
 
 class Offloader(ABC):
-    """Runs conversion jobs elsewhere."""
+    """Converts numbers and booleans elsewhere, unless converting here is faster: then None.
+
+    Data must not change.
+    """
 
     @abstractmethod
-    def submit(
-        self,
-        job: ConversionJob,
-        data: bytes | memoryview,
-        open_before: int = 0,
-        open_after: int = 0,
+    def decode(
+        self, text: memoryview, datatype: Datatype, open_before: int, open_after: int
     ) -> OffloadFuture | None:
-        """Submit a job; return None if converting here is faster.
+        """Have a part of a JSON array become binary elements.
 
-        ``data`` must not change. A text may lack ``open_before`` opening brackets and
-        ``open_after`` closing ones.
+        It may lack ``open_before`` opening brackets and ``open_after`` closing ones.
+        """
+
+    @abstractmethod
+    def encode(
+        self, data: bytes | memoryview, datatype: Datatype, nonfinite: Nonfinite, continued: bool
+    ) -> OffloadFuture | None:
+        """Have binary elements become the text between an array's brackets.
+
+        A comma comes first if they are ``continued``.
         """

@@ -6,7 +6,6 @@ The request half is a reader in ``codec/`` and a handler in ``proxy/calls/``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from multidict import CIMultiDictProxy
@@ -36,5 +35,5 @@ class ResponseForm(ABC):
         """
 
     @abstractmethod
-    def converter(self, header_size: int, plan: ResponsePlan) -> ResponseConverter[Iterator[bytes]]:
+    def converter(self, header_size: int, plan: ResponsePlan) -> ResponseConverter:
         """Return what converts a response while it arrives: in binary form, after its header."""

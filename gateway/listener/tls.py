@@ -7,16 +7,14 @@ authority cannot be removed from a context. And clients could resume sessions of
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import ssl
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.system.certificates import CertificateFileError, load_authorities, load_certificate
-from gateway.system.file_watcher import POLL_INTERVAL, FileWatch
+from gateway.system.file_watcher import FileWatch
 
 _log = logging.getLogger("tensorgate.listener")
 
@@ -47,20 +45,10 @@ class ReloadingTlsContext:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._watch = FileWatch(_paths(files))
+        paths = (files.certificate, files.key, files.client_ca)
+        self._watch = FileWatch(tuple(file for file in paths if file is not None))
         self._last_error = ""
         self.context = make_server_context(files)
-
-    async def watch(self, on_reload: Callable[[str], None]) -> None:
-        """Reload the files whenever they change, until cancelled.
-
-        ``on_reload`` gets what ``reload_if_changed`` returns of each attempt.
-        """
-        while True:
-            failure = self.reload_if_changed()
-            if failure is not None:
-                on_reload(failure)
-            await asyncio.sleep(POLL_INTERVAL)
 
     def reload_if_changed(self) -> str | None:
         """Make a new context if the files have changed, but not since the last check.
@@ -111,8 +99,3 @@ def is_world_readable(file: str) -> bool:
         return bool(os.stat(file).st_mode & stat.S_IROTH)
     except OSError:
         return False
-
-
-def _paths(files: TlsFiles) -> tuple[str, ...]:
-    paths = (files.certificate, files.key, files.client_ca)
-    return tuple(file for file in paths if file is not None)

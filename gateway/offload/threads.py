@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gateway.codec.native import DATATYPE_CODES, ThreadPool
-from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
-from gateway.codec.policies import NONFINITE_CODES
+from gateway.codec.offload_interface import Offloader, OffloadFuture
+from gateway.codec.policies import NONFINITE_CODES, Nonfinite
+from gateway.protocol.datatypes import Datatype
 
 if TYPE_CHECKING:
     from gateway.codec.native import _native
@@ -34,8 +35,8 @@ _log = logging.getLogger("tensorgate.offload")
 class OffloadThreads(Offloader):
     """Has ``count`` threads convert; they start with the first job.
 
-    ``submit`` returns None if the threads are busy. ``on_job`` is called for each job that is large
-    enough: whether a thread gets it. Waiting calls do what no thread has begun.
+    They get no job if they are busy. ``on_job`` is called for each job that is large enough:
+    whether a thread gets it. Waiting calls do what no thread has begun.
     """
 
     def __init__(self, count: int, on_job: Callable[[bool], None] = lambda _: None) -> None:
@@ -48,28 +49,36 @@ class OffloadThreads(Offloader):
         self._is_closed = False
         self._next_start = 0.0
 
-    def submit(
-        self,
-        job: ConversionJob,
-        data: bytes | memoryview,
-        open_before: int = 0,
-        open_after: int = 0,
+    def decode(
+        self, text: memoryview, datatype: Datatype, open_before: int, open_after: int
     ) -> OffloadFuture | None:
-        """Submit a job; None if it is done sooner in this thread."""
-        if not _MIN_JOB_SIZE <= len(data) <= MAX_JOB_SIZE:
+        """Decode a part of an array; see Offloader."""
+        pool = self._free_pool(len(text))
+        if pool is None:
+            return None
+        code = DATATYPE_CODES[datatype.name]
+        return _OffloadedJob(self, pool.decode_numbers(text, code, open_before, open_after))
+
+    def encode(
+        self, data: bytes | memoryview, datatype: Datatype, nonfinite: Nonfinite, continued: bool
+    ) -> OffloadFuture | None:
+        """Encode elements; see Offloader."""
+        pool = self._free_pool(len(data))
+        if pool is None:
+            return None
+        code, nonfinite_code = DATATYPE_CODES[datatype.name], NONFINITE_CODES[nonfinite]
+        return _OffloadedJob(self, pool.encode_numbers(data, code, nonfinite_code, continued))
+
+    def _free_pool(self, size: int) -> _native.ThreadPool | None:
+        """Return the pool for a job of this size; None if it is done sooner in this thread."""
+        if not _MIN_JOB_SIZE <= size <= MAX_JOB_SIZE:
             return None
         pool = self._pool or self._start()
         if pool is None:
             return None
         is_busy = pool.queued >= _QUEUED_PER_THREAD * self.count
         self._on_job(not is_busy)
-        if is_busy:
-            return None
-        code = DATATYPE_CODES[job.datatype.name]
-        if job.to_json:
-            nonfinite = NONFINITE_CODES[job.nonfinite]
-            return _OffloadedJob(self, pool.encode_numbers(data, code, nonfinite, job.continued))
-        return _OffloadedJob(self, pool.decode_numbers(data, code, open_before, open_after))
+        return None if is_busy else pool
 
     def close(self) -> None:
         """End the threads; they finish what they are doing."""
@@ -142,23 +151,17 @@ class _OffloadedJob(OffloadFuture):
 
     def __init__(self, threads: OffloadThreads, conversion: _native.Conversion) -> None:
         self._threads = threads
-        self._conversion: _native.Conversion | None = conversion
-        self._result: bytes | None = None
+        self._conversion = conversion
 
     @property
     def done(self) -> bool:
         """Tell whether the result is known."""
-        return self._conversion is None or self._conversion.done
+        return self._conversion.done
 
-    @property
-    def result(self) -> bytes | None:
+    def take_result(self) -> bytes | None:
         """Return the converted data; see OffloadFuture."""
-        if self._conversion is not None and self._conversion.done:
-            self._result = self._conversion.take_result()
-            self._conversion = None
-        return self._result
+        return self._conversion.take_result()
 
     async def wait(self) -> None:
         """Wait until it is done."""
-        if self._conversion is not None:
-            await self._threads.wait_for(self._conversion)
+        await self._threads.wait_for(self._conversion)

@@ -258,7 +258,7 @@ def read_tensor(
     """
     name = _name(entry, f"{words.tensors}[{index}]{words.part_suffix}", words)
     label = words.label(name) + words.part_suffix
-    datatype, shape = _datatype(entry, label, words), _shape(entry, label, words)
+    datatype, shape = read_datatype(entry, label, words), read_shape(entry, label, words)
     parameters = _parameters(entry, label, words)
     size = parameters.get("binary_data_size")
     if size is None and (words.null_is_absent or "binary_data_size" not in parameters):
@@ -320,7 +320,8 @@ def _name(entry: Fields, label: str, words: ErrorVocabulary = REQUEST) -> str:
     return name
 
 
-def _datatype(entry: Fields, label: str, words: ErrorVocabulary) -> Datatype:
+def read_datatype(entry: Fields, label: str, words: ErrorVocabulary) -> Datatype:
+    """Return the datatype of a tensor; raises GatewayError that names the tensor."""
     datatype = _required(entry, "datatype", label, words)
     if not isinstance(datatype, str):
         raise words.malformed(
@@ -333,7 +334,8 @@ def _datatype(entry: Fields, label: str, words: ErrorVocabulary) -> Datatype:
     return DATATYPES[datatype]
 
 
-def _shape(entry: Fields, label: str, words: ErrorVocabulary) -> tuple[int, ...]:
+def read_shape(entry: Fields, label: str, words: ErrorVocabulary) -> tuple[int, ...]:
+    """Return the shape of a tensor; raises GatewayError that names the tensor."""
     shape = _required(entry, "shape", label, words)
     if not isinstance(shape, list):
         raise words.malformed(

@@ -13,9 +13,8 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, get_args
 
-from gateway.settings.admin import as_admin_section
-from gateway.settings.routes import Match, OperationName
-from gateway.settings.upstreams import EndpointUrls
+from gateway.settings.routes import OperationName
+from gateway.settings.sections import as_admin_section
 from gateway.settings.values.addresses import has_host_name, is_grpc
 from gateway.settings.values.fields import as_tuple
 from gateway.settings.values.patterns import parse_path_part
@@ -27,6 +26,8 @@ CrossError = tuple[KeyPath, str]
 _DEFAULT_LISTEN = "127.0.0.1:8080"
 _NEED_ADMIN_KEYS = ("actions", "payloads")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_NO_NAME = "expected a name of letters, digits, - _ and ., got {}"
+_PLAIN = ("http://", "grpc://", "unix:")
 _SERVER_TLS_FILES = ("certificate", "key", "client_ca")
 _UPSTREAM_TLS_FILES = ("ca", "certificate", "key")
 _TRACING_PACKAGES = ("opentelemetry.proto", "google.protobuf")
@@ -78,31 +79,21 @@ def unusable(
 
     ``with_read_files`` adds files that are read, and variables.
     """
-    if with_read_files:
-        yield from _missing_files(value, environ)
-    yield from missing_packages(value)
-    yield from _unwritable_files(value)
-
-
-def _missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossError]:
-    """Yield the files and variables that settings name and that cannot be used."""
     upstreams, groups = _mapping(value, "upstreams"), _mapping(value, "api_keys")
     files: list[tuple[str, ...]] = [("tls", name) for name in _SERVER_TLS_FILES]
     files.append(("tracing", "ca"))
     for each in upstreams:
         files += [("upstreams", each, "tls", name) for name in _UPSTREAM_TLS_FILES]
     files += [("api_keys", group, "file") for group in groups]
-    for path, variable in _texts(value, [("api_keys", group, "environment") for group in groups]):
+    variables = [("api_keys", group, "environment") for group in groups]
+    for path, variable in _texts(value, variables if with_read_files else ()):
         # Text that is no name of a variable may be a key.
         if variable.isidentifier() and variable not in environ:
             yield path, f"{variable} is not set in the environment"
-    for path, file in _texts(value, files):
+    for path, file in _texts(value, files if with_read_files else ()):
         if reason := _read_error(file):
             yield path, f"{file} cannot be read: {reason}"
-
-
-def _unwritable_files(value: object) -> Iterator[CrossError]:
-    """Yield the files that settings name and that cannot be written."""
+    yield from missing_packages(value)
     for path, file in _texts(value, [("log", "access", "path")]):
         if reason := _write_error(file):
             yield path, f"{file} cannot be written: {reason}"
@@ -243,8 +234,7 @@ def _admin(value: Mapping[str, object]) -> Iterator[CrossError]:
 def _invalid_names(section: str, names: Iterable[object]) -> Iterator[CrossError]:
     for name in names:
         if isinstance(name, str) and not _NAME.fullmatch(name):
-            path = (section, name)
-            yield path, f"expected a name of letters, digits, - _ and ., got {describe(name)}"
+            yield (section, name), _NO_NAME.format(describe(name))
 
 
 def _route_names(routes: Sequence[object]) -> Iterator[CrossError]:
@@ -255,7 +245,7 @@ def _route_names(routes: Sequence[object]) -> Iterator[CrossError]:
             continue
         path = ("routes", index, "name")
         if not _NAME.fullmatch(name):
-            yield path, f"expected a name of letters, digits, - _ and ., got {describe(name)}"
+            yield path, _NO_NAME.format(describe(name))
         elif name.isdecimal():
             yield path, f"a number is the name of a route without a name, got {describe(name)}"
         elif first.setdefault(name, index) != index:
@@ -277,7 +267,7 @@ def _upstream_tls(upstream: object) -> Iterator[CrossError]:
     tls, urls = _value(upstream, "tls"), _urls(upstream)
     if not isinstance(upstream, Mapping) or not isinstance(tls, Mapping):
         return
-    if urls and all(map(_has_no_tls, urls)):
+    if urls and all(isinstance(url, str) and url.lower().startswith(_PLAIN) for url in urls):
         yield ("tls",), "no endpoint needs it: none is https or grpcs"
     for name, other in (("certificate", "key"), ("key", "certificate")):
         if tls.get(name) is None and tls.get(other) is not None:
@@ -292,33 +282,22 @@ def _dns_refresh(upstream: object) -> Iterator[CrossError]:
         yield ("dns_refresh",), "no endpoint has a host name that could be looked up"
 
 
-def _has_no_tls(endpoint: object) -> bool:
-    return isinstance(endpoint, str) and endpoint.lower().startswith(
-        ("http://", "grpc://", "unix:")
-    )
-
-
 def _endpoints(upstream: object) -> tuple[object, ...]:
     endpoints = _value(upstream, "endpoints")
-    return (endpoints,) if _has_both(endpoints) else as_tuple(endpoints)
-
-
-def _has_both(endpoint: object) -> bool:
-    return isinstance(endpoint, Mapping | EndpointUrls)
+    return (endpoints,) if isinstance(endpoints, Mapping) else as_tuple(endpoints)
 
 
 def _urls(upstream: object) -> list[object]:
     urls: list[object] = []
-    for endpoint in _endpoints(upstream):
-        both = _has_both(endpoint)
-        urls += [_value(endpoint, "http"), _value(endpoint, "grpc")] if both else [endpoint]
+    for each in _endpoints(upstream):
+        urls += [each.get("http"), each.get("grpc")] if isinstance(each, Mapping) else [each]
     return urls
 
 
 def _grpc(upstream: object) -> Iterator[CrossError]:
     endpoints = _endpoints(upstream)
     texts = [endpoint for endpoint in endpoints if isinstance(endpoint, str)]
-    if any(map(_has_both, endpoints)):
+    if any(isinstance(endpoint, Mapping) for endpoint in endpoints):
         if texts:
             one = f"all of them must have both addresses, or none: {describe(texts[0])} has one"
             yield ("endpoints",), f"{one}; {_ONE_PROTOCOL_EACH}"
@@ -377,11 +356,11 @@ def _own_upstreams(route: object) -> Iterator[tuple[KeyPath, str]]:
 def _matches_everything(route: object) -> bool:
     """Tell whether a valid route takes every request."""
     match = _value(route, "match") or {}
-    if not _value(route, "upstream") or not isinstance(match, Mapping | Match):
+    if not _value(route, "upstream") or not isinstance(match, Mapping):
         return False
     return all(
         value is None or value == {} or (name == "operations" and _are_all_operations(value))
-        for name, value in dict(match).items()
+        for name, value in match.items()
     )
 
 
@@ -390,12 +369,9 @@ def _are_all_operations(value: object) -> bool:
 
 
 def _value(section: object, *path: str) -> object:
-    """Return a value below a section, unchecked or checked; None if there is none."""
+    """Return a value below a section; None if there is none."""
     for name in path:
-        if isinstance(section, Mapping):
-            section = section.get(name)
-        else:
-            section = getattr(section, name, None)
+        section = section.get(name) if isinstance(section, Mapping) else None
     return section
 
 

@@ -34,7 +34,7 @@ def settings_schema() -> dict[str, Any]:
     is a value. Each description ends with the bounds and the default.
     """
     schema = Settings.model_json_schema(schema_generator=_WithoutTitles)
-    for _, model in all_sections():
+    for model in filter(None, (model for _, model in all_sections())):
         part = schema if model is Settings else schema["$defs"][model.__name__]
         for name, text in field_texts(model).items():
             described = {"description": _describe(model.model_fields[name], text)}
@@ -57,10 +57,7 @@ def field_texts(model: type[BaseModel]) -> dict[str, str]:
     for section in reversed(model.__mro__[: model.__mro__.index(Section)]):
         for field, text in pairwise(_class_body(section)):
             match field, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(name)),
-                    ast.Expr(ast.Constant(str(written))),
-                ):
+                case (ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(written)))):
                     texts[name] = " ".join(written.split())
     return texts
 

@@ -13,15 +13,12 @@ from pydantic import BaseModel, BeforeValidator, Field, StrictBool, ValidationEr
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import ErrorDetails, InitErrorDetails
 
-from gateway.settings.admin import Admin, as_admin_section
-from gateway.settings.api_keys import ApiKeys
 from gateway.settings.cross_checks import cross_check, with_default_route
-from gateway.settings.forwarded import Forwarded
 from gateway.settings.limits import Concurrency, Limits
 from gateway.settings.log import Log
 from gateway.settings.models import Model
 from gateway.settings.routes import Route
-from gateway.settings.tracing import Tracing
+from gateway.settings.sections import Admin, ApiKeys, Forwarded, Tracing, as_admin_section
 from gateway.settings.upstreams import Upstream
 from gateway.settings.values.addresses import TcpAddress
 from gateway.settings.values.fields import File, ListenAddress, OneOrMore, Section, count_or
@@ -118,10 +115,7 @@ def _as_error(path: KeyPath, message: str) -> InitErrorDetails:
 def _as_new(details: ErrorDetails) -> InitErrorDetails:
     """Return an error in the form from which pydantic builds a new report."""
     return InitErrorDetails(
-        type=details["type"],
-        loc=details["loc"],
-        input=details["input"],
-        ctx=details.get("ctx", {}),
+        type=details["type"], loc=details["loc"], input=details["input"], ctx=details.get("ctx", {})
     )
 
 
@@ -130,42 +124,45 @@ def section_keys(path: KeyPath) -> tuple[str, ...] | None:
 
     There are none where the operator chooses them, as the names of upstreams.
     """
-    kind: Any = Settings
-    for part in path:
-        if _is_model(kind):
-            if part not in kind.model_fields:
-                return None
-            kind = _if_given(kind.model_fields[part].annotation)
-        else:
-            kind = _model_in(kind)
-        if kind is None:
-            return None
-    if _is_model(kind):
-        return tuple(kind.model_fields)
-    is_list = getattr(kind, "__origin__", None) is tuple
-    return None if is_list or _model_in(kind) is None else ()
+    for steps, model in all_sections():
+        fits = (step in (part, _ITEM, _NAME) for step, part in zip(steps, path, strict=False))
+        if len(steps) == len(path) and all(fits):
+            return () if model is None else tuple(model.model_fields)
+    return None
 
 
 def sections_with_key(key: str) -> list[str]:
     """Return the paths of the sections that have a key."""
-    return [path for path, model in all_sections() if key in model.model_fields]
+    return [
+        ".".join(steps).replace(f".{_ITEM}", _ITEM)
+        for steps, model in all_sections()
+        if model is not None and key in model.model_fields
+    ]
+
+
+_Section = tuple[tuple[str, ...], type[BaseModel] | None]
+"""The path and the model of a section; no model if the operator chooses the keys."""
+_ITEM, _NAME = "[]", "NAME"
+"""The steps of such paths to an item of a list, and to what the operator names."""
 
 
 @cache
-def all_sections() -> tuple[tuple[str, type[BaseModel]], ...]:
-    """Return the path and the model of each section."""
-    return tuple(_sections("", Settings))
+def all_sections() -> tuple[_Section, ...]:
+    """Return all sections."""
+    return tuple(_sections((), Settings))
 
 
-def _sections(path: str, kind: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    yield path, kind
+def _sections(steps: tuple[str, ...], kind: type[BaseModel]) -> Iterator[_Section]:
+    yield steps, kind
     for name, field in kind.model_fields.items():
-        declared = _if_given(field.annotation)
-        inner = declared if _is_model(declared) else _model_in(declared)
-        if inner is not None:
+        declared, at = _if_given(field.annotation), (*steps, name)
+        if _is_model(declared):
+            yield from _sections(at, declared)
+        elif (inner := _model_in(declared)) is not None:
             is_list = getattr(declared, "__origin__", None) is tuple
-            step = "[]" if is_list else "" if inner is declared else ".NAME"
-            yield from _sections(f"{path}.{name}{step}".removeprefix("."), inner)
+            if not is_list:
+                yield at, None
+            yield from _sections((*at, _ITEM if is_list else _NAME), inner)
 
 
 def _model_in(kind: Any) -> type[BaseModel] | None:

@@ -12,6 +12,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, Protocol
 
@@ -115,6 +116,7 @@ class Receiver(Protocol):
         """Close other connections before descriptors run out; return whether there were any."""
 
 
+@dataclass(eq=False)
 class WorkerChannel:
     """A worker's end of the socket that it shares with the supervisor.
 
@@ -122,32 +124,29 @@ class WorkerChannel:
     the number of the worker's position, from 0. The first one logs what all find out alike.
     """
 
-    def __init__(
-        self, channel: socket.socket, closed_connections: memoryview, slot: int = 0
-    ) -> None:
-        self.slot = slot
-        self._channel = channel
-        self._closed_connections = closed_connections
-        self._draining = asyncio.Event()
+    channel: socket.socket
+    closed_connections: memoryview
+    slot: int = 0
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def send(self, kind: FromWorker, text: str = "") -> None:
         """Send a message to the supervisor; it replies DRAIN to LEAVING, behind the last client."""
         with suppress(OSError):  # it is gone, which is noticed when receiving
-            send(self._channel, kind, text)
+            send(self.channel, kind, text)
 
     def count_closed(self) -> None:
         """Count a connection that is closed: the supervisor sees the load without a message."""
-        self._closed_connections[0] += 1
+        self.closed_connections[0] += 1
 
     async def receive(self, receiver: Receiver, on_reload: Callable[[int], None]) -> None:
         """Handle messages until DRAIN; ``on_reload`` gets each ReloadStep."""
         self._receiver, self._on_reload = receiver, on_reload
-        self._channel.setblocking(False)
-        self._begin(self._channel.fileno())
-        await self._draining.wait()
+        self.channel.setblocking(False)
+        self._begin(self.channel.fileno())
+        await self.draining.wait()
 
     def _begin(self, descriptor: int) -> None:
-        if self._channel.fileno() == descriptor:  # else it was closed meanwhile
+        if self.channel.fileno() == descriptor:  # else it was closed meanwhile
             asyncio.get_running_loop().add_reader(descriptor, self._read, descriptor)
 
     def _read(self, descriptor: int) -> None:
@@ -158,23 +157,23 @@ class WorkerChannel:
                     loop.remove_reader(descriptor)
                     loop.call_later(_ROOM_DELAY, self._begin, descriptor)
                     return
-                message = receive(self._channel)
+                message = receive(self.channel)
                 if message is not None:
                     self._handle(*message)
                     continue
                 loop.remove_reader(descriptor)
-                if not self._draining.is_set():
+                if not self.draining.is_set():
                     _log.error("the supervisor has died: this worker drains and stops")
-                    self._draining.set()
+                    self.draining.set()
                 return
 
     def _handle(self, kind: int, _: str, descriptor: int) -> None:
         if kind == ToWorker.STOPPING:
             self._receiver.begin_draining()
         elif kind == ToWorker.DRAIN:
-            self._draining.set()
+            self.draining.set()
         elif kind in (ToWorker.PREPARE, ToWorker.COMMIT, ToWorker.ABORT):
-            if not self._draining.is_set():
+            if not self.draining.is_set():
                 self._on_reload(kind)
         else:
             self.send(FromWorker.RECEIVED)

@@ -15,12 +15,11 @@ The channel keeps the order, so that a process that was stopped for a while does
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from gateway.system.file_watcher import POLL_INTERVAL
 from gateway.workers.ipc import ListeningSockets, ReloadStep, ToWorker
-from gateway.workers.worker_pool import WorkerProcess, WorkerState
+from gateway.workers.worker_pool import SupervisedGateway, WorkerProcess, WorkerState
 
 PREPARE_TIMEOUT = 30.0
 """Seconds for all processes to prepare new settings; the reload is aborted after them."""
@@ -32,34 +31,10 @@ _RETRY_DELAY = 0.01
 """Seconds until a message is sent again to a process whose channel was full."""
 
 
-class ConfigSource(Protocol):
-    """Where the supervisor gets new settings from; it applies one update after the other.
-
-    After each update it calls ``commit`` and later ``on_applied``, or ``abort``, or neither if it
-    stops. None of the functions raises.
-    """
-
-    def poll(self, requested: bool) -> ListeningSockets | None:
-        """Look for new settings, which SIGHUP requests; return their sockets if they can be used.
-
-        They are where all processes read them. The supervisor accepts on these sockets once the
-        settings are in use, and closes those that are not among them.
-        """
-
-    def commit(self) -> None:
-        """Use the settings for processes that start from now on: each running one is ready."""
-
-    def abort(self, errors: Mapping[str, str]) -> None:
-        """Give back what the settings needed; ``errors`` are of processes, by their names."""
-
-    def on_applied(self, late: Sequence[str]) -> None:
-        """Handle the end of an update; it names processes that have not replied yet."""
-
-
 class ReloadBroadcaster:
     """Polls for new settings, and has all processes use them or none, without ever waiting."""
 
-    def __init__(self, source: ConfigSource) -> None:
+    def __init__(self, source: SupervisedGateway) -> None:
         self._source = source
         self._is_requested = False
         self._poll_at = time.monotonic() + POLL_INTERVAL

@@ -23,16 +23,14 @@ import selectors
 import signal
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from gateway.workers.acceptor import Acceptor
 from gateway.workers.ipc import ListeningSockets, ToWorker
-from gateway.workers.reload_broadcast import ConfigSource, ReloadBroadcaster
+from gateway.workers.reload_broadcast import ReloadBroadcaster
 from gateway.workers.signals import STOP_SIGNALS, SignalWatcher
 from gateway.workers.worker_pool import (
     NEVER,
-    WorkerEvents,
-    WorkerMain,
+    SupervisedGateway,
     WorkerPool,
     WorkerProcess,
     WorkerState,
@@ -46,39 +44,14 @@ class NoWorkerError(Exception):
     """Not one worker came up."""
 
 
-class SupervisedGateway(ConfigSource, WorkerEvents, Protocol):
-    """What the supervisor serves, asks for new settings, and reports to."""
-
-    @property
-    def sockets(self) -> ListeningSockets:
-        """Return the listening sockets; the supervisor owns them."""
-
-    @property
-    def drain_timeout(self) -> float:
-        """Return the seconds that calls in progress have when the gateway stops."""
-
-    def on_started(self, workers: Sequence[int]) -> None:
-        """Handle that workers with these process ids serve connections from now on."""
-
-    def on_stopping(self) -> None:
-        """Handle that no client is accepted any more."""
-
-
 class Supervisor:
-    """Serves connections to the sockets of a gateway with so many worker processes.
+    """Serves connections to the sockets of a gateway with so many worker processes."""
 
-    ``main`` runs in each worker, and ``admin_main`` in the admin process.
-    """
-
-    def __init__(
-        self, workers: int, main: WorkerMain, admin_main: WorkerMain, gateway: SupervisedGateway
-    ) -> None:
+    def __init__(self, workers: int, gateway: SupervisedGateway) -> None:
         self._gateway = gateway
         # Unlike epoll, poll keeps nothing in the kernel that a fork would share.
         self._selector = selectors.PollSelector()
-        self._pool = WorkerPool(
-            workers, main, admin_main, self._selector, self._close_in_child, gateway
-        )
+        self._pool = WorkerPool(workers, gateway, self._selector, self._close_in_child)
         self._pool.admin.is_wanted = ToWorker.ADMIN in gateway.sockets.values()
         self._acceptor = Acceptor(gateway.sockets, self._pool, self._selector)
         self._reloads = ReloadBroadcaster(gateway)

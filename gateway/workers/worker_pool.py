@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -25,6 +25,7 @@ from typing import NoReturn, Protocol
 from gateway.workers.ipc import (
     ConnectionKind,
     FromWorker,
+    ListeningSockets,
     ReloadStep,
     ToWorker,
     WorkerChannel,
@@ -46,9 +47,6 @@ _FIRST_DELAY, _MAX_DELAY = 0.1, 5.0
 """Seconds before the next start in a slot where one worker after the other exits early."""
 
 _log = logging.getLogger("tensorgate.workers")
-
-WorkerMain = Callable[[WorkerChannel], None]
-"""What a worker runs; it returns when the worker is to exit."""
 
 
 class WorkerState(IntEnum):
@@ -153,8 +151,46 @@ class WorkerProcess:
         return True
 
 
-class WorkerEvents(Protocol):
-    """What is reported of workers and the admin process while the gateway runs."""
+class SupervisedGateway(Protocol):
+    """What the supervisor serves, asks for new settings, and reports to.
+
+    It applies one update of settings after the other. After each update the supervisor calls
+    ``commit`` and later ``on_applied``, or ``abort``, or neither if it stops. Of these functions,
+    none raises.
+    """
+
+    @property
+    def sockets(self) -> ListeningSockets:
+        """Return the listening sockets; the supervisor owns them."""
+
+    @property
+    def drain_timeout(self) -> float:
+        """Return the seconds that calls in progress have when the gateway stops."""
+
+    def run(self, channel: WorkerChannel, serves: ConnectionKind) -> None:
+        """Run in a worker or the admin process; return when it is to exit."""
+
+    def poll(self, requested: bool) -> ListeningSockets | None:
+        """Look for new settings, which SIGHUP requests; return their sockets if they can be used.
+
+        They are where all processes read them. The supervisor accepts on these sockets once the
+        settings are in use, and closes those that are not among them.
+        """
+
+    def commit(self) -> None:
+        """Use the settings for processes that start from now on: each running one is ready."""
+
+    def abort(self, errors: Mapping[str, str]) -> None:
+        """Give back what the settings needed; ``errors`` are of processes, by their names."""
+
+    def on_applied(self, late: Sequence[str]) -> None:
+        """Handle the end of an update; it names processes that have not replied yet."""
+
+    def on_started(self, workers: Sequence[int]) -> None:
+        """Handle that workers with these process ids serve connections from now on."""
+
+    def on_stopping(self) -> None:
+        """Handle that no client is accepted any more."""
 
     def on_worker_ended(self, process: WorkerProcess, why: str) -> None:
         """Handle that a process has ended unexpectedly."""
@@ -169,8 +205,6 @@ class WorkerSlot:
 
     closed_connections: memoryview
     """One number that it shares with the worker."""
-    main: WorkerMain
-    """What runs in the process."""
     serves: ConnectionKind = ToWorker.CLIENT
     is_wanted: bool = True
     """Whether a process is to run here."""
@@ -204,22 +238,21 @@ class WorkerSlot:
 class WorkerPool:
     """Runs a fixed number of workers, and replaces those that exit until the gateway stops.
 
-    It runs the admin process, in which ``admin_main`` runs, while ``admin.is_wanted``.
-    ``close_in_child`` runs in each forked process: it closes what belongs to the supervisor.
+    It runs the admin process while ``admin.is_wanted``. ``close_in_child`` runs in each forked
+    process: it closes what belongs to the supervisor.
     """
 
     def __init__(
         self,
         size: int,
-        main: WorkerMain,
-        admin_main: WorkerMain,
+        gateway: SupervisedGateway,
         selector: selectors.BaseSelector,
         close_in_child: Callable[[], None],
-        events: WorkerEvents,
     ) -> None:
         *counters, admin_counter = shared_counters(size + 1)
-        self._slots = [WorkerSlot(counter, main) for counter in counters]
-        self.admin = WorkerSlot(admin_counter, admin_main, ToWorker.ADMIN, is_wanted=False)
+        self._gateway = gateway
+        self._slots = [WorkerSlot(counter) for counter in counters]
+        self.admin = WorkerSlot(admin_counter, ToWorker.ADMIN, is_wanted=False)
         self._all_slots = [*self._slots, self.admin]
         self.has_started = False
         """Each first process has become ready, or has failed."""
@@ -234,7 +267,6 @@ class WorkerPool:
         """Connections that no process could take yet, or that were on the way to one that died."""
         self._selector = selector
         self._close_in_child = close_in_child
-        self._events = events
 
     @property
     def workers(self) -> list[WorkerProcess]:
@@ -303,7 +335,7 @@ class WorkerPool:
         )
         if slot.replaces:
             slot.replaces = False
-            self._events.on_worker_restarted(slot.worker)
+            self._gateway.on_worker_restarted(slot.worker)
 
     def _fork(self, slot: WorkerSlot) -> tuple[int, socket.socket]:
         """Fork a worker; return its process id, and the supervisor's end of its channel."""
@@ -317,7 +349,7 @@ class WorkerPool:
                 ours.close()
                 number = self._all_slots.index(slot)
                 channel = WorkerChannel(theirs, slot.closed_connections, number)
-                self._run_in_child(partial(slot.main, channel), mask)
+                self._run_in_child(partial(self._gateway.run, channel, slot.serves), mask)
         except OSError:
             ours.close()
             raise
@@ -362,7 +394,7 @@ class WorkerPool:
             ended = exit_text(code)
             _log.error("%s %s; another one starts %s", worker.name, ended, then)
             slot.replaces = True
-            self._events.on_worker_ended(worker, ended)
+            self._gateway.on_worker_ended(worker, ended)
         elif code and -code not in STOP_SIGNALS:
             # A stop signal may come before the worker handles it, and after it has finished.
             _log.error("%s %s", worker.name, exit_text(code))

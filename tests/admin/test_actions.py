@@ -18,7 +18,7 @@ from gateway.admin.own_calls import (
     call_for_document,
     make_captured_call,
 )
-from gateway.settings.admin import Admin
+from gateway.settings.sections import Admin
 from gateway.upstream.transport import UpstreamRequest
 from tests.admin.site import KEY, URL, ChosenSource, RunningSite, running_site
 from tests.support.gateway import no_leaks, until

@@ -14,8 +14,8 @@ from gateway.admin.pages import run_to_end
 from gateway.admin.view import GatewayView
 from gateway.app import status_publisher
 from gateway.app.standalone import StandaloneGateway
-from gateway.settings.admin import Admin
 from gateway.settings.schema import Settings
+from gateway.settings.sections import Admin
 from tests.admin.site import ChosenSource
 from tests.support.addresses import free_address
 from tests.support.gateway import LIMITS, gateway_of, no_leaks, until

@@ -118,7 +118,6 @@ async def _ask(client: RawClient, times: int) -> list[int]:
 async def _ask_until_used(worker: Gateway, client: RawClient) -> None:
     async with asyncio.timeout(30):
         while _first(worker).ejections:
-            await asyncio.sleep(0.01)
             assert set(await _ask(client, 3)) == {200}
 
 

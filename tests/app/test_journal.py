@@ -1,10 +1,9 @@
 """The journal: events of several processes as one list, and those of endpoints among them."""
 
-import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from gateway.app.build.upstreams import SharedUpstream, UpstreamSpec, build_upstreams
 from gateway.app.journal import ENDPOINT_EJECTED, MAX_EVENTS, SETTINGS_RELOADED, Journal
 from gateway.app.shared_memory import SharedMemory
-from gateway.demo.server.server import DemoServer
 from gateway.observe import families
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.metric_store import MetricStore
@@ -20,8 +18,9 @@ from gateway.routing.latency_outliers import Latency, Outlier
 from gateway.settings.upstreams import Upstream
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.pool.member import Outcome
-from tests.support.addresses import HOST, free_port
+from tests.support.addresses import free_port
 from tests.support.gateway import until
+from tests.support.servers.scripted_server import ScriptedServer
 
 ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
@@ -127,7 +126,7 @@ async def test_longer_ejection_is_no_new_event() -> None:
         pool = upstream.upstream.pool
         member = pool.members[0]
         pool.outlier_detector.record(member, Outcome.NO_RESPONSE, "no")
-        await asyncio.sleep(0.002)  # until the ejection is over
+        await until(lambda: member.ejection.until < time.monotonic())
         pool.outlier_detector.start_trial(member)
         pool.outlier_detector.record(member, Outcome.NO_RESPONSE, "no")
         assert member.ejection.ejections == 2
@@ -150,18 +149,18 @@ async def test_upstream_that_cannot_be_reached_is_an_error_if_it_is_required(
 
 
 async def test_health_checks_record_a_change_but_not_the_first_success() -> None:
-    async with DemoServer(HOST, free_port()) as server:
-        checks = {"interval": "10ms", "timeout": "1s", "unhealthy_threshold": 1}
-        url = server.url
-        async with _upstream([url], health_check=checks) as (upstream, journal):
-            pool = upstream.upstream.pool
-            await until(lambda: pool.members[0].probed.healthy)
+    port = free_port()
+    checks = {"interval": "10ms", "timeout": "1s", "unhealthy_threshold": 1}
+    async with AsyncExitStack() as stack:
+        async with ScriptedServer(port=port) as server:
+            declared = _upstream([server.url], health_check=checks)
+            upstream, journal = await stack.enter_async_context(declared)
+            await until(lambda: upstream.upstream.pool.members[0].probed.healthy)
             assert _told(journal) == []
-            await server.stop()
-            await until(lambda: journal.read())
-            ((kind, endpoint, who, why),) = _told(journal)
-            assert (kind, endpoint, who) == ("endpoint_unhealthy", url, "health check")
-            assert "refused" in why
-            await server.start()
+        await until(lambda: journal.read())
+        ((kind, endpoint, who, why),) = _told(journal)
+        assert (kind, endpoint, who) == ("endpoint_unhealthy", server.url, "health check")
+        assert "refused" in why or "closed the connection" in why
+        async with ScriptedServer(port=port):
             await until(lambda: len(journal.read()) == 2)
             assert journal.read()[0]["kind"] == "endpoint_healthy"

@@ -1,11 +1,14 @@
 """The command line as its user has it: processes, signals, exit statuses, and what is printed."""
 
+from __future__ import annotations
+
 import asyncio
 import os
 import re
 import resource
 import signal
 import sys
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -19,13 +22,14 @@ from tests.support.gateway_process import (
     FAST_FILE_WATCH,
     TENSORGATE,
     TIMEOUT,
+    Process,
     gateway_process,
     run,
     running_process,
     write_settings,
 )
 from tests.support.http_messages import chunk, http_response, message, request
-from tests.support.raw_client import connect
+from tests.support.raw_client import RawClient, connect
 from tests.support.servers.gated_response import GatedResponse
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
@@ -56,14 +60,10 @@ def test_help_lists_the_commands(call: Call, option: str) -> None:
     [
         ("serve",),
         ("check",),
-        ("unknown",),
-        ("serve", "--config"),
         ("serve", "a.yaml", "--config", "b.yaml"),
         ("demo", "--port", "65536"),
         ("top", "localhost"),
-        ("top", "http://host:1/?query"),
         ("top", "--interval", "1ms"),
-        ("top", "--interval", "soon"),
     ],
 )
 def test_wrong_arguments_give_status_2(call: Call, arguments: tuple[str, ...]) -> None:
@@ -169,17 +169,6 @@ def test_check_prints_what_would_be_served_and_warnings(
     ]
 
 
-def _declaring(file: Path, url: str, datatype: str) -> str:
-    file.write_text(
-        f"""
-upstreams: {{u: {{endpoints: ['{url}']}}}}
-models:
-  m: {{inputs: [{{name: x, datatype: {datatype}, shape: [-1]}}]}}
-"""
-    )
-    return str(file)
-
-
 async def _probed(call: Call, config: str) -> tuple[int, list[str]]:
     """Ask servers; give the status, and what is printed beyond what would be served."""
     _, summary, _ = call("check", config)
@@ -206,21 +195,6 @@ async def test_check_with_probe_prints_what_servers_are(call: Call, file: Path) 
         assert await _probed(call, config) == (0, ["upstream demo:", said])
     said = f"  {url}: cannot connect to {url}: Connection refused"
     assert await _probed(call, config) == (4, ["upstream demo:", said])
-
-
-async def test_check_with_probe_compares_declared_models_with_servers(
-    call: Call, file: Path
-) -> None:
-    metadata = b'{"name":"m","inputs":[{"name":"x","datatype":"INT8","shape":[-1]}]}'
-    async with ScriptedServer(always_respond(http_response(metadata))) as server:
-        url = server.url
-        status, lines = await _probed(call, _declaring(file, url, "INT8"))
-        assert (status, lines[2:]) == (0, ["model m:", f"  {url} (upstream u): as declared"])
-        status, lines = await _probed(call, _declaring(file, url, "BOOL"))
-        assert (status, lines[3:]) == (
-            3,
-            [f"  {url} (upstream u): input 'x' is INT8 [-1], declared BOOL [-1]"],
-        )
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
@@ -282,10 +256,7 @@ async def test_a_signal_ends_the_gateway_after_its_calls(file: Path, number: int
 
 @pytest.mark.parametrize(
     ("arguments", "numbers"),
-    [
-        (("schema",), ()),
-        (("serve", "x"), (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)),
-    ],
+    [(("schema",), ()), (("serve", "x"), (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))],
     ids=["any command", "serve"],
 )
 async def test_ctrl_c_during_the_imports_ends_it_with_one_line_and_no_other_signal_does(
@@ -413,27 +384,18 @@ async def test_an_address_of_another_process_is_an_error(file: Path) -> None:
         assert process.running
 
 
-async def test_the_same_address_twice_is_an_error(file: Path) -> None:
-    address = free_address()
-    config = write_settings(file, "http://127.0.0.1:1", f"[{address}, {address}]")
-    assert await run(TENSORGATE, "serve", config) == (
-        1,
-        "",
-        f"tensorgate: cannot listen on {address}: Address already in use by {address} of the"
-        " gateway itself: the two cannot be had together\n",
-    )
-
-
-async def test_a_unix_socket_left_by_a_dead_process_is_replaced(file: Path, tmp_path: Path) -> None:
-    path = tmp_path / "gateway.sock"
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_unix_socket_left_by_a_dead_process_is_replaced(file: Path, workers: int) -> None:
+    path = file.with_name("gateway.sock")
     async with ScriptedServer() as server:
-        config = write_settings(file, server.url, f"unix:{path}")
+        config = write_settings(file, server.url, f"unix:{path}", f"workers: {workers}\n")
         for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
             # The second one finds the socket that the first one left behind.
             async with gateway_process(config) as (process, url):
                 assert url == f"unix:{path}"
-                async with connect(url) as client:
-                    assert (await client.call("GET", "/v2/x")).status == 200
+                async with connect(url) as one, connect(url) as other:
+                    for client in (one, other):
+                        assert (await client.call("GET", "/v2/x")).status == 200
                 process.signal(number)
                 assert (await process.end())[0] == status
 
@@ -505,43 +467,139 @@ def test_check_prints_the_tls_files(call: Call, file: Path, tmp_path: Path) -> N
     ) in out
 
 
-@each_command
-async def test_a_missing_file_of_upstream_tls_is_an_error(
-    ended: Ended, file: Path, command: str
-) -> None:
-    upstream = "endpoints: ['https://triton:8000'], tls: {ca: /none.pem}"
-    await asyncio.to_thread(
-        file.write_text,
-        f"workers: 2\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
-    )
-    why = "upstreams.triton.tls.ca: /none.pem cannot be read: No such file or directory"
-    assert await ended(command, str(file)) == (1, "", f"{file}:3: {why}\n")
-
-
-def test_missing_files_are_printed_with_all_other_errors(call: Call, file: Path) -> None:
-    file.write_text(
-        "tls: {certificate: /none.crt, key: /none.key}\n"
-        "upstreams: {triton: {endpoints: http://triton:8000, dialect: Triton}}\n",
-    )
-    gone = "cannot be read: No such file or directory"
-    assert call("check", str(file)) == (
-        2,
-        "",
-        f"{file}:1: tls.certificate: /none.crt {gone}\n"
-        f"{file}:1: tls.key: /none.key {gone}\n"
-        f"{file}:2: upstreams.triton.dialect: expected auto, triton, kserve, openvino, torchserve"
-        " or json, got 'Triton'; did you mean triton?\n",
-    )
-
-
 async def test_unchecked_server_certificates_are_warned_of_once(file: Path) -> None:
     upstream = "endpoints: ['https://127.0.0.1:1'], tls: {verify: false}"
     await asyncio.to_thread(
-        file.write_text,
-        f"workers: 2\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
+        file.write_text, f"workers: 2\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n"
     )
     async with gateway_process(str(file)) as (process, _):
         process.signal(signal.SIGTERM)
         _, _, err = await process.end()
     warning = f"{file}:3: upstreams.triton.tls.verify: certificates are not checked"
     assert err.count(warning) == 1
+
+
+# --------------------------------------------------------------------------------------------- keys
+
+
+CONFIG = """
+listen: 127.0.0.1:0
+workers: {workers}
+upstreams: {{demo: {{endpoints: ["{url}"], dialect: triton}}}}
+api_keys:
+  people: {{file: {file}}}
+  robots: {{environment: TEST_ROBOT_KEYS, header: X-Api-Key}}
+routes:
+  - {{match: {{operations: [health]}}, upstream: demo}}
+  - {{upstream: demo, auth: [people, robots]}}
+"""
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "people"
+    path.write_text("# people\nold-key\n")
+    path.chmod(0o600)
+    return path
+
+
+def _config(key_file: Path, url: str = "http://127.0.0.1:1", workers: int = 1) -> str:
+    config = key_file.with_name("gateway.yaml")
+    config.write_text(CONFIG.format(file=key_file, url=url, workers=workers))
+    return str(config)
+
+
+def _write_keys(key_file: Path, text: str | None) -> None:
+    """Write the file of keys, or leave none."""
+    key_file.unlink()
+    if text is not None:
+        key_file.write_text(text)
+        key_file.chmod(0o600)
+
+
+def _serving(config: str) -> AbstractAsyncContextManager[tuple[Process, str]]:
+    return gateway_process(config, FAST_FILE_WATCH, TEST_ROBOT_KEYS="robot-key,another-key")
+
+
+async def _status(client: RawClient, **headers: str) -> int:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return (await client.ask(request("GET", "/v2/models/m", headers=named))).status
+
+
+def test_check_prints_the_groups_of_keys_of_routes(
+    call: Call, key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_ROBOT_KEYS", "robot-key")
+    status, out, err = call("check", _config(key_file))
+    assert (status, err) == (0, "")
+    assert out.splitlines()[1:] == [
+        "health → upstream demo (triton): http://127.0.0.1:1",
+        "every request, with a key of people or robots → upstream demo (triton): http://127.0.0.1:1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "workers", "text", "fault"),
+    [
+        ("check", 1, None, "cannot be read: No such file or directory"),
+        ("check", 1, "good-key\nsecret key\n", "line 2 is not a key"),
+        ("serve", 2, "", "there is no key"),
+    ],
+)
+async def test_an_unusable_file_of_keys_is_an_error(
+    ended: Ended,
+    key_file: Path,
+    command: str,
+    workers: int,
+    text: str | None,
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TEST_ROBOT_KEYS", "robot-key")
+    config = _config(key_file, workers=workers)
+    _write_keys(key_file, text)
+    status, out, err = await ended(command, config)
+    assert (status, out) == (1, "")
+    # What is not there is told with its line: nothing has to be opened for that.
+    place = f"{config}:6" if text is None else "tensorgate"
+    assert err.startswith(f"{place}: api_keys.people.file: {key_file}")
+    assert fault in err
+    assert err.count("\n") == 1
+    assert "secret" not in err
+
+
+def test_an_unset_variable_of_keys_is_an_error(call: Call, key_file: Path) -> None:
+    config = _config(key_file)
+    _write_keys(key_file, "key\n")
+    why = "api_keys.robots.environment: TEST_ROBOT_KEYS is not set in the environment"
+    assert call("check", config) == (1, "", f"{config}:7: {why}\n")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_keys_are_reloaded_while_connections_stay_open(key_file: Path, workers: int) -> None:
+    async with ScriptedServer() as server:
+        config = _config(key_file, server.url, workers)
+        async with _serving(config) as (process, url):
+            async with connect(url) as client, connect(url) as other:
+                for each in (client, other):
+                    assert await _status(each) == 401
+                    assert await _status(each, Authorization="Bearer old-key") == 200
+                    assert await _status(each, X_Api_Key="another-key") == 200
+                    assert (await each.call("GET", "/v2/health/live")).status == 200
+                _write_keys(key_file, "new-key\n")
+                renewed = rf"people\.file: keys loaded from {re.escape(str(key_file))}: 1"
+                # The parent of workers says it too: those to come begin with what it has.
+                processes = workers + (workers > 1)
+                await process.wait_for_output("(?s)" + ".*".join([renewed] * processes))
+                for each in (client, other):
+                    assert await _status(each, Authorization="Bearer old-key") == 401
+                    assert await _status(each, Authorization="Bearer new-key") == 200
+                    assert await _status(each, X_Api_Key="robot-key") == 200
+                _write_keys(key_file, "secret key\n")
+                await process.wait_for_output(r"line 1 is not a key.*; keeping the previous keys")
+                assert await _status(client, Authorization="Bearer new-key") == 200
+            process.signal(signal.SIGTERM)
+            status, _, err = await process.end()
+    assert status == 0
+    for key in ("old-key", "new-key", "robot-key", "another-key", "secret"):
+        assert key not in err

@@ -11,7 +11,6 @@ import random
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 import pytest
@@ -19,7 +18,7 @@ import pytest
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v2.request import InferRequestReader
-from gateway.codec.v2.response import ResponseConverter, encoded_converter
+from gateway.codec.v2.response import ResponseEncoder
 from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.tensors import MAX_TENSORS
@@ -37,7 +36,7 @@ TENSOR = 64 * 1024
 """Each tensor may cost as much as so many bytes of floats; limits.max_tensors caps the tensors."""
 
 V1 = ("instances", "rows", "inputs")
-Codec = InferRequestReader | ResponseConverter[Any] | PredictRequestReader
+Codec = InferRequestReader | ResponseEncoder | PredictRequestReader
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def codec_of(form: str, datatype: str) -> Codec:
         return PredictRequestReader(model(dict.fromkeys(names, (datatype, [-1]))), HEADER_CAP, 64)
     if form == "json":
         encoding = OutputEncoding(False, {})
-        return encoded_converter(None, encoding, JsonPolicies(), HEADER_CAP, 1 << 30)
+        return ResponseEncoder(None, encoding, JsonPolicies(), HEADER_CAP, 1 << 30)
     return InferRequestReader(HEADER_CAP, 64)
 
 

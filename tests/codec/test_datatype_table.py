@@ -23,8 +23,7 @@ from gateway.protocol.datatypes import (
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec.strategies import output, response_body
 from tests.codec.v1 import predict_responses
-from tests.codec.v2.infer_requests import Failed
-from tests.codec.v2.infer_responses import Converted, as_json, convert_response
+from tests.codec.v2.conversions import Converted, Failed, as_json, convert_response
 
 NEW = [
     float_datatype("FLOAT16", "<f2", FloatFormat(10, -14, 65520.0)),

@@ -21,6 +21,7 @@ from gateway.codec.decompress import (
 )
 from gateway.errors import ErrorKind, GatewayError
 from gateway.sizes import CONVERT_CHUNK
+from tests.codec.strategies import bytewise
 
 MOST = 100
 TEXT = b'{"inputs": [{"data": [1, 2.5, -3]}]}'
@@ -56,10 +57,6 @@ def outcome(coding: str, *chunks: bytes, max_ratio: int = MOST) -> bytes | tuple
         return error.kind, error.message
 
 
-def byte_by_byte(body: bytes) -> list[bytes]:
-    return [body[at : at + 1] for at in range(len(body))]
-
-
 # ----------------------------------------------------------------------- valid bodies
 
 
@@ -92,35 +89,26 @@ def test_any_body_is_decompressed_however_split(data: st.DataObject) -> None:
 # ----------------------------------------------------------------------- invalid bodies
 
 WHOLE = {"gzip": gzip.compress(TEXT), "deflate": zlib.compress(TEXT), "bare": bare(TEXT)}
+GZIP, DEFLATE = WHOLE["gzip"], WHOLE["deflate"]
+WRONG_SUM = GZIP[:-8] + bytes(4) + GZIP[-4:]
 BAD = {
     "nothing": ("gzip", b"", "ends before its gzip data does"),
-    "cut short": ("gzip", WHOLE["gzip"][:-1], "ends before its gzip data does"),
-    "half a second member": (
-        "gzip",
-        WHOLE["gzip"] + WHOLE["gzip"][:12],
-        "ends before its gzip data does",
-    ),
-    "deflate cut short": ("deflate", WHOLE["deflate"][:-1], "ends before its deflate data does"),
+    "cut short": ("gzip", GZIP[:-1], "ends before its gzip data does"),
+    "half a second member": ("gzip", GZIP + GZIP[:12], "ends before its gzip data does"),
+    "deflate cut short": ("deflate", DEFLATE[:-1], "ends before its deflate data does"),
     "plain": ("gzip", TEXT, "is not valid gzip: incorrect header check"),
-    "a wrong checksum": (
-        "gzip",
-        WHOLE["gzip"][:-8] + bytes(4) + WHOLE["gzip"][-4:],
-        "is not valid gzip: incorrect data check",
-    ),
-    "more": ("gzip", WHOLE["gzip"] + b"more", "has data after its gzip data"),
-    "a byte more": ("gzip", WHOLE["gzip"] + b"\x1f", "has data after its gzip data"),
-    "more than deflate": ("deflate", WHOLE["deflate"] * 2, "has data after its deflate data"),
+    "a wrong checksum": ("gzip", WRONG_SUM, "is not valid gzip: incorrect data check"),
+    "more": ("gzip", GZIP + b"more", "has data after its gzip data"),
+    "a byte more": ("gzip", GZIP + b"\x1f", "has data after its gzip data"),
+    "more than deflate": ("deflate", DEFLATE * 2, "has data after its deflate data"),
 }
 
 
 @pytest.mark.parametrize(("coding", "body", "message"), BAD.values(), ids=BAD)
 def test_invalid_bodies_are_refused(coding: str, body: bytes, message: str) -> None:
     found = outcome(coding, body)
-    assert isinstance(found, tuple)
-    assert found[0] is ErrorKind.BAD_REQUEST
-    assert found[1].startswith("the request's body ")
-    assert message in found[1]
-    assert outcome(coding, *byte_by_byte(body)) == found
+    assert found == (ErrorKind.BAD_REQUEST, f"the request's body {message}")
+    assert outcome(coding, *bytewise(body)) == found
     for at in range(len(body)):
         assert outcome(coding, body[:at], body[at:]) == found
 
@@ -141,7 +129,7 @@ def test_broken_bodies_are_treated_like_zlib_does(
     found = outcome(coding, bytes(body))
     cut = chance.randrange(len(body))
     assert outcome(coding, bytes(body[:cut]), bytes(body[cut:])) == found
-    assert outcome(coding, *byte_by_byte(bytes(body))) == found
+    assert outcome(coding, *bytewise(bytes(body))) == found
     if isinstance(found, bytes):
         assert found == _oracle(coding, bytes(body))
 
@@ -163,7 +151,7 @@ def test_ratio_beyond_the_cap_is_refused() -> None:
         "the request's body is gzip, and grows to more than 100 times its size "
         "(limits.max_decompression_ratio)",
     )
-    assert outcome("gzip", *byte_by_byte(body)) == found
+    assert outcome("gzip", *bytewise(body)) == found
     assert outcome("gzip", body, max_ratio=1032) == bytes(FREE_OUTPUT_BYTES + 1)
 
 
@@ -195,7 +183,7 @@ def test_bomb_never_buffers_more_than_a_piece() -> None:
     inflater.feed(BOMB, last=True)
     while (piece := inflater.step()) is not None:
         assert len(piece) <= CONVERT_CHUNK
-        assert inflater.buffered_bytes <= len(BOMB) + STATE
+        assert inflater.buffered_bytes - (len(BOMB) - inflater.consumed) in (0, STATE)
     assert inflater.produced == 64 * FREE_OUTPUT_BYTES
 
 
@@ -215,17 +203,6 @@ def test_buffered_bytes_count_pending_input_and_zlib_state() -> None:
     assert inflater.buffered_bytes == 0
 
 
-def test_one_window_is_decompressed_at_a_time() -> None:
-    body = gzip.compress(NOISE * 3)
-    inflater = Decompressor("gzip", MOST)
-    inflater.feed(body, last=True)
-    seen = 0
-    while inflater.step() is not None:
-        assert inflater.consumed - seen <= WINDOW + 2
-        seen = inflater.consumed
-    assert seen == len(body)
-
-
 # ------------------------------------------------------------------------------- tiny members
 
 
@@ -236,22 +213,29 @@ def _calls(coding: str, body: bytes) -> int:
     return sum(1 for _ in iter(inflater.step, None))
 
 
-def test_tiny_members_are_capped_per_step() -> None:
-    """A window may contain a thousand of them, all empty."""
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [
+        (gzip.compress(NOISE * 3), WINDOW + 2),
+        # A window may contain a thousand empty members.
+        (EMPTY * FREE_MEMBERS, MAX_MEMBERS_PER_STEP * len(EMPTY)),
+    ],
+    ids=["a large member", "tiny members"],
+)
+def test_one_window_is_decompressed_at_a_time_or_a_few_members(body: bytes, most: int) -> None:
     inflater = Decompressor("gzip", MOST)
-    inflater.feed(EMPTY * FREE_MEMBERS, last=True)
+    inflater.feed(body, last=True)
     seen = 0
     while inflater.step() is not None:
-        assert inflater.consumed - seen <= MAX_MEMBERS_PER_STEP * len(EMPTY)
+        assert inflater.consumed - seen <= most
         seen = inflater.consumed
-    assert seen == FREE_MEMBERS * len(EMPTY)
+    assert seen == len(body)
 
 
 def test_tiny_members_cost_no_more_steps_than_a_large_one() -> None:
     """Each step of the decompressor costs a time slice of the event loop."""
-    parts = [
-        NOISE[at : at + MIN_MEMBER_BYTES] for at in range(0, len(NOISE), MIN_MEMBER_BYTES)
-    ] * 20
+    starts = range(0, len(NOISE), MIN_MEMBER_BYTES)
+    parts = [NOISE[at : at + MIN_MEMBER_BYTES] for at in starts] * 20
     apart = b"".join(map(gzip.compress, parts))
     together = gzip.compress(b"".join(parts))
     assert _calls("gzip", apart) <= 2 * _calls("gzip", together)
@@ -265,7 +249,7 @@ def test_too_many_tiny_members_are_refused(text: bytes) -> None:
     assert found[0] is ErrorKind.BAD_REQUEST
     assert "too many tiny members: " in found[1]
     assert f"at most {FREE_MEMBERS} are taken, and one more for each 1024 bytes" in found[1]
-    assert outcome("gzip", *byte_by_byte(body)) == found
+    assert outcome("gzip", *bytewise(body)) == found
     assert outcome("gzip", body[:5000], body[5000:]) == found
 
 
@@ -284,16 +268,12 @@ def test_many_members_of_reasonable_size_are_accepted(parts: list[bytes]) -> Non
 
 
 # Large input that decompresses to nothing.
+NAMED = EMPTY[:3] + b"\x08" + EMPTY[4:10] + b"x" * 2_000_000 + b"\0" + EMPTY[10:]
+EXTRA = EMPTY[:3] + b"\x04" + EMPTY[4:10] + b"\xff\xff" + b"x" * 65535 + EMPTY[10:]
 IDLE = {
     "sync flushes": ("deflate", b"\x00\x00\x00\xff\xff" * 400_000 + b"\x03\x00"),
-    "a name of 2 MB": (
-        "gzip",
-        EMPTY[:3] + b"\x08" + EMPTY[4:10] + b"x" * 2_000_000 + b"\0" + EMPTY[10:],
-    ),
-    "extra fields of 64 KiB": (
-        "gzip",
-        (EMPTY[:3] + b"\x04" + EMPTY[4:10] + b"\xff\xff" + b"x" * 65535 + EMPTY[10:]) * 30,
-    ),
+    "a name of 2 MB": ("gzip", NAMED),
+    "extra fields of 64 KiB": ("gzip", EXTRA * 30),
 }
 
 

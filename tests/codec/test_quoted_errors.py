@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.codec.policies import JsonPolicies
-from gateway.codec.v2.request import InferRequestReader, read_json_fast, read_without_data
-from gateway.codec.v2.response import encoded_converter
-from gateway.errors import ErrorKind, GatewayError
+from gateway.codec.v2.request import read_json_fast, read_without_data
+from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import parse_response_header
 from tests.codec import strategies
+from tests.codec.reference_v1 import Declared
 from tests.codec.v1 import predict_requests
+from tests.codec.v2 import conversions
+from tests.codec.v2.conversions import Failed, outcome
 from tests.support.scale import scaled
 
 CAP, DEPTH = 10_000, 64
@@ -26,53 +28,40 @@ CAP, DEPTH = 10_000, 64
 _PLACED = re.compile(r" at byte ([0-9]+)\)?, near: (.*)\Z", re.DOTALL)
 _ELEMENT = re.compile(r": element [0-9]+ \((.*)\) (?:is not|does not|holds)", re.DOTALL)
 
-Convert = Callable[[list[bytes]], None]
+Convert = Callable[[list[bytes]], object]
 
 
-def convert_request(pieces: list[bytes]) -> None:
-    codec = InferRequestReader(CAP, DEPTH)
-    for piece in pieces:
-        codec.feed(piece)
-    codec.feed(b"", last=True)
-    codec.finish()
+def convert_request(pieces: list[bytes]) -> object:
+    return outcome(pieces, work=False, header_cap=CAP, depth_cap=DEPTH)
 
 
-def convert_response(pieces: list[bytes]) -> None:
-    codec = encoded_converter(
-        None, OutputEncoding(True, {"text": False}), JsonPolicies(), CAP, 1 << 20
-    )
-    for piece in pieces:
-        codec.feed(piece)
-    codec.feed(b"", last=True)
-    codec.finish()
+def convert_response(pieces: list[bytes]) -> object:
+    form = OutputEncoding(True, {"text": False})
+    return conversions.convert_response(pieces, form, work=False, header_cap=CAP)
 
 
-def convert_v1(pieces: list[bytes]) -> None:
-    predict_requests.convert(pieces, {"x": ("FP32", [-1]), "t": ("BYTES", [-1])})
+def convert_v1(pieces: list[bytes]) -> object:
+    return _predict(pieces, {"x": ("FP32", [-1]), "t": ("BYTES", [-1])})
 
 
-def convert_v1_of_one(pieces: list[bytes]) -> None:
-    predict_requests.convert(pieces, predict_requests.TEXT)
+def convert_v1_of_one(pieces: list[bytes]) -> object:
+    return _predict(pieces, predict_requests.TEXT)
 
 
-def refusal(convert: Convert, body: bytes) -> GatewayError | None:
+def _predict(pieces: list[bytes], declared: Declared) -> Failed | None:
+    try:
+        predict_requests.convert(pieces, declared)
+    except GatewayError as error:
+        return Failed(error.kind, error.message)
+    return None
+
+
+def refusal(convert: Convert, body: bytes) -> Failed | None:
     """Return the error of a body; it must be the same however the body arrives."""
-    told: list[tuple[ErrorKind, str] | None] = []
-    error = None
-    for pieces in (
-        [body],
-        strategies.bytewise(body),
-        strategies.cut(body, 1),
-        strategies.cut(body, 2),
-    ):
-        error = None
-        try:
-            convert(pieces)
-        except GatewayError as caught:
-            error = caught
-        told.append(None if error is None else (error.kind, error.message))
-    assert told == told[:1] * len(told)
-    return error
+    found = convert([body])
+    for pieces in (strategies.bytewise(body), strategies.cut(body, 1), strategies.cut(body, 2)):
+        assert convert(pieces) == found
+    return found if isinstance(found, Failed) else None
 
 
 def check_quotes(message: str, body: bytes) -> None:
@@ -173,11 +162,7 @@ def test_error_quotes_a_truncated_body_at_its_end(good: tuple[Convert, bytes], s
 def test_error_quotes_a_cached_header() -> None:
     good = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2]%b}]}'
     part = good % b',"parameters":{"binary_data_size":8 8}'
-    with pytest.raises(GatewayError) as caught:
-        read_without_data(part, DEPTH)
-    check_quotes(caught.value.message, part)
-    assert "at byte 88)" in caught.value.message
-    with pytest.raises(GatewayError) as caught:
-        parse_response_header(part)
-    check_quotes(caught.value.message, part)
-    assert "at byte 88)" in caught.value.message
+    for read in (partial(read_without_data, depth_cap=DEPTH), parse_response_header):
+        with pytest.raises(GatewayError, match=r"at byte 88\)") as caught:
+            read(part)
+        check_quotes(caught.value.message, part)

@@ -11,15 +11,14 @@ import pytest
 from gateway.codec.json.parse_cost import VALUES_PER_TENSOR, check_value_count
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.request import PredictRequestReader
-from gateway.codec.v2.json_reader import JsonMessageReader
-from gateway.codec.v2.json_request import JsonRequestWriter
+from gateway.codec.v2.json_writer import JsonRequestWriter
 from gateway.codec.v2.request import (
     InferRequestReader,
     read_buffered_json,
     read_json_fast,
     read_without_data,
 )
-from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
+from gateway.codec.v2.response import ResponseEncoder, json_converter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.messages import OutputEncoding
@@ -27,6 +26,7 @@ from gateway.protocol.response_header import MAX_OUTPUTS
 from gateway.protocol.tensors import MAX_TENSORS, ModelMetadata, TensorSpec
 from tests.codec.reference_v1 import Declared
 from tests.codec.strategies_v1 import model
+from tests.codec.v2.conversions import Failed, chunks, outcome
 
 CAP = 3
 TOO_MANY = "the request has more than 3 inputs (limits.max_tensors)"
@@ -49,18 +49,14 @@ def request(inputs: list[dict[str, Any]], outputs: int = 0) -> bytes:
     return json.dumps(fields).encode()
 
 
-def run_steps(
-    codec: JsonMessageReader | ResponseConverter[Any], text: bytes, last: bool = False
-) -> None:
-    codec.feed(text, last)
-    while codec.step():
-        pass
-
-
 def convert(body: bytes) -> None:
     codec = InferRequestReader(1 << 20, 64, tensor_cap=CAP)
-    run_steps(codec, body, last=True)
+    codec.feed(body, last=True)
     codec.finish()
+
+
+def convert_header(header: bytes) -> object:
+    return read_without_data(header, 64, CAP)
 
 
 def refusal(convert: Callable[[bytes], object], body: bytes) -> str:
@@ -72,12 +68,10 @@ def refusal(convert: Callable[[bytes], object], body: bytes) -> str:
 
 @pytest.mark.parametrize("entry", [DATA, TEXT, BINARY, SHARED])
 def test_more_inputs_than_the_cap_are_refused(entry: dict[str, Any]) -> None:
-    convert(request([entry] * CAP))
-    assert refusal(convert, request([entry] * (CAP + 1))) == TOO_MANY
-    assert refusal(convert, request([SHARED] * CAP + [entry])) == TOO_MANY
-
-
-def test_more_requested_outputs_than_the_cap_are_refused() -> None:
+    for read in (convert, convert_header) if entry is BINARY else (convert,):
+        read(request([entry] * CAP))
+        assert refusal(read, request([entry] * (CAP + 1))) == TOO_MANY
+        assert refusal(read, request([SHARED] * CAP + [entry])) == TOO_MANY
     convert(request([DATA], CAP))
     assert refusal(convert, request([DATA], CAP + 1)) == (
         "the request asks for more than 3 outputs (limits.max_tensors)"
@@ -103,14 +97,6 @@ def test_fast_path_leaves_requests_over_the_cap() -> None:
     assert read_json_fast(request([DATA], CAP + 1), 64, CAP) is None
 
 
-def test_binary_headers_over_the_cap_are_refused() -> None:
-    def convert(header: bytes) -> object:
-        return read_without_data(header, 64, CAP)
-
-    assert convert(request([BINARY] * CAP)) is not None
-    assert refusal(convert, request([BINARY] * (CAP + 1))) == TOO_MANY
-
-
 def test_v1_requests_for_a_model_over_the_cap_are_refused() -> None:
     declared: Declared = {f"x{number}": ("FP32", [-1]) for number in range(CAP + 1)}
     with pytest.raises(GatewayError) as caught:
@@ -134,12 +120,13 @@ def test_more_outputs_than_the_cap_are_a_bad_response() -> None:
     words = f"the server's response has more than {MAX_OUTPUTS} outputs"
     header = json.dumps({"outputs": [BINARY] * (MAX_OUTPUTS + 1)}).encode()
     with pytest.raises(GatewayError) as caught:
-        json_converter(len(header), JsonPolicies(), 1 << 24, 1 << 24).feed(header)
+        json_converter(len(header), JsonPolicies(), 1 << 24, 1 << 24).text(header)
     assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, words)
     body = json.dumps({"outputs": [DATA] * (MAX_OUTPUTS + 1)}).encode()
-    codec = encoded_converter(None, OutputEncoding(True, {}), JsonPolicies(), 1 << 20, 1 << 20)
+    codec = ResponseEncoder(None, OutputEncoding(True, {}), JsonPolicies(), 1 << 20, 1 << 20)
+    codec.feed(body[: -len("]}")])  # before the end
     with pytest.raises(GatewayError) as caught:
-        run_steps(codec, body[: -len("]}")])  # before the end
+        list(iter(codec.step, False))
     assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, words)
 
 
@@ -185,24 +172,18 @@ _MANY = _array(_MAX + 2, b"{}")
 )
 @pytest.mark.parametrize("part", [1 << 20, 1000])
 def test_infer_request_of_many_values_is_refused(body: bytes, part: int) -> None:
-    parts = [body[start : start + part] for start in range(0, len(body), part)]
-    with pytest.raises(GatewayError, match=r"values: 32 for each tensor .*max_tensors") as raised:
-        _read(parts)
-    assert raised.value.kind is ErrorKind.TOO_LARGE
+    found = outcome(chunks(body, part))
+    assert isinstance(found, Failed)
+    assert found.kind is ErrorKind.TOO_LARGE
+    assert found.message.endswith(
+        "values: 32 for each tensor that it may have (limits.max_tensors)"
+    )
 
 
 def test_deep_nesting_is_named_first() -> None:
-    with pytest.raises(GatewayError, match="nested deeper than 64") as raised:
-        _read([b"[" * (_MAX + 2)])
-    assert raised.value.kind is ErrorKind.BAD_REQUEST
-
-
-def _read(parts: list[bytes]) -> None:
-    reader = InferRequestReader(*_CAPS)
-    for part in parts:
-        reader.feed(part)
-    reader.feed(b"", last=True)
-    reader.finish()
+    assert outcome([b"[" * (_MAX + 2)], depth_cap=64) == Failed(
+        ErrorKind.BAD_REQUEST, "the request's JSON is nested deeper than 64"
+    )
 
 
 @pytest.mark.parametrize("key", [b"parameters", b"unknown"])

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.manifest import FILES, Manifest
+from tests.deploy.files import FILES, Manifest
 
 
 @pytest.fixture(params=FILES, ids=lambda file: file.stem)

@@ -15,19 +15,22 @@ from gateway.demo.server.server import DemoServer
 from gateway.settings.values.addresses import TcpAddress
 from gateway.settings.values.units import parse_size
 from tests.deploy.dockerfile import read_stages
-from tests.deploy.files import DEPLOY, Document, documents, replace_folders
-from tests.deploy.manifest import (
+from tests.deploy.files import (
+    DEPLOY,
     FOLDER,
     GATEWAY,
     GATEWAYS,
     PROBES,
     SIDECAR,
     TRITON,
+    Document,
     Manifest,
     Pod,
+    documents,
     ports,
+    replace_folders,
+    run_gateway,
 )
-from tests.deploy.running import run_gateway
 from tests.support.addresses import free_address
 from tests.support.gateway_process import TENSORGATE, run
 from tests.support.raw_client import connect

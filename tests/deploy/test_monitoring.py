@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.files import documents
-from tests.deploy.manifest import FILES, FOLDER, TRITON, Manifest
+from tests.deploy.files import FILES, FOLDER, TRITON, Manifest, documents
 from tests.deploy.monitoring import (
     ALERTS,
     PROMETHEUS,

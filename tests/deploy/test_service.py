@@ -14,8 +14,7 @@ import pytest
 
 from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
-from tests.deploy.files import DEPLOY, ROOT, Unit, replace_folders
-from tests.deploy.running import run_gateway
+from tests.deploy.files import DEPLOY, ROOT, Unit, replace_folders, run_gateway
 from tests.support.gateway_process import TENSORGATE, run, write_settings
 from tests.support.raw_client import connect
 

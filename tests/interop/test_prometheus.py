@@ -22,10 +22,12 @@ from gateway.build_info import NATIVE
 from tests.deploy.monitoring import ALERTS, PROMETHEUS, Dashboard, Query, adapter_rule, alert_rules
 from tests.docs.markdown import PAGES, blocks
 from tests.interop.programs import program
-from tests.support.addresses import HOST, free_address
-from tests.support.gateway_process import Process, gateway_process, running_process
+from tests.support.addresses import free_address
+from tests.support.gateway import until
+from tests.support.gateway_process import running_process
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import binary_response, json_request, metadata
+from tests.support.operator import OperatedGateway, operated_gateway
 from tests.support.raw_client import RawClient, ReceivedResponse, connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
@@ -100,14 +102,14 @@ class Prometheus:
 
     async def wait_until(self, expression: str, holds: Callable[[float], bool]) -> float:
         """Wait until the one value of an expression is as wanted; return it."""
-        value = math.nan
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not holds(value := await self.value(expression)):  # noqa: ASYNC110  # nobody tells
-                    await asyncio.sleep(0.1)
-        except TimeoutError:
-            raise AssertionError(f"{expression} is still {value}") from None
-        return value
+        seen = [math.nan]
+
+        async def has_come() -> bool:
+            seen.append(await self.value(expression))
+            return holds(seen[-1])
+
+        await until(has_come, PATIENCE)
+        return seen[-1]
 
     async def is_ready(self) -> bool:
         """Tell whether it answers queries."""
@@ -148,17 +150,10 @@ async def running_prometheus(folder: Path, target: str) -> AsyncIterator[Prometh
         "--enable-feature=exemplar-storage",
         "--log.level=warn",
     )
-    async with running_process(*command) as process:
+    async with running_process(*command):
         prometheus = Prometheus(address)
-        await _wait_until_ready(process, prometheus)
+        await until(prometheus.is_ready, PATIENCE)
         yield prometheus
-
-
-async def _wait_until_ready(process: Process, prometheus: Prometheus) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await prometheus.is_ready():
-            assert process.running, await process.end()
-            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -190,11 +185,9 @@ def infer(model: str, count: int = 4, headers: dict[str, str] | None = None) -> 
     return request("POST", f"/v2/models/{model}/infer", json_request(*[0.5] * count), headers)
 
 
-def settings(admin: str, folder: Path, first: str, second: str) -> str:
+def settings(folder: Path, first: str, second: str) -> str:
     """Write settings with all that the dashboard shows: queues, mirrors, endpoints that fail."""
     return f"""
-listen: {HOST}:0
-admin: {admin}
 workers: 2
 offload: 1
 watch: false
@@ -223,10 +216,7 @@ routes:
 class Stand:
     """A gateway with two workers, what scrapes it, and how many responses clients have got."""
 
-    process: Process
-    url: str
-    admin: str
-    file: Path
+    gateway: OperatedGateway
     prometheus: Prometheus
     answered: int = 0
 
@@ -235,13 +225,6 @@ class Stand:
         reply = await client.ask(data)
         self.answered += 1
         return reply
-
-    async def metrics(self) -> str:
-        """Read the metrics from the gateway itself."""
-        async with connect(f"http://{self.admin}") as operator:
-            reply = await operator.call("GET", "/metrics")
-        assert reply.status == 200
-        return reply.body.decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,13 +260,13 @@ async def _observe(folder: Path) -> Observed:
 
 @asynccontextmanager
 async def _stand(folder: Path) -> AsyncIterator[Stand]:
-    admin, file = free_address(), folder / "gateway.yaml"
-    async with model_server() as first, model_server() as second:
-        file.write_text(settings(admin, folder, first, second))
-        async with gateway_process(str(file)) as (process, url):
-            await process.wait_for_output(r"listening on \S+ \(admin\)")
-            async with running_prometheus(folder, admin) as prometheus:
-                yield Stand(process, url, admin, file, prometheus)
+    async with (
+        model_server() as first,
+        model_server() as second,
+        operated_gateway(folder, settings(folder, first, second)) as gateway,
+        running_prometheus(folder, gateway.operator.url.removeprefix("http://")) as prometheus,
+    ):
+        yield Stand(gateway, prometheus)
 
 
 async def _let_all_fail(stand: Stand) -> None:
@@ -297,7 +280,7 @@ async def _let_all_fail(stand: Stand) -> None:
 
 
 async def _fail_once(stand: Stand) -> None:
-    async with connect(stand.url) as client:
+    async with connect(stand.gateway.url) as client:
         trace = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
         assert (await stand.call(client, infer("mixed", headers=trace))).status == 200
         assert (await stand.call(client, infer("broken"))).status == 500
@@ -306,7 +289,7 @@ async def _fail_once(stand: Stand) -> None:
             assert (await stand.call(client, infer("flaky"))).status == 200
 
     async def one(statuses: list[int]) -> None:
-        async with connect(stand.url) as client:
+        async with connect(stand.gateway.url) as client:
             statuses.append((await stand.call(client, infer("slow"))).status)
 
     statuses: list[int] = []
@@ -318,14 +301,14 @@ async def _fail_once(stand: Stand) -> None:
 
 async def _reload(stand: Stand) -> None:
     """Reload other settings, and then settings that are wrong."""
-    good = f"{stand.file.read_text()}limits: {{idle_timeout: 1m}}\n"
-    stand.file.write_text(good)
-    stand.process.signal(signal.SIGHUP)
-    await stand.process.wait_for_output("settings reloaded")
+    good = f"{stand.gateway.file.read_text()}limits: {{idle_timeout: 1m}}\n"
+    stand.gateway.file.write_text(good)
+    stand.gateway.process.signal(signal.SIGHUP)
+    await stand.gateway.process.wait_for_output("settings reloaded")
     changes = "max(changes(tensorgate_settings_loaded_timestamp_seconds[10m]))"
     await stand.prometheus.wait_until(changes, lambda value: value > 0)
-    stand.file.write_text(f"{good}nonsense: 1\n")
-    stand.process.signal(signal.SIGHUP)
+    stand.gateway.file.write_text(f"{good}nonsense: 1\n")
+    stand.gateway.process.signal(signal.SIGHUP)
     await stand.prometheus.wait_until("min(tensorgate_settings_current)", lambda value: value == 0)
 
 
@@ -349,7 +332,7 @@ async def _ask(stand: Stand) -> Observed:
             upstream_calls.replace("<<.LabelMatchers>>", 'upstream="limited"')
         ),
         exemplars=await _exemplars(prometheus),
-        metrics=await stand.metrics(),
+        metrics=await stand.gateway.operator.text("/metrics"),
     )
 
 

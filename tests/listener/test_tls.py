@@ -1,6 +1,5 @@
 """TLS files: which ones are unusable, and what happens when they change."""
 
-import asyncio
 import logging
 import os
 import shutil
@@ -22,10 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from gateway.listener import tls
 from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles
 from tests.support.certificates import authority, ca_file, certificate_files
-from tests.support.gateway import until
 
 
 def _new(folder: Path) -> TlsFiles:
@@ -53,18 +50,6 @@ def _shown(context: ssl.SSLContext) -> bytes:
 
 def _written(certificate: str) -> bytes:
     return ssl.PEM_cert_to_DER_cert(Path(certificate).read_text())
-
-
-def test_tls_version_and_options(tmp_path: Path) -> None:
-    files = _new(tmp_path)
-    context = ReloadingTlsContext(files).context
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-    assert context.options & ssl.OP_NO_COMPRESSION
-    assert context.options & ssl.OP_NO_RENEGOTIATION
-    assert context.verify_mode is ssl.CERT_NONE
-    for required, mode in ((True, ssl.CERT_REQUIRED), (False, ssl.CERT_OPTIONAL)):
-        mutual = TlsFiles(files.certificate, files.key, ca_file(tmp_path), required)
-        assert ReloadingTlsContext(mutual).context.verify_mode is mode
 
 
 @pytest.mark.parametrize(
@@ -155,22 +140,6 @@ def test_replaced_files_are_reloaded(tmp_path: Path) -> None:
     assert tls_context.context is renewed
 
 
-def test_swapped_symbolic_link_is_reloaded(tmp_path: Path) -> None:
-    """Kubernetes updates a secret so: the files are links into a folder that is a link itself."""
-    new = _new(tmp_path / "2"), _new(tmp_path / "1")
-    data = tmp_path / "data"
-    data.symlink_to("1")
-    tls_context = ReloadingTlsContext(
-        TlsFiles(str(data / "certificate.pem"), str(data / "key.pem"))
-    )
-    assert _shown(tls_context.context) == _written(new[1].certificate)
-    (tmp_path / "next").symlink_to("2")
-    os.rename(tmp_path / "next", data)
-    tls_context.reload_if_changed()
-    tls_context.reload_if_changed()
-    assert _shown(tls_context.context) == _written(new[0].certificate)
-
-
 def test_unusable_new_files_are_logged_once_and_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,22 +175,3 @@ def test_unusable_new_files_are_logged_once_and_not_used(
     assert told == [""]
     assert caplog.messages == [f"new connections use the certificate in {files.certificate}"]
     assert _shown(tls_context.context) == _written(new.certificate)
-
-
-async def test_watch_reloads_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "POLL_INTERVAL", 0.01)
-    files, new = _new(tmp_path / "now"), _new(tmp_path / "then")
-    tls_context = ReloadingTlsContext(files)
-    old = tls_context.context
-    told: list[str] = []
-    watch = asyncio.create_task(tls_context.watch(told.append))
-    await asyncio.sleep(0.03)
-    assert tls_context.context is old
-    shutil.copyfile(new.certificate, files.certificate)
-    shutil.copyfile(new.key, files.key)
-    await until(lambda: told)
-    assert tls_context.context is not old
-    assert told == [""]
-    watch.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await watch

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -15,24 +15,24 @@ import pytest
 
 from gateway.build_info import NATIVE
 from gateway.codec.elements.encode import fast_encode_numbers
-from gateway.codec.offload_interface import ConversionJob, OffloadFuture
+from gateway.codec.offload_interface import OffloadFuture
+from gateway.codec.policies import Nonfinite
 from gateway.offload import threads as threads_module
 from gateway.offload.threads import OffloadThreads
-from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.datatypes import DATATYPES, Datatype
 from tests.support.gateway import gateway_client, no_leaks, served, until
-from tests.support.http_messages import http_response
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.inference_messages import binary_response, infer_json
+from tests.support.servers.model_scripts import echo_tensors
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 if not NATIVE:
     pytest.skip("the C module is not compiled", allow_module_level=True)
 
-TO_JSON = ConversionJob(True, DATATYPES["FP32"])
-TO_BINARY = ConversionJob(False, DATATYPES["FP32"])
+FP32 = DATATYPES["FP32"]
 DATA = np.random.default_rng(0).normal(size=10_000).astype(np.float32).tobytes()
-TEXT = b"[" + bytes(fast_encode_numbers(DATA, TO_JSON.datatype) or b"") + b"]"
+TEXT = b"[" + bytes(fast_encode_numbers(DATA, FP32) or b"") + b"]"
 LARGE = np.random.default_rng(1).normal(size=4_000_000).tobytes()
 """A thread takes some 80 ms for it."""
-LARGE_JOB = ConversionJob(True, DATATYPES["FP64"])
 
 
 def _threads() -> set[Path]:
@@ -64,31 +64,41 @@ async def _offload(count: int = 1) -> AsyncIterator[OffloadThreads]:
             offload.close()
 
 
-async def _submit(
-    offload: OffloadThreads, job: ConversionJob = TO_JSON, data: bytes = DATA
+def _try_encode(
+    offload: OffloadThreads, data: bytes | bytearray = DATA, datatype: Datatype = FP32
+) -> OffloadFuture | None:
+    return offload.encode(memoryview(data), datatype, Nonfinite.ERROR, False)
+
+
+def _decode(offload: OffloadThreads) -> OffloadFuture | None:
+    return offload.decode(memoryview(TEXT), FP32, 0, 0)
+
+
+async def _submitted(
+    offload: OffloadThreads, submit: Callable[[OffloadThreads], OffloadFuture | None] = _try_encode
 ) -> OffloadFuture:
     """Submit a job as soon as a thread takes it."""
     futures: list[OffloadFuture] = []
 
-    def submit() -> bool:
-        future = offload.submit(job, data)
-        futures.extend([future] if future is not None else [])
+    def is_taken() -> bool:
+        future = submit(offload)
+        futures.extend([] if future is None else [future])
         return bool(futures)
 
-    await until(submit, 30)
+    await until(is_taken, 30)
     return futures[0]
 
 
 async def _result(future: OffloadFuture) -> bytes | None:
     """Return the result without ``wait``, so that only the threads work on it."""
     await until(lambda: future.done, 30)
-    return future.result
+    return future.take_result()
 
 
 async def _keep_busy(offload: OffloadThreads, monkeypatch: pytest.MonkeyPatch) -> OffloadFuture:
     """Give the only thread something to do for a while."""
     monkeypatch.setattr(threads_module, "MAX_JOB_SIZE", len(LARGE))
-    future = offload.submit(LARGE_JOB, LARGE)
+    future = _try_encode(offload, LARGE, DATATYPES["FP64"])
     assert future is not None
     assert offload._pool is not None
     await until(lambda: offload._pool is not None and offload._pool.queued == 0)
@@ -97,16 +107,16 @@ async def _keep_busy(offload: OffloadThreads, monkeypatch: pytest.MonkeyPatch) -
 
 async def test_threads_start_with_the_first_job() -> None:
     async with _offload(2) as offload:
-        assert offload.submit(TO_JSON, b"") is None
+        assert _try_encode(offload, b"") is None
         assert _threads() == set()
-        assert await _result(await _submit(offload)) == TEXT[1:-1]
+        assert await _result(await _submitted(offload)) == TEXT[1:-1]
         await until(lambda: len(_threads()) == 2)  # a thread takes its name when it first runs
 
 
 @pytest.mark.parametrize("size", [0, 16 * 1024 - 4, 512 * 1024 + 4])
 async def test_small_and_large_jobs_are_not_offloaded(size: int) -> None:
     async with _offload() as offload:
-        assert offload.submit(TO_JSON, bytes(size)) is None
+        assert _try_encode(offload, bytes(size)) is None
 
 
 async def test_threads_have_a_limited_number_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +124,7 @@ async def test_threads_have_a_limited_number_of_jobs(monkeypatch: pytest.MonkeyP
     async with _offload() as offload:
         offload._on_job = seen.append
         busy = await _keep_busy(offload, monkeypatch)
-        futures = [offload.submit(TO_JSON, DATA) for _ in range(4)]
+        futures = [_try_encode(offload) for _ in range(4)]
         assert [future is not None for future in futures] == [True, True, False, False]
         assert seen == [True, True, True, False, False]
         assert [await _result(future) for future in futures if future] == [TEXT[1:-1]] * 2
@@ -124,17 +134,18 @@ async def test_threads_have_a_limited_number_of_jobs(monkeypatch: pytest.MonkeyP
 async def test_waiting_call_does_what_no_thread_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _offload() as offload:
         busy = await _keep_busy(offload, monkeypatch)
-        first, second = await _submit(offload), await _submit(offload, TO_BINARY, TEXT)
+        first, second = await _submitted(offload), await _submitted(offload, _decode)
         await first.wait()
-        assert (first.result, second.result, busy.done) == (TEXT[1:-1], DATA, False)
+        assert not busy.done
+        assert (first.take_result(), second.take_result()) == (TEXT[1:-1], DATA)
         await busy.wait()
-        assert busy.result is not None
+        assert busy.take_result() is not None
 
 
 async def test_other_tasks_run_between_jobs_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _offload() as offload:
         busy = await _keep_busy(offload, monkeypatch)
-        futures = [await _submit(offload), await _submit(offload)]
+        futures = [await _submitted(offload), await _submitted(offload)]
         counts = []
         waiting = asyncio.create_task(futures[0].wait())
         while not waiting.done():
@@ -148,7 +159,7 @@ async def test_wait_may_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _offload() as offload:
         busy = await _keep_busy(offload, monkeypatch)
         waiting = asyncio.create_task(busy.wait())
-        await asyncio.sleep(0.01)
+        await until(lambda: offload._waiters)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -162,27 +173,28 @@ async def test_dropped_jobs_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     async with _offload() as offload:
         busy = await _keep_busy(offload, monkeypatch)
         data = bytearray(DATA)
-        waiting = offload.submit(TO_JSON, data)  # type: ignore[arg-type]
+        waiting = _try_encode(offload, data)
         assert offload._pool is not None
         assert offload._pool.queued == 1
         del waiting
         assert offload._pool.queued == 0
         data.clear()  # this takes that no buffer of it is in use
         del busy
-        assert await _result(await _submit(offload)) == TEXT[1:-1]
+        assert await _result(await _submitted(offload)) == TEXT[1:-1]
 
 
 async def test_jobs_end_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _offload() as offload:
         busy = await _keep_busy(offload, monkeypatch)
-        queued = await _submit(offload)
+        queued = await _submitted(offload)
         waiting = asyncio.create_task(busy.wait())
-        await asyncio.sleep(0.01)
+        await until(lambda: offload._waiters)
         offload.close()
-        assert offload.submit(TO_JSON, DATA) is None
+        assert _try_encode(offload) is None
         async with asyncio.timeout(30):
             await asyncio.gather(waiting, queued.wait())
-        assert (busy.result is not None, queued.result) == (True, TEXT[1:-1])
+        assert busy.take_result() is not None
+        assert queued.take_result() == TEXT[1:-1]
 
 
 @pytest.mark.parametrize("missing", ["threads", "descriptors"])
@@ -198,16 +210,16 @@ async def test_threads_that_cannot_start_are_tried_again(
                 patched.setattr(threads_module, "ThreadPool", fail)
             else:
                 patched.setattr(os, "pipe", fail)
-            assert [offload.submit(TO_JSON, DATA) for _ in range(2)] == [None, None]
+            assert [_try_encode(offload) for _ in range(2)] == [None, None]
         assert caplog.text.count("no threads for large tensors, for 10 s: no more of them") == 1
-        assert offload.submit(TO_JSON, DATA) is None
+        assert _try_encode(offload) is None
         offload._next_start = 0.0
-        assert await _result(await _submit(offload)) == TEXT[1:-1]
+        assert await _result(await _submitted(offload)) == TEXT[1:-1]
 
 
 async def test_threads_leave_signals_to_python() -> None:
     async with _offload() as offload:
-        await _result(await _submit(offload))
+        await _result(await _submitted(offload))
         (status,) = [(thread / "status").read_text() for thread in _threads()]
     blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
     assert blocked & 1 << 14  # SIGTERM is number 15
@@ -215,38 +227,20 @@ async def test_threads_leave_signals_to_python() -> None:
 
 COUNT = 300_000
 VALUES = np.random.default_rng(1).normal(size=COUNT).astype(np.float32)
-NUMBERS = bytes(fast_encode_numbers(VALUES.tobytes(), TO_JSON.datatype) or b"")
+NUMBERS = bytes(fast_encode_numbers(VALUES.tobytes(), FP32) or b"")
 
 
 def _request(numbers: bytes) -> bytes:
     fields = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%d],"data":[%b]}]}'
-    body = fields % (COUNT, numbers)
-    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
-    return head % len(body) + body
-
-
-def _response(tensor: bytes) -> bytes:
-    parameters = {"binary_data_size": len(tensor)}
-    output = {"name": "y", "datatype": "FP32", "shape": [COUNT], "parameters": parameters}
-    header = json.dumps({"model_name": "m", "outputs": [output]}).encode()
-    return http_response(header + tensor, {"Inference-Header-Content-Length": str(len(header))})
-
-
-async def _echo(connection: Connection) -> None:
-    """Respond to each request with its tensor."""
-    while True:
-        received = await connection.request()
-        size = int(received.head.get("Inference-Header-Content-Length") or 0)
-        await connection.send(_response(received.body[size:]))
+    return infer_json(fields % (COUNT, numbers))
 
 
 @pytest.mark.parametrize("threads", [1, 4])
 async def test_large_bodies_are_converted_exactly(threads: int) -> None:
-    numbers = NUMBERS
-    async with served(_echo, offload=threads) as (_, _, client):
+    async with served(echo_tensors, offload=threads) as (_, _, client):
         for _ in range(3):
             async with asyncio.timeout(30):
-                client.send_nowait(_request(numbers))
+                client.send_nowait(_request(NUMBERS))
                 reply = await client.read_response()
             assert reply.status == 200
             data = json.loads(reply.body)["outputs"][0]["data"]
@@ -257,7 +251,7 @@ async def test_large_bodies_are_converted_exactly(threads: int) -> None:
 async def test_invalid_element_is_named() -> None:
     numbers = NUMBERS.split(b",")
     numbers[200_000] = b"true"
-    async with ScriptedServer(_echo) as server, gateway_client(server.url, offload=2) as client:
+    async with served(echo_tensors, offload=2) as (server, _, client):
         for _ in range(4):
             client.send_nowait(_request(b",".join(numbers)))
             reply = await client.read_response()
@@ -268,7 +262,7 @@ async def test_invalid_element_is_named() -> None:
 
 async def test_calls_that_are_cut_off_leave_no_job() -> None:
     request = _request(NUMBERS)
-    async with ScriptedServer(_echo) as server:
+    async with ScriptedServer(echo_tensors) as server:
         for part in (0.3, 0.6, 0.9, 1.0):
             async with no_leaks(), gateway_client(server.url, offload=2) as client:
                 client.send_nowait(request[: int(len(request) * part)])
@@ -279,18 +273,10 @@ async def test_first_invalid_element_of_a_response_is_named() -> None:
     """A later piece is encoded here while the thread is busy: its error is found first."""
     values = VALUES.copy()
     values[[5, *range(16_385, COUNT, 16_384)]] = np.nan
-
-    async def respond(connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await connection.send(_response(values.tobytes()))
-
-    request = _request(NUMBERS)
-    async with ScriptedServer(respond) as server:
-        route = {"nonfinite": "error"}
-        async with gateway_client(server.url, offload=1, route=route) as client:
-            for _ in range(5):
-                client.send_nowait(request)
-                reply = await client.read_response()
-                assert reply.status == 406
-                assert "element 5 is nan" in reply.error
+    script, route = always_respond(binary_response(values.tobytes())), {"nonfinite": "error"}
+    async with served(script, offload=1, route=route) as (_, _, client):
+        for _ in range(5):
+            client.send_nowait(_request(NUMBERS))
+            reply = await client.read_response()
+            assert reply.status == 406
+            assert "element 5 is nan" in reply.error

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tests.support.addresses import HOST, free_port
-from tests.support.checks.nothing_left_in_process import fetch_status, until_nothing_is_left
-from tests.support.gateway_process import TIMEOUT, Process, gateway_process
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, binary_response_header, metadata
+from tests.support.operator import OperatedGateway, operated_gateway
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
 
@@ -51,49 +46,17 @@ def uploads(size: int, model: str = "m", name: str = "IN") -> dict[str, bytes]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class ProbedGateway:
-    """A gateway process, and its admin address."""
-
-    process: Process
-    url: str
-    admin: str
-
-    async def status(self) -> dict[str, Any]:
-        """Fetch its status."""
-        return await fetch_status(self.admin)
-
-    async def until_status(self, condition: Callable[[dict[str, Any]], object]) -> None:
-        """Wait until a condition of its status holds."""
-        async with asyncio.timeout(TIMEOUT):
-            while not condition(await self.status()):  # noqa: ASYNC110  # nobody tells
-                await asyncio.sleep(0.1)
-
-    async def until_idle(self) -> None:
-        """Wait until nothing is left of all clients."""
-        await until_nothing_is_left(self.admin)
-
-    def memory(self, field: str) -> int:
-        """Return bytes of memory: proc(5), /proc/PID/status."""
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(rf"{field}:\s+(\d+) kB", text)
-        assert found is not None
-        return int(found[1]) * 1024
-
-
 @asynccontextmanager
-async def running_gateway(script: Script, folder: Path) -> AsyncIterator[ProbedGateway]:
+async def running_gateway(script: Script, folder: Path) -> AsyncIterator[OperatedGateway]:
     """Run a gateway before a server that does as the script says."""
-    admin = free_port()
     async with ScriptedServer(script) as server:
-        file = folder / "gateway.yaml"
-        file.write_text(
-            f"listen: {HOST}:0\nadmin: {HOST}:{admin}\noffload: 0\nlog: {{access: false}}\n"
+        settings = (
+            "offload: 0\nlog: {access: false}\n"
             f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
             f"limits: {{max_buffered_bytes: {BUFFERED}, max_buffered_body_bytes: {BUFFERED}}}\n"
         )
-        async with gateway_process(str(file)) as (process, url):
-            yield ProbedGateway(process, url, f"http://{HOST}:{admin}")
+        async with operated_gateway(folder, settings) as gateway:
+            yield gateway
 
 
 @asynccontextmanager
@@ -143,7 +106,7 @@ async def _send_all(client: RawClient, data: bytes, patience: float = _NO_PROGRE
                 await client.send(data[start : start + MIB])
 
 
-async def abort_uploads(gateway: ProbedGateway, count: int = 12, size: int = 20_000_000) -> None:
+async def abort_uploads(gateway: OperatedGateway, count: int = 12, size: int = 20_000_000) -> None:
     """Send most of a body, or all, and leave before the response: one client after the other."""
     forms = list(uploads(size).values())
     for number in range(count):
@@ -154,7 +117,7 @@ async def abort_uploads(gateway: ProbedGateway, count: int = 12, size: int = 20_
         await gateway.until_idle()
 
 
-async def abort_responses(gateway: ProbedGateway, count: int = 6, size: int = 20_000_000) -> None:
+async def abort_responses(gateway: OperatedGateway, count: int = 6, size: int = 20_000_000) -> None:
     """Send a body, read some of the response and leave: one client after the other."""
     forms = list(uploads(size).values())
     for number in range(count):
@@ -166,14 +129,14 @@ async def abort_responses(gateway: ProbedGateway, count: int = 6, size: int = 20
         await gateway.until_idle()
 
 
-async def upload_at_once(gateway: ProbedGateway, count: int = 300, size: int = 400_000) -> None:
+async def upload_at_once(gateway: OperatedGateway, count: int = 300, size: int = 400_000) -> None:
     """Have many clients upload at a time, to a server that does not read."""
     data = request("POST", "/v2/x", headers=_LENGTH) + bytes(size)
     async with clients(gateway.url, count) as opened:
         await asyncio.gather(*(_send_all(client, data) for client in opened))
 
 
-async def send_long_ids(gateway: ProbedGateway, count: int = 400) -> None:
+async def send_long_ids(gateway: OperatedGateway, count: int = 400) -> None:
     """Have many clients send JSON around the data, and wait; some have to be refused."""
     data = request("POST", INFER, headers=_LENGTH) + b'{"id":"' + b"a" * 900_000
     async with clients(gateway.url, count) as opened:
@@ -181,7 +144,7 @@ async def send_long_ids(gateway: ProbedGateway, count: int = 400) -> None:
         await gateway.until_status(lambda status: 0 < status["requests_in_progress"] < count)
 
 
-async def send_long_heads(gateway: ProbedGateway, count: int = 1500) -> None:
+async def send_long_heads(gateway: OperatedGateway, count: int = 1500) -> None:
     """Have many clients send most of a long head."""
     data = b"GET /v2/x HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 60_000
     async with clients(gateway.url, count) as opened:
@@ -190,18 +153,18 @@ async def send_long_heads(gateway: ProbedGateway, count: int = 1500) -> None:
         await gateway.until_status(lambda status: status["buffered_bytes"] > BUFFERED // 10)
 
 
-async def never_read_bytes(gateway: ProbedGateway) -> None:
+async def never_read_bytes(gateway: OperatedGateway) -> None:
     """Have many clients ask for large responses that pass as they are, and read nothing."""
     await _never_read(gateway, request("GET", "/v2/x"))
 
 
-async def never_read_json(gateway: ProbedGateway) -> None:
+async def never_read_json(gateway: OperatedGateway) -> None:
     """Have many clients ask for large responses that become JSON, and read nothing."""
     fields = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[1]}]}'
     await _never_read(gateway, request("POST", INFER, fields))
 
 
-async def _never_read(gateway: ProbedGateway, data: bytes, count: int = 150) -> None:
+async def _never_read(gateway: OperatedGateway, data: bytes, count: int = 150) -> None:
     async with clients(gateway.url, count, receiving=4096) as opened:
         for client in opened:
             client.stop_reading()
@@ -210,7 +173,7 @@ async def _never_read(gateway: ProbedGateway, data: bytes, count: int = 150) -> 
         await asyncio.sleep(3)  # in which the responses come, as far as they may
 
 
-Attack = Callable[[ProbedGateway], Awaitable[None]]
+Attack = Callable[[OperatedGateway], Awaitable[None]]
 
 ATTACKS: dict[Script, Sequence[Attack]] = {
     never_reads_inference: [abort_uploads, upload_at_once, send_long_ids, send_long_heads],

@@ -35,8 +35,6 @@ class Behaviour:
     """It closes a kept connection when the next request is there, and does not answer it."""
     fails: bool = False
     """It answers 500."""
-    garbage: bool = False
-    """It answers with what is no HTTP."""
 
     @property
     def text(self) -> bytes:
@@ -74,7 +72,7 @@ class Server:
         if kept and behaviour.closes_unanswered:
             return False
         await asyncio.sleep(behaviour.delay)
-        data = _GARBAGE if behaviour.garbage else self._request(head, body)
+        data = self._request(head, body)
         writer.write(data[: -len(body) // 2] if behaviour.cut else data)
         await writer.drain()
         return not behaviour.cut
@@ -99,7 +97,6 @@ class Server:
         return http_response(fields + body[size:], headers)
 
 
-_GARBAGE = b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n"
 _TENSOR = {"name": "N", "datatype": "INT32", "shape": [-1]}
 _METADATA = json.dumps(
     {"name": "echo", "versions": ["1"], "inputs": [_TENSOR], "outputs": [_TENSOR]}

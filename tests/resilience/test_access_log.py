@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from tests.resilience.incident_page import is_shown
-from tests.support.addresses import free_address
 from tests.support.gateway import until
-from tests.support.gateway_process import TIMEOUT, Process, gateway_process, write_settings
+from tests.support.gateway_process import TIMEOUT
+from tests.support.operator import OperatedGateway, operated_gateway
 from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import ScriptedServer
 
@@ -47,12 +47,9 @@ _DROPPED = re.compile(r"access log \S+(?: \S+)* (\d+) lines were dropped")
 
 
 @dataclass
-class _Running:
+class _Running(OperatedGateway):
     """A gateway process of two workers, and the numbers of the calls that it has answered."""
 
-    process: Process
-    url: str
-    admin: str
     numbers: count[int] = field(default_factory=count)
     called: list[int] = field(default_factory=list)
 
@@ -72,19 +69,10 @@ class _Running:
 
         await asyncio.gather(*(client(calls // CONNECTIONS) for _ in range(CONNECTIONS)))
 
-    async def get(self, path: str) -> str:
-        """Return a page of the admin address."""
-        async with connect(self.admin) as client:
-            response = await client.call("GET", path)
-        assert response.status == 200
-        return response.body.decode()
-
     async def dropped(self) -> int:
         """Return the lines that were dropped, as the metrics say."""
-        text = await self.get("/metrics")
-        found = re.search(r"^tensorgate_access_log_dropped_lines_total (\S+)$", text, re.MULTILINE)
-        assert found
-        return int(float(found[1]))
+        (found,) = await self.operator.samples("tensorgate_access_log_dropped_lines_total")
+        return int(found.value)
 
     async def stop(self) -> str:
         """Stop it; return all that it has logged."""
@@ -96,14 +84,14 @@ class _Running:
 
 @asynccontextmanager
 async def _gateway(folder: Path, log: Path | None) -> AsyncIterator[_Running]:
-    admin, where = free_address(), "" if log is None else f", path: {log}"
-    more = (
-        f"admin: {admin}\nworkers: 2\noffload: 0\nlog: {{access: {{format: {_FORMAT}{where}}}}}\n"
-    )
+    where = "" if log is None else f", path: {log}"
     async with ScriptedServer() as server:
-        config = write_settings(folder / "gateway.yaml", server.url, more=more)
-        async with gateway_process(config, _COMMAND) as (process, url):
-            yield _Running(process, url, f"http://{admin}")
+        settings = (
+            f"workers: 2\noffload: 0\nlog: {{access: {{format: {_FORMAT}{where}}}}}\n"
+            f"upstreams: {{demo: {{endpoints: [{server.url}], dialect: triton}}}}\n"
+        )
+        async with operated_gateway(folder, settings, _COMMAND) as gateway:
+            yield _Running(gateway.process, gateway.url, gateway.file, gateway.operator)
 
 
 def _lines(*files: Path) -> list[str]:
@@ -156,7 +144,7 @@ async def test_lines_for_a_stderr_that_nobody_reads_are_counted_and_no_call_wait
         # The gateway's own log goes there, too, and must not wait either.
         gateway.process.signal(signal.SIGHUP)
         for _ in range(5):
-            await gateway.get("/live")
+            await gateway.operator.text("/live")
             await asyncio.sleep(0.1)
         lines = [line for line in (await gateway.stop()).splitlines() if "call-" in line]
     _assert_whole_and_unique(lines)

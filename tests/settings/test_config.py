@@ -15,7 +15,7 @@ from gateway.settings.schema import Settings
 from gateway.settings.upstreams import HealthCheck
 from gateway.settings.values.addresses import TcpAddress
 from gateway.settings.values.wording import KeyPath
-from gateway.settings.yaml.loader import parse_yaml
+from gateway.settings.yaml_document import parse_yaml
 
 CONFIG = Path(__file__).parents[2] / "config"
 REFERENCE = CONFIG / "reference.yaml"

@@ -7,18 +7,17 @@ import pytest
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.dialects import DIALECTS
 from gateway.protocol.operations import OPERATION_KINDS
-from gateway.settings.error_text import TIMEOUTS
 from gateway.settings.json_schema import settings_schema
 from gateway.settings.limits import Limits
-from gateway.settings.load import MAX_FILE_BYTES, load
+from gateway.settings.load import MAX_FILE_BYTES, TIMEOUTS, load
 from gateway.settings.log import Log
 from gateway.settings.models import Datatype, Tensor
-from gateway.settings.problems import Problem
+from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.routes import OperationName
 from gateway.settings.schema import sections_with_key
 from gateway.settings.upstreams import Upstream
 from gateway.settings.values.addresses import TcpAddress
-from tests.settings.loading import ONE_UPSTREAM, problems, route_to
+from tests.settings.loading import ONE_UPSTREAM, InvalidFile, problems, read_invalid_files, route_to
 
 
 def test_a_file_needs_no_more_than_an_upstream(file: Path) -> None:
@@ -160,3 +159,19 @@ def test_unknown_keys_come_first_and_the_rest_in_the_order_of_the_file(file: Pat
 def test_workers_is_a_number_or_auto(file: Path, written: str, workers: int | str) -> None:
     file.write_text(f"{ONE_UPSTREAM}workers: {written}\n")
     assert load(file, {}).workers == workers
+
+
+CASE_ENVIRON = {"HOST": "triton", "PORT": "8000", "EMPTY": ""}
+CASES = read_invalid_files()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_invalid_file_gives_all_its_errors(
+    case: InvalidFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path("gateway.yaml")
+    file.write_bytes(case.text.encode())
+    with pytest.raises(SettingsError) as error:
+        load(file, CASE_ENVIRON)
+    assert str(error.value) == case.errors

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from inspect import isawaitable
 from typing import Any
 
 import pytest
@@ -191,10 +192,10 @@ async def served(
 
 
 async def until(condition: Callable[[], object], patience: float = 5.0) -> None:
-    """Wait until a condition holds; fails the test after ``patience`` seconds."""
+    """Wait until a condition holds, which may be awaitable; fails after ``patience`` seconds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + patience
-    while not condition():
+    while not (await found if isawaitable(found := condition()) else found):
         assert loop.time() < end, "the condition never held"
         await asyncio.sleep(0.005)
 

@@ -14,6 +14,9 @@ logging.basicConfig(level="INFO", format="%(message)s")
 class Gateway:
     drain_timeout = 0.1
 
+    def run(self, channel, serves):
+        main(channel) if serves == ToWorker.CLIENT else admin_main(channel)
+
     def poll(self, requested):
         return None
 
@@ -33,7 +36,7 @@ class Gateway:
         pass
 
 def next_message(channel):
-    return receive(channel._channel)
+    return receive(channel.channel)
 
 def main(channel):
     {main}
@@ -47,7 +50,7 @@ try:
     gateway, admin_sockets = Gateway(), {{}}
     {setup}
     gateway.sockets = {{sock: ToWorker.CLIENT, **admin_sockets}}
-    print("dropped", Supervisor({workers}, main, admin_main, gateway).run())
+    print("dropped", Supervisor({workers}, gateway).run())
 except NoWorkerError as error:
     print(error)
 except KeyboardInterrupt:

@@ -106,7 +106,7 @@ async def test_draining_worker_neither_reloads_nor_reports_a_supervisor_that_is_
     send(ends.supervisor, ToWorker.PREPARE)
     ends.supervisor.close()
     for _ in range(5):
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
     assert not ends.reloads
     assert not caplog.messages
 

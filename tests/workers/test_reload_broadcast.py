@@ -3,7 +3,8 @@
 import select
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from typing import cast
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from gateway.workers import reload_broadcast
 from gateway.workers.ipc import FromWorker, ListeningSockets, ToWorker, receive, send
 from gateway.workers.reload_broadcast import ReloadBroadcaster
-from gateway.workers.worker_pool import WorkerProcess
+from gateway.workers.worker_pool import SupervisedGateway, WorkerProcess
 
 
 class _Reloads:
@@ -31,7 +32,7 @@ class _Reloads:
         self.ends: list[socket.socket] = []
         for _ in range(count):
             self.start_worker()
-        self.broadcaster = ReloadBroadcaster(self)
+        self.broadcaster = ReloadBroadcaster(cast("SupervisedGateway", self))
 
     def poll(self, requested: bool) -> ListeningSockets | None:
         self.polls.append(requested)
@@ -96,23 +97,16 @@ class _Reloads:
             sock.close()
 
 
-class _Make:
-    """Makes what a test needs, and closes it in the end."""
-
-    def __init__(self) -> None:
-        self.made: list[_Reloads] = []
-
-    def __call__(self, *updates: float | None, count: int = 2) -> _Reloads:
-        self.made.append(_Reloads(*updates, count=count))
-        return self.made[-1]
+_Make = Callable[..., _Reloads]
 
 
 @pytest.fixture
 def make() -> Iterator[_Make]:
-    make = _Make()
-    yield make
-    for reloads in make.made:
-        reloads.close()
+    """Make what a test needs, and close it in the end."""
+    with ExitStack() as stack:
+        yield lambda *updates, count=2: stack.enter_context(
+            closing(_Reloads(*updates, count=count))
+        )
 
 
 def test_update_is_used_by_all_workers_once_each_of_them_is_ready(make: _Make) -> None:
@@ -183,20 +177,6 @@ def test_workers_open_their_logs_on_request_although_settings_cannot_be_read(
     assert (reloads.applied, reloads.aborted) == ([], [])
 
 
-def test_worker_that_starts_meanwhile_prepares_the_update_too(make: _Make) -> None:
-    reloads = make(7, count=1)
-    reloads.begin()
-    reloads.start_worker()
-    reloads.reply_all(ToWorker.PREPARE, 0)
-    assert reloads.commits == 0
-    reloads.reply_all(ToWorker.PREPARE, 1)
-    reloads.reply(0, ToWorker.COMMIT)
-    reloads.reply(1, ToWorker.COMMIT)
-    reloads.start_worker()  # it has the new settings, as the source has committed
-    reloads.turn()
-    assert reloads.applied == [7]
-
-
 def test_source_is_polled_every_few_seconds(make: _Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reload_broadcast, "POLL_INTERVAL", 0.0)
     reloads = make(None, 7, count=0)
@@ -261,29 +241,3 @@ def test_worker_with_a_full_channel_gets_settings_later_and_the_commit_in_any_ca
     reloads.turn()
     reloads.reply_all(ToWorker.COMMIT)
     assert reloads.applied == [7]
-
-
-def test_late_reply_is_not_taken_for_that_to_the_next_update(
-    make: _Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reloads = make(7, 8, count=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(reload_broadcast, "PREPARE_TIMEOUT", 0.0)
-        reloads.begin()
-    reloads.begin()
-    reloads.reply_all(ToWorker.PREPARE)
-    reloads.reply_all(ToWorker.ABORT)
-    assert reloads.commits == 0
-    reloads.reply(0, ToWorker.PREPARE, "no luck")
-    for _ in range(2):
-        reloads.turn()
-    assert reloads.aborted == [{"worker 1": "no reply within 0 s"}, {"worker 1": "no luck"}]
-
-
-def test_reply_to_an_update_that_was_cancelled_is_ignored(make: _Make) -> None:
-    reloads = make(7, count=1)
-    reloads.begin()
-    reloads.reply(0, ToWorker.PREPARE)
-    reloads.broadcaster.cancel()
-    reloads.turn()
-    assert (reloads.commits, reloads.applied) == (0, [])

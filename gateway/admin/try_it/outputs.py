@@ -16,7 +16,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.codec.elements.bytes_elements import split_elements
 from gateway.codec.elements.rounding import read_numbers
-from gateway.codec.grpc.response import read_infer_response
+from gateway.codec.grpc.infer import read_infer_response
 from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import bad_response, replace_surrogates
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family

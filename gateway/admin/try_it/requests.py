@@ -15,16 +15,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, pack_strings
 from gateway.codec.elements.rounding import round_to
-from gateway.codec.grpc.request import write_infer_request
+from gateway.codec.grpc.infer import write_infer_request
 from gateway.codec.policies import JsonPolicies, Nonfinite
-from gateway.codec.v1.nested_writer import (
-    EmptyTensorEncoder,
-    NestedBytesEncoder,
-    NestedEncoder,
-    NestedNumberEncoder,
-)
+from gateway.codec.v1.nested_writer import nested_encoder
 from gateway.codec.v2.binary_request import write_binary_header
-from gateway.codec.v2.json_request import JsonRequestWriter
+from gateway.codec.v2.json_writer import JsonRequestWriter
 from gateway.codec.v2.request import InferRequestReader, with_data
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
@@ -265,14 +260,6 @@ def _windows(chunks: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
 
 
 def _nested(tensor: InputTensor, data: Sequence[bytes | memoryview]) -> bytes:
-    encoder = _encoder(tensor)
+    label = f"input '{tensor.name}'"
+    encoder = nested_encoder(label, tensor, tensor.shape, Nonfinite.LITERAL, as_base64=False)
     return b"".join([*map(encoder.feed, _windows(data)), encoder.end()])
-
-
-def _encoder(tensor: InputTensor) -> NestedEncoder:
-    label, shape = f"input '{tensor.name}'", tensor.shape
-    if not element_count(shape):
-        return EmptyTensorEncoder(label, shape)
-    if tensor.datatype.family is Family.TEXT:
-        return NestedBytesEncoder(label, shape, as_base64=False)
-    return NestedNumberEncoder(label, tensor.datatype, shape, Nonfinite.LITERAL)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.app.build.listening import UnusableSettingsError
 from gateway.listener.tls import is_world_readable
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.settings.schema import Settings
-from gateway.system.file_watcher import POLL_INTERVAL, FileWatch
+from gateway.system.file_watcher import FileWatch
 
 MAX_KEYS = 1000
 """Keys in a group at most: a request whose head is not cached is compared with all of them."""
@@ -45,13 +44,6 @@ class ApiKeys:
             self._files.append(_KeyFile(setting, file, watch, self.groups[name]))
             if is_world_readable(file):
                 _log.warning("%s: every user of this machine can read %s", setting, file)
-
-    async def watch(self, on_replaced: Callable[[], None]) -> None:
-        """Follow the files until cancelled; call ``on_replaced`` when keys were replaced."""
-        while True:
-            if self.refresh():
-                on_replaced()
-            await asyncio.sleep(POLL_INTERVAL)
 
     def refresh(self) -> bool:
         """Replace the keys of groups whose files have changed; return whether there were any."""
@@ -91,10 +83,7 @@ def _read(setting: str, file: str) -> tuple[str, ...]:
         raise UnusableSettingsError(f"{where} cannot be read: {error.strerror}") from None
     if len(content) > _MAX_FILE_SIZE:
         raise UnusableSettingsError(f"{where} is larger than {_MAX_FILE_SIZE} bytes")
-    try:
-        return parse_keys(content.decode("utf-8-sig", "replace").splitlines())
-    except ValueError as error:
-        raise UnusableSettingsError(f"{where}: {error}") from None
+    return _parse(where, content.decode("utf-8-sig", "replace").splitlines(), "line")
 
 
 @dataclass(slots=True)
@@ -129,8 +118,12 @@ def _from_environment(name: str, variable: str, environ: Mapping[str, str]) -> t
     where = f"api_keys.{name}.environment: {variable}"
     if variable not in environ:
         raise UnusableSettingsError(f"{where} is not set")
+    return _parse(where, filter(None, re.split(r"[,\s]+", environ[variable])), "word")
+
+
+def _parse(where: str, lines: Iterable[str], word: str) -> tuple[str, ...]:
     try:
-        return parse_keys(filter(None, re.split(r"[,\s]+", environ[variable])), "word")
+        return parse_keys(lines, word)
     except ValueError as error:
         raise UnusableSettingsError(f"{where}: {error}") from None
 

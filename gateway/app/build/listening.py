@@ -25,42 +25,40 @@ _NEVER_TOGETHER = "the two cannot be had together"
 
 
 class BoundAddress(NamedTuple):
-    """An address, and the sockets that are bound to it."""
+    """An address, the sockets that are bound to it, and whether operators connect there."""
 
     address: Address
     sockets: tuple[socket.socket, ...]
-
-
-def addresses_of(settings: Settings) -> tuple[Address, ...]:
-    """Return all addresses to listen on: those of clients, and the admin address."""
-    admin = settings.admin.listen
-    return settings.listen if admin is None else (*settings.listen, admin)
+    is_admin: bool = False
 
 
 def listen(
-    addresses: Sequence[Address],
-    before: Iterable[BoundAddress] = (),
-    rebound: Collection[Address | None] = (),
+    clients: Sequence[Address],
+    operators: Address | None = None,
+    before: Sequence[BoundAddress] = (),
+    *,
+    rebinds: bool = False,
 ) -> tuple[BoundAddress, ...]:
     """Listen on all addresses, or on no new one. Raises UnusableSettingsError.
 
-    Addresses that were bound ``before`` keep their sockets; those that are gone stay open.
-    Addresses to be ``rebound`` get duplicates of their sockets, which share the queue: so another
-    listener serves the clients that wait there.
+    Addresses that were bound ``before`` keep their sockets; those that are gone stay open. With
+    ``rebinds``, an address that clients and operators swap gets duplicates of its sockets, which
+    share the queue: so another listener serves the clients that wait there.
     """
-    before = tuple(before)
+    addresses = clients if operators is None else (*clients, operators)
     unused = list(before)
     bound: list[BoundAddress] = []
     opened: list[BoundAddress] = []
     try:
         for address in addresses:
+            is_admin = address == operators
             kept = next((each for each in unused if each.address == address), None)
             if kept is not None:
                 unused.remove(kept)
-            if kept is None or address in rebound:
+            if kept is None or (rebinds and kept.is_admin is not is_admin):
                 kept = BoundAddress(address, _open_sockets(address, kept))
                 opened.append(kept)
-            bound.append(kept)
+            bound.append(kept._replace(is_admin=is_admin))
     except OSError as error:
         message = f"cannot listen on {address}: {error.strerror or error}"
         if error.errno == errno.EADDRINUSE:
@@ -78,9 +76,9 @@ def close(bound: Iterable[BoundAddress]) -> None:
 
 
 def difference(bound: Iterable[BoundAddress], others: Iterable[BoundAddress]) -> list[BoundAddress]:
-    """Return the bound addresses that are not among others."""
-    others = tuple(others)
-    return [each for each in bound if not any(each is other for other in others)]
+    """Return the bound addresses whose sockets are not among those of others."""
+    known = [each.sockets for each in others]
+    return [each for each in bound if each.sockets not in known]
 
 
 def _open_sockets(address: Address, before: BoundAddress | None) -> tuple[socket.socket, ...]:
@@ -121,7 +119,7 @@ def describe(bound: Iterable[BoundAddress], settings: Settings) -> list[str]:
     """Return where clients and operators connect: URLs, or unix:/path."""
     return [
         f"{_describe(sock, False)} (admin)"
-        if each.address == settings.admin.listen
+        if each.is_admin
         else _describe(sock, settings.tls is not None)
         for each in bound
         for sock in each.sockets

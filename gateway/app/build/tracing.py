@@ -10,7 +10,7 @@ from gateway.observe.gateway_metrics import GatewayMetrics, TraceMetrics
 from gateway.observe.tracing.exporter import TraceExporter, instance_name
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.settings.schema import Settings
-from gateway.settings.tracing import Tracing as TracingSettings
+from gateway.settings.sections import Tracing as TracingSettings
 
 if TYPE_CHECKING:
     from gateway.observe.tracing.otlp import Sender

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Set
-from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -21,7 +20,6 @@ from gateway.codec.elements.diagnose import (
 )
 from gateway.codec.elements.rounding import Values, has_many_digits, has_ties, round_text
 from gateway.codec.json.array_scanner import ElementRun, StringPart, find_string_cut
-from gateway.codec.offload_interface import ConversionJob
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.sizes import QUOTED_NAME
@@ -121,12 +119,6 @@ def _decode_strings_plainly(array: bytes) -> tuple[int, bytes] | None:
     return None if strings is None else (len(strings), pack_strings(strings))
 
 
-@cache
-def _job(datatype: Datatype) -> ConversionJob:
-    """Return the job of a datatype, one for all decoders: there may be many tensors."""
-    return ConversionJob(to_json=False, datatype=datatype)
-
-
 class TensorDecoder:
     """Decodes the runs of one tensor's ``data`` into chunks of its binary form.
 
@@ -141,7 +133,6 @@ class TensorDecoder:
         self._label = label
         self._words = words
         self.datatype = datatype
-        self.job = _job(datatype)
         self._code = native.DATATYPE_CODES.get(datatype.name)
         self._partial_element: PartialElement | None = None
 
@@ -150,38 +141,16 @@ class TensorDecoder:
         if isinstance(item, StringPart):
             self._feed_string_part(item)
             return
-        count, data = self._decode_or_raise(item)
+        decoded = self.try_decode(item)
+        if decoded is None:
+            raise self._error_in_run(item)
+        self.append(*decoded)
+
+    def append(self, count: int, data: bytes) -> None:
+        """Take the next elements in binary form."""
         self.count += count
         self.chunks.append(data)
         self.size += len(data)
-
-    def reserve_chunk(self) -> int:
-        """Reserve the chunk of a run that is offloaded; return its number."""
-        self.chunks.append(b"")
-        return len(self.chunks) - 1
-
-    def fill_chunk(
-        self, chunk_number: int, run: ElementRun, data: bytes | memoryview | None
-    ) -> None:
-        """Fill the reserved chunk of a run; with None, the run is decoded here.
-
-        All reserved chunks before it must be filled.
-        """
-        width = self.datatype.size
-        assert width is not None
-        if data is None:
-            # Indices in an error count from here.
-            self.count = sum(map(len, self.chunks[:chunk_number])) // width
-            _, data = self._decode_or_raise(run)
-        self.chunks[chunk_number] = bytes(data)  # no copy if it is bytes
-        self.size += len(data)
-        self.count = self.size // width
-
-    def _decode_or_raise(self, run: ElementRun) -> tuple[int, bytes]:
-        decoded = self.try_decode(run)
-        if decoded is None:
-            raise self._error_in_run(run)
-        return decoded
 
     def try_decode(self, run: ElementRun) -> tuple[int, bytes] | None:
         """Return the number of a run's elements, and their bytes; None if one is invalid."""

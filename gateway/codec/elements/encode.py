@@ -14,7 +14,7 @@ import orjson
 from gateway.codec import native
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
 from gateway.codec.elements.rounding import read_numbers
-from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
+from gateway.codec.offload_interface import Offloader, OffloadFuture
 from gateway.codec.policies import NONFINITE_CODES, BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype, Family
@@ -32,8 +32,9 @@ class OffloadedText:
         self._encode_here = encode_here
 
     def text(self) -> TextChunk:
-        """Return the text once the future is done; raises GatewayError as ``feed`` does."""
-        return self._encode_here() if self.future.result is None else self.future.result
+        """Return the text, once the future is done; raises GatewayError as ``feed`` does."""
+        text = self.future.take_result()
+        return self._encode_here() if text is None else text
 
 
 def join_text(parts: Iterable[TextChunk | OffloadedText]) -> bytes:
@@ -105,8 +106,7 @@ class NumberEncoder:
             return []
         first, future = self.count, None
         if offloader is not None:
-            job = ConversionJob(True, self._datatype, self._nonfinite, continued=first > 0)
-            future = offloader.submit(job, complete) if job.can_be_offloaded else None
+            future = offloader.encode(complete, self._datatype, self._nonfinite, first > 0)
         if future is None:
             return [self._encode_next(complete)]
         self.count += len(complete) // self._size
@@ -224,8 +224,9 @@ class BytesEncoder:
         self._form = form
         self._opening, self._closing = _QUOTES[form]
         self._partial = b""
-        self._element: ElementWriter | None = None
+        """Bytes that are not encoded yet: of a length, a character, or a group of base64."""
         self._missing = 0
+        """Bytes of an incomplete element that are not encoded yet."""
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Encode the next bytes; raises GatewayError as NumberEncoder does."""
@@ -240,24 +241,20 @@ class BytesEncoder:
     def pieces(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Yield the text of the next bytes."""
         data = self._partial + data
-        self._partial = b""
         position = 0
-        if self._element is not None:
-            position = min(self._missing, len(data))
-            yield self._continue_element(self._element, data[:position])
-        position = yield from self._encode_complete(data, position)
-        rest = data[position:]
-        if self._element is None and len(rest) >= PREFIX_SIZE:
-            yield self._begin_next()
-            self._missing = read_length(rest)
-            self._element = self._make_element_writer()
-            yield self._opening + self._continue_element(self._element, rest[PREFIX_SIZE:])
-        else:
-            self._partial = rest
+        if self._missing:
+            position = yield from self._continue_element(data, position)
+        if not self._missing:
+            position = yield from self._encode_complete(data, position)
+            if len(data) - position >= PREFIX_SIZE:
+                yield self._begin_next() + self._opening
+                self._missing = read_length(data[position : position + PREFIX_SIZE])
+                position = yield from self._continue_element(data, position + PREFIX_SIZE)
+        self._partial = data[position:]
 
     def finish(self) -> None:
         """Raise GatewayError (502, 400) if the bytes ended inside an element."""
-        if self._element is not None or self._partial:
+        if self._missing or self._partial:
             raise self._words.malformed(f"{self._label} ends inside an element")
 
     def _lead(self) -> bytes:
@@ -292,72 +289,37 @@ class BytesEncoder:
         try:
             return list(map(orjson.dumps, map(bytes.decode, elements)))
         except UnicodeDecodeError as error:
-            index = first + elements.index(error.object)
-            raise _not_utf8_error(self._label, index, self._words) from None
+            raise self._not_utf8_error(first + elements.index(error.object)) from None
 
-    def _make_element_writer(self) -> ElementWriter:
-        """Make the writer of the element that was counted last."""
+    def _continue_element(self, data: bytes, position: int) -> Generator[bytes, None, int]:
+        """Yield the text of more of an element from a position on; return where that ends."""
+        part = data[position : position + self._missing]
+        text, used = self._encode_part(part, len(part) == self._missing)
+        self._missing -= used
+        yield text if self._missing else text + self._closing
+        return position + used
+
+    def _encode_part(self, part: bytes, last: bool) -> tuple[bytes, int]:
+        """Encode bytes of an element as far as they are complete; return how many that are."""
         if self._form != native.TEXT:
-            return Base64ElementWriter()
-        return Utf8ElementWriter(self._label, self.count - 1, self._words)
-
-    def _continue_element(self, element: ElementWriter, data: bytes) -> bytes:
-        self._missing -= len(data)
-        if self._missing:
-            return element.feed(data, last=False)
-        self._element = None
-        return element.feed(data, last=True) + self._closing
-
-
-def _not_utf8_error(label: str, index: int, words: ErrorVocabulary) -> GatewayError:
-    """Make the error for an element that is not text and so cannot be a JSON string."""
-    return GatewayError(
-        words.policy_violation,
-        f"{label}: element {index} is not UTF-8 text, which JSON needs; "
-        f"{words.instead_of_text}set the policy bytes: base64",
-    )
-
-
-class Utf8ElementWriter:
-    """Writes an element as text; raises GatewayError (406) if it is not UTF-8.
-
-    ``last`` marks the last of its bytes.
-    """
-
-    def __init__(self, label: str, index: int, words: ErrorVocabulary = RESPONSE) -> None:
-        self._label = label
-        self._words = words
-        self._index = index
-        self._partial = b""
-
-    def feed(self, data: bytes, last: bool) -> bytes:
-        """Encode the next bytes."""
-        data = self._partial + data
-        used, text = native.encode_text(data) or (0, b"")
+            used = len(part) if last else len(part) - len(part) % 3
+            return native.encode_base64(part[:used]), used
+        used, text = native.encode_text(part) or (0, b"")
         try:
             # Mostly nothing is left, or a character that is incomplete.
-            rest, decoded = utf_8_decode(data[used:], "strict", last)
+            rest, decoded = utf_8_decode(part[used:], "strict", last)
         except UnicodeDecodeError:
-            raise _not_utf8_error(self._label, self._index, self._words) from None
-        self._partial = data[used + decoded :]
-        return text + orjson.dumps(rest)[1:-1] if rest else text
+            raise self._not_utf8_error(self.count - 1) from None
+        return text + orjson.dumps(rest)[1:-1] if rest else text, used + decoded
 
-
-class Base64ElementWriter:
-    """Writes an element as base64."""
-
-    def __init__(self) -> None:
-        self._partial = b""
-
-    def feed(self, data: bytes, last: bool) -> bytes:
-        """Encode the next bytes as far as they form groups of three."""
-        data = self._partial + data
-        complete = len(data) if last else len(data) - len(data) % 3
-        self._partial = data[complete:]
-        return native.encode_base64(data[:complete])
+    def _not_utf8_error(self, index: int) -> GatewayError:
+        """Make the error for an element that is not text and so cannot be a JSON string."""
+        return GatewayError(
+            self._words.policy_violation,
+            f"{self._label}: element {index} is not UTF-8 text, which JSON needs; "
+            f"{self._words.instead_of_text}set the policy bytes: base64",
+        )
 
 
 TensorEncoder = NumberEncoder | BytesEncoder
 """Encodes the binary form of one tensor as the text between its array's brackets."""
-ElementWriter = Utf8ElementWriter | Base64ElementWriter
-"""Writes one element between its quotes while its bytes arrive."""

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from gateway.codec.json.nesting import NestingCheck
+from gateway.codec.json.body_checks import NestingCheck
 from gateway.codec.structure_scan import mask_strings
 from gateway.errors import (
     ErrorKind,

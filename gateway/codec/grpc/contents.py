@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,33 +14,66 @@ from gateway.codec.elements.bytes_elements import PREFIX_SIZE
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import ErrorVocabulary
-from gateway.protocol.grpc.fields import CONTENTS_FIELDS, TYPED_CONTENTS, ContentsField
-from gateway.protocol.grpc.packed import decode_varints, encode_varints
 from gateway.protocol.grpc.wire import (
     FIXED32,
+    FIXED64,
     LENGTH,
+    MAX_VARINT_BYTES,
     VARINT,
     Buffer,
     WireError,
     WireReader,
-    field_tag,
-    length_prefix,
     varint,
+    varint_field,
 )
 from gateway.protocol.tensors import element_count
+from gateway.sizes import CONVERT_CHUNK
 
 Chunks = list[bytes | memoryview]
 
 _PREFIX = struct.Struct("<I")
 
+_Values = npt.NDArray[np.uint64]
+
+_BLOCK: Final = CONVERT_CHUNK
+"""Bytes decoded, or elements encoded, at once: it bounds the memory of intermediate arrays."""
+
 _MIN_VIEW: Final = 4 * 1024
 """Smaller pieces are copied together: a view costs 200 bytes, an empty element only 2."""
-
 
 _PER_HEADER_BYTE: Final = 32
 """Memory of parsed parameters and names, for each byte of them in a message."""
 _TENSOR_MEMORY: Final = 700
 """Memory of a tensor without name and parameters: most of it is that of two dictionaries."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContentsField:
+    """A field of InferTensorContents, with the elements of some datatypes.
+
+    ``dtype`` holds its elements, None for bool and bytes.
+    """
+
+    number: int
+    name: str
+    wire_type: int
+    dtype: np.dtype[Any] | None
+    datatypes: tuple[str, ...]
+
+
+_FIELDS: Final = (
+    ContentsField(1, "bool_contents", VARINT, None, ("BOOL",)),
+    ContentsField(2, "int_contents", VARINT, np.dtype("<i4"), ("INT8", "INT16", "INT32")),
+    ContentsField(3, "int64_contents", VARINT, np.dtype("<i8"), ("INT64",)),
+    ContentsField(4, "uint_contents", VARINT, np.dtype("<u4"), ("UINT8", "UINT16", "UINT32")),
+    ContentsField(5, "uint64_contents", VARINT, np.dtype("<u8"), ("UINT64",)),
+    ContentsField(6, "fp32_contents", FIXED32, np.dtype("<f4"), ("FP32",)),
+    ContentsField(7, "fp64_contents", FIXED64, np.dtype("<f8"), ("FP64",)),
+    ContentsField(8, "bytes_contents", LENGTH, None, ("BYTES",)),
+)
+_FIELD_OF_NUMBER: Final = {field.number: field for field in _FIELDS}
+TYPED_CONTENTS: Final = {name: field for field in _FIELDS for name in field.datatypes}
+"""The field with the elements of each datatype. FP16 and BF16 have none: they travel raw only."""
 
 
 class HeaderBudget:
@@ -179,7 +212,7 @@ def _check_other_field(
     """Skip a field that is not that of the datatype; raises GatewayError if it has elements."""
     start = reader.position
     reader.skip(tag)
-    other = CONTENTS_FIELDS.get(tag >> 3)
+    other = _FIELD_OF_NUMBER.get(tag >> 3)
     if other is None or tag & 7 not in (LENGTH, other.wire_type):
         return
     is_packed = tag & 7 == LENGTH and other.wire_type != LENGTH
@@ -291,7 +324,7 @@ def write_contents(tensor: TensorLabel, chunks: Sequence[Buffer]) -> Chunks:
             values: npt.NDArray[Any] = np.frombuffer(data, tensor.datatype.dtype)
             content = [*encode_varints(values)]
     size = sum(map(len, content))
-    return [length_prefix(field.number, size), *content] if size else []
+    return [varint_field(field.number << 3 | LENGTH, size), *content] if size else []
 
 
 def _join(chunks: Sequence[Buffer]) -> Buffer:
@@ -302,7 +335,7 @@ def _join(chunks: Sequence[Buffer]) -> Buffer:
 def _write_elements(tensor: TensorLabel, field: ContentsField, data: Buffer) -> Chunks:
     """Write the elements of a BYTES tensor."""
     pieces = _Pieces()
-    tag = field_tag(field.number, LENGTH)
+    tag = varint(field.number << 3 | LENGTH)
     view = memoryview(data)
     position = count = 0
     while position < len(view):
@@ -317,3 +350,84 @@ def _write_elements(tensor: TensorLabel, field: ContentsField, data: Buffer) -> 
         count += 1
     tensor.check_count(count, "data has")
     return pieces.finish()
+
+
+# ---------------------------------------------------------------------------------- varints
+
+_TOO_LONG: Final = f"a varint of more than {MAX_VARINT_BYTES} bytes"
+
+
+def decode_varints(data: Buffer) -> Iterator[_Values]:
+    """Yield packed varints in order, in blocks.
+
+    Bits above the 64th are dropped, as the official runtime does. Raises WireError for a varint of
+    more than 10 bytes, or one that is cut short.
+    """
+    codes = np.frombuffer(data, np.uint8)
+    start = 0
+    while start < codes.size:
+        block = codes[start : start + _BLOCK]
+        lasts = np.flatnonzero(block < 128)
+        if not lasts.size:
+            cut = "a varint that is cut short"
+            raise WireError(cut if block.size < MAX_VARINT_BYTES else _TOO_LONG, start)
+        size = int(lasts[-1]) + 1
+        yield _decode_block(block[:size], lasts, start)
+        start += size
+
+
+def _decode_block(
+    block: npt.NDArray[np.uint8], lasts: npt.NDArray[np.intp], offset: int
+) -> _Values:
+    """Decode complete varints; ``lasts`` are the indices of their last bytes."""
+    if lasts.size == block.size:
+        return block.astype(np.uint64)
+    starts = np.empty_like(lasts)
+    starts[0] = 0
+    starts[1:] = lasts[:-1] + 1
+    extra = lasts - starts
+    longest = int(extra.max())
+    if longest >= MAX_VARINT_BYTES:
+        raise WireError(_TOO_LONG, offset + int(starts[np.argmax(extra >= MAX_VARINT_BYTES)]))
+    bits = block & 127
+    values: _Values = bits[starts].astype(np.uint64)
+    # Numbers of one array are mostly of a few lengths, so there are few rounds.
+    if int(extra.min()) == longest:
+        for index in range(1, longest + 1):
+            values |= bits[starts + index].astype(np.uint64) << np.uint64(7 * index)
+        return values
+    for index in range(1, longest + 1):
+        longer = np.flatnonzero(extra >= index)
+        part = bits[starts[longer] + index].astype(np.uint64)
+        values[longer] |= part << np.uint64(7 * index)
+    return values
+
+
+def encode_varints(values: npt.NDArray[Any]) -> Iterator[bytes]:
+    """Yield integers as packed varints, in blocks; negative ones take 10 bytes."""
+    for start in range(0, values.size, _BLOCK):
+        block = values[start : start + _BLOCK]
+        if block.dtype.kind == "i":
+            yield _encode_block(block.astype(np.int64).view(np.uint64))
+        else:
+            yield _encode_block(block.astype(np.uint64))
+
+
+def _encode_block(values: _Values) -> bytes:
+    most = int(values.max())
+    if most < 128:
+        return values.astype(np.uint8).tobytes()
+    longest = -(-most.bit_length() // 7)
+    sizes = np.ones(values.size, np.intp)
+    for index in range(1, longest):
+        sizes += values >= np.uint64(1 << 7 * index)
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    codes = np.empty(int(ends[-1]), np.uint8)
+    codes[starts] = (values & np.uint64(127)) | np.uint64(128)
+    for index in range(1, longest):
+        longer = np.flatnonzero(sizes > index)
+        part = (values[longer] >> np.uint64(7 * index)) & np.uint64(127)
+        codes[starts[longer] + index] = part | np.uint64(128)
+    codes[ends - 1] &= 127
+    return codes.tobytes()

@@ -11,10 +11,24 @@ from typing import Any, Final, NamedTuple
 
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import REQUEST, RESPONSE
-from gateway.protocol.grpc.json_form import BODIES, FILE_PREFIX, PACKAGE, PATH_NAMES
-from gateway.protocol.grpc.rpcs import Rpc
+from gateway.protocol.grpc.rpcs import FILE_PREFIX, PACKAGE
 from gateway.protocol.grpc.wire import Buffer
 from gateway.sizes import MAX_SERVER_DOCUMENT
+
+PATH_NAMES: Final = ("name", "version", "repository_name", "model_name")
+"""Fields of requests that are part of the path over HTTP."""
+
+BODIES: Final[Mapping[str, str]] = {
+    "ModelConfigResponse": "config",
+    "RepositoryIndexResponse": "models",
+    "SystemSharedMemoryStatusResponse": "regions",
+    "CudaSharedMemoryStatusResponse": "regions",
+    "TraceSettingRequest": "settings",
+    "TraceSettingResponse": "settings",
+    "LogSettingsRequest": "settings",
+    "LogSettingsResponse": "settings",
+}
+"""Messages whose JSON is the value of one field."""
 
 MAX_REQUEST_VALUES: Final = 4 * 1024
 """Fields and values of a request: it has a few parameters or settings, and takes 10 ms at most."""
@@ -33,62 +47,66 @@ class RequestDocument(NamedTuple):
     body: dict[str, Any]
 
 
-def read_request(rpc: Rpc, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) -> RequestDocument:
+def read_request(rpc: str, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) -> RequestDocument:
     """Read a request of a gRPC client.
 
     Raises GatewayError: 400 that names message and field, 413 above a limit.
     """
-    from gateway.codec.grpc.document_reader import members_of, read_message
+    from gateway.codec.grpc.document_form import members_of, read_message
 
-    name = f"{rpc.name}Request"
+    name = f"{rpc}Request"
     message = read_message(PACKAGE + name, data, max_bytes, MAX_REQUEST_VALUES, REQUEST)
     members = members_of(message)
     path: dict[str, str] = {each: str(members.pop(each)) for each in PATH_NAMES if each in members}
     if _MODEL_NAME in path and not path[_MODEL_NAME] and path.get(_REPOSITORY_NAME):
         # Clients of KServe have the model's name where others have the repository's.
         path = {_REPOSITORY_NAME: "", _MODEL_NAME: path[_REPOSITORY_NAME]}
-    if rpc.name.startswith("RepositoryModel"):
+    if rpc.startswith("RepositoryModel"):
         _check_files(name, message)
     return RequestDocument(path, members.get(BODIES.get(name, ""), members))
 
 
-def write_request(rpc: Rpc, path: Mapping[str, str], body: Any = None) -> bytes:
+def write_request(
+    rpc: str, path: Mapping[str, str], body: Any = None, *, loads_by_first_field: bool = False
+) -> bytes:
     """Write a request for a gRPC server; ``path`` are the names in the path that are known.
+
+    KServe's loads have the model's name as their first field, and nothing else.
 
     ``body`` is the parsed JSON, or None without a body. Members that the protocol does not know
     are left out. Raises GatewayError (400) that names message and field.
     """
-    from gateway.codec.grpc.document_writer import DocumentWriter
+    from gateway.codec.grpc.document_form import DocumentWriter
 
-    name = f"{rpc.name}Request"
+    name = f"{rpc}Request"
     names = {each: path.get(each) for each in PATH_NAMES}
     members = _members(name, body)
-    if rpc.names_model_first:
+    if loads_by_first_field and rpc.startswith("RepositoryModel"):
         names, members = {_REPOSITORY_NAME: path.get(_MODEL_NAME)}, {}
     return bytes(DocumentWriter(REQUEST).write(PACKAGE + name, members, names).SerializeToString())
 
 
-def read_response(rpc: Rpc, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) -> Any:
+def read_response(rpc: str, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) -> Any:
     """Read a response of a gRPC server as the JSON that it would send over HTTP.
 
     Raises GatewayError (502) that names message and field, or the limit that it exceeds.
     """
-    from gateway.codec.grpc.document_reader import members_of, read_message
+    from gateway.codec.grpc.document_form import members_of, read_message
 
-    name = f"{rpc.name}Response"
+    name = f"{rpc}Response"
     message = read_message(PACKAGE + name, data, max_bytes, MAX_RESPONSE_VALUES, RESPONSE)
     members = members_of(message)
     return members.get(BODIES[name], {}) if name in BODIES else members
 
 
-def write_response(rpc: Rpc, document: Any) -> bytes:
+def write_response(rpc: str, document: Any) -> bytes:
     """Write the JSON of a server's response over HTTP as a response for a gRPC client.
 
     An empty body is None. Raises GatewayError (502) that names message and field.
     """
-    from gateway.codec.grpc.document_writer import DocumentWriter
+    from gateway.codec.grpc.document_form import DocumentWriter
 
-    name = f"{rpc.name}Response"
+    name = f"{rpc}Response"
     message = DocumentWriter(RESPONSE).write(PACKAGE + name, _members(name, document))
     return bytes(message.SerializeToString())
 
@@ -101,7 +119,7 @@ def write_model_config(metadata: Any) -> bytes:
     batches, so it does not: the dimensions are whole shapes. Raises GatewayError (502) that names
     the invalid member of the metadata.
     """
-    from gateway.codec.grpc.document_writer import DocumentWriter
+    from gateway.codec.grpc.document_form import DocumentWriter
     from gateway.protocol.grpc.descriptors import message_class
 
     known = DocumentWriter(RESPONSE).write(f"{PACKAGE}ModelMetadataResponse", metadata)

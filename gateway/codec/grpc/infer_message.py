@@ -24,18 +24,15 @@ from gateway.protocol.datatypes import DATATYPES, Datatype
 from gateway.protocol.error_vocabulary import ErrorVocabulary
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.wire import (
-    LENGTH,
     MAX_MESSAGE,
     Buffer,
     WireError,
     WireReader,
     bytes_field,
-    fixed_field,
-    length_prefix,
     varint,
     varint_field,
 )
-from gateway.protocol.json_errors import describe_value, quote_value
+from gateway.protocol.json_errors import describe_value
 from gateway.protocol.messages import (
     Fields,
     InferRequestHead,
@@ -44,13 +41,12 @@ from gateway.protocol.messages import (
     OutputTensor,
     RequestedOutput,
 )
+from gateway.protocol.request_header import read_datatype, read_shape
 from gateway.protocol.tensors import MAX_RANK, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT, QUOTED_NAME
 from gateway.system.bounded_cache import BoundedCache
 
 SHARED_MEMORY = "shared_memory_region"
-
-assert fields.INPUTS_TAG == fields.OUTPUTS_TAG
 
 Head = TypeVar("Head")
 
@@ -61,11 +57,11 @@ class MessageKind(Generic[Head]):
     def __init__(
         self,
         words: ErrorVocabulary,
-        raw_number: int,
+        raw_tag: int,
         make_head: Callable[[MessageParts, Sequence[int | None]], Head],
     ) -> None:
         self.words: Final = words
-        self.raw_number: Final = raw_number
+        self.raw_tag: Final = raw_tag
         self.make_head: Final = make_head
         self._heads: Final[BoundedCache[tuple[bytes, tuple[int, ...], int], Head]] = BoundedCache(
             CACHED_DOCUMENTS
@@ -84,11 +80,11 @@ class MessageKind(Generic[Head]):
         byte that is no protobuf; 413.
         """
         try:
-            message = _SplitMessage(data, self.raw_number, header_cap, tensor_cap, self.words)
-            if message.raw:
-                head = self._read_raw(message, header_cap, tensor_cap)
-                return head, message.id, [[view] for view in message.raw], True
-            parts = MessageParts(data, message.rest, header_cap, tensor_cap, self.words)
+            message_id, raw, rest = _split(data, self.raw_tag, header_cap, tensor_cap, self.words)
+            if raw:
+                head = self._read_raw(data, rest, tuple(map(len, raw)), header_cap, tensor_cap)
+                return head, message_id, [[view] for view in raw], True
+            parts = MessageParts(data, rest, header_cap, tensor_cap, self.words)
             found = _read_typed(parts.tensors, data, parts.budget, self.words)
         except WireError as error:
             raise self.words.invalid_protobuf(error) from None
@@ -96,13 +92,20 @@ class MessageKind(Generic[Head]):
             parts, [None if chunks is None else sum(map(len, chunks)) for chunks in found]
         )
         tensors = [chunks for chunks in found if chunks is not None]
-        return head, message.id, tensors, not any(each.contents for each in parts.tensors)
+        return head, message_id, tensors, not any(each.contents for each in parts.tensors)
 
-    def _read_raw(self, message: _SplitMessage, header_cap: int, tensor_cap: int) -> Head:
-        sizes = tuple(map(len, message.raw))
-        if message.rest_size > min(header_cap, MAX_CACHED_DOCUMENT):
-            return self._parse(message.data, message.rest, sizes, header_cap, tensor_cap)
-        rest = message.join_rest()
+    def _read_raw(
+        self,
+        data: Buffer,
+        ranges: Sequence[int],
+        sizes: tuple[int, ...],
+        header_cap: int,
+        tensor_cap: int,
+    ) -> Head:
+        """Read a head, or take it from the cache: its parts are ``ranges`` of the data."""
+        if sum(ranges[1::2]) - sum(ranges[::2]) > min(header_cap, MAX_CACHED_DOCUMENT):
+            return self._parse(data, ranges, sizes, header_cap, tensor_cap)
+        rest = b"".join(data[start:end] for start, end in _pairs(ranges))
         key = rest, sizes, tensor_cap
         head = self._heads.get(key)
         if head is not None:
@@ -110,7 +113,7 @@ class MessageKind(Generic[Head]):
         try:
             head = self._parse(rest, (0, len(rest)), sizes, header_cap, tensor_cap)
         except WireError:  # its offset is that in the copy
-            return self._parse(message.data, message.rest, sizes, header_cap, tensor_cap)
+            return self._parse(data, ranges, sizes, header_cap, tensor_cap)
         return self._heads.put(key, head)
 
     def _parse(
@@ -126,17 +129,24 @@ class MessageKind(Generic[Head]):
 
     def write(
         self,
-        names: Sequence[tuple[int, str | None]],
+        model: str | None,
+        version: str | None,
+        message_id: str | None,
         head: InferRequestHead | InferResponseHead,
         tensors: Sequence[Sequence[Buffer]],
         raw: bool,
     ) -> Chunks:
         """Write a message as chunks; data are not copied but for typed contents.
 
-        ``names`` are the model, its version and the id, by field. Raises GatewayError for data or
-        parameters that protobuf cannot carry, and for a message over protobuf's limit.
+        Raises GatewayError for data or parameters that protobuf cannot carry, and for a message
+        over protobuf's limit.
         """
-        start = b"".join([bytes_field(number, text.encode()) for number, text in names if text])
+        names = (
+            (fields.MODEL_NAME, model),
+            (fields.MODEL_VERSION, version),
+            (fields.ID, message_id),
+        )
+        start = b"".join([bytes_field(tag, text.encode()) for tag, text in names if text])
         chunks: Chunks
         if raw:
             written: bytes | None = head.written.get(_WRITTEN)
@@ -144,7 +154,7 @@ class MessageKind(Generic[Head]):
                 written = head.written[_WRITTEN] = b"".join(_write_head(head, self.words))
             chunks = [start + written]
             for tensor in tensors:
-                chunks += [length_prefix(self.raw_number, sum(map(len, tensor))), *tensor]
+                chunks += [varint_field(self.raw_tag, sum(map(len, tensor))), *tensor]
         else:
             chunks = [start, *_write_head(head, self.words, iter(tensors))]
         if sum(map(len, chunks)) > MAX_MESSAGE:
@@ -155,62 +165,45 @@ class MessageKind(Generic[Head]):
         return chunks
 
 
-class _SplitMessage:
-    """A message cut into its id, its raw contents and the rest, which most calls have in common.
+def _split(
+    data: Buffer, raw_tag: int, header_cap: int, tensor_cap: int, words: ErrorVocabulary
+) -> tuple[str | None, list[memoryview], array[int]]:
+    """Cut a message into its id, its raw contents and the rest, which most calls have in common.
 
-    ``rest`` are the start and end of each part of the rest in the buffer. Raises WireError, and
-    GatewayError for more than ``tensor_cap`` tensors or raw contents, or if all else takes more
+    The rest is the start and end of each part of it in the buffer. Raises WireError, and
+    GatewayError for more than ``tensor_cap`` tensors or raw contents, or if all but data takes more
     than ``header_cap`` bytes.
     """
-
-    def __init__(
-        self,
-        data: Buffer,
-        raw_number: int,
-        header_cap: int,
-        tensor_cap: int,
-        words: ErrorVocabulary,
-    ) -> None:
-        self.data = data
-        self.id: str | None = None
-        self.raw: list[memoryview] = []
-        # Plain numbers: a field of two bytes must not cost an object.
-        self.rest = array("q")
-        raw_tag = raw_number << 3 | LENGTH
-        rest_from = tensors = 0
-        budget = HeaderBudget(header_cap, words)
-        reader = WireReader(data)
-        while tag := reader.next_tag():
-            if tag != raw_tag and tag != fields.ID_TAG:
-                reader.skip(tag)
-                if tag != fields.INPUTS_TAG:
-                    budget.spend(reader.position - reader.field_start)
-                    continue
-                tensors += 1
-                if tensors > tensor_cap:
-                    raise words.too_many_tensors(tensor_cap)
+    message_id: str | None = None
+    raw: list[memoryview] = []
+    # Plain numbers: a field of two bytes must not cost an object.
+    rest = array("q")
+    rest_from = tensors = 0
+    budget = HeaderBudget(header_cap, words)
+    reader = WireReader(data)
+    while tag := reader.next_tag():
+        if tag != raw_tag and tag != fields.ID:
+            reader.skip(tag)
+            if tag != fields.TENSORS:
+                budget.spend(reader.position - reader.field_start)
                 continue
-            if reader.field_start > rest_from:
-                self.rest.extend((rest_from, reader.field_start))
-            if tag == raw_tag:
-                if len(self.raw) >= tensor_cap:
-                    raise words.too_many_tensors(tensor_cap)
-                self.raw.append(reader.read_view())
-            else:
-                budget.spend(reader.size_ahead(tag))
-                self.id = reader.read_text() or None
-            rest_from = reader.position
-        if reader.position > rest_from:
-            self.rest.extend((rest_from, reader.position))
-
-    @property
-    def rest_size(self) -> int:
-        """Return the bytes of the rest."""
-        return sum(self.rest[1::2]) - sum(self.rest[::2])
-
-    def join_rest(self) -> bytes:
-        """Return a copy of the rest."""
-        return b"".join(self.data[start:end] for start, end in _pairs(self.rest))
+            tensors += 1
+            if tensors > tensor_cap:
+                raise words.too_many_tensors(tensor_cap)
+            continue
+        if reader.field_start > rest_from:
+            rest.extend((rest_from, reader.field_start))
+        if tag == raw_tag:
+            if len(raw) >= tensor_cap:
+                raise words.too_many_tensors(tensor_cap)
+            raw.append(reader.read_view())
+        else:
+            budget.spend(reader.size_ahead(tag))
+            message_id = reader.read_text() or None
+        rest_from = reader.position
+    if reader.position > rest_from:
+        rest.extend((rest_from, reader.position))
+    return message_id, raw, rest
 
 
 def _pairs(ranges: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -244,7 +237,7 @@ class MessageParts:
         for start, end in _pairs(ranges):
             reader = WireReader(data, start, end)
             while tag := reader.next_tag():
-                if tag == fields.INPUTS_TAG:
+                if tag == fields.TENSORS:
                     tensor = reader.enter()
                     self.budget.spend(tensor.position - reader.field_start)
                     self.tensors.append(_read_tensor(tensor, len(self.tensors), self.budget, words))
@@ -254,31 +247,32 @@ class MessageParts:
 
     def _read_field(self, reader: WireReader, tag: int) -> None:
         """Read a field that is no tensor."""
-        if tag == fields.MODEL_NAME_TAG:
+        if tag == fields.MODEL_NAME:
             self.model = reader.read_text()
-        elif tag == fields.MODEL_VERSION_TAG:
+        elif tag == fields.MODEL_VERSION:
             self.version = reader.read_text()
-        elif tag == fields.PARAMETERS_TAG:
+        elif tag == fields.PARAMETERS:
             _read_parameter(reader, self.parameters)
-        elif tag == fields.REQUESTED_OUTPUTS_TAG:  # of a request: a response has raw contents there
+        elif tag == fields.REQUESTED_OUTPUTS:  # of a request: a response has raw contents there
             if len(self.requested) >= self._tensor_cap:
                 raise self._words.malformed(
                     f"the request asks for more than {self._tensor_cap} outputs"
                     f"{self._words.tensor_limit}"
                 )
-            self.requested.append(_read_requested_output(reader.enter()))
+            self.requested.append(read_requested_output(reader.enter()))
         else:
             self.unknown.extend(reader.skip_raw(tag))
 
 
-def _read_requested_output(reader: WireReader) -> RequestedOutput:
+def read_requested_output(reader: WireReader) -> RequestedOutput:
+    """Read an output that a request lists; raises WireError."""
     name = ""
     parameters: Fields = {}
     unknown = bytearray()
     while tag := reader.next_tag():
-        if tag == fields.REQUESTED_NAME_TAG:
+        if tag == fields.REQUESTED_NAME:
             name = reader.read_text()
-        elif tag == fields.REQUESTED_PARAMETERS_TAG:
+        elif tag == fields.REQUESTED_PARAMETERS:
             _read_parameter(reader, parameters)
         else:
             unknown += reader.skip_raw(tag)
@@ -318,7 +312,7 @@ def _read_tensor(
     contents: array[int] = array("q")
     unknown = bytearray()
     while tag := reader.next_tag():
-        if tag == fields.CONTENTS_TAG:
+        if tag == fields.CONTENTS:
             size = reader.read_length()
             if size:
                 contents.extend((reader.position, reader.position + size))
@@ -327,13 +321,13 @@ def _read_tensor(
             continue
         size = reader.size_ahead(tag)
         budget.spend(size)
-        if tag == fields.TENSOR_NAME_TAG:
+        if tag == fields.TENSOR_NAME:
             name = reader.read_text()
-        elif tag == fields.DATATYPE_TAG:
+        elif tag == fields.DATATYPE:
             datatype = reader.read_text()
-        elif tag in (fields.PACKED_SHAPE_TAG, fields.SHAPE_TAG):
+        elif tag in (fields.SHAPE, fields.UNPACKED_SHAPE):
             _read_dimensions(reader, tag, shape)
-        elif tag == fields.TENSOR_PARAMETERS_TAG:
+        elif tag == fields.TENSOR_PARAMETERS:
             _read_parameter(reader, parameters)
         else:
             unknown += reader.skip_raw(tag)
@@ -342,39 +336,21 @@ def _read_tensor(
     label = words.label(name) if name else f"{words.tensors}[{index}]"
     label += words.part_suffix
     parameters.pop("binary_data_size", None)  # describes the binary form over HTTP
-    known = _find_datatype(datatype, label, words)
-    _check_shape(shape, label, words)
+    known = DATATYPES.get(datatype)
+    if known is None or len(shape) > MAX_RANK or (shape and min(shape) < 0):
+        declared: Fields = {"datatype": datatype} if datatype else {}
+        known = read_datatype(declared, label, words)  # either raises
+        read_shape({"shape": shape}, label, words)
     return ParsedTensor(label, name, known, tuple(shape), parameters, contents, bytes(unknown))
 
 
 def _read_dimensions(reader: WireReader, tag: int, shape: list[int]) -> None:
-    if tag == fields.SHAPE_TAG:
+    if tag == fields.UNPACKED_SHAPE:
         shape.append(reader.read_int64())
         return
     packed = reader.enter()
     while packed.position < packed.end:
         shape.append(packed.read_int64())
-
-
-def _check_shape(shape: list[int], label: str, words: ErrorVocabulary) -> None:
-    if len(shape) > MAX_RANK:
-        raise words.malformed(
-            f"{label}: shape has {len(shape)} dimensions; at most {MAX_RANK} are allowed"
-        )
-    if shape and min(shape) < 0:
-        raise words.malformed(
-            f"{label}: shape {quote_value(shape)} must hold integers of 0 or more only"
-        )
-
-
-def _find_datatype(name: str, label: str, words: ErrorVocabulary) -> Datatype:
-    if name in DATATYPES:
-        return DATATYPES[name]
-    if not name:
-        raise words.malformed(f"{label}: datatype is missing")
-    raise words.malformed(
-        f"{label}: unknown datatype {quote_value(name)}; known are {', '.join(DATATYPES)}"
-    )
 
 
 # ------------------------------------------------------------------------------------- data
@@ -484,9 +460,9 @@ def _write_tensor(
     if data is not None and any(map(len, data)):
         typed = TensorLabel(label, tensor.datatype, tensor.shape, words)
         contents = write_contents(typed, data)
-        contents.insert(0, length_prefix(fields.CONTENTS, sum(map(len, contents))))
+        contents.insert(0, varint_field(fields.CONTENTS, sum(map(len, contents))))
     size = len(head) + sum(map(len, contents)) + len(tensor.unknown_fields)
-    return [length_prefix(fields.INPUTS, size) + head, *contents, tensor.unknown_fields]
+    return [varint_field(fields.TENSORS, size) + head, *contents, tensor.unknown_fields]
 
 
 def _write_requested_output(output: RequestedOutput, words: ErrorVocabulary) -> bytes:
@@ -510,9 +486,9 @@ def _read_parameter(reader: WireReader, parameters: Fields) -> None:
     key = ""
     value: ParameterValue = None
     while tag := entry.next_tag():
-        if tag == fields.KEY_TAG:
+        if tag == fields.KEY:
             key = entry.read_text()
-        elif tag == fields.VALUE_TAG:
+        elif tag == fields.VALUE:
             value = _read_value(entry.enter(), value)
         else:
             entry.skip(tag)
@@ -522,23 +498,23 @@ def _read_parameter(reader: WireReader, parameters: Fields) -> None:
 def _read_value(reader: WireReader, value: ParameterValue) -> ParameterValue:
     """Read a value: the last of its alternatives, or ``value`` without any."""
     while tag := reader.next_tag():
-        if tag == fields.INT64_PARAM_TAG:
+        if tag == fields.INT64_PARAM:
             value = reader.read_int64()
-        elif tag == fields.STRING_PARAM_TAG:
+        elif tag == fields.STRING_PARAM:
             value = reader.read_text()
-        elif tag == fields.BOOL_PARAM_TAG:
+        elif tag == fields.BOOL_PARAM:
             value = reader.read_varint() != 0
-        elif tag == fields.UINT64_PARAM_TAG:
+        elif tag == fields.UINT64_PARAM:
             value = reader.read_varint()
-        elif tag == fields.DOUBLE_PARAM_TAG:
+        elif tag == fields.DOUBLE_PARAM:
             value = float(_DOUBLE.unpack(reader.read_fixed(8))[0])
         else:
             reader.skip(tag)
     return value
 
 
-def _write_parameters(number: int, parameters: Fields, label: str, words: ErrorVocabulary) -> bytes:
-    """Write a map of parameters as field ``number``; ``label`` names whose parameters they are.
+def _write_parameters(tag: int, parameters: Fields, label: str, words: ErrorVocabulary) -> bytes:
+    """Write a map of parameters as fields with a tag; ``label`` names whose they are.
 
     Raises GatewayError (400, 502) that names a parameter whose value protobuf cannot carry: an
     array or an object.
@@ -552,7 +528,7 @@ def _write_parameters(number: int, parameters: Fields, label: str, words: ErrorV
                 f"or a number to be sent over gRPC, got {describe_value(value)}"
             )
         entry = bytes_field(fields.KEY, key.encode()) + bytes_field(fields.VALUE, code)
-        entries.append(bytes_field(number, entry))
+        entries.append(bytes_field(tag, entry))
     return b"".join(entries)
 
 
@@ -565,10 +541,10 @@ def _write_value(value: object) -> bytes | None:
     if isinstance(value, int):
         # Only Triton knows uint64_param, so smaller numbers are int64. Larger ones are floats
         # already: no reader has integers of more than 64 bits.
-        number = fields.INT64_PARAM if value < 2**63 else fields.UINT64_PARAM
-        return varint_field(number, value)
+        tag = fields.INT64_PARAM if value < 2**63 else fields.UINT64_PARAM
+        return varint_field(tag, value)
     if isinstance(value, str):
         return bytes_field(fields.STRING_PARAM, value.encode())
     if isinstance(value, float):
-        return fixed_field(fields.DOUBLE_PARAM, _DOUBLE.pack(value))
+        return varint(fields.DOUBLE_PARAM) + _DOUBLE.pack(value)
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.codec.grpc.document_reader import read_message
+from gateway.codec.grpc.document_form import read_message
 from gateway.codec.grpc.documents import MAX_REQUEST_VALUES
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.descriptors import FILES, POOL, message_class

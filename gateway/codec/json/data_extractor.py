@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from gateway.codec.json.array_scanner import WINDOW, ArrayScanner, ElementRun, StringPart
-from gateway.codec.json.header_length_check import check_header_end
+from gateway.codec.json.body_checks import check_header_end
 from gateway.codec.json.parse_cost import check_value_count
 from gateway.codec.structure_scan import mask_strings
 from gateway.errors import GatewayError, bad_request

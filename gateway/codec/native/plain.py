@@ -92,7 +92,10 @@ def scan_numbers(buffer: bytes, start: int, end: int) -> tuple[int, int, int, in
     the end of the last closing bracket before that, 0 without one, and how many brackets are opened
     and closed up to there; the last comma before that, -1 without one, and the same.
     """
-    stop = _end_of_numbers(buffer, start, end)
+    stop = end
+    for mark in (b'"', b"{", b"}"):  # what numbers do not contain
+        at = buffer.find(mark, start, stop)
+        stop = stop if at < 0 else at
     close = buffer.rfind(b"]", start, stop) + 1 or start
     cut = buffer.rfind(b",", start, stop)
     before_cut = max(cut, start)
@@ -107,29 +110,8 @@ def scan_numbers(buffer: bytes, start: int, end: int) -> tuple[int, int, int, in
     )
 
 
-def _end_of_numbers(text: bytes, start: int, end: int) -> int:
-    """Return where text that begins among numbers certainly stops being numbers, or ends.
-
-    Numbers contain no quotes and no braces.
-    """
-    for mark in (b'"', b"{", b"}"):
-        at = text.find(mark, start, end)
-        if at >= 0:
-            end = at
-    return end
-
-
-_SPACE, _OTHER, _OPENING, _CLOSING, _COMMA = range(5)
-
-_KIND_OF = {
-    **dict.fromkeys(b' \t\n\r"', _SPACE),  # this quote closes a string
-    ord("["): _OPENING,
-    ord("]"): _CLOSING,
-    ord(","): _COMMA,
-}
-_KINDS = bytes(_KIND_OF.get(code, _OTHER) for code in range(256))
-_STEPS = np.zeros(5, np.int8)
-_STEPS[_OPENING], _STEPS[_CLOSING] = 1, -1
+_OTHERS = bytes(code not in b' \t\n\r"[],' for code in range(256))
+"""1 for bytes that do not stand outside of strings in an array of strings."""
 
 _FIRST_WINDOW = 2 * 1024
 """Bytes of strings that are scanned first: most arrays are short."""
@@ -151,26 +133,21 @@ def scan_strings(
 
 def _scan_strings(text: bytes, depth: int) -> tuple[int, int, int, int, int | None, bool]:
     codes, inside = mask_strings(text)
-    kinds = np.frombuffer(text.translate(_KINDS), np.uint8) * (inside ^ 1)
-    offsets = np.flatnonzero(kinds != _SPACE)
-    kinds = kinds[offsets]
-    depths = depth + np.cumsum(_STEPS[kinds], dtype=np.int32)
-
-    ends = (kinds == _OTHER) | ((kinds == _CLOSING) & (depths == 0))
-    stop = int(ends.argmax()) if ends.any() else len(offsets)
-    stops = stop < len(offsets)
-    end = int(offsets[stop]) if stops else len(text)
-    ended = stops and int(kinds[stop]) == _CLOSING
-    commas = np.flatnonzero(kinds[:stop] == _COMMA)
-    last_comma = int(commas[-1]) if commas.size else None
+    depths = depth + np.cumsum(nesting_steps(text, inside, ARRAY_STEPS), dtype=np.int32)
+    is_other = np.frombuffer(text.translate(_OTHERS), np.bool_)
+    ends = np.flatnonzero((is_other | ((codes == ord("]")) & (depths == 0))) & (inside == 0))
+    end = int(ends[0]) if ends.size else len(text)
+    ended = text[end : end + 1] == b"]"
+    commas = np.flatnonzero((codes[:end] == ord(",")) & (inside[:end] == 0))
+    comma = int(commas[-1]) if commas.size else None
     quotes = np.flatnonzero(codes[:end] == ord('"'))
     is_open = len(quotes) % 2 == 1
     last_string = int(quotes[-1 if is_open else -2]) if quotes.size else None
     return (
-        last_string if is_open and not stops and last_string is not None else end + ended,
-        0 if last_comma is None else int(offsets[last_comma]) + 1,
-        depth if last_comma is None else int(depths[last_comma]),
-        int(depths[:stop].max(initial=depth)),
+        last_string if is_open and last_string is not None else end + ended,
+        0 if comma is None else comma + 1,
+        depth if comma is None else int(depths[comma]),
+        int(depths[:end].max(initial=depth)),
         last_string,
         ended,
     )

@@ -16,7 +16,7 @@ import orjson
 from gateway.codec.elements.decode import decode_numbers
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.errors import GatewayError
-from gateway.protocol.datatypes import DATATYPES, Datatype
+from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1Format, V1ResponseLayout, check_shape
@@ -66,7 +66,11 @@ def read_prediction_fast(
     if datatype.size is None:
         return None
     try:
-        shape, data = _read_array(array, datatype, datatype.size)
+        data = decode_numbers(array, datatype)
+        if not data:
+            return None  # something is to be said about the numbers
+        is_flat = array.find(b"[", 1) < 0
+        shape = (len(data) // datatype.size,) if is_flat else _find_shape(orjson.loads(array))
         layout = check_shape(model, declared, shape, _FORMATS[start[1]])
     except (ValueError, GatewayError):
         return None
@@ -74,15 +78,6 @@ def read_prediction_fast(
         return None
     head = _make_head(declared.name, datatype.name, shape[layout.single :], len(data))
     return InferRequest(head, request_id, ((data,),)), layout
-
-
-def _read_array(array: bytes, datatype: Datatype, size: int) -> tuple[tuple[int, ...], bytes]:
-    """Return the shape and the bytes of an array of elements of a size; raises ValueError."""
-    data = decode_numbers(array, datatype)
-    if not data:
-        raise ValueError("something to be said about the numbers")
-    is_flat = array.find(b"[", 1) < 0
-    return (len(data) // size,) if is_flat else _find_shape(orjson.loads(array)), data
 
 
 def _find_shape(items: list[Any]) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from gateway.codec.elements.bytes_elements import split_elements
 from gateway.codec.elements.encode import BytesEncoder, NumberEncoder, TextChunk
 from gateway.codec.policies import Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_response
-from gateway.protocol.datatypes import Datatype
+from gateway.protocol.datatypes import Datatype, Family
+from gateway.protocol.error_vocabulary import Tensor
 from gateway.protocol.tensors import element_count
 from gateway.protocol.v1 import V1_RESPONSE
 
@@ -77,29 +78,15 @@ class BracketWriter:
         return b"]" * self._open
 
 
-class EmptyTensorEncoder:
-    """Encodes a tensor without elements."""
-
-    def __init__(self, label: str, shape: tuple[int, ...]) -> None:
-        self._label = label
-        self._shape = shape
-
-    def feed(self, data: bytes | memoryview) -> bytes:
-        """Check that there are no bytes."""
-        check_count(self._label, self._shape, len(data))
-        return b""
-
-    def end(self) -> bytes:
-        """Return its arrays; raises GatewayError (406) if there are too many."""
-        arrays = self._shape[: self._shape.index(0)]
-        if element_count(arrays) > _MAX_EMPTY_ARRAYS:
-            raise _not_nested_error(
-                f"{self._label} holds more than {_MAX_EMPTY_ARRAYS} empty arrays"
-            )
-        text = b"[]"
-        for size in reversed(arrays):
-            text = b"[" + b",".join([text] * size) + b"]"
-        return text
+def empty_arrays(label: str, shape: tuple[int, ...]) -> bytes:
+    """Return the arrays of a tensor without elements; raises GatewayError (406) if too many."""
+    arrays = shape[: shape.index(0)]
+    if element_count(arrays) > _MAX_EMPTY_ARRAYS:
+        raise _not_nested_error(f"{label} holds more than {_MAX_EMPTY_ARRAYS} empty arrays")
+    text = b"[]"
+    for size in reversed(arrays):
+        text = b"[" + b",".join([text] * size) + b"]"
+    return text
 
 
 def check_rank(label: str, shape: tuple[int, ...]) -> None:
@@ -116,10 +103,10 @@ def _not_nested_error(what: str) -> GatewayError:
 
 
 class NestedNumberEncoder(NumberEncoder):
-    """Encodes numbers and booleans of a shape that has elements.
+    """Encodes numbers and booleans of a shape.
 
-    Complete rows are written together. For rows out of a larger
-    tensor, ``before`` counts the elements before them.
+    Complete rows are written together. For rows out of a larger tensor, ``before`` counts the
+    elements before them.
     """
 
     def __init__(
@@ -142,11 +129,14 @@ class NestedNumberEncoder(NumberEncoder):
         """
         self.finish()
         check_count(self._label, self._shape, self.count)
-        return self._brackets.end()
+        return self._brackets.end() if self.count else empty_arrays(self._label, self._shape)
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Encode the next bytes; see NumberEncoder."""
-        return b"".join(self._encode_rows(self._complete_elements(data)))
+        complete = self._complete_elements(data)
+        if complete and 0 in self._shape:
+            check_count(self._label, self._shape, len(complete) // self._size)
+        return b"".join(self._encode_rows(complete))
 
     def _encode_rows(self, data: bytes | memoryview) -> list[TextChunk]:
         parts: list[TextChunk] = []
@@ -215,7 +205,7 @@ class BytesElementEncoder(BytesEncoder):
 
 
 class NestedBytesEncoder(BytesElementEncoder):
-    """Encodes BYTES of a shape that has elements."""
+    """Encodes BYTES of a shape."""
 
     def __init__(self, label: str, shape: tuple[int, ...], as_base64: bool) -> None:
         super().__init__(label, shape, as_base64)
@@ -223,7 +213,9 @@ class NestedBytesEncoder(BytesElementEncoder):
 
     def _encode_complete(self, data: bytes, position: int) -> Generator[bytes, None, int]:
         rows, rest = self._brackets.packed_sizes, memoryview(data)[position:]
-        encoded = native.encode_strings(rest, self._form, self.count, rows)
+        encoded = None
+        if self._expected_count:
+            encoded = native.encode_strings(rest, self._form, self.count, rows)
         if encoded is None:
             return (yield from super()._encode_complete(data, position))
         count, size, text = encoded
@@ -237,7 +229,7 @@ class NestedBytesEncoder(BytesElementEncoder):
     def end(self) -> bytes:
         """Return the closing brackets."""
         self.check_ended()
-        return self._brackets.end()
+        return self._brackets.end() if self.count else empty_arrays(self._label, self._shape)
 
     def _lead(self) -> bytes:
         return self._brackets.lead(self.count, self._brackets.rank)
@@ -252,5 +244,14 @@ def check_count(label: str, shape: tuple[int, ...], count: int) -> None:
         )
 
 
-NestedEncoder = EmptyTensorEncoder | NestedNumberEncoder | NestedBytesEncoder
+NestedEncoder = NestedNumberEncoder | NestedBytesEncoder
 """Encodes the binary form of one tensor as nested arrays; ``end`` returns the closing brackets."""
+
+
+def nested_encoder(
+    label: str, tensor: Tensor, shape: tuple[int, ...], nonfinite: Nonfinite, as_base64: bool
+) -> NestedEncoder:
+    """Make the encoder of a tensor, in the shape that the client sees."""
+    if tensor.datatype.family is Family.TEXT:
+        return NestedBytesEncoder(label, shape, as_base64)
+    return NestedNumberEncoder(label, tensor.datatype, shape, nonfinite)

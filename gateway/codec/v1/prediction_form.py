@@ -6,7 +6,6 @@ PredictResponseWriter; for all others both give the same result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from multidict import CIMultiDictProxy
@@ -62,7 +61,7 @@ class PredictionForm(ResponseForm):
             written = text, converter.element_count
         return ConvertedResponse(written[0], elements=written[1])
 
-    def converter(self, header_size: int, plan: ResponsePlan) -> ResponseConverter[Iterator[bytes]]:
+    def converter(self, header_size: int, plan: ResponsePlan) -> ResponseConverter:
         """Return what converts a response while it arrives; see ResponseForm."""
         return predict_converter(header_size, self.layout, *plan.policies_and_caps)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
@@ -14,8 +13,13 @@ import orjson
 from gateway.codec.elements.rounding import may_decide_ties
 from gateway.codec.json.text_reader import JsonTextReader, PauseReason, Steps
 from gateway.codec.structure_scan import count_objects_and_members, scan_values
-from gateway.codec.v1.nested_reader import input_names, read_members, read_value
-from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
+from gateway.codec.v1.nested_reader import (
+    MemoryCounter,
+    NestedTensorBuilder,
+    input_names,
+    read_members,
+    read_value,
+)
 from gateway.errors import GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import describe_json_kind
@@ -70,6 +74,8 @@ class PredictRequestReader:
         self._form: V1Format | None = None
         self._fields: dict[str, object] = {}
         self._fields_size = 0
+        self._number = 0
+        """That of the next instance."""
         self._steps = self._read_request()
 
     @property
@@ -111,33 +117,21 @@ class PredictRequestReader:
             raise bad_request("the request has neither instances nor inputs")
         parameters = check_fields(self._fields)
         parameters.pop("binary_data_output", None)  # V1 knows only JSON
-        tensors = list(self._tensors.values())
-        found = [tensor.shape() for tensor in tensors]
-        checked = [
-            check_shape(self._model, tensor.declared, shape, self._form)
-            for tensor, shape in zip(tensors, found, strict=True)
-        ]
-        shapes = [
-            shape[1:] if each.single else shape for shape, each in zip(found, checked, strict=True)
-        ]
-        inputs = tuple(
-            InputTensor(
-                tensor.declared.name,
-                tensor.declared.datatype,
-                shape,
-                tensor.values.size,
-                tensor.has_base64 or None,
-            )
-            for tensor, shape in zip(tensors, shapes, strict=True)
-        )
+        inputs: list[InputTensor] = []
+        single = False
+        for tensor in self._tensors.values():
+            declared, values, shape = tensor.declared, tensor.values, tensor.shape()
+            if check_shape(self._model, declared, shape, self._form).single:
+                single, shape = True, shape[1:]
+            base64 = tensor.has_base64 or None
+            inputs.append(InputTensor(declared.name, declared.datatype, shape, values.size, base64))
         head = InferRequestHead(
-            inputs,
+            tuple(inputs),
             parameters=parameters,
             features=read_features(parameters, (), ()),
             memory=self._fields_size,
         )
-        single = any(each.single for each in checked)
-        data = tuple(tensor.values.chunks for tensor in tensors)
+        data = tuple(tensor.values.chunks for tensor in self._tensors.values())
         return InferRequest(head, request_id, data), V1ResponseLayout(self._form, single)
 
     def _read_request(self) -> Steps[None]:
@@ -186,7 +180,7 @@ class PredictRequestReader:
             yield from read_value(text, self._single_tensor("each of the instances"))
         else:
             text.skip(1)
-            yield from RowsReader(text, self._tensors).read()
+            yield from self._read_objects()
 
     def _read_columns(self) -> Steps[None]:
         text = self._text
@@ -216,21 +210,12 @@ class PredictRequestReader:
         (tensor,) = self._tensors.values()
         return tensor
 
+    def _read_objects(self) -> Steps[None]:
+        """Read instances that are objects, from behind the opening bracket of their array.
 
-class RowsReader:
-    """Reads instances that are objects, from behind the opening bracket of their array.
-
-    Small instances are parsed together, as many as fit into a window. Large and invalid ones are
-    read value by value, so that none is buffered and each error can name its element.
-    """
-
-    def __init__(self, text: JsonTextReader, tensors: Mapping[str, NestedTensorBuilder]) -> None:
-        self._text = text
-        self._tensors = tensors
-        self._number = 0
-
-    def read(self) -> Steps[None]:
-        """Read all instances, and the closing bracket of their array."""
+        Small instances are parsed together, as many as fit into a window. Large and invalid ones
+        are read value by value, so that none is buffered and each error can name its element.
+        """
         while True:
             count = yield from self._read_window()
             for left in range(count, 0, -1):

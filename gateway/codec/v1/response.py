@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import orjson
@@ -13,11 +14,11 @@ from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v1.nested_writer import (
     BracketWriter,
     BytesElementEncoder,
-    EmptyTensorEncoder,
-    NestedBytesEncoder,
     NestedEncoder,
     NestedNumberEncoder,
     check_rank,
+    empty_arrays,
+    nested_encoder,
 )
 from gateway.codec.v2.json_writer import TensorPiece
 from gateway.codec.v2.response import ResponseConverter
@@ -74,7 +75,10 @@ class PredictResponseWriter:
         self._shapes = list(map(self._client_shape, outputs))
         if not outputs:
             raise bad_response("the server's response has no outputs")
-        _check_names(outputs)
+        names = Counter(output.name for output in outputs)
+        name, count = names.most_common(1)[0]
+        if count > 1:  # which an object cannot have
+            raise bad_response(f"the server's response has two outputs named '{name}'")
         if self._layout.form is V1Format.ROWS and len(outputs) > 1:
             _check_rows(outputs, self._shapes)
             self._rows = list(map(self._make_row_buffer, outputs, self._shapes))
@@ -134,23 +138,15 @@ class PredictResponseWriter:
                 )
             return
         if self._writer is None:
-            self._writer = self._make_encoder(piece.index)
+            output, shape = self._outputs[piece.index], self._shapes[piece.index]
+            label, nonfinite = f"output '{output.name}'", self._policies.nonfinite
+            self._writer = nested_encoder(label, output, shape, nonfinite, self._as_base64(output))
             if self._is_object:
-                name = orjson.dumps(self._outputs[piece.index].name)
-                yield (b"," if piece.index else b"") + name + b":"
+                yield (b"," if piece.index else b"") + orjson.dumps(output.name) + b":"
         yield self._writer.feed(piece.data)
         if piece.last:
             yield self._writer.end()
             self._writer = None
-
-    def _make_encoder(self, index: int) -> NestedEncoder:
-        output, shape = self._outputs[index], self._shapes[index]
-        label = f"output '{output.name}'"
-        if not element_count(shape):
-            return EmptyTensorEncoder(label, shape)
-        if output.datatype.family is Family.TEXT:
-            return NestedBytesEncoder(label, shape, self._as_base64(output))
-        return NestedNumberEncoder(label, output.datatype, shape, self._policies.nonfinite)
 
     def _make_row_buffer(self, output: Tensor, shape: tuple[int, ...]) -> RowBuffer:
         label = f"output '{output.name}'"
@@ -168,21 +164,12 @@ def predict_converter(
     policies: JsonPolicies,
     header_cap: int,
     body_cap: int,
-) -> ResponseConverter[Iterator[bytes]]:
+) -> ResponseConverter:
     """Make the converter of a response for a V1 client; see InferResponseReader."""
     return ResponseConverter(
         InferResponseReader(header_size, header_cap, body_cap),
         lambda response: PredictResponseWriter(response, layout, policies, body_cap),
     )
-
-
-def _check_names(outputs: Sequence[Tensor]) -> None:
-    """Raise GatewayError (502) for duplicate names, which an object cannot have."""
-    seen = set[str]()
-    for output in outputs:
-        if output.name in seen:
-            raise bad_response(f"the server's response has two outputs named '{output.name}'")
-        seen.add(output.name)
 
 
 def _check_rows(outputs: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -221,12 +208,12 @@ class NumberRowBuffer:
     def end(self) -> None:
         """Check rows without elements; the sizes of others were checked with the header."""
         if not self.row_size:
-            EmptyTensorEncoder(self._label, (self._count, *self._shape)).end()
+            empty_arrays(self._label, (self._count, *self._shape))
 
     def texts(self, first: int, last: int) -> list[bytes]:
         """Return the text of rows."""
         if not self.row_size:
-            return [EmptyTensorEncoder(self._label, self._shape).end()] * (last - first)
+            return [empty_arrays(self._label, self._shape)] * (last - first)
         writer = self._writer((last - first, *self._shape), first)
         data = memoryview(self._data)[first * self.row_size : last * self.row_size]
         text = (writer.feed(data) + writer.end())[1:-1]
@@ -238,9 +225,6 @@ class NumberRowBuffer:
 
     def row(self, number: int) -> Iterator[bytes]:
         """Yield the text of one row."""
-        if not self.row_size:
-            yield EmptyTensorEncoder(self._label, self._shape).end()
-            return
         writer = self._writer(self._shape, number)
         end = (number + 1) * self.row_size
         for start in range(number * self.row_size, end, ENCODE_CHUNK):
@@ -282,7 +266,7 @@ class BytesRowBuffer(BytesElementEncoder):
         """Check that all elements have come."""
         self.check_ended()
         if not self._in_row:
-            EmptyTensorEncoder(self._label, self._shape).end()
+            empty_arrays(self._label, self._shape)
         self._text += self._brackets.end()
 
     def texts(self, first: int, last: int) -> list[bytes]:
@@ -292,7 +276,7 @@ class BytesRowBuffer(BytesElementEncoder):
     def row(self, number: int) -> Iterator[bytes]:
         """Yield the text of one row."""
         if not self._in_row:
-            yield EmptyTensorEncoder(self._label, self._shape[1:]).end()
+            yield empty_arrays(self._label, self._shape[1:])
             return
         behind = number + 1
         end = self._starts[behind] if behind < len(self._starts) else len(self._text)

@@ -51,7 +51,7 @@ def _input_fields(tensor: InputTensor) -> Fields:
     parameters = tensor.parameters
     if tensor.binary_size is not None:
         parameters = {**parameters, "binary_data_size": tensor.binary_size}
-    return tensor_fields(tensor.name, tensor.datatype, tensor.shape, parameters, tensor.extra)
+    return tensor_fields(tensor, parameters)
 
 
 def _output_fields(output: RequestedOutput) -> Fields:

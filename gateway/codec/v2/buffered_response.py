@@ -14,14 +14,13 @@ from typing import Final
 import orjson
 
 from gateway.codec.elements.encode import TextChunk, fast_encode_numbers
-from gateway.codec.json.header_length_check import check_header_length
+from gateway.codec.json.body_checks import check_header_length
 from gateway.codec.policies import DEFAULT_POLICIES, JsonPolicies
 from gateway.codec.v2.json_writer import split_around_data
-from gateway.codec.v2.response import encoded_converter, json_converter, response_fields
+from gateway.codec.v2.response import ResponseEncoder, json_converter, response_fields
 from gateway.codec.v2.response_reader import has_text_for_base64, read_header_fast
 from gateway.codec.v2.tensor_check import TensorCheck
 from gateway.errors import GatewayError
-from gateway.protocol.datatypes import Datatype
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.messages import InferResponse, InferResponseHead, OutputEncoding
 from gateway.protocol.response_header import (
@@ -173,12 +172,12 @@ def _write_json(body: bytes, header_size: int, plan: ResponsePlan) -> ConvertedR
 
 def _encode(body: bytes, header_size: int | None, plan: ResponsePlan) -> ConvertedResponse:
     """Convert each output to the requested encoding."""
-    converter = encoded_converter(header_size, plan.encoding, *plan.policies_and_caps)
-    converter.feed(body, last=True)
-    while converter.step():
+    encoder = ResponseEncoder(header_size, plan.encoding, *plan.policies_and_caps)
+    encoder.feed(body, last=True)
+    while encoder.step():
         pass
-    header, tensors = converter.finish()
-    elements = converter.element_count
+    header, tensors = encoder.finish()
+    elements = encoder.element_count
     if not any(tensors):
         return ConvertedResponse(header, elements=elements)
     body = b"".join((header, *tensors))
@@ -193,23 +192,28 @@ def write_json_fast(body: bytes, header_size: int) -> tuple[bytes, int] | None:
     response = read_header_fast(body, header_size)
     if response is None:
         return None
-    written = response.head.written
-    if _KEY not in written:
-        written[_KEY] = _make_text(response.head)
-    around: _TextAroundData | None = written[_KEY]
-    if around is None or header_size + around.size != len(body):
+    head = response.head
+    if _KEY not in head.written:
+        head.written[_KEY] = _write_around_data(head)
+    written: tuple[list[bytes], int] | None = head.written[_KEY]
+    if written is None or header_size + written[1] != len(body):
         return None
-    text: list[TextChunk] = [around.split_around_data[0]]
-    count = 0
+    around = written[0]
+    text: list[TextChunk] = [around[0]]
     if response.id is not None:
-        text = [b'{"id":', orjson.dumps(response.id), b",", around.split_around_data[0][1:]]
-    tensors = memoryview(body)[header_size:]
-    for number, tensor in enumerate(around.tensors, 1):
-        elements = fast_encode_numbers(tensors[tensor.start : tensor.end], tensor.datatype)
+        text = [b'{"id":', orjson.dumps(response.id), b",", around[0][1:]]
+    data, start, number, count = memoryview(body), header_size, 0, 0
+    for output in head.outputs:
+        if output.binary_size is None:
+            continue  # it is in shared memory
+        end = start + output.binary_size
+        elements = fast_encode_numbers(data[start:end], output.datatype)
         if elements is None:
             return None
-        text += elements, around.split_around_data[number]
-        count += tensor.count
+        number += 1
+        text += elements, around[number]
+        count += output.binary_size // (output.datatype.size or 1)
+        start = end
     return b"".join(text), count
 
 
@@ -232,40 +236,17 @@ def _write_binary_head(head: InferResponseHead) -> bytes:
     return orjson.dumps(fields)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """Where a tensor begins and ends in the data, its number of elements, and their type."""
+def _write_around_data(head: InferResponseHead) -> tuple[list[bytes], int] | None:
+    """Write a response without its id, split where its data belong; and the bytes of its data.
 
-    start: int
-    end: int
-    count: int
-    datatype: Datatype
-
-
-@dataclass(frozen=True, slots=True)
-class _TextAroundData:
-    """What a response becomes, apart from its id and numbers; ``size`` counts the bytes of data."""
-
-    split_around_data: tuple[bytes, ...]
-    tensors: tuple[_Tensor, ...]
-    size: int
-
-
-def _make_text(head: InferResponseHead) -> _TextAroundData | None:
-    if not head.outputs:
-        return None
-    tensors: list[_Tensor] = []
-    size = 0
-    for output in head.outputs:
-        if output.binary_size is None:
-            continue  # it is in shared memory
-        datatype, start = output.datatype, size
-        if not output.binary_size or datatype.size is None:
-            return None
-        size += output.binary_size
-        tensors.append(_Tensor(start, size, output.binary_size // datatype.size, datatype))
+    None if any output is not of numbers, or has none.
+    """
     follows = [output.binary_size is not None for output in head.outputs]
+    if not head.outputs or not all(
+        output.binary_size is None or (output.binary_size and output.datatype.size)
+        for output in head.outputs
+    ):
+        return None
     fields = response_fields(InferResponse(head), DEFAULT_POLICIES)
-    return _TextAroundData(
-        tuple(split_around_data(fields, RESPONSE.tensors, follows)), tuple(tensors), size
-    )
+    size = sum(output.binary_size or 0 for output in head.outputs)
+    return split_around_data(fields, RESPONSE.tensors, follows), size

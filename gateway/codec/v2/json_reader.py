@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.codec.elements.base64_elements import Base64ElementDecoder
@@ -48,18 +47,8 @@ class ElementSink(Protocol):
         """Take the next run, or the next piece of a long string."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OffloadedRun:
-    """A run that is converted elsewhere, and the chunk reserved for it.
-
-    Without a future it is known to be invalid: its error is known once all elements before it are
-    counted.
-    """
-
-    tensor: TensorDecoder
-    chunk_number: int
-    run: ElementRun
-    future: OffloadFuture | None
+_OffloadedRun = tuple[TensorDecoder, ElementRun, OffloadFuture | tuple[int, bytes]]
+"""A run of numbers that is converted elsewhere, or was converted here while others were."""
 
 
 class JsonMessageReader(ABC):
@@ -86,10 +75,10 @@ class JsonMessageReader(ABC):
         self._offloaded: deque[_OffloadedRun] = deque()
         self._arrays: list[DataArray] = []
         self._queue: deque[tuple[DataArray, ElementRun | StringPart]] = deque()
-        self._queued_bytes = 0
-        self._offloaded_bytes = 0
-        self._converted_size = 0
-        """Bytes of all converted data, so that they are not summed up each time."""
+        self._is_blocked = False
+        """Whether the first item of the queue has an error that waits for offloaded runs."""
+        self.buffered_data_bytes = 0
+        """Bytes of data buffered, converted or not, so that they are not summed up each time."""
         self._converted_count = 0
         """The number of chunks of converted data."""
         self.header_size = 0
@@ -165,7 +154,7 @@ class JsonMessageReader(ABC):
             self._update_array(self._arrays[-1], event.fields)
         else:
             self._queue.append((self._arrays[-1], event))
-            self._queued_bytes += len(event)
+            self.buffered_data_bytes += len(event)
 
     def _update_array(self, array: DataArray, fields: Fields) -> None:
         """Update what is known of a tensor: its name and its sink."""
@@ -191,15 +180,16 @@ class JsonMessageReader(ABC):
         """Convert one large run, or many small ones."""
         size = 0
         for _ in range(_MAX_RUNS_PER_STEP):
-            if size >= _STEP_BYTES or not self._queue:
+            if size >= _STEP_BYTES or not self._queue or (self._is_blocked and self._offloaded):
                 break
             array, item = self._queue[0]
             if array.sink is None:
                 break
+            self._is_blocked = not self._convert(array.sink, item)
+            if self._is_blocked:
+                break
             self._queue.popleft()
-            self._queued_bytes -= len(item)
             size += len(item)
-            self._convert(array.sink, item)
         return size > 0
 
     def _decode_base64(self) -> bool:
@@ -210,23 +200,16 @@ class JsonMessageReader(ABC):
         before = tensor.size
         if not self._base64_decoders[0].decode_chunk():
             self._base64_decoders.popleft()
-        self._converted_size += tensor.size - before
+        self.buffered_data_bytes += tensor.size - before
         return True
-
-    @property
-    def buffered_data_bytes(self) -> int:
-        """Return the bytes of data buffered, converted or not."""
-        return self._converted_size + self._queued_bytes
 
     @property
     def buffered_bytes(self) -> int:
         """Return the memory in bytes: data, text and objects."""
         return (
-            self._converted_size
+            self.buffered_data_bytes
             + CHUNK_OVERHEAD * self._converted_count
-            + self._queued_bytes
             + _QUEUED_RUN_OVERHEAD * len(self._queue)
-            + self._offloaded_bytes
             + _OFFLOADED_RUN_OVERHEAD * len(self._offloaded)
             + _ARRAY_OVERHEAD * len(self._arrays)
             + self._extractor.buffered_bytes
@@ -236,58 +219,62 @@ class JsonMessageReader(ABC):
     @property
     def future(self) -> OffloadFuture | None:
         """Return the first offloaded job that must be done before ``finish``."""
-        return self._offloaded[0].future if self._offloaded else None
+        result = self._offloaded[0][2] if self._offloaded else None
+        return None if isinstance(result, tuple) else result
 
-    def _convert(self, sink: ElementSink, item: ElementRun | StringPart) -> None:
-        """Convert an item here or elsewhere; its error waits for the items before it."""
+    def _convert(self, sink: ElementSink, item: ElementRun | StringPart) -> bool:
+        """Convert an item here or elsewhere; False if its error waits for offloaded runs.
+
+        Those stand before it in the text, and their elements count in the index of its own.
+        """
         if (
             self._offloader is not None
             and isinstance(sink, TensorDecoder)
-            and sink.job.can_be_offloaded
+            and sink.datatype.size is not None
             and isinstance(item, ElementRun)
         ):
-            self._convert_or_offload(sink, item, self._offloader)
-            return
+            result = self._offload(sink, item, self._offloader)
+            if result is not None:
+                self._offloaded.append((sink, item, result))
+                return True
         try:
             self._feed(sink, item)
-        except GatewayError as error:
+        except GatewayError:
             if not self._offloaded:
                 raise
-            self._failure = strip_tracebacks(error)
-            self._queue.clear()
+            return False
+        return True
+
+    def _offload(
+        self, tensor: TensorDecoder, run: ElementRun, offloader: Offloader
+    ) -> OffloadFuture | tuple[int, bytes] | None:
+        """Return what becomes of numbers: converted elsewhere, or here if others are not done."""
+        if not run.lacks_element:
+            before, after = run.depth_before, run.depth_after
+            future = offloader.decode(run.view, tensor.datatype, before, after)
+            if future is not None:
+                return future
+        return tensor.try_decode(run) if self._offloaded else None
 
     def _feed(self, sink: ElementSink, item: ElementRun | StringPart) -> None:
         """Convert an item here."""
         before = sink.size
         sink.feed(item)
-        self._converted_size += sink.size - before
+        self.buffered_data_bytes += sink.size - before - len(item)
         self._converted_count += 1
-
-    def _convert_or_offload(
-        self, tensor: TensorDecoder, run: ElementRun, offloader: Offloader
-    ) -> None:
-        future: OffloadFuture | None = None
-        if not run.lacks_element:
-            future = offloader.submit(tensor.job, run.view, run.depth_before, run.depth_after)
-        if future is None:
-            try:
-                self._feed(tensor, run)
-                return
-            except GatewayError:
-                if not self._offloaded:
-                    raise
-        self._offloaded.append(_OffloadedRun(tensor, tensor.reserve_chunk(), run, future))
-        self._offloaded_bytes += len(run)
 
     def _collect_offloaded(self) -> None:
         """Collect offloaded results in order."""
         while self._offloaded and ((future := self.future) is None or future.done):
-            offloaded = self._offloaded.popleft()
-            self._offloaded_bytes -= len(offloaded.run)
-            before = offloaded.tensor.size
-            result = None if future is None else future.result
-            offloaded.tensor.fill_chunk(offloaded.chunk_number, offloaded.run, result)
-            self._converted_size += offloaded.tensor.size - before
+            tensor, run, result = self._offloaded.popleft()
+            if not isinstance(result, tuple):
+                data = result.take_result()
+                if data is None:
+                    self._feed(tensor, run)
+                    continue
+                result = len(data) // (tensor.datatype.size or 1), data
+            tensor.append(*result)
+            self.buffered_data_bytes += len(result[1]) - len(run)
             self._converted_count += 1
 
     def _finish_header(self) -> None:

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from sys import getsizeof
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-from gateway.codec.elements.encode import OffloadedText, TensorEncoder, TextChunk
+from gateway.codec.elements.encode import (
+    OffloadedText,
+    TensorEncoder,
+    TextChunk,
+    join_text,
+    make_tensor_encoder,
+)
 from gateway.codec.offload_interface import Offloader
-from gateway.protocol.datatypes import Datatype
-from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
-from gateway.protocol.messages import Fields
+from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.protocol.datatypes import Family
+from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary, Tensor
+from gateway.protocol.messages import (
+    Fields,
+    InferRequest,
+    InputTensor,
+    OutputTensor,
+    RequestedOutput,
+)
+from gateway.protocol.request_header import mark_base64
 from gateway.protocol.tensors import element_count
+
+_NUL: Final = b"\0"
+"""Stands for the data of a tensor: JSON has it nowhere else."""
+_PLACE: Final = orjson.Fragment(b"[%b]" % _NUL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,57 +102,21 @@ class TensorSplitter:
             self._current += 1
 
 
-class JsonMessageWriter(ABC):
-    """Writes a message of these tensors as JSON while their data arrive.
-
-    ``texts`` are JSON data that are here already, by the index of their tensor.
-    """
+class DataEncoder:
+    """Encodes the data of a message's tensors as text, each by the policies for it."""
 
     def __init__(
         self,
         tensors: Sequence[Tensor],
+        policies_of: Callable[[Any], JsonPolicies],
         words: ErrorVocabulary,
-        texts: Mapping[int, Sequence[bytes]] | None = None,
     ) -> None:
         self._tensors = tensors
+        self._policies_of = policies_of
         self._words = words
-        self._texts = texts or {}
-        self._skeleton: deque[bytes] = deque()
-        self._skeleton_size = 0
         self._encoder: TensorEncoder | None = None
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Return the bytes buffered."""
-        return self._skeleton_size
-
-    @abstractmethod
-    def _make_encoder(self, index: int) -> TensorEncoder:
-        """Make the encoder of a tensor."""
-
-    @abstractmethod
-    def _write_fields(self) -> Fields:
-        """Return the message, with its tensors but without data."""
-
-    def start(self) -> Iterator[bytes]:
-        """Yield the text before the first data to come."""
-        has_data = [
-            tensor.binary_size is not None or index in self._texts
-            for index, tensor in enumerate(self._tensors)
-        ]
-        parts = split_around_data(self._write_fields(), self._words.tensors, has_data)
-        self._skeleton.append(parts.popleft())
-        for index in (index for index, has in enumerate(has_data) if has):
-            after = parts.popleft()
-            if index in self._texts:
-                self._skeleton[-1] = b"".join((self._skeleton[-1], *self._texts[index], after))
-            else:
-                self._skeleton.append(after)
-        self._texts = {}
-        self._skeleton_size = sum(map(getsizeof, self._skeleton))
-        yield self._next_skeleton_part()
-
-    def encode(
+    def parts(
         self, piece: TensorPiece, offloader: Offloader | None = None
     ) -> Iterator[TextChunk | OffloadedText]:
         """Yield the text for the next piece; the ``offloader`` may encode parts of it.
@@ -144,26 +124,120 @@ class JsonMessageWriter(ABC):
         Raises GatewayError: 502 for an invalid response, 406 if a policy refuses a value; 400 for
         either in a request.
         """
-        yield from self._encode_data(piece, offloader)
-        if piece.last:
-            yield self._next_skeleton_part()
-
-    def _encode_data(
-        self, piece: TensorPiece, offloader: Offloader | None = None
-    ) -> Iterator[TextChunk | OffloadedText]:
-        """Yield the text for the data of a piece alone."""
+        tensor = self._tensors[piece.index]
         if self._encoder is None:
-            self._encoder = self._make_encoder(piece.index)
+            label, policies = self._words.label(tensor.name), self._policies_of(tensor)
+            self._encoder = make_tensor_encoder(label, tensor.datatype, policies, self._words)
         yield from self._encoder.parts(piece.data, offloader)
         if piece.last:
-            check_element_count(self._tensors[piece.index], self._encoder, self._words)
+            check_element_count(tensor, self._encoder, self._words)
             self._encoder = None
 
-    def _next_skeleton_part(self) -> bytes:
-        """Take the text before or behind the next data."""
-        text = self._skeleton.popleft()
-        self._skeleton_size -= getsizeof(text)
+
+class JsonMessageWriter:
+    """Writes a message as JSON while the data of its tensors arrive; it is a ResponseWriter.
+
+    ``fields`` are its members, with its tensors but without data. ``texts`` are JSON data that are
+    here already, by the index of their tensor.
+    """
+
+    def __init__(
+        self,
+        fields: Fields,
+        tensors: Sequence[Tensor],
+        policies_of: Callable[[Any], JsonPolicies],
+        words: ErrorVocabulary,
+        texts: Mapping[int, Sequence[bytes]],
+    ) -> None:
+        self._data = DataEncoder(tensors, policies_of, words)
+        has_data = [each.binary_size is not None or i in texts for i, each in enumerate(tensors)]
+        first, *parts = split_around_data(fields, words.tensors, has_data)
+        skeleton = [first]
+        with_data = [index for index, has in enumerate(has_data) if has]
+        for index, after in zip(with_data, parts, strict=True):
+            if index in texts:
+                skeleton[-1] = b"".join((skeleton[-1], *texts[index], after))
+            else:
+                skeleton.append(after)
+        self._skeleton = iter(skeleton)
+        """The texts before, between and behind the data to come."""
+        self.buffered_bytes = sum(map(getsizeof, skeleton))
+
+    def start(self) -> Iterator[bytes]:
+        """Yield the text before the first data to come."""
+        yield next(self._skeleton)
+
+    def encode(
+        self, piece: TensorPiece, offloader: Offloader | None = None
+    ) -> Iterator[TextChunk | OffloadedText]:
+        """Yield the text for the next piece; see DataEncoder."""
+        yield from self._data.parts(piece, offloader)
+        if piece.last:
+            yield next(self._skeleton)
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield nothing: all has been written."""
+        return iter(())
+
+
+class JsonRequestWriter:
+    """Writes a request as JSON while the data of its tensors arrives, for servers that need that.
+
+    BYTES inputs get the encoding that the client used in JSON, else the policy's. An input with a
+    content type of its own stays text: the content type tells the server how to read it.
+    """
+
+    def __init__(self, request: InferRequest, policies: JsonPolicies) -> None:
+        self._policies = policies
+        inputs, fields = request.head.inputs, self._fields(request)
+        self._writer = JsonMessageWriter(fields, inputs, self._policies_of, REQUEST, {})
+        self._splitter = TensorSplitter(inputs, REQUEST)
+        self._start = [*self._writer.start()]
+
+    def feed(self, data: bytes | memoryview) -> bytes:
+        """Return the text for the next data of the tensors; raises GatewayError (400)."""
+        text, self._start = self._start, []
+        text += [join_text(self._writer.encode(piece)) for piece in self._splitter.feed(data)]
+        return b"".join(text)
+
+    def finish(self) -> bytes:
+        """Return the rest of the text: all of it if there was no data to feed."""
+        text = self.feed(b"")
+        self._splitter.finish()
         return text
+
+    def _fields(self, request: InferRequest) -> Fields:
+        head = request.head
+        fields: Fields = {} if request.id is None else {"id": request.id}
+        fields["inputs"] = list(map(self._input_fields, head.inputs))
+        if head.outputs:
+            as_base64 = head.output_encoding.as_base64
+            fields["outputs"] = [_output_fields(each, as_base64) for each in head.outputs]
+        if head.parameters:
+            fields["parameters"] = head.parameters
+        return {**fields, **head.extra}
+
+    def _input_fields(self, tensor: InputTensor) -> Fields:
+        fields = tensor_fields(tensor, tensor.parameters)
+        is_text = tensor.datatype.family is Family.TEXT and tensor.binary_size is not None
+        if is_text and self._policies_of(tensor).bytes_encoding is BytesEncoding.BASE64:
+            mark_base64(fields)
+        return fields
+
+    def _policies_of(self, tensor: InputTensor) -> JsonPolicies:
+        if tensor.base64 is None and "content_type" not in tensor.parameters:
+            return self._policies
+        encoding = BytesEncoding.BASE64 if tensor.base64 else BytesEncoding.UTF8
+        return replace(self._policies, bytes_encoding=encoding)
+
+
+def _output_fields(output: RequestedOutput, as_base64: frozenset[str]) -> Fields:
+    fields: Fields = {"name": output.name, **output.extra}
+    if output.parameters:
+        fields["parameters"] = output.parameters
+    if output.name in as_base64:
+        mark_base64(fields)
+    return fields
 
 
 def check_element_count(tensor: Tensor, converter: TensorEncoder, words: ErrorVocabulary) -> None:
@@ -177,39 +251,20 @@ def check_element_count(tensor: Tensor, converter: TensorEncoder, words: ErrorVo
         )
 
 
-def tensor_fields(
-    name: str, datatype: Datatype, shape: tuple[int, ...], parameters: Fields, extra: Fields
-) -> Fields:
-    """Return the members of a tensor without its data."""
-    fields = {"name": name, "datatype": datatype.name, "shape": shape, **extra}
+def tensor_fields(tensor: InputTensor | OutputTensor, parameters: Fields) -> Fields:
+    """Return the members of a tensor without its data, with these parameters."""
+    datatype = tensor.datatype.name
+    fields = {"name": tensor.name, "datatype": datatype, "shape": tensor.shape, **tensor.extra}
     return {**fields, "parameters": parameters} if parameters else fields
 
 
-def split_around_data(fields: Fields, tensors: str, has_data: Sequence[bool]) -> deque[bytes]:
+def split_around_data(fields: Fields, tensors: str, has_data: Sequence[bool]) -> list[bytes]:
     """Return a message's JSON, split where the data of tensors belong.
 
     ``tensors`` is the key of the tensors.
     """
-    pieces = [bytearray(b"{")]  # bytes would be copied for each tensor
-    for number, (key, value) in enumerate(fields.items()):
-        pieces[-1] += (b"," if number else b"") + orjson.dumps(key) + b":"
-        if key == tensors:
-            _split_tensors(value, has_data, pieces)
-        else:
-            pieces[-1] += orjson.dumps(value)
-    pieces[-1] += b"}"
-    return deque(map(bytes, pieces))
-
-
-def _split_tensors(
-    tensors: Sequence[Any], has_data: Sequence[bool], pieces: list[bytearray]
-) -> None:
-    pieces[-1] += b"["
-    for index, tensor in enumerate(tensors):
-        if index:
-            pieces[-1] += b","
-        pieces[-1] += orjson.dumps(tensor)
-        if has_data[index]:
-            pieces[-1][-1:] = b',"data":['
-            pieces.append(bytearray(b"]}"))
-    pieces[-1] += b"]"
+    if has_data:
+        entries = zip(fields[tensors], has_data, strict=True)
+        marked = [{**entry, "data": _PLACE} if has else entry for entry, has in entries]
+        fields = {**fields, tensors: marked}
+    return orjson.dumps(fields).split(_NUL)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal
 
 import orjson
@@ -18,13 +18,13 @@ import orjson
 from gateway.codec import native
 from gateway.codec.elements.decode import TensorDecoder, decode_numbers, decode_strings
 from gateway.codec.json.array_scanner import max_depth
+from gateway.codec.json.body_checks import check_header_end
 from gateway.codec.json.data_extractor import placeholder
-from gateway.codec.json.header_length_check import check_header_end
 from gateway.codec.json.text_search import contains, has_data_key, split_id
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.v2.json_reader import JsonMessageReader
 from gateway.errors import GatewayError
-from gateway.protocol.datatypes import DATATYPES, Datatype
+from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import ExtractedArray
 from gateway.protocol.messages import (
@@ -247,13 +247,17 @@ def read_json_fast(
         parsed, request_id = _cached_parse(surroundings, len(arrays), depth_cap, tensor_cap), None
     if not parsed:
         return None
-    tensors: list[TensorData] = []
+    head, has_strings = parsed.head, False
+    tensors: list[tuple[bytes]] = []
     try:
-        for tensor, array in zip(parsed.tensors, arrays, strict=True):
-            tensors.append((_pack(tensor, array, depth_cap),))
+        for tensor in head.inputs:
+            if tensor.base64 is not None:  # it has JSON data
+                tensors.append((_pack(tensor, arrays[len(tensors)], depth_cap),))
+                has_strings = has_strings or tensor.binary_size is None
     except ValueError:
         return None  # an invalid element, or a number of elements that does not match the shape
-    head = parsed.head if parsed.size_is_known else _with_sizes(parsed, tensors)
+    if has_strings:
+        head = _with_sizes(head, tensors)
     return InferRequest(head, parsed.id if request_id is None else request_id, tuple(tensors))
 
 
@@ -286,96 +290,68 @@ def _end_of_array(text: bytes, start: int) -> int:
     return start + close if close else 0
 
 
-def _with_sizes(parsed: _ParsedRequest, tensors: list[TensorData]) -> InferRequestHead:
+def _with_sizes(head: InferRequestHead, tensors: list[tuple[bytes]]) -> InferRequestHead:
     """Return the head of a request with the sizes of its strings."""
-    inputs = list(parsed.head.inputs)
-    for tensor, data in zip(parsed.tensors, tensors, strict=True):
-        if tensor.size is None:
-            assert not isinstance(data, int)
-            size = sum(map(len, data))
-            inputs[tensor.index] = inputs[tensor.index].with_size(size)
-    return replace(parsed.head, inputs=tuple(inputs), written={})
+    sizes = iter([len(data) for (data,) in tensors])
+    inputs = [
+        tensor if tensor.base64 is None else tensor.with_size(next(sizes)) for tensor in head.inputs
+    ]
+    return replace(head, inputs=tuple(inputs), written={})
 
 
-def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
+def _pack(tensor: InputTensor, array: bytes, depth_cap: int) -> bytes:
     """Return the bytes of an array; raises ValueError if there is anything to be said about it."""
     is_nested = array.find(b"[", 1) > 0
-    if tensor.size is not None:
+    if tensor.binary_size is not None:
         if is_nested and max_depth(array) > depth_cap:
             raise ValueError("nested too deep")
         data = decode_numbers(array, tensor.datatype)
-        if data is None or len(data) != tensor.size:
+        if data is None or len(data) != tensor.binary_size:
             raise ValueError("an element is invalid, or there are not as many as the shape takes")
         return data
     if is_nested and native.scan_strings(array, 0)[3] > depth_cap:
         raise ValueError("nested too deep")
     decoded = decode_strings(array)
-    if decoded is None or decoded[0] != tensor.count:
+    if decoded is None or decoded[0] != element_count(tensor.shape):
         raise ValueError("an element is invalid, or there are not as many as the shape takes")
     return decoded[1]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """Input number ``index``: ``count`` elements of ``size`` bytes together, None for strings."""
-
-    index: int
-    datatype: Datatype
-    count: int
-    size: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _ParsedRequest:
-    """What a request becomes, apart from its data; strings lack their size in the head."""
-
-    head: InferRequestHead
-    id: str | None
-    tensors: tuple[_Tensor, ...]
-    size_is_known: bool
 
 
 @cached(CACHED_DOCUMENTS)
 def _cached_parse(
     surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
-) -> _ParsedRequest | Literal[False]:
-    return _parse_surroundings(surroundings, arrays, depth_cap, tensor_cap) or False
+) -> InferRequest | Literal[False]:
+    """Return a request without its data; False if InferRequestReader is needed.
 
-
-def _parse_surroundings(
-    surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
-) -> _ParsedRequest | None:
+    Strings lack their size in the head.
+    """
     try:
         fields = parse_request_header(surroundings, depth_cap)
         inputs = read_inputs(fields, tensor_cap)
         head = read_head(fields, inputs, tensor_cap)
     except GatewayError:
-        return None
+        return False
     if not head.features.is_plain:
-        return None
+        return False
     data = [entry["data"] for entry in fields["inputs"] if "data" in entry]
     if data != [placeholder(number) for number in range(arrays)]:
-        return None
+        return False
     # Arrays hold numbers or strings, so no keys.
     if any(len(key.findall(surroundings)) != _count(fields, name) for name, key in _KEYS.items()):
-        return None  # a key is a duplicate
-    tensors: list[_Tensor] = []
-    sized: list[InputTensor] = []
-    for index, tensor in enumerate(inputs):
-        if tensor.base64 is not None:  # it has JSON data
-            if tensor.base64:
-                return None
-            datatype, count = tensor.datatype, element_count(tensor.shape)
-            size = None if datatype.size is None else datatype.size * count
-            tensors.append(_Tensor(index, datatype, count, size))
-            tensor = tensor.with_size(size)
-        elif tensor.binary_size is not None:
-            return None
-        sized.append(tensor)
-    size_is_known = all(tensor.size is not None for tensor in tensors)
-    in_sequence = may_name_sequence(surroundings)
-    head = replace(head, inputs=tuple(sized), names_sequence=in_sequence)
-    return _ParsedRequest(head, fields.get("id"), tuple(tensors), size_is_known)
+        return False  # a key is a duplicate
+    if any(tensor.base64 or tensor.binary_size is not None for tensor in inputs):
+        return False
+    sized = tuple(map(_with_size, inputs))
+    head = replace(head, inputs=sized, names_sequence=may_name_sequence(surroundings))
+    return InferRequest(head, fields.get("id"), ())
+
+
+def _with_size(tensor: InputTensor) -> InputTensor:
+    """Return an input with the size of its JSON data, if that follows from its shape."""
+    size = tensor.datatype.size
+    if tensor.base64 is None or size is None:
+        return tensor
+    return tensor.with_size(size * element_count(tensor.shape))
 
 
 def _count(value: object, name: str) -> int:

@@ -88,6 +88,11 @@ class InferResponseReader:
         in_json = 0 if self._json is None else self._json.buffered_bytes
         return in_json + len(self._header) + sum(map(len, self._data)) + self._memory
 
+    @property
+    def element_count(self) -> int:
+        """Return the number of elements of the response; 0 before its head was read."""
+        return 0 if self.response is None else self.response.head.element_count
+
     def feed(self, data: bytes | memoryview, last: bool = False) -> None:
         """Take the next data, from which ``pieces`` are made; ``last`` marks the end.
 
@@ -218,22 +223,12 @@ class _JsonReader(JsonMessageReader):
         self._body_cap = body_cap
         self._outputs: tuple[OutputTensor, ...] = ()
 
-    def feed(self, text: bytes | memoryview, last: bool = False) -> None:
-        """Take the next text; ``last`` marks the end."""
-        super().feed(text, last)
-        self._check_spool()
-
-    def step(self) -> bool:
-        """Do one step; see JsonMessageReader."""
-        more = super().step()
-        self._check_spool()
-        return more
-
     def _handle_event(self, event: Event) -> None:
         super()._handle_event(event)
         self._convert_some()  # the cap counts data in the client's encoding
 
-    def _check_spool(self) -> None:
+    def _convert_some(self) -> bool:
+        has_converted = super()._convert_some()
         if self.buffered_data_bytes > self._body_cap:
             encoding, advice = "binary", "ask for all outputs as JSON"
             if self._encoding.all_json:
@@ -242,6 +237,7 @@ class _JsonReader(JsonMessageReader):
                 f"a response that becomes {encoding} must be buffered, and exceeds "
                 f"{self._body_cap} bytes (limits.max_buffered_body_bytes); {advice}"
             )
+        return has_converted
 
     def take(self, is_all: bool) -> tuple[InferResponse, dict[int, Sequence[bytes]]]:
         """Return the response, and the data that were no text, by the index of their output.

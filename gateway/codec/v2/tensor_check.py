@@ -7,7 +7,6 @@ the inference header of a binary response. Converted responses are checked as th
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -102,26 +101,11 @@ class BodyEnd(NamedTuple):
             raise bad_response(f"{RESPONSE.name} holds more bytes than its header says")
 
 
-class TensorCheck(ABC):
-    """Refuses bodies that hold no tensors, or that break off."""
+class TensorCheck:
+    """Refuses bodies that hold no tensors: pages, empty ones, JSON without outputs or its end."""
 
     start_size: int = 1
     """Bytes of the start of a body that ``check_start`` needs, if it has so many."""
-
-    @abstractmethod
-    def check_start(self, start: bytes | memoryview, size: int | None) -> BodyEnd:
-        """Check the start of a body, empty if it has none, and its size if that is known.
-
-        Returns what must hold at its end. Raises NoTensorsError, and GatewayError (502) as that.
-        """
-
-    def check_whole(self, body: bytes | memoryview) -> None:
-        """Check a complete body; raises GatewayError (502)."""
-        self.check_start(body, len(body)).check(len(body), last_byte(body))
-
-
-class TextCheck(TensorCheck):
-    """Refuses pages, empty bodies, JSON without outputs, and JSON that breaks off."""
 
     def __init__(self, status: int, content_type: str, starts: re.Pattern[bytes]) -> None:
         self._head: Final = status, content_type
@@ -129,7 +113,10 @@ class TextCheck(TensorCheck):
         self._is_json: Final = _JSON_TYPE.match(content_type) is not None
 
     def check_start(self, start: bytes | memoryview, size: int | None) -> BodyEnd:
-        """Check the start of a body; see TensorCheck."""
+        """Check the start of a body, empty if it has none, and its size if that is known.
+
+        Returns what must hold at its end. Raises NoTensorsError, and GatewayError (502) as that.
+        """
         begin = bytes(start[:_START])
         if not begin or not self._starts.match(begin):
             raise NoTensorsError(*self._head, begin)
@@ -142,7 +129,7 @@ class TextCheck(TensorCheck):
         """Check a complete body, all of it up to a chunk; raises GatewayError (502)."""
         if bytes(body[:1]).isspace() and bytes(body).isspace():
             raise NoTensorsError(*self._head, bytes(body[:_START]))
-        super().check_whole(body)
+        self.check_start(body, len(body)).check(len(body), last_byte(body))
         if self._starts is not _JSON_OBJECT or len(body) > CONVERT_CHUNK:
             return
         if _OUTPUTS in bytes(body[:_START]):
@@ -159,7 +146,7 @@ class BinaryCheck(TensorCheck):
     """
 
     def __init__(self, status: int, content_type: str, header_size: int) -> None:
-        self._head: Final = status, content_type
+        super().__init__(status, content_type, _JSON_OBJECT)
         self._header_size: Final = header_size
         self.start_size = header_size if header_size <= MAX_CACHED_DOCUMENT else 1
         self._checked: tuple[bytes, int] | None = None
@@ -171,13 +158,12 @@ class BinaryCheck(TensorCheck):
     def check_start(self, start: bytes | memoryview, size: int | None) -> BodyEnd:
         """Check the JSON of a body; see TensorCheck."""
         header = bytes(start[: self.start_size])
-        if not header or not _JSON_OBJECT.match(header):
-            raise NoTensorsError(*self._head, header[:_START])
+        super().check_start(header, size)
         end = BodyEnd(header_size=self._header_size)
         if size is not None:
             end.check(size, b"")
         if len(header) == self._header_size:
-            end = end._replace(size=len(header) + _size_of_tensors(header))
+            end = BodyEnd(b"", self._header_size, len(header) + _size_of_tensors(header))
             if size is not None:
                 end.check(size, b"")
         return end
@@ -238,11 +224,11 @@ def tensor_check(
     if header_size is not None:
         return BinaryCheck(status, content_type, header_size)
     if kind is OperationKind.INFER:
-        return TextCheck(status, content_type, _JSON_OBJECT)
+        return TensorCheck(status, content_type, _JSON_OBJECT)
     # The head of a stream of events goes out at once, and of events there may be none.
     if _EVENTS_TYPE.match(content_type):
         return None
     # What KServe's models make of V1 need be no JSON.
     if kind is not OperationKind.GENERATE and not _TEXT_TYPE.match(content_type):
         return None
-    return TextCheck(status, content_type, _NO_PAGE)
+    return TensorCheck(status, content_type, _NO_PAGE)

@@ -3,7 +3,7 @@
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 from aiohttp import web
@@ -19,33 +19,31 @@ _STOP_TIMEOUT: Final = 1.0  # seconds for the calls in progress when the server 
 _AUTO_DETECT: Final = 32 + zlib.MAX_WBITS  # makes zlib recognize gzip and deflate by itself
 
 
-MAX_TEXT: Final = 4096  # bytes of the JSON part that are recorded
 _TRACKED_ENDINGS: Final = ("/infer", "/trace", "/trace/setting")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessage:
-    """A recorded request or response.
+    """The headers and the body of a request or response."""
 
-    `header_length` is the value of the HTTP header, None if it is not a number. `text` has the
-    first `MAX_TEXT` bytes of the JSON part. `size` is that of the whole body in bytes.
-    """
+    headers: Mapping[str, str]
+    body: bytes
 
-    header_length: int | None
-    text: str
-    size: int
+    @property
+    def header_length(self) -> int | None:
+        """The value of the HTTP header, None if it is not a number."""
+        return stated_header_length(self.headers)
 
-    @classmethod
-    def from_http(cls, headers: Mapping[str, str], body: bytes) -> Self:
-        """Record the headers and the body of a request or response."""
-        length = stated_header_length(headers)
-        return cls(length, body[:length][:MAX_TEXT].decode(errors="replace"), len(body))
+    @property
+    def text(self) -> str:
+        """The JSON part of the body."""
+        return self.body[: self.header_length].decode(errors="replace")
 
     @property
     def form(self) -> str:
         """Name the form: empty, JSON, raw binary, or binary (also if some tensors are JSON)."""
         if self.header_length is None:
-            return "JSON" if self.size else "empty"
+            return "JSON" if self.body else "empty"
         return "binary" if self.header_length else "raw binary"
 
 
@@ -61,6 +59,7 @@ class RecordedCall:
     seconds: float
 
 
+@dataclass(eq=False)
 class DemoServer:
     """Serves the demo models over HTTP while its context is open.
 
@@ -68,20 +67,12 @@ class DemoServer:
     the time between two server-sent events, in seconds.
     """
 
-    def __init__(
-        self,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        *,
-        max_body: int = MAX_BODY,
-        event_delay: float = EVENT_DELAY,
-    ) -> None:
-        self._host = host
-        self._port = port
-        self._max_body = max_body
-        self._api = Api(event_delay)
-        self.last_call: RecordedCall | None = None
-        """The last inference call, or call for trace settings."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_body: int = MAX_BODY
+    event_delay: float = EVENT_DELAY
+    last_call: RecordedCall | None = field(default=None, init=False)
+    """The last inference call, or call for trace settings."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -92,19 +83,18 @@ class DemoServer:
 
     async def start(self) -> None:
         """Start to listen; raises OSError when the address is not available."""
-        app = web.Application(client_max_size=self._max_body, middlewares=[self._respond])
-        app.add_routes(self._api.routes())
+        app = web.Application(client_max_size=self.max_body, middlewares=[self._respond])
+        app.add_routes(Api(self.event_delay).routes())
         self._runner = web.AppRunner(
             app, access_log=None, auto_decompress=False, shutdown_timeout=_STOP_TIMEOUT
         )
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._host, self._port).start()
+            await web.TCPSite(self._runner, self.host, self.port).start()
         except OSError:
             await self._runner.cleanup()
             raise
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.url = f"http://{self.host}:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         """Stop listening and close all connections."""
@@ -129,9 +119,9 @@ class DemoServer:
             self.last_call = RecordedCall(
                 request.method,
                 path,
-                RecordedMessage.from_http(request.headers, body),
+                RecordedMessage(request.headers, body),
                 response.status,
-                RecordedMessage.from_http(response.headers, response.body),
+                RecordedMessage(response.headers, response.body),
                 time.perf_counter() - started,
             )
         return response
@@ -140,11 +130,11 @@ class DemoServer:
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
-            raise too_large_error(self._max_body) from None
+            raise too_large_error(self.max_body) from None
         except (ConnectionResetError, web.RequestPayloadError):
             raise RequestError("the request body is incomplete") from None
         encoding = request.headers.get("Content-Encoding", "")
-        return decompress(encoding, body, self._max_body)
+        return decompress(encoding, body, self.max_body)
 
 
 def decompress(encoding: str, body: bytes, limit: int) -> bytes:

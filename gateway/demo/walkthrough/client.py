@@ -3,11 +3,11 @@
 import asyncio
 import io
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -23,6 +23,7 @@ from gateway.errors import GatewayError
 from gateway.protocol.grpc.descriptors import message_class
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
 from gateway.upstream.address import TcpAddress
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamRequest
 
@@ -45,10 +46,8 @@ class CallResult:
     method: str
     url: str
     request: RecordedMessage
-    request_body: bytes
     status: int
     response: RecordedMessage
-    response_body: bytes
     seconds: float
     server_call: RecordedCall | None
 
@@ -56,16 +55,6 @@ class CallResult:
     def path(self) -> str:
         """The path of the request."""
         return urlsplit(self.url).path
-
-    @property
-    def request_text(self) -> str:
-        """The JSON part of the request."""
-        return self.request_body[: self.request.header_length].decode(errors="replace")
-
-    @property
-    def response_text(self) -> str:
-        """The JSON part of the response."""
-        return self.response_body[: self.response.header_length].decode(errors="replace")
 
     def expect_status(self, status: int) -> None:
         """Raise ShowError unless the response has this status."""
@@ -75,7 +64,7 @@ class CallResult:
     def response_document(self) -> dict[str, Any]:
         """Parse the JSON part of the response."""
         try:
-            return parse_object(self.response_text.encode())
+            return parse_object(self.response.text.encode())
         except RequestError as error:
             raise self.error(error.message) from None
 
@@ -91,7 +80,7 @@ class CallResult:
                     arrays[name] = np.array(output["data"], DTYPES[datatype]).reshape(shape)
                     continue
                 end = offset + output["parameters"]["binary_data_size"]
-                data = self.response_body[offset:end]
+                data = self.response.body[offset:end]
                 arrays[name] = tensors.from_binary(name, datatype, shape, data).array
                 offset = end
         except (RequestError, KeyError, TypeError, ValueError) as error:
@@ -109,33 +98,22 @@ class GrpcResult:
     """A gRPC call as the client saw it; `server_call` is what the server saw, None if nothing."""
 
     url: str
+    inputs: Mapping[str, Array]
     request: bytes
     response: bytes
     seconds: float
     server_call: RecordedCall | None
 
     @cached_property
-    def inputs(self) -> dict[str, Array]:
-        """The tensors of the request."""
-        message = message_class("inference.ModelInferRequest").FromString(self.request)
-        return self._read(message.inputs, message.raw_input_contents)
-
-    @cached_property
     def outputs(self) -> dict[str, Array]:
         """The tensors of the response."""
         try:
             message = message_class("inference.ModelInferResponse").FromString(self.response)
-        except DecodeError as error:
-            raise self.error(str(error)) from None
-        return self._read(message.outputs, message.raw_output_contents)
-
-    def _read(self, specs: Sequence[Any], contents: Sequence[bytes]) -> dict[str, Array]:
-        try:
             return {
                 spec.name: np.frombuffer(data, DTYPES[spec.datatype]).reshape(spec.shape)
-                for spec, data in zip(specs, contents, strict=True)
+                for spec, data in zip(message.outputs, message.raw_output_contents, strict=True)
             }
-        except (KeyError, ValueError) as error:
+        except (DecodeError, KeyError, ValueError) as error:
             raise self.error(f"the message has no tensors ({error!r})") from None
 
     def error(self, problem: str) -> ShowError:
@@ -143,13 +121,13 @@ class GrpcResult:
         return ShowError(f"{INFER} at {self.url}: {problem}; the response was {self.response!r}")
 
 
+@dataclass(eq=False)
 class DemoClient:
     """Calls the gateway or the server, one call at a time, while its context is open."""
 
-    def __init__(self, server: DemoServer) -> None:
-        self._server = server
+    server: DemoServer
 
-    async def __aenter__(self) -> "DemoClient":
+    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(TIMEOUT), headers={"Accept-Encoding": "identity"}
         )
@@ -171,7 +149,7 @@ class DemoClient:
         self, method: str, url: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> CallResult:
         """Make a call over HTTP."""
-        before = self._server.last_call
+        before = self.server.last_call
         started = time.perf_counter()
         try:
             async with self._session.request(
@@ -183,11 +161,9 @@ class DemoClient:
         return CallResult(
             method,
             url,
-            RecordedMessage.from_http(headers or {}, body),
-            body,
+            RecordedMessage(headers or {}, body),
             response.status,
-            RecordedMessage.from_http(response.headers, response_body),
-            response_body,
+            RecordedMessage(response.headers, response_body),
             time.perf_counter() - started,
             self._seen_since(before),
         )
@@ -202,7 +178,7 @@ class DemoClient:
         request: bytes = message_class("inference.ModelInferRequest")(
             model_name=model, inputs=inputs, raw_input_contents=contents
         ).SerializeToString()
-        before = self._server.last_call
+        before = self.server.last_call
         started = time.perf_counter()
         try:
             async with asyncio.timeout(TIMEOUT):
@@ -211,10 +187,10 @@ class DemoClient:
             reason = str(error) or "no response in time"
             raise ShowError(f"{INFER} at {url}: {reason}") from None
         seconds = time.perf_counter() - started
-        return GrpcResult(url, request, response, seconds, self._seen_since(before))
+        return GrpcResult(url, arrays, request, response, seconds, self._seen_since(before))
 
     def _seen_since(self, before: RecordedCall | None) -> RecordedCall | None:
-        last = self._server.last_call
+        last = self.server.last_call
         return None if last is before else last
 
 
@@ -223,7 +199,9 @@ async def _call_grpc(url: str, message: bytes) -> bytes:
     address = urlsplit(url)
     assert address.hostname is not None
     assert address.port is not None
-    endpoint = Http2Endpoint(TcpAddress(address.hostname, address.port), _CONNECT_TIMEOUT)
+    endpoint = Http2Endpoint(
+        TcpAddress(address.hostname, address.port), EndpointOptions(_CONNECT_TIMEOUT)
+    )
     body = (frame(len(message)) + message,)
     request = UpstreamRequest("POST", INFER, CIMultiDict(_GRPC_HEADERS), body, is_grpc=True)
     try:

@@ -86,10 +86,10 @@ def summarize_body(message: RecordedMessage) -> str:
     """Describe the form and the size of a body."""
     if message.form == "empty":
         return "no body"
-    text = f"{message.form}, {message.size:,} bytes"
+    text = f"{message.form}, {len(message.body):,} bytes"
     if not message.header_length:
         return text
-    tensors = message.size - message.header_length
+    tensors = len(message.body) - message.header_length
     return f"{text}: JSON header {message.header_length:,}, tensors {tensors:,}"
 
 

@@ -5,6 +5,7 @@ After them it makes some calls a second, of every form, for the operator's page.
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import cycle
 from statistics import median
 from typing import Any, Final, TextIO
@@ -87,29 +88,29 @@ Commands to try:
 {curl_commands(gateway_url)}"""
 
 
+@dataclass(eq=False)
 class _Show:
     """The calls of the show."""
 
-    def __init__(self, client: DemoClient, gateway: str, server: str, page: Page) -> None:
-        self._client = client
-        self._gateway = gateway
-        self._server = server
-        self._page = page
+    client: DemoClient
+    gateway: str
+    server: str
+    page: Page
 
     async def show_small_json(self) -> None:
         path = "/v2/models/add/infer"
-        self._page.title("1  JSON request and response", f"POST {path}")
+        self.page.title("1  JSON request and response", f"POST {path}")
         body = _request(_input("INPUT0", "FP32", _LEFT), _input("INPUT1", "FP32", _RIGHT))
-        self._print(await self._client.post_json(self._gateway + path, body), SUM=_LEFT + _RIGHT)
+        self._print(await self.client.post_json(self.gateway + path, body), SUM=_LEFT + _RIGHT)
 
     async def show_large_json(self) -> None:
         path = "/v2/models/image/infer"
-        image, page = _image(), self._page
+        image, page = _image(), self.page
         page.title(f"2  A large JSON request: an image of {image.size:,} numbers", f"POST {path}")
         body = _request(_input("INPUT", "FP32", image))
-        result = await self._client.post_json(self._gateway + path, body)
+        result = await self.client.post_json(self.gateway + path, body)
         _check_outputs(result, INVERTED=1 - image)
-        self._print_call(result)
+        self._print_call(result, timed=False)
         proxied, direct = await self._compare(path, body)
         page.bars("time", {"with the gateway": proxied, "server alone": direct})
         ratio, word, style = direct / proxied, "fast", "green"
@@ -126,35 +127,35 @@ class _Show:
     async def show_fp16_json(self) -> None:
         path = "/v2/models/half/infer"
         numbers = np.array([1, 2.5, -3], np.float16)
-        self._page.title("3  FP16 in JSON", f"POST {path}")
+        self.page.title("3  FP16 in JSON", f"POST {path}")
         body = _request(_input("INPUT0", "FP16", numbers))
-        self._print_rejection(await self._client.post_json(self._server + path, body), 400)
-        result = await self._client.post_json(self._gateway + path, body)
+        self._print_rejection(await self.client.post_json(self.server + path, body), 400)
+        result = await self.client.post_json(self.gateway + path, body)
         self._print(result, OUTPUT0=numbers * np.float16(0.5))
 
     async def show_raw_binary(self) -> None:
         path = "/v2/models/image/infer"
         image = _image()
-        self._page.title("4  Raw binary: the body is the tensor", f"POST {path}")
-        result = await self._client.post_raw(self._gateway + path, image.tobytes())
+        self.page.title("4  Raw binary: the body is the tensor", f"POST {path}")
+        result = await self.client.post_raw(self.gateway + path, image.tobytes())
         self._print(result, INVERTED=1 - image)
         as_json = len(_request(_input("INPUT", "FP32", image)))
-        self._page.details([f"the same image in JSON is {as_json:,} bytes"])
+        self.page.details([f"the same image in JSON is {as_json:,} bytes"])
 
     async def show_trace(self) -> None:
-        self._page.title("5  Trace settings at the path of the specification", f"GET {_TRACE}")
-        self._print_rejection(await self._client.send("GET", self._server + _TRACE), 404)
-        self._print_trace(await self._client.send("GET", self._gateway + _TRACE), {})
-        self._page.title("   Change the trace settings", f"POST {_TRACE}")
+        self.page.title("5  Trace settings at the path of the specification", f"GET {_TRACE}")
+        self._print_rejection(await self.client.send("GET", self.server + _TRACE), 404)
+        self._print_trace(await self.client.send("GET", self.gateway + _TRACE), {})
+        self.page.title("   Change the trace settings", f"POST {_TRACE}")
         settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "100"}
-        result = await self._client.post_json(self._gateway + _TRACE, encode(settings))
+        result = await self.client.post_json(self.gateway + _TRACE, encode(settings))
         self._print_trace(result, settings)
 
     async def show_grpc(self) -> None:
-        page = self._page
+        page = self.page
         page.title("6  A gRPC call to a server that speaks HTTP only", INFER)
         arrays = {"INPUT0": _LEFT, "INPUT1": _RIGHT}
-        result = await self._client.infer_grpc(self._gateway, "add", arrays)
+        result = await self.client.infer_grpc(self.gateway, "add", arrays)
         _check_outputs(result, SUM=_LEFT + _RIGHT)
         page.row("client → gateway", f"gRPC message, {len(result.request):,} bytes")
         page.details(_summarize(result.inputs))
@@ -165,18 +166,17 @@ class _Show:
 
     async def _compare(self, path: str, body: bytes) -> tuple[float, float]:
         """Measure a call with and without the gateway; the medians, in seconds."""
-        times: dict[str, list[float]] = {self._gateway: [], self._server: []}
+        times: dict[str, list[float]] = {self.gateway: [], self.server: []}
         for _ in range(ROUNDS):
             for url, seconds in times.items():
-                result = await self._client.post_json(url + path, body)
+                result = await self.client.post_json(url + path, body)
                 result.expect_status(200)
                 seconds.append(result.seconds)
-        return median(times[self._gateway]), median(times[self._server])
+        return median(times[self.gateway]), median(times[self.server])
 
     def _print(self, result: CallResult, **expected: Array) -> None:
         _check_outputs(result, **expected)
         self._print_call(result)
-        self._print_time(result)
 
     def _print_trace(self, result: CallResult, settings: dict[str, Any]) -> None:
         result.expect_status(200)
@@ -184,19 +184,20 @@ class _Show:
         if "trace_level" not in document or not settings.items() <= document.items():
             raise result.error("the trace settings are wrong")
         self._print_call(result)
-        self._print_time(result)
 
-    def _print_call(self, result: CallResult) -> None:
-        page = self._page
+    def _print_call(self, result: CallResult, *, timed: bool = True) -> None:
+        page = self.page
         page.row("client → gateway", summarize_body(result.request))
-        page.details(summarize_json(result.request_text))
+        page.details(summarize_json(result.request.text))
         self._print_server_call(result.server_call, result.path)
         page.row("gateway → client", f"{result.status}, {summarize_body(result.response)}", "green")
-        page.details(summarize_json(result.response_text))
+        page.details(summarize_json(result.response.text))
+        if timed:
+            self._print_time(result)
 
     def _print_server_call(self, call: RecordedCall | None, path: str) -> None:
         """Print what the server saw, with its path unless the client's was the same."""
-        page = self._page
+        page = self.page
         if call is None:
             page.row("gateway → server", "nothing", "yellow")
             return
@@ -209,13 +210,13 @@ class _Show:
     def _print_rejection(self, result: CallResult, status: int) -> None:
         result.expect_status(status)
         text = f"{result.status}, {result.response_document().get('error')}"
-        self._page.row("without gateway", text, "yellow")
+        self.page.row("without gateway", text, "yellow")
 
     def _print_time(self, result: CallResult | GrpcResult) -> None:
         text = milliseconds(result.seconds)
         if call := result.server_call:
             text += f", {milliseconds(call.seconds)} of it in the server"
-        self._page.row("time", text)
+        self.page.row("time", text)
 
 
 def _input(name: str, datatype: str, array: Array) -> dict[str, Any]:

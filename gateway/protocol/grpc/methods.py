@@ -51,51 +51,51 @@ REFLECTION_SERVICES: Final = (
 REFLECTION_METHOD: Final = "ServerReflectionInfo"
 
 
-def _inference_methods(service: str) -> tuple[GrpcMethod, ...]:
-    """Return Triton's methods; other servers have some of them.
+_MODEL: Final = (1,)
+_LOADED: Final = (2, 1)
+"""Triton's loads have repository_name = 1 and model_name = 2, KServe's have model_name = 1: field 2
+is the model if it is present, else field 1 is. Triton's clients leave the repository out."""
 
-    Triton's load and unload have repository_name = 1 and model_name = 2, KServe's have
-    model_name = 1: field 2 is the model if it is present, else field 1 is. Triton's clients leave
-    the repository out.
-    """
+_INFERENCE: Final[tuple[tuple[str, OperationKind, tuple[int, ...]], ...]] = (
+    ("ServerLive", OperationKind.LIVENESS, ()),
+    ("ServerReady", OperationKind.READINESS, ()),
+    ("ModelReady", OperationKind.HEALTH, _MODEL),
+    ("ServerMetadata", OperationKind.SERVER_METADATA, ()),
+    ("ModelMetadata", OperationKind.MODEL_METADATA, _MODEL),
+    ("ModelInfer", OperationKind.INFER, _MODEL),
+    # Its messages are infer requests: whoever denies these must deny it, too.
+    ("ModelStreamInfer", OperationKind.INFER, _MODEL),
+    ("ModelConfig", OperationKind.CONFIG, _MODEL),
+    ("ModelStatistics", OperationKind.STATISTICS, _MODEL),
+    ("RepositoryIndex", OperationKind.INDEX, ()),
+    ("RepositoryModelLoad", OperationKind.LOAD, _LOADED),
+    ("RepositoryModelUnload", OperationKind.LOAD, _LOADED),
+    ("SystemSharedMemoryStatus", OperationKind.SHARED_MEMORY, ()),
+    ("SystemSharedMemoryRegister", OperationKind.SHARED_MEMORY, ()),
+    ("SystemSharedMemoryUnregister", OperationKind.SHARED_MEMORY, ()),
+    ("CudaSharedMemoryStatus", OperationKind.SHARED_MEMORY, ()),
+    ("CudaSharedMemoryRegister", OperationKind.SHARED_MEMORY, ()),
+    ("CudaSharedMemoryUnregister", OperationKind.SHARED_MEMORY, ()),
+    ("TraceSetting", OperationKind.TRACE_SETTING, (2,)),
+    ("LogSettings", OperationKind.LOGGING, ()),
+)
+"""Triton's methods, of which other servers have some, and the fields of the model's name."""
 
-    def model_method(name: str, kind: OperationKind) -> GrpcMethod:
-        return GrpcMethod(service, name, kind, name_fields=(1,), version_field=2)
 
-    def load(name: str) -> GrpcMethod:
-        return GrpcMethod(service, name, OperationKind.LOAD, name_fields=(2, 1))
-
-    def shared_memory(name: str) -> GrpcMethod:
-        return GrpcMethod(service, name, OperationKind.SHARED_MEMORY)
-
-    return (
-        GrpcMethod(service, "ServerLive", OperationKind.LIVENESS),
-        GrpcMethod(service, "ServerReady", OperationKind.READINESS),
-        model_method("ModelReady", OperationKind.HEALTH),
-        GrpcMethod(service, "ServerMetadata", OperationKind.SERVER_METADATA),
-        model_method("ModelMetadata", OperationKind.MODEL_METADATA),
-        model_method("ModelInfer", OperationKind.INFER),
-        # Its messages are infer requests: whoever denies these must deny it, too.
-        GrpcMethod(service, "ModelStreamInfer", OperationKind.INFER, True, True, (1,), 2),
-        model_method("ModelConfig", OperationKind.CONFIG),
-        model_method("ModelStatistics", OperationKind.STATISTICS),
-        GrpcMethod(service, "RepositoryIndex", OperationKind.INDEX),
-        load("RepositoryModelLoad"),
-        load("RepositoryModelUnload"),
-        shared_memory("SystemSharedMemoryStatus"),
-        shared_memory("SystemSharedMemoryRegister"),
-        shared_memory("SystemSharedMemoryUnregister"),
-        shared_memory("CudaSharedMemoryStatus"),
-        shared_memory("CudaSharedMemoryRegister"),
-        shared_memory("CudaSharedMemoryUnregister"),
-        GrpcMethod(service, "TraceSetting", OperationKind.TRACE_SETTING, name_fields=(2,)),
-        GrpcMethod(service, "LogSettings", OperationKind.LOGGING),
-    )
+def _inference_method(
+    service: str, name: str, kind: OperationKind, name_fields: tuple[int, ...]
+) -> GrpcMethod:
+    streams = name == "ModelStreamInfer"
+    version_field = 2 if name_fields == _MODEL else None
+    return GrpcMethod(service, name, kind, streams, streams, name_fields, version_field)
 
 
 _METHODS: Final = (
-    *_inference_methods(INFERENCE_SERVICE),
-    *_inference_methods(TORCHSERVE_SERVICE),
+    *(
+        _inference_method(service, *each)
+        for service in (INFERENCE_SERVICE, TORCHSERVE_SERVICE)
+        for each in _INFERENCE
+    ),
     # Triton answers SERVING if it is ready.
     GrpcMethod(HEALTH_SERVICE, "Check", OperationKind.READINESS),
     GrpcMethod(HEALTH_SERVICE, "Watch", OperationKind.READINESS, response_streams=True),

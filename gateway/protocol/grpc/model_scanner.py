@@ -7,20 +7,16 @@ from typing import Final, NamedTuple
 from gateway.errors import GatewayError, bad_request, shorten
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.wire import (
-    END_GROUP,
-    FIXED32,
     LENGTH,
-    MAX_GROUP_DEPTH,
     MAX_GROUP_SIZE,
     MAX_MESSAGE,
     MAX_TAG_BYTES,
-    MAX_VARINT_BYTES,
     START_GROUP,
-    UINT64_END,
-    VARINT,
     Buffer,
+    TruncatedError,
     WireError,
-    check_tag,
+    WireReader,
+    group_too_large,
 )
 from gateway.sizes import QUOTED_NAME
 
@@ -83,22 +79,14 @@ class ModelScanner:
         self._wanted: Final = {number << 3 | LENGTH: number for number in collected}
         self._values: Final[dict[int, str]] = {}
         self._is_taken = False
-        # Where the scan is: all that the bytes so far leave to the next piece.
         self._offset = 0
-        """Bytes of the message before this piece."""
-        self._tag = 0
-        """The tag whose number or length follows; 0 if a tag follows."""
-        self._varint = 0
-        self._shift = 0
-        self._start = 0
-        """Where the tag, number or length begins."""
+        """Bytes of the message before this piece, or before the field that is incomplete."""
+        self._incomplete = bytearray()
+        """The start of a field that must be read whole: a group, a name, or a marked value."""
+        self._needed = 0
+        """The bytes of it that must be there before it is read again."""
         self.skip_size = 0
         """How many of the next bytes are of one value: to scan them costs nothing."""
-        self._field = 0
-        """The field whose value is collected, 0 for none."""
-        self._text = bytearray()
-        self._groups: Final[list[int]] = []
-        self._group_start = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -131,136 +119,107 @@ class ModelScanner:
         try:
             self._scan(piece)
         except WireError as error:
+            error = WireError(error.reason, self._offset + error.offset)
             raise REQUEST.invalid_protobuf(error) from None
-        self._offset += len(piece)
 
     def end(self) -> None:
         """Note the end of the message; raises GatewayError if it is within a field."""
-        reason = ""
-        if self._tag or self._shift or self.skip_size:
-            reason = "a field that is cut short"
-        elif self._groups:
-            reason = f"group {self._groups[-1]} never ends"
-        if reason:
-            raise REQUEST.invalid_protobuf(WireError(reason, self._offset))
+        if self._incomplete:
+            self._needed = 0
+            self.feed(b"")
+        if self._incomplete or self.skip_size:
+            offset = self._offset + len(self._incomplete)
+            raise REQUEST.invalid_protobuf(WireError("a field that is cut short", offset))
         self.ended = True
 
     def _scan(self, piece: Buffer) -> None:
-        end = len(piece)
-        position = 0
-        while True:
-            if self.skip_size:
-                step = min(self.skip_size, end - position)
-                self.skip_size -= step
-                if self._field:
-                    self._collect(piece, position, step)
-                position += step
-            if position >= end:
+        if self.skip_size:
+            step = min(self.skip_size, len(piece))
+            self.skip_size -= step
+            self._offset += step
+            piece = piece[step:]
+        if self._incomplete:
+            self._incomplete += piece
+            if len(self._incomplete) < self._needed:
                 return
-            value: int = piece[position]
-            if not self._shift:
-                self._start = self._offset + position
-            position += 1
-            if value >= 128 or self._shift:
-                self._varint |= (value & 127) << self._shift
-                self._shift += 7
-                if value >= 128:
-                    self._check_varint_size()
-                    continue
-                value = self._varint
-                self._varint = self._shift = 0
-            if self._tag:
-                self._read_value(value)
-            else:
-                self._read_tag(value)
+            piece = bytes(self._incomplete)
+            self._incomplete.clear()
+        self._needed = 0
+        reader = WireReader(piece)
+        try:
+            while tag := reader.next_tag():
+                self._read_field(reader, tag)
+        except TruncatedError:
+            self._keep_start(piece, reader.field_start)
+        else:
+            self._offset += len(piece)
 
-    def _check_varint_size(self) -> None:
-        limit = MAX_VARINT_BYTES if self._tag else MAX_TAG_BYTES
-        if self._shift >= 7 * limit:
-            raise WireError(f"a varint of more than {limit} bytes", self._start)
+    def _keep_start(self, piece: Buffer, start: int) -> None:
+        """Keep the start of a field that has not arrived as a whole."""
+        size = len(piece) - start
+        if piece[start] & 7 == START_GROUP:
+            if size > MAX_GROUP_SIZE + 2 * MAX_TAG_BYTES:
+                raise group_too_large(start)
+            self._needed = 2 * size  # so that small pieces do not cost a scan each
+        self._offset += start
+        self._incomplete += piece[start:]
 
-    def _read_tag(self, tag: int) -> None:
-        self.fields += 1
-        if self.fields > MAX_FIELDS:
-            raise WireError(f"more than {MAX_FIELDS} fields", self._start)
-        if self._groups:
-            if self._group_start < 0:
-                self._group_start = self._start
-            if self._start - self._group_start > MAX_GROUP_SIZE:
-                raise WireError(f"a group of more than {MAX_GROUP_SIZE} bytes", self._group_start)
-        check_tag(tag, self._start)
+    def _read_field(self, reader: WireReader, tag: int) -> None:
         if tag >> 3 > self._last_wanted:
             self.is_past_names = True
         wire_type = tag & 7
-        if wire_type in (LENGTH, VARINT):
-            self._tag = tag
+        if wire_type == LENGTH:
+            self._read_value(reader, tag)
         elif wire_type == START_GROUP:
-            self._open_group(tag >> 3)
-        elif wire_type == END_GROUP:
-            self._close_group(tag >> 3)
+            self.fields += reader.skip_group(tag >> 3)
         else:
-            self.skip_size = 4 if wire_type == FIXED32 else 8
+            reader.skip(tag)
+        self.fields += 1
+        if self.fields > MAX_FIELDS:
+            raise WireError(f"more than {MAX_FIELDS} fields", reader.field_start)
 
-    def _open_group(self, number: int) -> None:
-        if not self._groups:
-            self._group_start = -1  # where the next tag begins
-        if len(self._groups) >= MAX_GROUP_DEPTH:
-            raise WireError(f"groups nested deeper than {MAX_GROUP_DEPTH}", self._start)
-        self._groups.append(number)
-
-    def _close_group(self, number: int) -> None:
-        if not self._groups:
-            raise WireError(f"group {number} ends but never began", self._start)
-        if self._groups.pop() != number:
-            raise WireError(f"group {number} ends within another", self._start)
-
-    def _read_value(self, value: int) -> None:
-        """Read the number of a field, or the length of what follows."""
-        tag = self._tag
-        self._tag = 0
-        if tag & 7 == VARINT:
-            return
-        size = value % UINT64_END
+    def _read_value(self, reader: WireReader, tag: int) -> None:
+        """Read a length, and what follows if it is wanted; else skip that."""
+        start = reader.position
+        size = reader.read_varint()
         if size > MAX_MESSAGE:
-            raise WireError(f"a length of {size} bytes exceeds protobuf's limit", self._start)
-        field = 0 if self._groups else self._wanted.get(tag, 0)
-        self.skip_size = size
-        if not field:
+            raise WireError(f"a length of {size} bytes exceeds protobuf's limit", start)
+        left = reader.end - reader.position
+        field = self._wanted.get(tag, 0)
+        if not field or not self._is_kept(field, size):
+            step = min(size, left)
+            reader.position += step
+            self.skip_size = size - step
             return
-        if field == self._marked_field:
-            if size > MAX_MARKED:
-                self.marked_error = bad_request(
-                    f"field {field} of the request has {size} bytes; at most {MAX_MARKED} are "
-                    "allowed"
-                )
-            self._field = 0 if self.marked_error is not None or not size else field
-        elif size > MAX_NAME:
-            raise bad_request(
-                f"{self._label(field)} has {size} bytes; at most {MAX_NAME} are allowed"
-            )
-        elif size:
-            self._field = field
-        else:
-            self._set(field, b"")
-
-    def _collect(self, piece: Buffer, position: int, size: int) -> None:
-        """Collect a part of the value of a field."""
-        self._text += piece[position : position + size]
-        if self.skip_size:
-            return
-        field, text = self._field, bytes(self._text)
-        self._field = 0
-        self._text.clear()
+        if size > left:
+            self._needed = reader.position - reader.field_start + size
+            raise TruncatedError("a field that is cut short", start)
+        text = bytes(reader.data[reader.position : reader.position + size])
+        reader.position += size
         if field != self._marked_field:
             self._set(field, text)
         elif self._mark in text:
-            self._marked_size += len(text)
+            self._marked_size += size
             if self._marked_size > MAX_ALL_MARKED:
                 self.marked_error = bad_request(
                     f"fields {field} of the request with '{self._mark.decode()}' have more than "
                     f"{MAX_ALL_MARKED} bytes"
                 )
             self.marked.append(text)
+
+    def _is_kept(self, field: int, size: int) -> bool:
+        """Tell whether the value of a wanted field is read; raises GatewayError (400)."""
+        if field != self._marked_field:
+            if size > MAX_NAME:
+                raise bad_request(
+                    f"{self._label(field)} has {size} bytes; at most {MAX_NAME} are allowed"
+                )
+            return True
+        if size > MAX_MARKED:
+            self.marked_error = bad_request(
+                f"field {field} of the request has {size} bytes; at most {MAX_MARKED} are allowed"
+            )
+        return self.marked_error is None
 
     def _set(self, field: int, text: bytes) -> None:
         try:

@@ -6,29 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from gateway.protocol.grpc.methods import INFERENCE_SERVICE, METHODS
-from gateway.protocol.operations import OperationKind, decode_utf8_name, quote_name
+from gateway.protocol.operations import decode_utf8_name, quote_name
 
+PACKAGE: Final = "inference."
 
-class Rpc(NamedTuple):
-    """A method of ``inference.GRPCInferenceService``."""
-
-    name: str
-    names_model_first: bool = False
-    """Whether its request has the model's name as field 1, and nothing else: KServe's loads."""
-
-
-RPCS: Final[Mapping[str, Rpc]] = {
-    method.name: Rpc(method.name)
-    for method in METHODS.values()
-    if method.service == INFERENCE_SERVICE and method.kind is not OperationKind.INFER
-}
-"""The RPCs by name, as Triton and MLServer have them. KServe's clients are understood, too."""
-
-KSERVE_RPCS: Final[Mapping[str, Rpc]] = {
-    name: Rpc(name, name in ("RepositoryModelLoad", "RepositoryModelUnload")) for name in RPCS
-}
-"""The RPCs as KServe's server has them."""
+FILE_PREFIX: Final = "file:"
+"""Begins the parameters of a load whose values are files: bytes over gRPC, base64 over HTTP."""
 
 
 class HttpRequest(NamedTuple):
@@ -71,6 +54,10 @@ _TARGETS: Final = {
     },
 }
 """The path of each RPC over HTTP; what is in brackets is there if its name is known."""
+
+RPCS: Final = frozenset(_TARGETS)
+"""The methods of ``inference.GRPCInferenceService`` beside inference."""
+
 _OTHER_TARGETS: Final = (
     ("ServerMetadata", "/v2/"),
     ("TraceSetting", "/v2[/models/{model_name}]/trace"),

@@ -23,7 +23,7 @@ MAX_MESSAGE: Final = 2**31 - 1
 MAX_GROUP_DEPTH: Final = 32
 """Nested groups that are skipped. The runtime takes 100, messages around them included."""
 
-MAX_GROUP_SIZE: Final = 64 * 1024
+MAX_GROUP_SIZE: Final = 4 * 1024
 """Bytes of a group that is skipped; each of its fields costs time. No server uses groups."""
 
 MAX_VARINT_BYTES: Final = 10
@@ -31,7 +31,7 @@ MAX_TAG_BYTES: Final = 5
 """The runtime refuses longer forms of small tags."""
 
 _UINT32_END: Final = 2**32
-UINT64_END: Final = 2**64
+_UINT64_END: Final = 2**64
 _INT64_END: Final = 2**63
 
 
@@ -42,6 +42,15 @@ class WireError(Exception):
         super().__init__(f"{reason} at byte {offset}")
         self.reason: Final = reason
         self.offset: Final = offset
+
+
+class TruncatedError(WireError):
+    """Bytes that are not valid protobuf yet: they end within a field."""
+
+
+def group_too_large(offset: int) -> WireError:
+    """Make the error of a group that is not skipped, by the offset of its tag."""
+    return WireError(f"a group of more than {MAX_GROUP_SIZE} bytes", offset)
 
 
 class WireReader:
@@ -82,7 +91,7 @@ class WireReader:
             if byte < 128:
                 self.position = position + 1
                 return byte
-        return self._read_long(MAX_VARINT_BYTES) % UINT64_END
+        return self._read_long(MAX_VARINT_BYTES) % _UINT64_END
 
     def read_int64(self) -> int:
         """Return a signed 64-bit number."""
@@ -95,12 +104,12 @@ class WireReader:
         if size < 128:
             self.position = start + 1
         else:
-            size = self._read_long(MAX_VARINT_BYTES) % UINT64_END
+            size = self._read_long(MAX_VARINT_BYTES) % _UINT64_END
             if size > MAX_MESSAGE:
                 raise WireError(f"a length of {size} bytes exceeds protobuf's limit", start)
         if size > self.end - self.position:
             left = self.end - self.position
-            raise WireError(f"a value of {size} bytes is cut short: {left} are left", start)
+            raise TruncatedError(f"a value of {size} bytes is cut short: {left} are left", start)
         return size
 
     def size_ahead(self, tag: int) -> int:
@@ -133,7 +142,7 @@ class WireReader:
         """Return the bytes of a number of 4 or 8 bytes, little-endian."""
         start = self.position
         if size > self.end - start:
-            raise WireError(f"a number of {size} bytes is cut short", start)
+            raise TruncatedError(f"a number of {size} bytes is cut short", start)
         self.position = start + size
         return memoryview(self.data)[start : start + size]
 
@@ -157,7 +166,7 @@ class WireReader:
         elif wire_type == FIXED64:
             self.read_fixed(8)
         else:
-            self._skip_group(tag >> 3)
+            self.skip_group(tag >> 3)
 
     def skip_raw(self, tag: int) -> Buffer:
         """Skip a field and return all its bytes, tag included, so that they can be kept."""
@@ -165,18 +174,21 @@ class WireReader:
         self.skip(tag)
         return self.data[start : self.position]
 
-    def _skip_group(self, number: int) -> None:
+    def skip_group(self, number: int) -> int:
+        """Skip a group whose tag was read; return the number of fields and groups in it."""
         # A loop: nested groups cost two bytes each, and must not exhaust the stack.
         groups = [number]
+        count = 0
         first = self.position
         while groups:
             start = self.position
             if start - first > MAX_GROUP_SIZE:
-                raise WireError(f"a group of more than {MAX_GROUP_SIZE} bytes", first)
+                raise group_too_large(self.field_start)
             if start >= self.end:
-                raise WireError(f"group {groups[-1]} never ends", start)
+                raise TruncatedError(f"group {groups[-1]} never ends", start)
             tag = self._read_tag()
             wire_type = tag & 7
+            count += 1
             if wire_type == START_GROUP:
                 if len(groups) >= MAX_GROUP_DEPTH:
                     raise WireError(f"groups nested deeper than {MAX_GROUP_DEPTH}", start)
@@ -186,11 +198,18 @@ class WireReader:
                     raise WireError(f"group {tag >> 3} ends within another", start)
             else:
                 self.skip(tag)
+        return count
 
     def _read_tag(self) -> int:
         start = self.position
         tag = self._read_long(MAX_TAG_BYTES)
-        check_tag(tag, start)
+        # A field number has 29 bits, so a tag has 32.
+        if tag >= _UINT32_END:
+            raise WireError("a field number above 536870911", start)
+        if tag < 8:
+            raise WireError("field number 0", start)
+        if tag & 7 > FIXED32:
+            raise WireError(f"field {tag >> 3} has the unknown wire type {tag & 7}", start)
         return tag
 
     def _read_long(self, max_bytes: int) -> int:
@@ -208,30 +227,19 @@ class WireReader:
                 return value
             if position - start >= max_bytes:
                 raise WireError(f"a varint of more than {max_bytes} bytes", start)
-        raise WireError("a varint that is cut short", start)
-
-
-def check_tag(tag: int, offset: int) -> None:
-    """Raise WireError for a number that is no tag."""
-    # A field number has 29 bits, so a tag has 32.
-    if tag >= _UINT32_END:
-        raise WireError("a field number above 536870911", offset)
-    if tag < 8:
-        raise WireError("field number 0", offset)
-    if tag & 7 > FIXED32:
-        raise WireError(f"field {tag >> 3} has the unknown wire type {tag & 7}", offset)
+        raise TruncatedError("a varint that is cut short", start)
 
 
 def to_int64(value: int) -> int:
     """Return the signed number that 64 bits mean."""
-    return value if value < _INT64_END else value - UINT64_END
+    return value if value < _INT64_END else value - _UINT64_END
 
 
 def varint(value: int) -> bytes:
     """Write a number as a varint: unsigned, or signed in 64 bits."""
     if 0 <= value < 128:
         return _ONE_BYTE[value]
-    value %= UINT64_END
+    value %= _UINT64_END
     code = bytearray()
     while value >= 128:
         code.append(value & 127 | 128)
@@ -243,26 +251,11 @@ def varint(value: int) -> bytes:
 _ONE_BYTE: Final = [bytes([value]) for value in range(128)]
 
 
-def field_tag(number: int, wire_type: int) -> bytes:
-    """Write the tag of a field."""
-    return varint(number << 3 | wire_type)
+def varint_field(tag: int, value: int) -> bytes:
+    """Write a field of an integer or a boolean, or what precedes a value of so many bytes."""
+    return varint(tag) + varint(value)
 
 
-def varint_field(number: int, value: int) -> bytes:
-    """Write a field of an integer or a boolean."""
-    return field_tag(number, VARINT) + varint(value)
-
-
-def length_prefix(number: int, size: int) -> bytes:
-    """Write what precedes the ``size`` bytes of a length-delimited field."""
-    return field_tag(number, LENGTH) + varint(size)
-
-
-def bytes_field(number: int, value: bytes) -> bytes:
+def bytes_field(tag: int, value: bytes) -> bytes:
     """Write a field of bytes, of UTF-8 text, or of a message."""
-    return length_prefix(number, len(value)) + value
-
-
-def fixed_field(number: int, value: bytes) -> bytes:
-    """Write a field of a number of 4 or 8 bytes, little-endian."""
-    return field_tag(number, FIXED32 if len(value) == 4 else FIXED64) + value
+    return varint(tag) + varint(len(value)) + value

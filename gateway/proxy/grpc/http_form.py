@@ -12,8 +12,7 @@ from functools import partial
 import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.grpc.request import ReadRequest
-from gateway.codec.grpc.response import write_infer_response
+from gateway.codec.grpc.infer import ReadRequest, write_infer_response
 from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response, read_server_error
 from gateway.observe.call_record import CallRecord

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Final, Self
 
 from gateway.errors import ErrorKind, GatewayError
@@ -11,7 +10,7 @@ from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader
 from gateway.protocol.grpc.wire import MAX_MESSAGE
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.filters.body_filter import WrappedResponse
+from gateway.proxy.filters.body_filters import WrappedResponse
 from gateway.proxy.grpc.request import GrpcRequest
 from gateway.proxy.interfaces import ClientResponse
 from gateway.proxy.readiness import CACHE_SECONDS, Readiness
@@ -48,12 +47,7 @@ class IdleStreamCheck(WrappedResponse):
         self._check()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the checks."""
         self._timer.cancel()
         self.deadline = None

@@ -22,7 +22,7 @@ from gateway.proxy.body_io import (
     too_large_to_buffer,
 )
 from gateway.proxy.errors import record_status, status_lines
-from gateway.proxy.grpc.compression import MessageDecompressor
+from gateway.proxy.grpc.request import MessageDecompressor
 from gateway.proxy.interfaces import Call, ClientResponse
 
 _CAP_NAME: Final = "limits.max_buffered_body_bytes"

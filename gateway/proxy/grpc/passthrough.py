@@ -1,16 +1,28 @@
-"""Passes gRPC calls through to a server that speaks gRPC, messages and trailers as they come."""
+"""Passes gRPC calls through to a server that speaks gRPC, messages and trailers as they come.
+
+What would kill a Triton 2.51 does not reach it: the classification of strings, and a stream that
+ends with its first error (triton_grpc_error) though its model may send more. The gateway refuses
+the one, and ends the stream itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.grpc.request import read_infer_request
-from gateway.errors import ServerName, bad_response
+from gateway.codec.grpc.infer import read_infer_request, read_stream_response
+from gateway.codec.grpc.infer_message import read_requested_output
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response, strip_tracebacks
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.error_vocabulary import RESPONSE
-from gateway.protocol.grpc.framing import PREFIX_SIZE, MessageReader, frame
+from gateway.protocol.grpc import fields
+from gateway.protocol.grpc.framing import PREFIX_SIZE, MessagePiece, MessageReader, frame
 from gateway.protocol.grpc.headers import (
     ACCEPT_ENCODING,
     ENCODING,
@@ -18,33 +30,39 @@ from gateway.protocol.grpc.headers import (
     STATUS,
     TIMEOUT,
     WANTS_STATUS,
+    format_timeout,
     is_written_well,
+    parse_timeout,
     read_error,
     read_status,
 )
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, find_method
 from gateway.protocol.grpc.status import GrpcStatus
-from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
-from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
-from gateway.protocol.operations import OperationKind
+from gateway.protocol.grpc.wire import MAX_MESSAGE, WireError, WireReader, varint_field
+from gateway.protocol.messages import RequestFeatures
+from gateway.protocol.operations import OperationKind, quote_name
+from gateway.protocol.request_features import check_classified_outputs
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
 from gateway.proxy.body_io import Chunks, ClientBody, convert_message, prepend, write
 from gateway.proxy.errors import record_status, send_status, status_lines
-from gateway.proxy.grpc.classification import check_chunks, check_outputs, marking_request
+from gateway.proxy.filters.mirror import DiscardResponse
 from gateway.proxy.grpc.message import receive_messages
-from gateway.proxy.grpc.stream_errors import StreamError, end_at_first_error, wants_status
+from gateway.proxy.grpc.request import GrpcRequest
 from gateway.proxy.headers import end_to_end
-from gateway.proxy.interfaces import Call, HeaderLines
+from gateway.proxy.infer.convert_request import model_metadata
+from gateway.proxy.interfaces import Call, ClientRequest, HeaderLines
 from gateway.proxy.passthrough import ResponseRelay
 from gateway.upstream.grpc.endpoint import check_grpc_head, check_one_message
+from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
 _ANY_SIZE = 2**62
+_UNKNOWN_MODEL: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND)
+_MAX_ERROR: Final = 64 * 1024
+"""Bytes of a message that may be an error; Triton's have no tensors."""
 
 _STREAM_INFER = f"/{INFERENCE_SERVICE}/ModelStreamInfer"
-_INFER_RESPONSE = 2
-"""The number of the field in ModelStreamInferResponse."""
 
 
 def client_timeout(headers: CIMultiDictProxy[str]) -> float | None:
@@ -119,7 +137,7 @@ async def relay_messages(
             await write(response, chunk, relay.deadline)
     except StreamError as error:
         relay.deadline.expect_client()
-        await send_status(response, error.code, error.text)
+        await send_status(response, GrpcStatus.INTERNAL, str(error))  # as Triton ends it
         return
     status = received.grpc_status
     if status is None and received.status == 200:
@@ -208,8 +226,136 @@ async def wrap_streamed(chunks: Chunks) -> Chunks:
             if piece.begins:
                 if piece.is_compressed:
                     raise bad_response(f"{RESPONSE.name} is compressed, which was not asked for")
-                field = length_prefix(_INFER_RESPONSE, piece.size)
+                field = varint_field(fields.INFER_RESPONSE, piece.size)
                 yield frame(len(field) + piece.size) + field
             if piece.data:
                 yield piece.data
     reader.end()
+
+
+# -------------------------------------------------------------- classification of strings
+
+
+def marking_request(call: Call) -> GrpcRequest:
+    """Return the request of a call, which marks outputs that may want classification.
+
+    Requests that copy a body for a mirror, and their copies, are scanned once more.
+    """
+    request = call.request
+    if not isinstance(request, GrpcRequest):
+        # The sizes were checked before a rewrite may have added to them.
+        limits = replace(call.destination.limits, max_request_bytes=MAX_MESSAGE)
+        method = find_method(request.target.partition("?")[0])
+        request = GrpcRequest(request, method, limits, call.destination.scheduler.next_slice)
+        request.content_length = call.request.content_length
+    request.marks_outputs = True
+    return request
+
+
+async def check_outputs(call: Call, request: GrpcRequest) -> None:
+    """Check the messages that were read since the last check.
+
+    Raises GatewayError (400) that names an output of strings that are to be classified, or 501 if
+    the server does not say what outputs its model has.
+    """
+    for model, outputs in request.take_marked():
+        await _check_message(call, *model, outputs)
+
+
+async def check_chunks(call: Call, request: GrpcRequest, chunks: Chunks) -> Chunks:
+    """Yield a request's body, without the end of a message that ``check_outputs`` refuses."""
+    async for chunk in chunks:
+        await check_outputs(call, request)
+        yield chunk
+
+
+async def _check_message(call: Call, model: str, version: str, outputs: list[bytes]) -> None:
+    names = _classified(outputs)
+    if not names:
+        return
+    operation = replace(
+        call.operation, model=quote_name(model), version=quote_name(version) or None
+    )
+    # The record of the call is that of the attempt in progress.
+    response = DiscardResponse(CallRecord("", ""))
+    call = replace(call, operation=operation, response=response)
+    try:
+        known = (await model_metadata(call)).outputs
+    except UpstreamResponseError as error:
+        strip_tracebacks(error)
+        if error.status in _UNKNOWN_MODEL:
+            return  # so it says to the call itself
+        raise GatewayError(
+            ErrorKind.UNSUPPORTED,
+            f"classification of output '{names[0]}': the server does not say what outputs "
+            f"model '{model}' has",
+        ) from None
+    check_classified_outputs(RequestFeatures(names), known, model)
+
+
+def _classified(outputs: Sequence[bytes]) -> tuple[str, ...]:
+    """Return the names of the outputs that have the parameter."""
+    found: list[str] = []
+    for output in outputs:
+        with suppress(WireError):  # the server refuses it
+            read = read_requested_output(WireReader(output))
+            if "classification" in read.parameters:
+                found.append(read.name)
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------- errors of streams
+
+
+class StreamError(Exception):
+    """An error of the model, which ends a stream."""
+
+
+def wants_status(request: ClientRequest) -> bool:
+    """Tell whether a client wants the first error of a stream as the status."""
+    return request.headers.get(WANTS_STATUS, "").lower() == "true"
+
+
+async def end_at_first_error(chunks: Chunks) -> Chunks:
+    """Yield a stream of ModelStreamInferResponse messages up to the first error of a model.
+
+    It raises StreamError then. An error from before the inference, which names no model, passes as
+    a message: Triton ends no stream for it. So do compressed messages, which are not read.
+    """
+    reader = MessageReader(MAX_MESSAGE, "protobuf's limit", RESPONSE)
+    held = bytearray()
+    is_known = False
+    async for chunk in chunks:
+        for piece in reader.feed(chunk):
+            if piece.begins:
+                held.clear()
+                is_known = False
+            if not is_known:
+                held += piece.data
+                if piece.ends and (text := _error_of(piece, held)):
+                    raise StreamError(text)
+                if piece.ends or not _may_be_error(piece, held):
+                    is_known = True
+                    yield frame(piece.size, piece.is_compressed)
+                    yield bytes(held)
+            elif piece.data:
+                yield piece.data
+    reader.end()
+
+
+def _may_be_error(piece: MessagePiece, start: bytearray) -> bool:
+    """Tell by the start of a message whether it may be an error: protobuf writes that first."""
+    if piece.is_compressed or piece.size > _MAX_ERROR:
+        return False
+    return not start or start[0] == fields.ERROR_MESSAGE
+
+
+def _error_of(piece: MessagePiece, message: bytearray) -> str:
+    """Return the error of a model; empty if the message is none."""
+    if not _may_be_error(piece, message):
+        return ""
+    try:
+        read = read_stream_response(bytes(message), _MAX_ERROR)
+    except GatewayError:
+        return ""  # the client finds out
+    return read.error or "" if read.has_begun else ""

@@ -146,11 +146,7 @@ def _file(value: object) -> object:
 
 
 File = Annotated[str, BeforeValidator(_file)]
-ListenAddress = Annotated[
-    Address,
-    Check(parse_address, str),
-    PlainSerializer(str, return_type=str),
-]
+ListenAddress = Annotated[Address, Check(parse_address, str), PlainSerializer(str, return_type=str)]
 Percentage = Annotated[
     float,
     Check(Bounded(parse_percent, "0%", "100%"), float, str),

@@ -20,7 +20,6 @@ _SIZE_UNITS = {
     "GB": 10**9,
     "TB": 10**12,
 }
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 # Bounded digit counts keep int() and float() clear of their own limits.
@@ -103,16 +102,10 @@ def parse_size(value: object) -> int:
     Takes a whole number of bytes, or text such as ``100``, ``512KiB``, ``10MB``, ``4GiB``. Raises
     ValueError.
     """
-    hint = ""
-    match value:
-        case int() if not isinstance(value, bool):
-            return value
-        case str() if found := _SIZE.fullmatch(value):
-            digits, unit = found.groups()
-            if factor := _SIZE_UNITS.get(unit or "B"):
-                return int(digits) * factor
-            hint = _unit_hint(digits, unit, _SIZE_UNITS)
-    raise ValueError(f"expected a size such as 64MiB, got {describe(value)}{hint}")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    digits, factor = _split(value, _SIZE, _SIZE_UNITS, "B", "a size such as 64MiB")
+    return int(digits) * factor
 
 
 def parse_duration(value: object) -> float:
@@ -121,16 +114,29 @@ def parse_duration(value: object) -> float:
     Takes a number of seconds, or text such as ``500ms``, ``5s``, ``2m``, ``1.5h``. Raises
     ValueError.
     """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    digits, factor = _split(value, _DURATION, _MILLISECONDS, "s", "a duration such as 30s")
+    return float(digits) * factor / 1000
+
+
+def _split(
+    value: object, form: re.Pattern[str], units: Mapping[str, int], usual: str, expected: str
+) -> tuple[str, int]:
+    """Return the digits of a text, and the factor of its unit, or of the usual one."""
     hint = ""
-    match value:
-        case int() | float() if not isinstance(value, bool):
-            return float(value)
-        case str() if found := _DURATION.fullmatch(value):
-            digits, unit = found.groups()
-            if factor := _DURATION_UNITS.get(unit or "s"):
-                return float(digits) * factor
-            hint = _unit_hint(digits, unit, _DURATION_UNITS)
-    raise ValueError(f"expected a duration such as 30s, got {describe(value)}{hint}")
+    if isinstance(value, str) and (found := form.fullmatch(value)):
+        digits, unit = found.groups()
+        if factor := units.get(unit or usual):
+            return digits, factor
+        written = unit.lower()
+        alike = [
+            each
+            for each in units
+            if each.lower().startswith(written) or written.startswith(each.lower())
+        ]
+        hint = _or(digits + alike[0]) if alike else ""
+    raise ValueError(f"expected {expected}, got {describe(value)}{hint}")
 
 
 def _format_size(size: float) -> str:
@@ -169,15 +175,6 @@ def _plain_percent(value: object) -> str | None:
     if 0 < number < 1:  # a part of one
         return format_percent(number * 100)
     return format_percent(number) if number <= 100 else None
-
-
-def _unit_hint(digits: str, unit: str, units: Mapping[str, float]) -> str:
-    """Return the end of a message: the unit that begins as the one that was written."""
-    written = unit.lower()
-    for each in units:
-        if each.lower().startswith(written) or written.startswith(each.lower()):
-            return _or(digits + each)
-    return ""
 
 
 def _in_largest(total: float, units: Mapping[str, int]) -> str | None:

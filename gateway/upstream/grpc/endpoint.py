@@ -25,7 +25,7 @@ from gateway.errors import (
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame, is_one_message
 from gateway.protocol.grpc.headers import GRPC_TYPE, STATUS, is_grpc_field, is_grpc_type
-from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS, Rpc, RpcRequest, rpc_of
+from gateway.protocol.grpc.rpcs import RpcRequest, rpc_of
 from gateway.protocol.grpc.status import GrpcStatus, http_status
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_NAME
 from gateway.upstream.content_decoding import MAX_RATIO, decompress_message
@@ -81,8 +81,9 @@ class GrpcEndpoint(UpstreamEndpoint):
                 server=self.name,
             )
         form = self._form()
-        rpc = (KSERVE_RPCS if form.loads_by_first_field else RPCS)[asked.rpc]
-        message = write_request(rpc, asked.path, await _read_json(request.body))
+        body = await _read_json(request.body)
+        by_first = form.loads_by_first_field
+        message = write_request(asked.rpc, asked.path, body, loads_by_first_field=by_first)
         headers = CIMultiDict(
             (name, value)
             for name, value in request.headers.items()
@@ -91,10 +92,10 @@ class GrpcEndpoint(UpstreamEndpoint):
         )
         headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
         rpc_request = UpstreamRequest(
-            "POST", f"/{form.service}/{rpc.name}", headers, (frame(len(message)) + message,)
+            "POST", f"/{form.service}/{asked.rpc}", headers, (frame(len(message)) + message,)
         )
         with closing(await self._transport.send(rpc_request)) as response:
-            return await _as_http(response, rpc, asked, self.name)
+            return await _as_http(response, asked, self.name)
 
     def after_timeout(self) -> None:
         """Use the connection of a call that has timed out no more; see UpstreamEndpoint."""
@@ -196,14 +197,14 @@ async def _read_json(body: Body) -> object:
 
 
 async def _as_http(
-    response: UpstreamResponse, rpc: Rpc, asked: RpcRequest, server: ServerName
+    response: UpstreamResponse, asked: RpcRequest, server: ServerName
 ) -> UpstreamResponse:
     """Read a response, and return it as it would be over HTTP."""
     message = await read_message(response, MAX_MODEL_DOCUMENT, server)
     if message is None:
-        return DocumentResponse(*error_of_rpc(rpc.name, response, server))
-    document = read_response(rpc, message, MAX_MODEL_DOCUMENT)
-    if rpc.name in ("ServerLive", "ServerReady", "ModelReady") and not any(document.values()):
+        return DocumentResponse(*error_of_rpc(asked.rpc, response, server))
+    document = read_response(asked.rpc, message, MAX_MODEL_DOCUMENT)
+    if asked.rpc in ("ServerLive", "ServerReady", "ModelReady") and not any(document.values()):
         return DocumentResponse(400, _error_body("not ready"))
     return DocumentResponse(200, b"" if document is None else orjson.dumps(document))
 

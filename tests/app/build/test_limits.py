@@ -10,7 +10,6 @@ from gateway.app.build.routes import declared_models
 from gateway.app.build.worker_count import (
     offload_threads,
     offload_warnings,
-    share_per_worker,
     usable_cores,
     worker_count,
 )
@@ -123,15 +122,6 @@ def test_there_are_no_threads_without_the_c_module(
     assert offload_threads(_settings(offload=offload)) == 0
     warnings = [why for _, why in offload_warnings(_settings(offload=offload))]
     assert any("not compiled" in why for why in warnings) is warns
-
-
-@pytest.mark.usefixtures("four_cores")
-@pytest.mark.parametrize(
-    ("number", "workers", "share"),
-    [(100, "auto", 25), (7, "auto", 1), (1, "auto", 1), (100, 3, 33)],
-)
-def test_workers_have_equal_shares(number: int, workers: int | str, share: int) -> None:
-    assert share_per_worker(number, worker_count(_settings(workers=workers))) == share
 
 
 @pytest.fixture

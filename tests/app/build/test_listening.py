@@ -35,7 +35,7 @@ def test_conflict_with_a_removed_address_is_named(
     had = TcpAddress(*before[0].sockets[0].getsockname())
     wanted = TcpAddress(host, had.port)
     with pytest.raises(UnusableSettingsError) as raised:
-        listen([wanted], before)
+        listen([wanted], before=before)
     assert str(raised.value) == f"cannot listen on {wanted}: {IN_USE}{RESTART.format(had)}"
     assert before[0].sockets[0].fileno() >= 0
 
@@ -46,7 +46,7 @@ def test_conflict_of_two_wanted_addresses_is_named() -> None:
     for known in (False, True):
         before = listen([first]) if known else ()
         with pytest.raises(UnusableSettingsError) as raised:
-            listen([first, every], before)
+            listen([first, every], before=before)
         assert str(raised.value) == f"cannot listen on {every}: {IN_USE}{TOGETHER.format(first)}"
         close(before)
 
@@ -58,6 +58,6 @@ def test_conflict_with_another_process_is_not_blamed_on_the_gateway(
     wanted = TcpAddress(OTHER_HOST, _port(before))
     others = listen([wanted])
     with pytest.raises(UnusableSettingsError) as raised:
-        listen([wanted], before)
+        listen([wanted], before=before)
     assert str(raised.value) == f"cannot listen on {wanted}: {IN_USE}"
     close(others)

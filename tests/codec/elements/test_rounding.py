@@ -16,7 +16,7 @@ from tests.codec import strategies
 from tests.codec.exact_rounding import beside_middles, middle_above, nearest, packed
 from tests.codec.reference_v1 import Declared
 from tests.codec.v1.predict_requests import convert as convert_v1
-from tests.codec.v2.infer_responses import Converted, convert_response
+from tests.codec.v2.conversions import Converted, convert_response
 from tests.support.scale import scaled
 
 

@@ -10,9 +10,7 @@ import numpy as np
 from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import strategies as st
 
-from gateway.codec.grpc.request import ReadRequest, read_infer_request
-from gateway.codec.grpc.response import ReadResponse, read_infer_response
-from gateway.errors import ErrorKind, GatewayError
+from gateway.codec.grpc.infer import ReadRequest, ReadResponse, read_infer_request
 from tests.codec.reference import DATATYPES, DTYPES, pack_bytes
 from tests.support.grpc import wire_bytes
 from tests.support.grpc.proto_file import ModelInferRequest, ModelInferResponse
@@ -254,27 +252,3 @@ def check_response(found: ReadResponse, message: Any) -> None:
 
 def read_request(data: bytes, header_cap: int = HEADER_CAP, tensor_cap: int = 100) -> ReadRequest:
     return read_infer_request(data, header_cap, tensor_cap)
-
-
-def read_response(data: bytes, header_cap: int = HEADER_CAP) -> ReadResponse:
-    return read_infer_response(data, header_cap)
-
-
-def check_broken_request(data: bytes) -> None:
-    """Check that a request is refused, or read as the runtime reads it."""
-    try:
-        found = read_request(data)
-    except GatewayError as error:
-        assert error.kind in (ErrorKind.BAD_REQUEST, ErrorKind.TOO_LARGE)  # noqa: PT017
-        return
-    check_request(found, ModelInferRequest.FromString(data))
-
-
-def check_broken_response(data: bytes) -> None:
-    """Check that a response is refused, or read as the runtime reads it."""
-    try:
-        found = read_response(data)
-    except GatewayError as error:
-        assert error.kind is ErrorKind.BAD_RESPONSE  # noqa: PT017
-        return
-    check_response(found, ModelInferResponse.FromString(data))

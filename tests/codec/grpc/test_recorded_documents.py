@@ -60,7 +60,7 @@ def names() -> list[str]:
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=names())
 def test_message_over_grpc_becomes_the_json_over_http(recorded: dict[str, Any]) -> None:
-    found = read_response(RPCS[recorded["rpc"]], bytes.fromhex(recorded["grpc"]))
+    found = read_response(recorded["rpc"], bytes.fromhex(recorded["grpc"]))
     change = DIFFERENCES.get((recorded["server"], recorded["rpc"]), lambda http: http)
     assert found == change(recorded["http"])
 
@@ -71,7 +71,7 @@ def test_json_over_http_becomes_the_message_over_grpc(recorded: dict[str, Any]) 
     document = recorded["http"]
     if recorded["server"] == "mlserver 1.7.1" and recorded["rpc"] in HEALTH:
         document = HEALTH[recorded["rpc"]]  # the status tells
-    found = make.FromString(write_response(RPCS[recorded["rpc"]], document))
+    found = make.FromString(write_response(recorded["rpc"], document))
     message = make.FromString(bytes.fromhex(recorded["grpc"]))
     if recorded["rpc"] == "RepositoryIndex":
         for model in message.models:
@@ -94,7 +94,7 @@ def order(document: Any, name: str = "") -> Any:
 def test_members_stand_in_the_order_of_tritons_json(rpc: str) -> None:
     for recorded in RECORDED:
         if (recorded["server"], recorded["rpc"]) == ("triton 2.51.0", rpc):
-            found = read_response(RPCS[rpc], bytes.fromhex(recorded["grpc"]))
+            found = read_response(rpc, bytes.fromhex(recorded["grpc"]))
             assert order(found) == order(recorded["http"])
 
 
@@ -105,4 +105,4 @@ def test_every_rpc_of_responses_with_content_was_recorded() -> None:
         for memory in ("System", "Cuda")
         for verb in ("Register", "Unregister")
     }
-    assert recorded == RPCS.keys() - registrations
+    assert recorded == RPCS - registrations

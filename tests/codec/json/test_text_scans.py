@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.json.header_length_check import HeaderLengthCheck, check_header_length
-from gateway.codec.json.nesting import NestingCheck, nests_deeper
+from gateway.codec.json.body_checks import (
+    HeaderLengthCheck,
+    NestingCheck,
+    check_header_length,
+    nests_deeper,
+)
 from gateway.codec.json.text_search import has_data_key, split_id
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies

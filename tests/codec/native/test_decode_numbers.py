@@ -80,6 +80,12 @@ def binary(values: Any, datatype: str) -> bytes:
     return np.array(values).astype(DTYPES[datatype]).tobytes()
 
 
+NULLS = [
+    (b"[null]", [math.nan]),
+    (b"[1,null,-Infinity,[ null ],NaN]", [1, math.nan, -math.inf, math.nan, math.nan]),
+    (b"[" + b"null, " * 40 + b"null\n]", [math.nan] * 41),
+    (b"[[0.5,null],[null,0.5]]", [0.5, math.nan, math.nan, 0.5]),
+]
 READ = [
     (b"[]", []),
     (b"[[],[ ]]", []),
@@ -98,14 +104,19 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("text", "values"), READ)
-def test_c_reader_reads_floats(text: bytes, values: list[float]) -> None:
+@pytest.mark.parametrize(("text", "values"), [*READ, *NULLS])
+def test_c_reader_reads_floats_and_null_as_nan_if_wanted(text: bytes, values: list[float]) -> None:
+    has_null = b"null" in text
+    view = memoryview(b"1" + text + b"1")[1:-1]
     for datatype in FLOATS:
         expected = binary(np.array(values, np.float64), datatype)
-        assert read(text, datatype) == expected
-        view = memoryview(b"1" + text + b"1")[1:-1]
-        assert native.decode_numbers(view, native.DATATYPE_CODES[datatype]) == expected
-        assert in_python(text, datatype) == expected
+        code = native.DATATYPE_CODES[datatype]
+        assert native.decode_numbers(view, code, 0, 0, True) == expected
+        assert in_python(text, datatype, null_is_nan=True) == expected
+        for convert in (read, in_python):
+            assert convert(text, datatype) == (None if has_null else expected)
+    for datatype in (*INTEGERS, "BOOL") if has_null else ():
+        assert read(text, datatype, null_is_nan=True) is None
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)
@@ -143,26 +154,6 @@ def test_c_reader_leaves_unusual_text_to_python(text: bytes) -> None:
         for wanted in (False, True):
             assert read(text, datatype, null_is_nan=wanted) is None
             assert read(spaced, datatype, null_is_nan=wanted) is None
-
-
-NULLS = [
-    (b"[null]", [math.nan]),
-    (b"[1,null,-Infinity,[ null ],NaN]", [1, math.nan, -math.inf, math.nan, math.nan]),
-    (b"[" + b"null, " * 40 + b"null\n]", [math.nan] * 41),
-    (b"[[0.5,null],[null,0.5]]", [0.5, math.nan, math.nan, 0.5]),
-]
-
-
-@pytest.mark.parametrize(("text", "values"), NULLS)
-def test_c_reader_reads_null_as_nan_if_wanted(text: bytes, values: list[float]) -> None:
-    for datatype in FLOATS:
-        expected = binary(np.array(values, np.float64), datatype)
-        assert read(text, datatype, null_is_nan=True) == expected
-        assert in_python(text, datatype, null_is_nan=True) == expected
-        assert read(text[1:-1], datatype, 1, 1, null_is_nan=True) == expected
-        assert read(text, datatype) is None
-    for datatype in (*INTEGERS, "BOOL"):
-        assert read(text, datatype, null_is_nan=True) is None
 
 
 def test_pool_reads_null_as_nan_if_wanted() -> None:

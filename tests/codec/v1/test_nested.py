@@ -9,10 +9,9 @@ from hypothesis import given
 
 from gateway.codec.native import collect_marks
 from gateway.codec.policies import Nonfinite
-from gateway.codec.v1.nested_tensor import ShapeFinder
+from gateway.codec.v1.nested_reader import ShapeFinder
 from gateway.codec.v1.nested_writer import (
     BracketWriter,
-    EmptyTensorEncoder,
     NestedBytesEncoder,
     NestedEncoder,
     NestedNumberEncoder,
@@ -41,7 +40,8 @@ def numbers(
     [((0,), "[]"), ((2, 0), "[[],[]]"), ((0, 3), "[]"), ((1, 2, 0, 4), "[[[],[]]]")],
 )
 def test_shapes_without_elements_become_empty_arrays(shape: tuple[int, ...], expected: str) -> None:
-    assert written(EmptyTensorEncoder(LABEL, shape), [b""]) == expected.encode()
+    for encoder in (numbers(shape), NestedBytesEncoder(LABEL, shape, as_base64=False)):
+        assert written(encoder, [b""]) == expected.encode()
 
 
 BROKEN: list[tuple[NestedEncoder, bytes, str]] = [
@@ -52,7 +52,8 @@ BROKEN: list[tuple[NestedEncoder, bytes, str]] = [
         pack_bytes([b"a", b"b"]),
         "holds 2 elements or",
     ),
-    (EmptyTensorEncoder(LABEL, (0,)), pack_bytes([b""]), "holds 4 elements or more"),
+    (numbers((0,)), bytes(8), "holds 2 elements or more"),
+    (NestedBytesEncoder(LABEL, (2, 0), as_base64=False), pack_bytes([b""]), "holds 1 elements or"),
     (NestedBytesEncoder(LABEL, (1,), as_base64=False), b"\x02\0\0\0a", "ends inside an element"),
 ]
 
@@ -69,7 +70,7 @@ def test_broken_tensors_are_refused(converter: NestedEncoder, data: bytes, why: 
 @pytest.mark.parametrize("shape", [(300, 300, 0), (2**62, 9, 0)])
 def test_too_many_empty_arrays_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(GatewayError, match="more than 65536 empty arrays; request it") as caught:
-        written(EmptyTensorEncoder(LABEL, shape), [b""])
+        written(numbers(shape), [b""])
     assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
 
 

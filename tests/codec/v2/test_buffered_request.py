@@ -72,6 +72,7 @@ FLOATS = ("FP16", "BF16", "FP32", "FP64")
         request(entry("INT32", [1, 2]), entry("FP64", [0.5]) | {"name": "y"}),
         request(entry("BOOL", [[True], [False]], [2, 1])),
         request(entry("FP32", [1.0]), parameters={"binary_data_output": True}),
+        request(entry("FP32", [1.0]), parameters={"id": "a"}),
         json.dumps({"inputs": [entry("FP32", [1.5, 2])]}, indent=2).encode(),
         *(request(entry(datatype, [*limits, 0, 1])) for datatype, limits in RANGES.items()),
         *(request(entry(datatype, [-1.5, 0.1, float("nan")])) for datatype in FLOATS),

@@ -15,25 +15,24 @@ from hypothesis import strategies as st
 from gateway.codec.json.array_scanner import WINDOW
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v2.buffered_response import write_json_fast
-from gateway.codec.v2.response import encoded_converter, json_converter
+from gateway.codec.v2.response import ResponseEncoder, json_converter
 from gateway.codec.v2.response_reader import InferResponseReader, read_without_data
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.messages import OutputEncoding
+from gateway.protocol.messages import ALL_BINARY, ALL_JSON, OutputEncoding
 from tests.codec import reference, strategies
 from tests.codec.reference import DATATYPES, DTYPES, RefusedError, pack_bytes
 from tests.codec.strategies import Output, output, response_body
-from tests.codec.v2.infer_requests import Failed
-from tests.codec.v2.infer_responses import (
-    ALL,
+from tests.codec.v2.conversions import (
     BODY_CAP,
     HEADER_CAP,
     NAMES,
     POLICIES,
     Converted,
+    Failed,
+    RandomOffloader,
     as_json,
-    as_mixed,
     convert_response,
-    rewritten,
+    normal,
 )
 
 
@@ -48,7 +47,7 @@ def plainly(
         )
     except RefusedError as error:
         return error.status
-    return rewritten(json.dumps(fields)), tail
+    return normal(json.dumps(fields)), tail
 
 
 def status(failed: Any) -> Any:
@@ -65,13 +64,15 @@ def test_response_is_the_same_however_split(
 ) -> None:
     body, size = answer
     found = as_json([body], size, policies)
-    assert as_json(strategies.cut(body, seed), size, policies) == found
     assert as_json(strategies.bytewise(body), size, policies) == found
+    for accept_rate, failure_rate in ((0, 0), (0.7, 0), (0.7, 0.3), (0.7, 1)):
+        offloader = RandomOffloader(seed, accept_rate, failure_rate)
+        assert as_json(strategies.cut(body, seed), size, policies, offloader) == found
     expected = plainly(body, size, policies)
     if isinstance(found, Failed):
         assert status(found) == expected
     else:
-        assert (rewritten(found), b"") == expected
+        assert (normal(found), b"") == expected
 
 
 @strategies.LAW
@@ -83,14 +84,14 @@ def test_mixed_response_is_the_same_however_split(
     policies = replace(policies, as_base64=policies.as_base64 - binary)
     others = {"y", "z", 'q"', "é"} - binary
     form = OutputEncoding(default, dict.fromkeys(others if default else binary, not default))
-    found = as_mixed([body], size, form, policies)
-    assert as_mixed(strategies.cut(body, seed), size, form, policies) == found
-    assert as_mixed(strategies.bytewise(body), size, form, policies) == found
+    found = convert_response([body], form, policies, header_size=size)
+    for pieces in (strategies.cut(body, seed), strategies.bytewise(body)):
+        assert convert_response(pieces, form, policies, header_size=size) == found
     expected = plainly(body, size, policies, frozenset(binary))
     if isinstance(found, Failed):
         assert status(found) == expected
     else:
-        assert (rewritten(found[0]), found[1]) == expected
+        assert (normal(found.header), found.tensors) == expected
 
 
 @strategies.LAW
@@ -104,8 +105,8 @@ def test_broken_response_is_treated_the_same_however_split(
     assert as_json(strategies.cut(body, seed), size, policies) == found
     assert as_json(strategies.bytewise(body), size, policies) == found
     form = OutputEncoding(False, {"y": True})
-    mixed = as_mixed([body], size, form, policies)
-    assert as_mixed(strategies.bytewise(body), size, form, policies) == mixed
+    mixed = convert_response([body], form, policies, header_size=size)
+    assert convert_response(strategies.bytewise(body), form, policies, header_size=size) == mixed
     for outcome in (found, mixed):
         assert not isinstance(outcome, Failed) or status(outcome) in (406, 502)
 
@@ -171,7 +172,8 @@ def test_truncated_response_is_refused() -> None:
     short, form = Failed(ErrorKind.BAD_RESPONSE, SHORT), OutputEncoding(False, {"z": True})
     for missing in range(1, 16):
         for pieces in ([body[:-missing]], strategies.bytewise(body[:-missing])):
-            assert as_json(pieces, size) == as_mixed(pieces, size, form) == short
+            assert as_json(pieces, size) == short
+            assert convert_response(pieces, form, header_size=size) == short
 
 
 @pytest.mark.parametrize("surplus", [b"x", b"x" * 100])
@@ -179,10 +181,8 @@ def test_truncated_response_is_refused() -> None:
 def test_surplus_bytes_are_refused(outputs: list[strategies.Output], surplus: bytes) -> None:
     body, size = response_body(outputs)
     for pieces in ([body + surplus], strategies.bytewise(body + surplus), [body, surplus]):
-        assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, SURPLUS)
-        assert as_mixed(pieces, size, OutputEncoding(True, {})) == Failed(
-            ErrorKind.BAD_RESPONSE, SURPLUS
-        )
+        failed = Failed(ErrorKind.BAD_RESPONSE, SURPLUS)
+        assert as_json(pieces, size) == convert_response(pieces, header_size=size) == failed
 
 
 @pytest.mark.parametrize("shape", [[1], [3], [], [0]])
@@ -207,8 +207,9 @@ def test_the_spool_cap_counts_text_and_binary() -> None:
     form = OutputEncoding(False, {"z": True})
     held = len("1,2") + len(FLOAT.data)
     for pieces in ([body], strategies.bytewise(body)):
-        assert not isinstance(as_mixed(pieces, size, form, body_cap=held), Failed)
-        failed = as_mixed(pieces, size, form, body_cap=held - 1)
+        fits = convert_response(pieces, form, header_size=size, body_cap=held)
+        assert isinstance(fits, Converted)
+        failed = convert_response(pieces, form, header_size=size, body_cap=held - 1)
         assert failed == Failed(
             ErrorKind.BAD_RESPONSE,
             f"a response of JSON and binary outputs must be buffered, and exceeds {held - 1} bytes "
@@ -220,8 +221,10 @@ def test_policies_apply_to_json_outputs_only() -> None:
     nan = struct.pack("<f", math.nan)
     body, size = response_body([output("y", "FP32", [1], nan), output("z", "FP32", [1], nan)])
     policies = JsonPolicies(Nonfinite.ERROR)
-    assert not isinstance(as_mixed([body], size, OutputEncoding(True, {}), policies), Failed)
-    failed = as_mixed([body], size, OutputEncoding(True, {"z": False}), policies)
+    found = convert_response([body], ALL_BINARY, policies, header_size=size)
+    assert isinstance(found, Converted)
+    form = OutputEncoding(True, {"z": False})
+    failed = convert_response([body], form, policies, header_size=size)
     assert isinstance(failed, Failed)
     assert failed.message.startswith("output 'z': element 0 is nan")
 
@@ -250,12 +253,11 @@ def test_reader_yields_pieces_of_each_output() -> None:
     reader.finish()
 
 
-NONE = OutputEncoding(False, {})
-BOTH = pytest.mark.parametrize("form", [ALL, NONE], ids=["all binary", "all JSON"])
+BOTH = pytest.mark.parametrize("form", [ALL_BINARY, ALL_JSON], ids=["all binary", "all JSON"])
 BINARY = output("z", "INT64", [1], (2**53 + 1).to_bytes(8, "little"))
 
 
-@pytest.mark.parametrize("form", [ALL, NONE, OutputEncoding(True, {"e": False})])
+@pytest.mark.parametrize("form", [ALL_BINARY, ALL_JSON, OutputEncoding(True, {"e": False})])
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_output_without_elements_needs_no_data(datatype: str, form: OutputEncoding) -> None:
     silent = Output("e", {"name": "e", "datatype": datatype, "shape": [0]}, b"")
@@ -266,14 +268,14 @@ def test_output_without_elements_needs_no_data(datatype: str, form: OutputEncodi
         assert (entry.get("data"), size) == ((None, 0) if form.wants_binary("e") else ([], None))
 
     body, size = response_body([silent, BINARY])
-    found = as_mixed([body], size, form)
-    assert isinstance(found, tuple)
-    check(found[0])
+    found = convert_response([body], form, header_size=size)
+    assert isinstance(found, Converted)
+    check(found.header)
     body, size = response_body([silent])
     alone = convert_response([body], form)
     assert isinstance(alone, Converted)
     check(alone.header)
-    if form is NONE:
+    if form is ALL_JSON:
         codec = json_converter(size, JsonPolicies(as_base64=frozenset("e")), 1 << 24, 1 << 24)
         check(codec.text(body))
 
@@ -285,12 +287,10 @@ def test_output_in_shared_memory_is_passed_through(
 ) -> None:
     entry = {"name": "s", "datatype": "FP32", "shape": [0], **more}
     header = json.dumps({"outputs": [entry]}).encode()
-    alone = convert_response([header], form)
-    assert isinstance(alone, Converted)
-    assert alone.outputs == [entry]
-    found = as_mixed([header], len(header), form)
-    assert isinstance(found, tuple)
-    assert json.loads(found[0])["outputs"] == [entry]
+    for size in (None, len(header)):
+        found = convert_response([header], form, header_size=size)
+        assert isinstance(found, Converted)
+        assert found.outputs == [entry]
 
 
 def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
@@ -311,7 +311,7 @@ def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
 def test_invalid_json_outputs_are_refused(header: bytes, message: str) -> None:
     body = header + BINARY.data
     for pieces in ([body], strategies.bytewise(body)):
-        found = as_mixed(pieces, len(header), ALL)
+        found = convert_response(pieces, header_size=len(header))
         assert isinstance(found, Failed)
         assert found.kind is ErrorKind.BAD_RESPONSE
         assert found.message.startswith(message)
@@ -327,7 +327,7 @@ def test_invalid_json_outputs_are_refused(header: bytes, message: str) -> None:
 def test_json_outputs_must_be_valid_json(data: str) -> None:
     header, form = broken(data), OutputEncoding(False, {"z": True})
     with strategies.windows_of(24):
-        assert as_mixed([header + BINARY.data], len(header), form) == Failed(
+        assert convert_response([header + BINARY.data], form, header_size=len(header)) == Failed(
             ErrorKind.BAD_RESPONSE,
             "output 'y' of the server's response has data that are no JSON array",
         )
@@ -347,7 +347,7 @@ def test_large_json_output_is_converted_in_steps() -> None:
     numbers = list(range(100_000))
     entry = {"data": numbers, "name": "y", "shape": [len(numbers)], "datatype": "INT32"}
     body, size = response_body([Output("y", entry, b""), BINARY])
-    codec = encoded_converter(size, ALL, JsonPolicies(), 1 << 20, 1 << 20)
+    codec = ResponseEncoder(size, ALL_BINARY, JsonPolicies(), 1 << 20, 1 << 20)
     codec.feed(body)
     steps = 0
     while codec.step():

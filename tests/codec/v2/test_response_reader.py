@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from gateway.codec.json import array_scanner
 from gateway.codec.policies import BytesEncoding, JsonPolicies
-from gateway.codec.v2.response import encoded_converter
+from gateway.codec.v2.response import ResponseEncoder
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.messages import OutputEncoding
+from gateway.protocol.messages import ALL_BINARY, OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import RefusedError, pack_bytes, response_in_binary
-from tests.codec.v2.infer_requests import Failed
-from tests.codec.v2.infer_responses import ALL, Converted, convert_response, rewritten
+from tests.codec.v2.conversions import Converted, Failed, convert_response, normal
 
 NAMES = ("a", "in put", 'q"', "é")
 WINDOWS = (24, 64, array_scanner.WINDOW)
@@ -31,7 +30,7 @@ def output(datatype: str, data: list[Any], name: str = "y", **more: Any) -> dict
     return {"name": name, "shape": [len(data)], "datatype": datatype, **more, "data": data}
 
 
-def converted(body: bytes, form: OutputEncoding = ALL) -> Converted:
+def converted(body: bytes, form: OutputEncoding = ALL_BINARY) -> Converted:
     """Return what a response becomes, however it is split."""
     found = convert_response([body], form)
     assert convert_response(strategies.bytewise(body), form) == found
@@ -40,7 +39,7 @@ def converted(body: bytes, form: OutputEncoding = ALL) -> Converted:
     return found
 
 
-def error_message(body: bytes, form: OutputEncoding = ALL) -> str:
+def error_message(body: bytes, form: OutputEncoding = ALL_BINARY) -> str:
     found = convert_response([body], form)
     assert convert_response(strategies.bytewise(body), form) == found
     assert isinstance(found, Failed), found
@@ -96,7 +95,7 @@ def check_response(body: bytes, binary: set[str], seed: int, window: int) -> Non
         assert "without a comma" in found.message
         assert window < array_scanner.WINDOW
         return
-    shown, expected = rewritten(found.header), rewritten(json.dumps(fields))
+    shown, expected = normal(found.header), normal(json.dumps(fields))
     assert shown == expected
     assert found.tensors == tail
 
@@ -159,7 +158,7 @@ def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:
     """Return the outputs of a response requested as JSON, however it is split."""
     found = []
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
-        codec = encoded_converter(None, OutputEncoding(False, {}), policies, 1 << 20, 1 << 24)
+        codec = ResponseEncoder(None, OutputEncoding(False, {}), policies, 1 << 20, 1 << 24)
         with strategies.windows_of(64):  # to have long strings
             for piece in pieces:
                 codec.feed(piece)
@@ -198,7 +197,7 @@ def test_output_that_is_base64_already_is_not_encoded_again(behind: bool) -> Non
 
 def test_base64_beyond_the_spool_cap_is_refused() -> None:
     policies = JsonPolicies(as_base64=frozenset("y"))
-    codec = encoded_converter(None, OutputEncoding(False, {}), policies, 1000, 999)
+    codec = ResponseEncoder(None, OutputEncoding(False, {}), policies, 1000, 999)
     with pytest.raises(
         GatewayError, match=r"becomes base64 .* \(limits.max_buffered_body_bytes\); ask for all"
     ):

@@ -78,8 +78,7 @@ def test_body_tells_whether_it_holds_tensors(
 ) -> None:
     wholes: tuple[bytes | memoryview, ...] = (body, memoryview(body))
     for content_type, whole in product(("application/json", "text/plain", None), wholes):
-        check = tensor_check(200, _typed(content_type), kind)
-        assert check is not None
+        check = _text_check(content_type, kind)
         if is_right:
             end = check.check_start(whole[:1], None)
             end.check(len(whole), last_byte(whole))
@@ -89,12 +88,17 @@ def test_body_tells_whether_it_holds_tensors(
                 check.check_whole(whole)
 
 
+def _text_check(content_type: str | None, kind: OperationKind) -> TensorCheck:
+    check = tensor_check(200, _typed(content_type), kind)
+    assert check is not None
+    return check
+
+
 @pytest.mark.parametrize("end", [b"", b"}", b"}]", b"}], ", b"}]}x"])
 @pytest.mark.parametrize("padding", [b"", b"1," * 40_000], ids=["small", "large"])
 def test_json_without_its_end_is_refused(end: bytes, padding: bytes) -> None:
     """A server that sends no length, and dies within its response, seems to have ended it."""
-    check = tensor_check(200, _typed("application/json"), INFER)
-    assert check is not None
+    check = _text_check("application/json", INFER)
     start = b'{"outputs":[{"name":"o","datatype":"FP32","shape":[3],"data":[' + padding
     check.check_whole(start + b"1]}]}" + b" \r\n" * 1000)
     body = start + b"1.0,2" + end
@@ -123,8 +127,7 @@ def test_other_json_without_its_end_is_refused(
     content_type: str | None, body: bytes, is_right: bool
 ) -> None:
     for kind in (PREDICT, GENERATE):
-        check = tensor_check(200, _typed(content_type), kind)
-        assert check is not None
+        check = _text_check(content_type, kind)
         if is_right:
             check.check_whole(body)
         else:
@@ -207,7 +210,7 @@ def test_binary_response_that_differs_from_the_last_is_checked() -> None:
         check.check_whole(first + _RAW[1:])
 
 
-@pytest.mark.parametrize("more", [1, 30, 10**6, 10**18])
+@pytest.mark.parametrize("more", [1, 10**18])
 def test_json_that_is_larger_than_its_response_is_refused(more: int) -> None:
     header = orjson.dumps({"outputs": [_output(parameters=None, data=[1, 2, 3])]})
     body = header + _RAW

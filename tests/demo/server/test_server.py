@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.demo.server.server import MAX_TEXT, DemoServer
+from gateway.demo.server.server import DemoServer
 from gateway.demo.server.wire import HEADER_LENGTH
 
 UPPER = b'{"inputs":[{"name":"INPUT0","datatype":"BYTES","shape":[1],"data":["hello"]}]}'
@@ -18,7 +18,6 @@ URL = "/v2/models/upper/infer"
 @pytest.mark.parametrize(
     ("encoding", "body", "status"),
     [
-        ("gzip", gzip.compress(UPPER), 200),
         ("deflate", zlib.compress(UPPER), 200),
         ("identity", UPPER, 200),
         ("gzip", UPPER, 400),
@@ -77,13 +76,10 @@ async def test_last_call_is_recorded(server: DemoServer, client: aiohttp.ClientS
     await client.get("/v2/models/upper")  # other calls do not replace it
     recorded: Any = server.last_call
     assert (recorded.method, recorded.path, recorded.status) == ("POST", URL, 200)
-    assert (recorded.request.form, recorded.request.size) == ("raw binary", 5)
-    assert (recorded.response.form, recorded.response.size) == ("binary", len(body))
+    assert (recorded.request.form, recorded.request.body) == ("raw binary", b"hello")
+    assert (recorded.response.form, recorded.response.body) == ("binary", body)
     assert recorded.response.text.encode() + b"\5\0\0\0HELLO" == body
     assert recorded.seconds > 0
-    await client.post(URL, data=UPPER + b" " * 10_000)
-    recorded = server.last_call
-    assert (len(recorded.request.text), recorded.request.size) == (MAX_TEXT, len(UPPER) + 10_000)
     await client.get("/v2/trace/setting")
     recorded = server.last_call
     assert recorded.request.form == "empty"

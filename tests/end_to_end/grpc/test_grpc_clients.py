@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gateway.codec.grpc.request import read_infer_request
+from gateway.codec.grpc.infer import read_infer_request
 from tests.support.compiled import needs_source
 from tests.support.gateway import gateway_before, running_gateway
 from tests.support.grpc.client import (
@@ -64,40 +64,6 @@ async def test_infer_is_binary_over_http_and_the_response_has_the_form_of_the_re
         assert list(output.contents.fp32_contents) == FLOATS.tolist()
     else:
         assert response.raw_output_contents == [FLOATS.tobytes()]
-
-
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [
-        ("400 Bad Request", grpc.StatusCode.INVALID_ARGUMENT),
-        ("503 Busy", grpc.StatusCode.UNAVAILABLE),
-    ],
-)
-async def test_error_over_http_becomes_a_status_with_its_text(
-    status: str, code: grpc.StatusCode
-) -> None:
-    error = http_response(json.dumps({"error": "größer als 5 %"}).encode(), status=status)
-    async with (
-        ScriptedServer(always_respond(error)) as server,
-        grpc_client_of(server.url) as client,
-    ):
-        response = await client.call("ModelInfer", infer_request())
-    assert (response.code, response.text) == (code, "größer als 5 %")
-
-
-async def test_invalid_request_is_refused_before_a_server_sees_it() -> None:
-    unknown = ModelInferRequest(model_name="m", inputs=[{"name": "IN", "datatype": "FP99"}])
-    path = ModelInferRequest(model_name="a/../b")
-    async with ScriptedServer() as server, grpc_client_of(server.url) as client:
-        for data, text in (
-            (b"\xff\xff", "the request is not valid protobuf"),
-            (unknown.SerializeToString(), "FP99"),
-            (path.SerializeToString(), "path"),
-        ):
-            response = await client.call("ModelInfer", data)
-            assert response.code is grpc.StatusCode.INVALID_ARGUMENT
-            assert text in response.text
-    assert not server.requests
 
 
 DOCUMENTS = {

@@ -292,17 +292,6 @@ async def test_request_becomes_one_message_and_its_errors_are_told() -> None:
     assert (unknown.status, unknown.error) == (404, "unknown model: 'n'")
 
 
-async def test_metadata_that_is_outdated_is_fetched_again_once_in_an_interval() -> None:
-    body = ask(IN=[1, 2, 3])
-    async with gateway_for(messages(in_stream(reply()))) as (server, _, client):
-        assert (await client.ask(ask())).status == 200
-        assert (await client.ask(body)).status == 400
-        server.unary["ModelMetadata"] = model_metadata("INT32", -1)
-        for _ in range(10):
-            assert (await client.ask(body)).status == 400
-        assert [path.rpartition("/")[2] for path in server.paths].count("ModelMetadata") == 2
-
-
 async def test_each_response_becomes_an_event_at_once() -> None:
     next_one = threading.Semaphore(1)
 

@@ -1,9 +1,10 @@
-"""Calls over gRPC pass to servers over gRPC: messages, metadata, deadlines and statuses."""
+"""Calls over gRPC pass to servers over gRPC, and a route may rewrite their model."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -14,13 +15,17 @@ import pytest
 
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
+from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.call_records import call_records as call_records
-from tests.support.gateway import running_gateway, until
-from tests.support.grpc.client import SERVICE, grpc_client, grpc_client_of, take_turns
-from tests.support.grpc.proto_file import infer_request
+from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.grpc.client import SERVICE, GrpcResponse, grpc_client, grpc_client_of, take_turns
+from tests.support.grpc.proto_file import infer_request, message_class
 from tests.support.http2_client import connect_http2
-from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
+from tests.support.http_messages import request
+from tests.support.inference_messages import infer_json
+from tests.support.servers.grpc_server import GrpcServer, Unary, grpc_server
 from tests.support.servers.http2_server import answering
+from tests.support.servers.model_scripts import infer_floats
 from tests.support.servers.scripted_server import ScriptedServer, never_respond
 
 GRPC = [("content-type", "application/grpc"), ("te", "trailers")]
@@ -164,32 +169,6 @@ async def test_first_message_of_a_stream_tells_its_route_also_if_others_come_wit
         assert not other.paths
 
 
-async def test_failing_endpoint_is_ejected(server: GrpcServer) -> None:
-    busy = fail(grpc.StatusCode.UNAVAILABLE, "busy")
-    outliers = {"consecutive_failures": 2, "base_ejection_time": "30s", "failure_statuses": [503]}
-    with grpc_server(unary={"ModelInfer": busy}) as other:
-        async with grpc_client_of(
-            other.url, server.url, upstream={"outlier_detection": outliers}
-        ) as client:
-            for _ in range(8):
-                await client.call("ModelInfer", infer_request())
-    assert len(other.paths) == 2
-    assert len(server.requests) == 6
-
-
-async def test_copy_that_fails_counts_as_failed(
-    server: GrpcServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    with grpc_server(unary={"ModelInfer": fail(grpc.StatusCode.INTERNAL, "boom")}) as copy:
-        others = {"copies": {"endpoints": [copy.url], "dialect": "triton"}}
-        route = {"mirror": {"upstream": "copies", "percent": 100}}
-        async with grpc_client_of(server.url, others=others, route=route) as client:
-            assert (await client.call("ModelInfer", infer_request())).code is grpc.StatusCode.OK
-            await until(lambda: "1 of 1 requests failed" in caplog.text)
-    assert "the server returned INTERNAL: boom" in caplog.text
-    assert copy.requests == server.requests == [infer_request()]
-
-
 async def test_deadline_of_a_client_ends_the_call_at_the_server_and_is_no_failure_of_it() -> None:
     cancelled = [threading.Event() for _ in range(3)]
     calls = iter(cancelled)
@@ -232,3 +211,168 @@ async def test_request_that_looks_like_a_call_reaches_no_server() -> None:
             response = await http2_client.call(method, UNLOAD, frame(0), GRPC)
             assert response.status == 501
     assert server.connections == []
+
+
+REWRITE: dict[str, Any] = {"rewrite": {"model": "new"}}
+VERSIONED: dict[str, Any] = {"rewrite": {"model": "new", "version": "3"}}
+
+OF_MODEL = ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")
+LOADS = ("RepositoryModelLoad", "RepositoryModelUnload")
+INFER = {"model_name": "old", "model_version": "1"}
+REWRITTEN: list[tuple[str, dict[str, str], dict[str, str], dict[str, Any]]] = [
+    ("ModelInfer", INFER, {"model_name": "new", "model_version": "3"}, VERSIONED),
+    ("ModelInfer", INFER, {"model_name": "new", "model_version": "1"}, REWRITE),
+    ("ModelInfer", {}, {"model_name": "new"}, REWRITE),
+    *(
+        (name, {"name": "old", "version": "1"}, {"name": "new", "version": "3"}, VERSIONED)
+        for name in OF_MODEL
+    ),
+    *(
+        (name, {"model_name": "old"}, {"model_name": "new"}, VERSIONED)
+        for name in (*LOADS, "TraceSetting")
+    ),
+    # KServe has the model's name where Triton has that of a repository.
+    ("RepositoryModelLoad", {"repository_name": "old"}, {"model_name": "new"}, VERSIONED),
+    # For the whole server.
+    *((name, {}, {}, VERSIONED) for name in ("TraceSetting", "ModelStatistics")),
+]
+"""Methods, fields of a client's message, those that the server gets, and the route."""
+
+
+def _message(method: str, **fields: Any) -> bytes:
+    return bytes(message_class(f"{method}Request")(**fields).SerializeToString())
+
+
+def _seen(server: GrpcServer, method: str = "ModelInfer") -> Any:
+    (data,) = server.requests
+    return message_class(f"{method}Request").FromString(data)
+
+
+def _nothing(data: bytes, context: grpc.ServicerContext) -> bytes:
+    return b""
+
+
+@pytest.fixture
+def capable() -> Iterator[GrpcServer]:
+    """A server that takes every method."""
+    unary: dict[str, Unary] = dict.fromkeys((*OF_MODEL, *LOADS, "TraceSetting"), _nothing)
+    with grpc_server(unary=unary) as running:
+        yield running
+
+
+async def _call(
+    server: GrpcServer, method: str, *messages: bytes, route: dict[str, Any], **options: Any
+) -> GrpcResponse:
+    async with grpc_client_of(server.url, route=route) as client:
+        return await client.call(method, *messages, **options)
+
+
+@pytest.mark.parametrize(("method", "sent", "expected", "route"), REWRITTEN)
+async def test_message_names_the_new_model_and_the_version_of_the_route_if_it_has_one(
+    capable: GrpcServer,
+    method: str,
+    sent: dict[str, str],
+    expected: dict[str, str],
+    route: dict[str, Any],
+) -> None:
+    response = await _call(capable, method, _message(method, **sent), route=route)
+    assert response.code is grpc.StatusCode.OK, response.text
+    assert _seen(capable, method) == message_class(f"{method}Request")(**expected)
+
+
+async def test_route_is_found_by_the_old_model(server: GrpcServer) -> None:
+    route = {"match": {"model": "old"}, **REWRITE}
+    served = await _call(server, "ModelInfer", infer_request("old"), route=route)
+    refused = await _call(server, "ModelInfer", infer_request("new"), route=route)
+    assert (served.code, refused.code) == (grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND)
+    assert _seen(server).model_name == "new"
+
+
+class _Stream:
+    """A server's stream that records its requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[bytes] = []
+
+    def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        for message in requests:
+            self.requests.append(message)
+            yield b""
+
+    @property
+    def models(self) -> list[str]:
+        """Return the models that the requests name."""
+        read = message_class("ModelInferRequest").FromString
+        return [read(message).model_name for message in self.requests]
+
+
+@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
+async def test_each_message_of_a_stream_is_rewritten(compression: grpc.Compression | None) -> None:
+    """Also the first one that names no model, whatever the next one names."""
+    stream = _Stream()
+    large = np.zeros(CONVERT_CHUNK, "<f4").tobytes()
+    messages = [infer_request(name, data) for name in ("", "a", "b") for data in (b"", large)]
+    with grpc_server(streams={"ModelStreamInfer": stream}) as server:
+        response = await _call(
+            server, "ModelStreamInfer", *messages, route=REWRITE, compression=compression
+        )
+        assert response.code is grpc.StatusCode.OK, response.text
+        assert stream.models == ["new"] * 6
+        assert [each for each in stream.requests if large in each] == stream.requests[1::2]
+        async with grpc_client_of(server.url, route=REWRITE) as client:
+            assert await take_turns(client, *[infer_request("old")] * 3) == [b""] * 3
+
+
+async def test_mirror_gets_the_new_model(server: GrpcServer) -> None:
+    with grpc_server() as copy:
+        others = {"copies": {"endpoints": [copy.url], "dialect": "triton"}}
+        route = {"mirror": {"upstream": "copies", "percent": 100}, **REWRITE}
+        async with grpc_client_of(server.url, others=others, route=route) as client:
+            await client.call("ModelInfer", infer_request("old"))
+            await until(lambda: copy.requests)
+    assert _seen(copy).model_name == "new"
+
+
+TARGETS: list[tuple[str, dict[str, str], str]] = [
+    ("ModelReady", {"name": "old", "version": "1"}, "/v2/models/new/versions/3/ready"),
+    ("ModelStatistics", {"name": "old"}, "/v2/models/new/versions/3/stats"),
+    ("RepositoryModelLoad", {"repository_name": "old"}, "/v2/repository/models/new/load"),
+    ("TraceSetting", {"model_name": "old"}, "/v2/models/new/trace/setting"),
+]
+
+
+async def test_server_over_http_is_asked_for_the_new_model() -> None:
+    async with (
+        ScriptedServer(infer_floats) as server,
+        grpc_client_of(server.url, route=VERSIONED) as client,
+    ):
+        for method, fields, _ in TARGETS:
+            await client.call(method, _message(method, **fields))
+        compression = grpc.Compression.Gzip
+        response = await client.call("ModelInfer", infer_request("old"), compression=compression)
+        assert response.code is grpc.StatusCode.OK, response.text
+        expected = [*(target for *_, target in TARGETS), "/v2/models/new/versions/3/infer"]
+        assert [each.head.target for each in server.requests] == expected
+
+
+ASKED = {
+    "ModelInfer": infer_json(),
+    "ModelReady": request("GET", "/v2/models/old/ready"),
+    "ModelConfig": request("GET", "/v2/models/old/versions/1/config"),
+    "RepositoryModelLoad": request("POST", "/v2/repository/models/old/load"),
+    "TraceSetting": request("GET", "/v2/models/old/trace/setting"),
+}
+
+
+@pytest.mark.parametrize("method", ASKED)
+async def test_request_over_http_becomes_a_call_for_the_new_model(
+    capable: GrpcServer, method: str
+) -> None:
+    async with gateway_client(capable.url, route=VERSIONED) as client:
+        await client.ask(ASKED[method])
+    seen = _seen(capable, method)
+    fields = {field.name: value for field, value in seen.ListFields()}
+    names = {fields[name] for name in ("name", "model_name") if name in fields}
+    versions = {fields[name] for name in ("version", "model_version") if name in fields}
+    has_version = method in ("ModelInfer", "ModelReady", "ModelConfig")
+    assert (names, versions) == ({"new"}, {"3"} if has_version else set())

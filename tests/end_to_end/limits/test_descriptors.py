@@ -14,10 +14,11 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
-from tests.support.addresses import free_address
-from tests.support.gateway_process import TENSORGATE, TIMEOUT, gateway_process
+from tests.support.gateway import until
+from tests.support.gateway_process import TENSORGATE, TIMEOUT
 from tests.support.http2_client import Http2Client, open_http2
 from tests.support.http_messages import http_response, request
+from tests.support.operator import operated_gateway
 from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
@@ -43,20 +44,18 @@ async def _hang(connection: Connection) -> None:
 @asynccontextmanager
 async def _gateway(tmp_path: Path, workers: int) -> AsyncIterator[tuple[str, str]]:
     """Run a gateway with two upstreams, one of which hangs; yield its URL and the admin URL."""
-    admin, file = free_address(), tmp_path / "gateway.yaml"
     async with (
         ScriptedServer(_hang) as hung,
         ScriptedServer(always_respond(http_response(b"fine"))) as good,
     ):
-        file.write_text(
-            f"listen: 127.0.0.1:0\nadmin: {admin}\nworkers: {workers}\nupstreams:\n"
+        settings = (
+            f"workers: {workers}\nupstreams:\n"
             f"  hung: {{endpoints: [{hung.url}], dialect: triton}}\n"
             f"  good: {{endpoints: [{good.url}], dialect: triton}}\n"
             "routes:\n  - {match: {model: hangs}, upstream: hung}\n  - upstream: good\n"
         )
-        async with gateway_process(str(file), FEW_DESCRIPTORS) as (process, url):
-            await process.wait_for_output(r"listening on http://\S+ \(admin\)")
-            yield url, f"http://{admin}"
+        async with operated_gateway(tmp_path, settings, FEW_DESCRIPTORS) as gateway:
+            yield gateway.url, gateway.operator.url
 
 
 class _Crowd:
@@ -114,9 +113,7 @@ async def test_calls_that_hang_leave_descriptors_to_others(tmp_path: Path, worke
                 for _ in range(STREAMS):
                     client.send_headers("GET", HANGS, end_stream=True, flush=False)
                 client.flush()
-            async with asyncio.timeout(TIMEOUT):
-                while len(_refused(clients)) < STREAMS:  # noqa: ASYNC110  # any client gets them
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(_refused(clients)) >= STREAMS, TIMEOUT)
             await _check_served(url, admin)
             assert set(_refused(clients)) == {503}
             reply = next(

@@ -2,20 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
-from gateway.system.buffers import MAX_WINDOW, MIN_STREAM_BYTES, MIN_WINDOW
-from tests.support.gateway import (
-    RunningGateway,
-    gateway_before,
-    http1_connections,
-    running_gateway,
-    until,
-)
+from gateway.system.buffers import MAX_WINDOW, MIN_WINDOW
+from tests.support.gateway import RunningGateway, gateway_before, running_gateway, until
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import INFER, infer_json, json_request
 from tests.support.servers.gated_response import GatedResponse
@@ -108,26 +102,6 @@ async def test_slow_upload_holds_no_slot(target: str) -> None:
         assert _active_calls_per_limit(gateway) == [0]
 
 
-async def test_client_disconnect_in_the_queue_makes_room() -> None:
-    script = _gated()
-    async with (
-        gateway_before(script, max_requests=1, max_queue=1, queue_timeout=30) as (_, gateway),
-        gateway.client() as one,
-        gateway.client() as other,
-    ):
-        await one.send(infer_json())
-        await until(lambda: gateway.outstanding == 1)
-        async with gateway.client() as leaving:
-            await leaving.send(infer_json())
-            await until(lambda: _waiting(gateway) == 1)
-        await until(lambda: _waiting(gateway) == 0)
-        await other.send(infer_json())
-        await until(lambda: _waiting(gateway) == 1)
-        script.may_respond.set()
-        assert (await one.read_response()).status == 200
-        assert (await other.read_response()).status == 200
-
-
 def _then_busy(busy: asyncio.Event) -> Script:
     """Return a script that responds once, and then with 503 when the test says so."""
 
@@ -204,40 +178,6 @@ async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
         assert (await other.ask(infer_json(body))).status == 200
 
 
-async def test_silent_body_over_http1_makes_room() -> None:
-    async def read(connection: Connection) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            await connection.request()
-            await connection.send(http_response(b"ok"))
-
-    most = 16
-    start = request("POST", INFER, bytes(20_000))[:-10_000]
-    async with gateway_before(read) as (_, gateway), AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(gateway.client()) for _ in range(most)]
-        for client in clients:
-            await client.send(start)
-        buffers = gateway.gateway.listener.buffers
-        # All were admitted: they have read what came.
-        await until(lambda: buffers.streams == most and not buffers.buffered)
-        buffers.set_limit(most * MIN_STREAM_BYTES)
-        innocent = await stack.enter_async_context(gateway.client())
-        statuses = []
-        async with asyncio.timeout(20):
-            while 200 not in statuses:
-                reply = await innocent.call("POST", "/v2/innocent", bytes(100))
-                statuses.append(reply.status)
-                await asyncio.sleep(0.05)  # as a client that comes again does
-        assert set(statuses[:-1]) <= {503}
-        # Those of which nothing has come for the longest time are the first ones.
-        gone = most - buffers.streams
-        assert 1 <= gone <= 4
-        for client in clients[:gone]:
-            refused = await client.read_response()
-            assert refused.status == 408
-            assert "the body of the request stalled" in refused.error
-            assert refused.head.get("Retry-After") == "1"
-
-
 async def test_bytes_that_clients_send_ahead_are_bounded_together() -> None:
     """Each client may send requests ahead, but all together not as much as each alone."""
     free = asyncio.Event()
@@ -271,33 +211,6 @@ async def test_bytes_that_clients_send_ahead_are_bounded_together() -> None:
             assert reply.body == b"200000" or reply.status == 503
         await gateway.until_idle()
         assert (buffers.reserved, buffers.buffered, buffers.streams) == (0, 0, 0)
-
-
-async def test_long_heads_of_active_calls_count() -> None:
-    script = _gated()
-    data = request("GET", "/v2/x", headers={f"X{n}": "x" * 500 for n in range(100)})
-    async with (
-        gateway_before(script, max_buffered_bytes=f"{8 * 2400}KiB") as (server, gateway),
-        AsyncExitStack() as stack,
-    ):
-        buffers = gateway.gateway.listener.buffers
-        clients = [await stack.enter_async_context(gateway.client()) for _ in range(9)]
-        for client in clients:
-            await client.send(data)
-        await until(lambda: len(server.requests) == len(clients))
-        assert buffers.buffered > len(clients) * 100_000
-        async with gateway.client() as client:
-            reply = await client.ask(data)
-            assert reply.status == 503
-            assert reply.head.get("Retry-After") == "1"
-        async with gateway.client() as client:
-            assert (await client.call("GET", "/v2/health/live")).status == 200
-        script.may_respond.set()
-        for client in clients:
-            assert (await client.read_response()).status == 200
-        await gateway.until_idle()
-        assert buffers.buffered == 0
-        assert {each.call for each in http1_connections(gateway.gateway.listener)} == {None}
 
 
 async def test_long_heads_of_responses_count() -> None:

@@ -17,11 +17,10 @@ from typing import Any
 
 from tests.resilience.fleet import FleetServer, fleet
 from tests.resilience.server import Behaviour
-from tests.support.addresses import HOST, free_address
-from tests.support.gateway_process import Process, gateway_process
+from tests.support.gateway import until
+from tests.support.operator import OperatedGateway, operated_gateway
 from tests.support.raw_client import connect
 
-LOCAL = {"Host": "localhost"}
 CLIENTS = 4
 SOON = 10.0
 """Seconds from the effect on clients in which an incident must be named."""
@@ -35,12 +34,10 @@ _PERIOD = 0.6
 class Site:
     """A gateway of two workers, its servers, and clients that call all the time."""
 
-    def __init__(
-        self, process: Process, file: Path, url: str, admin: str, servers: list[FleetServer]
-    ) -> None:
-        self.process = process
-        self.file = file
-        self.admin = admin
+    def __init__(self, gateway: OperatedGateway, servers: list[FleetServer]) -> None:
+        self.process = gateway.process
+        self.file = gateway.file
+        self.operator = gateway.operator
         self.servers = servers
         self.numbers = 8
         """How many numbers each call has."""
@@ -48,7 +45,7 @@ class Site:
         """What follows the target of each call."""
         self.effect_at: float | None = None
         """When a client first saw that something was wrong."""
-        self._url = url
+        self._url = gateway.url
         self._tasks: list[asyncio.Task[None]] = []
 
     def run(self, task: Coroutine[Any, Any, None]) -> None:
@@ -76,37 +73,25 @@ class Site:
                 self.effect_at = self.effect_at or time.monotonic()
             await asyncio.sleep(0.02)
 
-    async def get(self, path: str) -> Any:
-        """Return a JSON document of the admin address."""
-        async with connect(self.admin) as client:
-            return (await client.call("GET", path, headers=LOCAL)).json
-
-    async def lost_lines(self) -> float:
-        """Return how many lines of the access log were lost."""
-        name = "tensorgate_access_log_dropped_lines_total"
-        async with connect(self.admin) as client:
-            text = (await client.call("GET", "/metrics", headers=LOCAL)).body.decode()
-        (found,) = re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)
-        return float(found)
-
     async def problems(self) -> list[dict[str, Any]]:
         """Return what is wrong now."""
-        found: list[dict[str, Any]] = (await self.get("/api/overview"))["problems"]
+        found: list[dict[str, Any]] = (await self.operator.get("/api/overview"))["problems"]
         return found
 
     async def endpoints(self) -> dict[str, dict[str, Any]]:
         """Return what the status says of each endpoint, by its URL."""
-        groups = [each["endpoints"] for each in (await self.get("/status"))["upstreams"].values()]
+        groups = [
+            each["endpoints"] for each in (await self.operator.status())["upstreams"].values()
+        ]
         return {endpoint["url"]: endpoint for group in groups for endpoint in group}
 
     async def until_all_is_well(self) -> None:
         """Wait until both servers have responded, and nothing is wrong."""
-        async with asyncio.timeout(60):
-            while not await self._are_used() or await self.problems():  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await until(self._is_well, 60)
 
-    async def _are_used(self) -> bool:
-        return all(each["duration_ms"] for each in (await self.endpoints()).values())
+    async def _is_well(self) -> bool:
+        are_used = all(each["duration_ms"] for each in (await self.endpoints()).values())
+        return are_used and not await self.problems()
 
 
 Begin = Callable[[Site], Awaitable[None]]
@@ -141,20 +126,23 @@ async def _send_more_than_the_memory(site: Site) -> None:
 
 async def _fill_disk(site: Site) -> None:
     """Let no file grow, as on a full disk, until lines of the access log are lost."""
-    for worker in (await site.get("/status"))["workers"]:
+    for worker in (await site.operator.status())["workers"]:
         resource.prlimit(worker["pid"], resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     site.query = "?" + "x" * _LONG
     for _ in range(_MORE_CLIENTS):
         site.run(site.call_for_ever())
-    async with asyncio.timeout(60):
-        while not await site.lost_lines():  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+
+    async def are_lost() -> float:
+        (lost,) = await site.operator.samples("tensorgate_access_log_dropped_lines_total")
+        return lost.value
+
+    await until(are_lost, 60)
     site.effect_at = time.monotonic()
 
 
 async def _throttle_workers(site: Site) -> None:
     """Let the workers run for a quarter of the time, as a container's CPU limit does."""
-    pids = [each["pid"] for each in (await site.get("/status"))["workers"]]
+    pids = [each["pid"] for each in (await site.operator.status())["workers"]]
     site.run(_throttle(pids))
 
 
@@ -173,11 +161,11 @@ async def _throttle(pids: Sequence[int]) -> None:
 
 
 async def _kill_worker(site: Site) -> None:
-    os.kill((await site.get("/status"))["workers"][1]["pid"], signal.SIGKILL)
+    os.kill((await site.operator.status())["workers"][1]["pid"], signal.SIGKILL)
 
 
 async def _stop_worker(site: Site) -> None:
-    pid = (await site.get("/status"))["workers"][0]["pid"]
+    pid = (await site.operator.status())["workers"][0]["pid"]
     os.kill(pid, signal.SIGSTOP)
     site.run(_resume_at_the_end(pid))
 
@@ -375,18 +363,16 @@ INCIDENTS = {
 @asynccontextmanager
 async def incident_site(folder: Path, incident: Incident) -> AsyncIterator[Site]:
     """Run what an incident needs, with clients, until all is well and it can begin."""
-    admin, file = free_address(), folder / "gateway.yaml"
     async with fleet(2) as servers:
         good, bad = servers
-        file.write_text(
-            f"listen: {HOST}:0\nadmin: {admin}\nworkers: 2\noffload: 0\n"
+        settings = (
+            "workers: 2\noffload: 0\n"
             f"limits: {{idle_timeout: {incident.idle_timeout}}}\n"
             f"log: {{access: {{path: {folder / 'access.log'}}}}}\n"
             + incident.upstreams.format(good=good.url, bad=bad.url)
         )
-        async with gateway_process(str(file)) as (process, url):
-            await process.wait_for_output(r"listening on \S+ \(admin\)")
-            site = Site(process, file, url, f"http://{admin}", servers)
+        async with operated_gateway(folder, settings) as gateway:
+            site = Site(gateway, servers)
             for _ in range(CLIENTS):
                 site.run(site.call_for_ever())
             try:

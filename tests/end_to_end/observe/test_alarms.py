@@ -16,22 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.top.client import AdminClient, Poller, Wanted, parse_admin_address
 from gateway.top.frame import Frame, plain_page
 from gateway.top.view import PANELS
-from tests.end_to_end.observe.incidents import (
-    INCIDENTS,
-    LOCAL,
-    Incident,
-    Site,
-    begin,
-    incident_site,
-)
+from tests.end_to_end.observe.incidents import INCIDENTS, Incident, Site, begin, incident_site
 from tests.resilience.incident_page import is_quoted, is_shown
 from tests.support import raw_client
-from tests.support.raw_client import connect
+from tests.support.gateway import until
 
 WATCHED = 4.0
 """Seconds after it was named in which no other alarm may come."""
@@ -50,7 +42,7 @@ async def test_incident_is_one_alarm_with_one_sentence(incident: Incident, tmp_p
         if incident.is_on_page:
             lines = [line for line in site.process.said.splitlines() if re.search(log, line)]
             assert is_quoted(found["text"]) or any(map(is_shown, lines)), (found["text"], lines)
-        status = await site.get("/status")
+        status = await site.operator.status()
         (problem,) = status["problems"]
         assert re.search(incident.sentence_of(site), problem["text"])
         assert re.search(incident.status, json.dumps(status))
@@ -58,14 +50,14 @@ async def test_incident_is_one_alarm_with_one_sentence(incident: Incident, tmp_p
         assert endpoint["state"] in incident.states
         assert endpoint["state_text"] or endpoint["state"] == "in_use"
         assert endpoint["state_since"]
-        shown = " ".join((await _top(site.admin)).split())
+        shown = " ".join((await _top(site.operator.url)).split())
         assert re.search(incident.sentence_of(site), shown), shown
         states = "|".join(incident.states).replace("_", " ")
         assert re.search(rf"{re.escape(bad.url)} ({states}) ", shown), shown
         assert (await _outliers(site))[bad.url] == float("slow" in incident.states)
         assert (await _outliers(site))[good.url] == 0
         if incident.event:
-            (event,) = (await site.get(f"/api/journal?kind={incident.event}"))["events"]
+            (event,) = (await site.operator.get(f"/api/journal?kind={incident.event}"))["events"]
             assert event["why"]
 
         async for problems in _watched(site):
@@ -91,9 +83,11 @@ async def test_alarm_of_a_silent_server_goes_on_when_its_calls_time_out(
         site.servers[1].resume()
         await site.process.wait_for_output("is not failing any more")
         assert site.process.said.count(f"{bad} of upstream model is ") == 2
-        async with asyncio.timeout(60):
-            while await site.problems():  # noqa: ASYNC110
-                await asyncio.sleep(0.2)
+
+        async def is_over() -> bool:
+            return not await site.problems()
+
+        await until(is_over, 60)
 
 
 async def test_server_that_comes_back_is_no_second_alarm(tmp_path: Path) -> None:
@@ -132,11 +126,5 @@ async def _top(admin: str) -> str:
 
 
 async def _outliers(site: Site) -> dict[str, float]:
-    async with connect(site.admin) as client:
-        text = (await client.call("GET", "/metrics", headers=LOCAL)).body.decode()
-    return {
-        sample.labels["endpoint"]: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "tensorgate_endpoint_latency_outlier"
-    }
+    samples = await site.operator.samples("tensorgate_endpoint_latency_outlier")
+    return {sample.labels["endpoint"]: sample.value for sample in samples}

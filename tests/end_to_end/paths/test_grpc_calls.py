@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from h2.errors import ErrorCodes
@@ -21,7 +22,6 @@ from h2.errors import ErrorCodes
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
-from gateway.protocol.grpc.status import decode_message
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
 from tests.support.checks.fast_path import fast_path_streams as fast_path_streams
@@ -296,7 +296,7 @@ class Seen:
         ]
         fields = dict(found)
         assert len(fields) == len(found)
-        return fields.get("grpc-status", "-1"), decode_message(fields.get("grpc-message", ""))
+        return fields.get("grpc-status", "-1"), unquote(fields.get("grpc-message", ""))
 
 
 def _lines(headers: Fields) -> Fields:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.build import api_keys as keys_module
+from gateway.app import loaded_resources
 from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.http_messages import request
 from tests.support.raw_client import RawClient
@@ -123,7 +123,7 @@ async def test_removed_key_authenticates_no_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(keys_module, "POLL_INTERVAL", 0.001)
+    monkeypatch.setattr(loaded_resources, "POLL_INTERVAL", 0.001)
     new = {"Authorization": "Bearer new-key-of-a"}
     async with (
         ScriptedServer() as server,

@@ -274,20 +274,6 @@ async def test_grpc_call_to_an_http_server(traced: Traced, receiver: TraceReceiv
     assert attempt.attributes["http.response.status_code"] == 200
 
 
-async def test_messages_of_a_stream_are_attempts(traced: Traced, receiver: TraceReceiver) -> None:
-    async with ScriptedServer(always_respond(binary_response(FLOATS.tobytes()))) as server:
-        async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
-            response = await client.call(
-                "ModelStreamInfer", *[infer_request()] * 40, metadata=METADATA
-            )
-            assert len(response.messages) == 40
-        heads = [each.head for each in server.requests if each.head.target.endswith("/infer")]
-    parents = [parent_of(head)[1] for head in heads]
-    assert len(set(parents)) == 40
-    assert [each.span_id for each in receiver.attempts()] == parents[:32]
-    assert all(receiver.call().holds(each) for each in receiver.attempts())
-
-
 @on_both_paths
 async def test_call_over_http2(
     more: tuple[tuple[str, str], ...], traced: Traced, receiver: TraceReceiver
@@ -451,7 +437,7 @@ GOOD = always_respond(http_response(b"{}"))
 
 def _sums(gateway: Gateway) -> tuple[float, dict[str, float]]:
     """Return the spans that were exported, and those that were dropped by their reason."""
-    store = gateway.metric_store
+    store = gateway.shared.metric_store
     dropped = {reason: count for (reason,), (count,) in store.sums(DROPPED_SPANS).items() if count}
     return store.sums(EXPORTED_SPANS)[()][0], dropped
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.support.client import HEADER_LENGTH, Client, Response
+from tests.integration.support.client import HEADER_LENGTH, Client, check_same
 from tests.integration.support.infer_messages import read_outputs
 
 pytestmark = pytest.mark.triton
@@ -17,16 +17,6 @@ RAW = {HEADER_LENGTH: "0"}
 
 def floats(count: int) -> bytes:
     return np.arange(count, dtype="<f4").tobytes()
-
-
-def check_same(response: Response, like: Response) -> None:
-    assert (response.status, response.reason, response.body) == (
-        like.status,
-        like.reason,
-        like.body,
-    )
-    for name in ("Content-Type", "Content-Length", HEADER_LENGTH):
-        assert response.headers[name] == like.headers[name]
 
 
 # Model, body, the output's shape and binary form.

@@ -76,6 +76,9 @@ def test_what_tritonclient_asks_beside(client: Any, any_upstream: Reached) -> No
     config = client.get_model_config("add").config
     assert [each.name for each in config.input] == ["INPUT0", "INPUT1"]
     assert [list(each.dims) for each in config.output] == [[-1], [-1]]
+    if any_upstream.name in ("triton", "mlserver"):
+        states = {each.name: each.state for each in client.get_model_repository_index().models}
+        assert states["add"].endswith("READY")  # MLServer writes it as State.READY
     if any_upstream.name == "triton":
         assert "trace_level" in client.get_trace_settings().settings
     else:

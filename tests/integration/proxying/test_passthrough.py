@@ -1,11 +1,15 @@
-"""Requests other than inference, and their responses, pass unchanged."""
+"""Requests other than inference, their responses, and errors of Triton pass unchanged.
+
+Each way to be invalid for the gateway is in tests/end_to_end/conversion/test_refused_requests.py.
+"""
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.integration.support.client import Client, Response
+from tests.integration.support.client import Client, Response, check_same
 
 pytestmark = pytest.mark.triton
 
@@ -13,15 +17,10 @@ pytestmark = pytest.mark.triton
 MAY_DIFFER = ("Server", "Date", "Connection", "Keep-Alive", "Transfer-Encoding", "X-Request-Id")
 
 
-def check_same(response: Response, like: Response) -> None:
-    assert (response.status, response.reason, response.body) == (
-        like.status,
-        like.reason,
-        like.body,
-    )
+def check_passed(response: Response, like: Response) -> None:
+    check_same(response, like, {*passed(response), *passed(like)})
     names = [name.lower() for name in response.headers]
     assert names.count("x-request-id") == 1
-    assert passed(response) == passed(like)
     assert ("Transfer-Encoding" in response.headers) == ("Transfer-Encoding" in like.headers)
 
 
@@ -52,7 +51,7 @@ REQUESTS: list[tuple[str, str, bytes | None]] = [
 def test_request_passes_unchanged(
     via_gateway: Client, direct: Client, method: str, path: str, body: bytes | None
 ) -> None:
-    check_same(via_gateway.send(method, path, body), direct.send(method, path, body))
+    check_passed(via_gateway.send(method, path, body), direct.send(method, path, body))
     # A body that ought not to be there must not be taken for the next answer.
     assert via_gateway.get("/v2/health/live").status == 200
 
@@ -63,7 +62,7 @@ def test_unload_and_load(via_gateway: Client, direct: Client) -> None:
     assert (response.status, response.body) == (200, b"")
     while direct.get("/v2/models/versioned/ready").status == 200:
         pass
-    check_same(*(each.get("/v2/models/versioned/ready") for each in (via_gateway, direct)))
+    check_passed(*(each.get("/v2/models/versioned/ready") for each in (via_gateway, direct)))
     response = via_gateway.send("POST", f"{path}/load", b"{}")
     assert (response.status, response.body) == (200, b"")
     assert via_gateway.get("/v2/models/versioned/ready").status == 200
@@ -97,5 +96,58 @@ def test_trace_settings_are_read_and_updated(
     response = via_gateway.send("POST", path, json.dumps(changes).encode())
     assert response.status == 200
     assert response.fields == {**before, **changes}
-    check_same(via_gateway.get(path), direct.get(own))
+    check_passed(via_gateway.get(path), direct.get(own))
     assert direct.get(own).fields == response.fields
+
+
+# ----------------------------------------------------------------------------- inference
+
+
+def body(datatype: str = "FP32", data: Any = (1, 2), **changes: Any) -> bytes:
+    """Make a request of one input; ``changes`` are members of it."""
+    entry = {"name": "INPUT0", "datatype": datatype, "shape": [len(data or ())], "data": data}
+    kept = {name: value for name, value in (entry | changes).items() if value is not None}
+    return json.dumps({"inputs": [kept]}).encode()
+
+
+GOOD = body()
+
+
+def send_good(client: Client) -> None:
+    response = client.infer("identity_fp32", GOOD)
+    assert response.status == 200
+    assert response.fields["outputs"][0]["data"] == [1.0, 2.0]
+
+
+REGION = {"shared_memory_region": "x", "shared_memory_byte_size": 4}
+SERVER_ERRORS = {
+    "unknown model": ("nope", GOOD),
+    "another datatype": ("identity_fp32", body("FP64")),
+    "model that fails": ("fails", GOOD),
+    "decoupled model": ("stream", body("BYTES", ["a"])),
+    "unknown region": ("identity_fp32", body(data=None, shape=[1], parameters=REGION)),
+}
+
+
+@pytest.mark.parametrize(("model", "sent"), SERVER_ERRORS.values(), ids=SERVER_ERRORS)
+def test_error_of_triton_passes(
+    via_gateway: Client, direct: Client, model: str, sent: bytes
+) -> None:
+    send_good(via_gateway)
+    connection = via_gateway.local_port
+    like = direct.infer(model, sent)
+    assert like.status >= 400
+    check_same(via_gateway.infer(model, sent), like)
+    send_good(via_gateway)
+    assert via_gateway.local_port == connection
+
+
+def test_parameters_and_unknown_members_reach_the_model(
+    via_gateway: Client, direct: Client
+) -> None:
+    parameters = {"a": 2**63 - 1, "b": -(2**63), "c": 'é\n"', "d": True, "e": 1.5, "data": "x"}
+    extra = {"model_name": "other", "more": {"data": 1, "list": [1, {"data": "x"}]}}
+    sent = json.dumps({**json.loads(GOOD), **extra, "parameters": parameters}).encode()
+    response, like = (client.infer("with_parameters", sent) for client in (via_gateway, direct))
+    assert json.loads(response.fields["outputs"][0]["data"][0]) == parameters
+    assert response.body == like.body

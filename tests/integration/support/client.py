@@ -89,3 +89,18 @@ class Client:
     ) -> Response:
         """POST to a model's infer endpoint; ``model`` may be NAME/versions/VERSION."""
         return self.send("POST", f"/v2/models/{model}/infer", body, headers)
+
+
+def check_same(
+    response: Response,
+    like: Response,
+    names: Iterable[str] = ("Content-Type", "Content-Length", HEADER_LENGTH),
+) -> None:
+    """Check that two responses are the same, with these headers."""
+    assert (response.status, response.reason, response.body) == (
+        like.status,
+        like.reason,
+        like.body,
+    )
+    for name in names:
+        assert response.headers[name] == like.headers[name]

@@ -81,7 +81,6 @@ def running_gateway(
     upstream: str,
     *,
     dialect: str = "triton",
-    limits: Mapping[str, Any] | None = None,
     route: Mapping[str, Any] | None = None,
 ) -> Iterator[Gateway]:
     """Run a gateway with settings of its own in front of one server; then stop it as it should be.
@@ -92,7 +91,6 @@ def running_gateway(
         "listen": "127.0.0.1:0",
         "upstreams": {"server": {"endpoints": [upstream], "dialect": dialect}},
         "routes": [{"upstream": "server", **(route or {})}],
-        "limits": dict(limits or {}),
     }
     with gateway_with_settings(folder, settings) as gateway:
         yield gateway

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
@@ -11,7 +12,6 @@ from tests.integration.kserve import models as kserve
 from tests.integration.mlserver import models as mlserver
 from tests.integration.support.client_forms import CONTENTS, InferCall
 from tests.integration.support.infer_messages import DTYPES, FLOATS, Array, Tensor
-from tests.integration.support.strategies import elements
 from tests.integration.triton import models as triton
 
 _DATATYPES = {
@@ -102,11 +102,43 @@ def infer_calls(scene: Scene) -> st.SearchStrategy[InferCall]:
 # ------------------------------------------------------------------------------- tensors
 
 
+def _elements(datatype: str, size: int, *, text: bool = True) -> st.SearchStrategy[Array]:
+    """Make flat elements; ``text`` where BYTES have to be in JSON."""
+    dtype = DTYPES[datatype]
+    if datatype == "BYTES":
+        texts = st.text(st.characters(codec="utf-8"), max_size=12).map(str.encode)
+        one = texts if text else texts | st.binary(max_size=12)
+        return _lists(one, size).map(lambda values: np.array(values, dtype))
+    if datatype == "BOOL":
+        return _lists(st.booleans(), size).map(lambda values: np.array(values, dtype))
+    length = size * dtype.itemsize
+    bits = st.binary(min_size=length, max_size=length).map(lambda data: np.frombuffer(data, dtype))
+    return bits | _lists(st.sampled_from(_SPECIAL_VALUES[datatype]), size).map(
+        lambda values: np.array(values, dtype)
+    )
+
+
+def _lists(one: st.SearchStrategy[Any], size: int) -> st.SearchStrategy[list[Any]]:
+    return st.lists(one, min_size=size, max_size=size)
+
+
+def _special(datatype: str) -> list[Any]:
+    if datatype not in FLOATS:
+        limits = np.iinfo(DTYPES[datatype])
+        return [0, 1, int(limits.min), int(limits.max)]
+    limit = ml_dtypes.finfo(DTYPES[datatype])  # type: ignore[no-untyped-call]
+    extreme = [float(limit.min), float(limit.max), float(limit.smallest_subnormal)]
+    return [0.0, -0.0, 0.1, -2.5, 1e-3, np.nan, np.inf, -np.inf, *extreme]
+
+
+_SPECIAL_VALUES = {each: _special(each) for each in DTYPES if each not in ("BOOL", "BYTES")}
+
+
 @st.composite
 def _tensor(
     draw: st.DrawFn, scene: Scene, name: str, datatype: str, shape: Sequence[int]
 ) -> Tensor:
-    flat = draw(elements(datatype, int(np.prod(shape)), text=scene.takes_text_only))
+    flat = draw(_elements(datatype, int(np.prod(shape)), text=scene.takes_text_only))
     if scene.in_text and datatype in FLOATS:
         # Text has one NaN.
         flat = np.where(np.isnan(flat), DTYPES[datatype].type(np.nan), flat)

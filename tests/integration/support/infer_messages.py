@@ -32,8 +32,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BYTES": np.dtype(object),
 }
 FLOATS = ("FP16", "BF16", "FP32", "FP64")
-# No server takes or gives these as JSON; the gateway does.
-HALVES = ("FP16", "BF16")
 
 _LENGTH = struct.Struct("<I")
 
@@ -83,9 +81,7 @@ class Request:
 
     ``outputs`` are those listed: each name with its own ``binary_data``, None for none; ``classes``
     are those that some of them are to have. ``parameters`` are the request's own.
-    ``with_length`` sends the header length even where all is JSON. ``order`` is the order of the
-    top-level members, by their number. ``pieces`` is the size of the chunks that the body is sent
-    in, 0 where it is sent whole.
+    ``with_length`` sends the header length even where all is JSON.
     """
 
     model: str
@@ -94,10 +90,6 @@ class Request:
     binary_data_output: bool | None = None
     id: str | None = None
     with_length: bool = False
-    ascii: bool = True
-    data_first: bool = False
-    order: tuple[int, ...] = (0, 1, 2, 3)
-    pieces: int = 0
     classes: Mapping[str, int] = field(default_factory=dict)
     parameters: Parameters = field(default_factory=dict)
 
@@ -108,7 +100,7 @@ class Request:
 
     def encoded(self) -> tuple[bytes, dict[str, str]]:
         """Give body and headers."""
-        text = json.dumps(self._header(), ensure_ascii=self.ascii).encode()
+        text = json.dumps(self._header()).encode()
         tensors = [each.encoded() for each in self.inputs if each.binary]
         if not tensors and not self.with_length:
             return text, {}
@@ -117,20 +109,19 @@ class Request:
     def _header(self) -> dict[str, Any]:
         wanted = self.binary_data_output
         binary = {} if wanted is None else {"binary_data_output": wanted}
-        members = [
-            ("id", self.id),
-            ("inputs", [self._input(each) for each in self.inputs]),
-            ("outputs", [self._output(*each) for each in self.outputs] or None),
-            ("parameters", {**self.parameters, **binary} or None),
-        ]
-        return {key: value for key, value in (members[i] for i in self.order) if value is not None}
+        members = {
+            "id": self.id,
+            "inputs": [self._input(each) for each in self.inputs],
+            "outputs": [self._output(*each) for each in self.outputs] or None,
+            "parameters": {**self.parameters, **binary} or None,
+        }
+        return {name: value for name, value in members.items() if value is not None}
 
     def _input(self, each: Tensor) -> dict[str, Any]:
         described = {"name": each.name, "shape": each.shape, "datatype": each.datatype}
         if each.binary:
             return {**described, "parameters": {"binary_data_size": len(each.encoded())}}
-        data = {"data": each.values() if each.data is None else each.data}
-        return {**data, **described} if self.data_first else {**described, **data}
+        return {**described, "data": each.values() if each.data is None else each.data}
 
     def _output(self, name: str, binary_data: bool | None) -> dict[str, Any]:
         classes = self.classes.get(name)
@@ -141,13 +132,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output of a response; ``keys`` are its members in order, ``data`` its binary form."""
+    """An output of a response; ``data`` is its binary form."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: bytes
-    keys: tuple[str, ...] = ()
     binary: bool = True
 
     @property
@@ -174,7 +164,6 @@ def read_outputs(response: Response) -> tuple[Output, ...]:
             name=entry["name"],
             datatype=entry["datatype"],
             shape=tuple(entry["shape"]),
-            keys=tuple(entry),
             binary=size is not None,
             data=data,
         )
@@ -226,7 +215,7 @@ def send(client: Client, request: Request, content_type: str | None = None) -> R
     body, headers = request.encoded()
     if content_type is not None:
         headers["Content-Type"] = content_type
-    return client.infer(request.model, in_pieces(body, request.pieces), headers)
+    return client.infer(request.model, body, headers)
 
 
 def in_pieces(body: bytes, size: int) -> bytes | Iterator[bytes]:

@@ -32,7 +32,6 @@ class KServe(PythonServer):
     """A KServe model server with the tests' models."""
 
     name = dialect = "kserve"
-    datatypes = kserve.DATATYPES
 
     def __init__(self) -> None:
         super().__init__(kserve.MODELS)
@@ -42,7 +41,6 @@ class MLServer(PythonServer):
     """An MLServer with the tests' models."""
 
     name, dialect = "mlserver", "json"
-    datatypes = mlserver.DATATYPES
 
     def __init__(self) -> None:
         super().__init__(mlserver.MODELS)

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Self
 
 from tests.integration.triton.models import Model
+from tests.support.servers.openvino import OpenVino
 
 HOST = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
@@ -28,23 +29,6 @@ _POLL_SECONDS = 0.05
 _READY_SECONDS = 60.0
 _LOG_TAIL_LINES = 40
 _LOG_LINE_CHARACTERS = 400
-
-
-class InferenceServer(Protocol):
-    """What a test may ask of any server, be it real or one that stands in."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dialect(self) -> str: ...
-    @property
-    def datatypes(self) -> tuple[str, ...]: ...
-    @property
-    def models(self) -> tuple[Model, ...]: ...
-    @property
-    def http_port(self) -> int: ...
-    @property
-    def http_url(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +71,6 @@ class RealServer(abc.ABC):
     name: ClassVar[str]
     dialect: ClassVar[str]
     """Its row in gateway/protocol/dialects.py."""
-    datatypes: ClassVar[tuple[str, ...]]
-    """Those that there is a model for: identity_DATATYPE, in lower case."""
 
     def __init__(self, models: Sequence[Model], *, ports: Sequence[int] = (0, 0)) -> None:
         self.models = tuple(models)
@@ -221,6 +203,9 @@ class RealServer(abc.ABC):
             return False
         finally:
             connection.close()
+
+
+InferenceServer = RealServer | OpenVino
 
 
 def _ports(*wanted: int) -> tuple[int, ...]:

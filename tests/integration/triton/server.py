@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.integration.support.real_server import HOST, Program, RealServer, ServerError
 from tests.integration.triton.install import find
-from tests.integration.triton.models import DATATYPES, MODELS, Model, write_repository
+from tests.integration.triton.models import MODELS, Model, write_repository
 
 __all__ = ["HOST", "TritonServer"]
 
@@ -26,7 +26,6 @@ class TritonServer(RealServer):
 
     name = "triton"
     dialect = "triton"
-    datatypes = DATATYPES
 
     def __init__(
         self,

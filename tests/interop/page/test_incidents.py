@@ -35,7 +35,7 @@ async def test_page_names_an_incident_in_windows_of_all_widths(
     async with incident_site(tmp_path, incident) as site, browser_page(browser) as page:
         await begin(site, incident)
         for panel, content in PANELS.items():
-            await page.open(f"{site.admin}/#{panel}")
+            await page.open(f"{site.operator.url}/#{panel}")
             await page.wait_for(f"{LIVE} && document.querySelector({content!r}) !== null")
             for width in WIDTHS:
                 await page.resize(width)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from tests.interop.page.browser import browser_page
 from tests.interop.page.stand import Stand
-from tests.support.addresses import HOST, free_address
-from tests.support.gateway_process import gateway_process
 from tests.support.http_messages import http_response
+from tests.support.operator import operated_gateway
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 COUNT = 1000
@@ -40,23 +39,19 @@ async def _serve(connection: Connection) -> None:
 
 
 async def test_thousand_endpoints_of_thousand_models(browser: str, tmp_path: Path) -> None:
-    admin, file = free_address(), tmp_path / "gateway.yaml"
     # Each address of 127.0.0.0/8 leads here.
     async with ScriptedServer(_serve, host="0.0.0.0") as server:
         urls = [
             f"http://127.1.{number // 250}.{number % 250 + 1}:{server.port}"
             for number in range(COUNT)
         ]
-        file.write_text(
-            f"listen: {HOST}:0\nadmin: {admin}\n"
-            "upstreams: {many: {dialect: triton, model_discovery: true, endpoints: "
-            f"{json.dumps(urls)}}}}}\n"
-        )
+        upstream = f"dialect: triton, model_discovery: true, endpoints: {json.dumps(urls)}"
         async with (
-            gateway_process(str(file)) as (process, url),
+            operated_gateway(tmp_path, f"upstreams: {{many: {{{upstream}}}}}\n") as gateway,
             browser_page(browser) as page,
         ):
-            stand = Stand(process, url, admin, file, [], page)
+            admin = gateway.operator.url.removeprefix("http://")
+            stand = Stand(gateway.process, gateway.url, admin, gateway.file, [], page)
             await _look_at_endpoints(stand, urls[777])
             await _look_at_models(stand)
             assert page.errors == []

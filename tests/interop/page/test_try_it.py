@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 import zlib
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from tests.interop.page.browser import TIMEOUT
 from tests.interop.page.stand import TOKEN, Stand, violations
+from tests.support.gateway import until
 
 _SEND = "#panel-try .primary"
 _SHOWN_RESULT = "!document.querySelector('.result').hidden"
@@ -283,9 +283,8 @@ async def test_text_is_shown_without_a_clipboard_and_a_body_is_saved(
     folder = tmp_path / "saved"
     await page.save_downloads_in(folder)
     await page.press_button("Save body.bin", ".result button")
-    async with asyncio.timeout(TIMEOUT):
-        while not (file := folder / "body.bin").exists():  # noqa: ASYNC110  # nobody tells
-            await asyncio.sleep(0.05)
+    file = folder / "body.bin"
+    await until(file.exists, TIMEOUT)
     assert np.frombuffer(file.read_bytes(), "<f4").tolist() == [1, 2.5, -3]
 
 

@@ -6,14 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocol.grpc import fields
+from gateway.protocol.grpc.descriptors import POOL
 from gateway.protocol.grpc.methods import (
+    HEALTH_SERVICE,
     INFERENCE_SERVICE,
+    REFLECTION_METHOD,
+    REFLECTION_SERVICES,
     TORCHSERVE_SERVICE,
     GrpcMethod,
     find_method,
     operation_of,
 )
+from gateway.protocol.grpc.rpcs import RPCS, HttpRequest, http_request_of
 from gateway.protocol.operations import (
     Operation,
     OperationKind,
@@ -23,91 +27,50 @@ from gateway.protocol.operations import (
 )
 from tests.support.scale import scaled
 
-NONE: tuple[tuple[int, ...], int | None] = ((), None)
-NAMED = ((1,), 2)
-
-# Method, the same over HTTP, and the field numbers of name and version in Triton's
-# grpc_service.proto.
-INFERENCE = [
-    ("ServerLive", "GET", "/v2/health/live", NONE),
-    ("ServerReady", "GET", "/v2/health/ready", NONE),
-    ("ModelReady", "GET", "/v2/models/m/ready", NAMED),
-    ("ServerMetadata", "GET", "/v2", NONE),
-    ("ModelMetadata", "GET", "/v2/models/m", NAMED),
-    ("ModelInfer", "POST", "/v2/models/m/infer", NAMED),
-    ("ModelStreamInfer", "POST", "/v2/models/m/infer", NAMED),
-    ("ModelConfig", "GET", "/v2/models/m/config", NAMED),
-    ("ModelStatistics", "GET", "/v2/models/m/stats", NAMED),
-    ("RepositoryIndex", "POST", "/v2/repository/index", NONE),
-    ("RepositoryModelLoad", "POST", "/v2/repository/models/m/load", ((2, 1), None)),
-    ("RepositoryModelUnload", "POST", "/v2/repository/models/m/unload", ((2, 1), None)),
-    ("SystemSharedMemoryStatus", "GET", "/v2/systemsharedmemory/status", NONE),
-    ("SystemSharedMemoryRegister", "POST", "/v2/systemsharedmemory/region/r/register", NONE),
-    ("SystemSharedMemoryUnregister", "POST", "/v2/systemsharedmemory/unregister", NONE),
-    ("CudaSharedMemoryStatus", "GET", "/v2/cudasharedmemory/status", NONE),
-    ("CudaSharedMemoryRegister", "POST", "/v2/cudasharedmemory/region/r/register", NONE),
-    ("CudaSharedMemoryUnregister", "POST", "/v2/cudasharedmemory/unregister", NONE),
-    ("TraceSetting", "POST", "/v2/models/m/trace/setting", ((2,), None)),
-    ("LogSettings", "POST", "/v2/logging", NONE),
-]
-OTHERS = [
-    ("grpc.health.v1.Health", "Check", OperationKind.READINESS, (False, False)),
-    ("grpc.health.v1.Health", "Watch", OperationKind.READINESS, (False, True)),
-    *(
-        (service, "ServerReflectionInfo", OperationKind.OTHER, (True, True))
-        for service in (
-            "grpc.reflection.v1.ServerReflection",
-            "grpc.reflection.v1alpha.ServerReflection",
-        )
-    ),
-]
-
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
-@pytest.mark.parametrize(("name", "http_method", "http_path", "numbers"), INFERENCE)
-def test_inference_method_is_the_operation_that_it_is_over_http(
-    name: str, http_method: str, http_path: str, numbers: tuple[tuple[int, ...], int | None]
-) -> None:
-    for service in (INFERENCE_SERVICE, TORCHSERVE_SERVICE):
-        method = find_method(f"/{service}/{name}")
-        assert (method.service, method.name) == (service, name)
-        assert (method.name_fields, method.version_field) == numbers
-        is_stream = name == "ModelStreamInfer"
-        assert (method.request_streams, method.response_streams) == (is_stream, is_stream)
-        model = "m" if numbers[0] else ""
-        assert operation_of(method, model) == parse_operation(http_method, http_path)
+NAMES_OF_OTHERS = (OperationKind.SHARED_MEMORY, OperationKind.INDEX)
+"""The requests of these operations have the names of regions and repositories."""
 
 
-def test_method_of_another_service_has_its_kind() -> None:
-    for service, name, kind, streams in OTHERS:
-        assert find_method(f"/{service}/{name}") == GrpcMethod(service, name, kind, *streams)
-
-
-def test_fields_of_an_infer_request_are_those_of_the_proto_file() -> None:
-    method = find_method("/inference.GRPCInferenceService/ModelInfer")
-    assert method.name_fields == (fields.MODEL_NAME,)
-    assert method.version_field == fields.MODEL_VERSION
+@pytest.mark.parametrize("service", [INFERENCE_SERVICE, TORCHSERVE_SERVICE])
+@pytest.mark.parametrize("name", [*sorted(RPCS), "ModelInfer", "ModelStreamInfer"])
+def test_inference_method_is_the_operation_that_it_is_over_http(name: str, service: str) -> None:
+    method = find_method(f"/{service}/{name}")
+    assert (method.service, method.name) == (service, name)
+    is_stream = name == "ModelStreamInfer"
+    assert (method.request_streams, method.response_streams) == (is_stream, is_stream)
+    http = HttpRequest("POST", "/v2/models/m/infer")
+    if name in RPCS:
+        http = http_request_of(name, {"name": "m", "model_name": "m"}, {"setting": "1"})
+    expected = parse_operation(http.method, http.target)
+    assert operation_of(method, "m" if method.name_fields else "") == expected
+    descriptor = POOL.FindMethodByName(f"{INFERENCE_SERVICE}.{name}").input_type
+    numbers = {field.name: field.number for field in descriptor.fields}
+    names = [numbers.get(each) for each in ("model_name", "repository_name", "name")]
+    is_model = expected.kind not in NAMES_OF_OTHERS
+    assert method.name_fields == (tuple(filter(None, names)) if is_model else ())
+    assert method.version_field == numbers.get("version", numbers.get("model_version"))
 
 
 @pytest.mark.parametrize(
-    ("path", "service", "name"),
+    ("service", "name", "kind", "streams"),
     [
-        ("/inference.GRPCInferenceService/Other", "inference.GRPCInferenceService", "Other"),
-        (
-            "/inference.grpcinferenceservice/ModelInfer",
-            "inference.grpcinferenceservice",
-            "ModelInfer",
-        ),
-        ("/inference.GRPCInferenceService/ModelInfer/", "*", ""),
-        ("", "", ""),
+        (HEALTH_SERVICE, "Check", OperationKind.READINESS, (False, False)),
+        (HEALTH_SERVICE, "Watch", OperationKind.READINESS, (False, True)),
+        (REFLECTION_SERVICES[0], REFLECTION_METHOD, OperationKind.OTHER, (True, True)),
+        # What is not known may stream both ways.
+        (INFERENCE_SERVICE, "Other", OperationKind.OTHER, (True, True)),
+        (INFERENCE_SERVICE.lower(), "ModelInfer", OperationKind.OTHER, (True, True)),
+        (f"{INFERENCE_SERVICE}/ModelInfer", "", OperationKind.OTHER, (True, True)),
+        ("", "", OperationKind.OTHER, (True, True)),
     ],
 )
-def test_unknown_method_is_other_and_may_stream_both_ways(
-    path: str, service: str, name: str
+def test_other_method_has_its_kind(
+    service: str, name: str, kind: OperationKind, streams: tuple[bool, bool]
 ) -> None:
-    service = service.replace("*", "inference.GRPCInferenceService/ModelInfer")
-    assert find_method(path) == GrpcMethod(service, name, OperationKind.OTHER, True, True)
+    assert find_method(f"/{service}/{name}") == GrpcMethod(service, name, kind, *streams)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from gateway.protocol.grpc.model_scanner import (
 )
 from gateway.protocol.grpc.wire import MAX_GROUP_DEPTH, MAX_GROUP_SIZE
 from tests.protocol.grpc.scanned import Named, reader_error, scan
-from tests.support.grpc.wire_bytes import encode, field, fields_of, messages, mutated
+from tests.support.grpc.wire_bytes import cuts, encode, field, fields_of, messages, mutated
 from tests.support.scale import scaled
 
 LAW = settings(max_examples=scaled(300))
@@ -47,13 +47,6 @@ def named_messages(draw: st.DrawFn) -> bytes:
         messages(),
     )
     return b"".join(draw(st.lists(parts, min_size=draw(st.sampled_from([0, 2, 4])), max_size=8)))
-
-
-@st.composite
-def cuts(draw: st.DrawFn, data: bytes) -> list[bytes]:
-    """Cut bytes into pieces, some of them empty."""
-    at = sorted(draw(st.lists(st.integers(0, len(data)), max_size=8)))
-    return [data[start:end] for start, end in zip([0, *at], [*at, len(data)], strict=True)]
 
 
 def scan_error(*pieces: bytes) -> str:
@@ -181,9 +174,13 @@ def test_groups_are_skipped_up_to_the_limits_of_the_reader() -> None:
         largest = start + b"\x22" + encode(MAX_GROUP_SIZE - 4) + bytes(MAX_GROUP_SIZE - 4) + b"\x1c"
         assert scan_error(largest) == reader_error(largest) == ""
         above = largest[:-1] + b"\x08\x01\x1c"
-        assert "a group of more than 65536 bytes" in reader_error(above)
+        assert "a group of more than 4096 bytes" in reader_error(above)
         assert scan_error(above) == reader_error(above)
+        assert scan_error(*(bytes([byte]) for byte in above)) == reader_error(above)
         assert scan_error(largest + largest) == ""
+        # It is not kept until all of it is there.
+        endless = start + b"\x22" + encode(10**9)
+        assert scan_error(endless, *[bytes(1000)] * 9) == reader_error(above)
 
 
 @pytest.mark.parametrize(("number", "what"), [(1, "name"), (2, "version")])
@@ -217,16 +214,13 @@ def test_message_of_too_many_fields_is_refused() -> None:
         scanner.feed(b"\x20\x01")
 
 
-@given(cuts=st.lists(st.integers(0, 200), max_size=6))
-def test_marked_values_are_found_wherever_a_message_is_cut(cuts: list[int]) -> None:
+@given(st.data())
+def test_marked_values_are_found_wherever_a_message_is_cut(data: st.DataObject) -> None:
     marked = [b"a mark b", b"mark", b"x" * 20 + b"mark"]
     message = field(1, b"m") + field(6, b"mar") + field(5, b"mark") + field(6, b"")
     message += b"".join(field(6, each) for each in marked) + field(7, b"mark")
     scanner = ModelScanner((1,), 2, 6, b"mark")
-    ends = sorted(min(cut, len(message)) for cut in cuts)
-    for start, end in zip([0, *ends], [*ends, len(message)], strict=True):
-        scanner.feed(message[start:end])
-    scanner.end()
+    assert scan(scanner, data.draw(cuts(message))) == ""
     assert (scanner.marked, scanner.model.name) == (marked, "m")
 
 

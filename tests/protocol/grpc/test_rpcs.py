@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.grpc.descriptors import POOL
-from gateway.protocol.grpc.json_form import CHOICES, FIELDS, PACKAGE, TRACE_VALUES
+from gateway.protocol.grpc.methods import INFERENCE_SERVICE, METHODS
 from gateway.protocol.grpc.rpcs import RPCS, HttpRequest, RpcRequest, http_request_of, rpc_of
+from gateway.protocol.operations import OperationKind
 
 MODEL = {"name": "a/b c", "version": "2"}
 LOADED = {"repository_name": "", "model_name": "m:1"}
@@ -58,7 +58,9 @@ def test_rpc_has_a_request_over_http_that_leads_back_to_it(
     assert found == RpcRequest(rpc, {key: value for key, value in path.items() if value})
 
 
-def test_every_rpc_has_a_request_over_http() -> None:
+def test_every_method_beside_inference_has_a_request_over_http() -> None:
+    methods = [each for each in METHODS.values() if each.service == INFERENCE_SERVICE]
+    assert {each.name for each in methods if each.kind is not OperationKind.INFER} == RPCS
     for rpc in RPCS:
         request = http_request_of(rpc, {"name": "m", "model_name": "m"}, {})
         found = rpc_of(request.method, request.target)
@@ -107,10 +109,3 @@ def test_name_that_is_not_utf8_is_invalid(path: str, name: str) -> None:
     with pytest.raises(GatewayError, match=f'the {name} "a%FFb", which is not UTF-8') as caught:
         rpc_of("GET", path)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
-
-
-def test_exceptions_are_of_messages_and_fields_that_exist() -> None:
-    for name in (*CHOICES, *TRACE_VALUES):
-        POOL.FindMessageTypeByName(PACKAGE + name)
-    for name in FIELDS:
-        POOL.FindFieldByName(PACKAGE + name)

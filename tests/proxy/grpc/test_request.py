@@ -1,4 +1,4 @@
-"""The model of a gRPC call is found wherever it stands, however the request is cut."""
+"""The model of a gRPC call is found, and becomes that of its route, however the request is cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import gzip
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -16,18 +15,20 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.grpc.framing import frame
-from gateway.protocol.grpc.methods import find_method
+from gateway.protocol.grpc.methods import GrpcMethod, find_method
 from gateway.protocol.grpc.model_scanner import ScannedModel
+from gateway.protocol.grpc.wire import MAX_MESSAGE
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler, TimeSliceWaiter
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
-from gateway.proxy.grpc.request import GrpcRequest
+from gateway.proxy.grpc.request import GrpcRequest, ModelRewriter
 from gateway.proxy.interfaces import ClientRequest
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.refused import refused_with
 from tests.support.checks.time_slices import others
 from tests.support.doubles.streaming import LIMITS
 from tests.support.grpc.proto_file import ModelInferRequest
+from tests.support.grpc.wire_bytes import cuts, field
 
 SERVICE = "/inference.GRPCInferenceService"
 LARGE = bytes(CONVERT_CHUNK + 1)
@@ -64,8 +65,7 @@ def _message(model: str = "m", version: str = "", data: bytes = b"") -> bytes:
 def _grpc(
     *pieces: bytes, method: str = "ModelInfer", encoding: str = "", cap: int = 2**30
 ) -> GrpcRequest:
-    client = _Client(pieces, method, encoding)
-    return _request(client, cap, cap)
+    return _request(_Client(pieces, method, encoding), cap, cap)
 
 
 def _request(
@@ -92,17 +92,12 @@ async def _rest(request: GrpcRequest) -> bytes:
     return b"".join(pieces)
 
 
-def _cut(data: bytes, cuts: Sequence[int]) -> list[bytes]:
-    places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
-    return [data[start:end] for start, end in pairwise(places)]
-
-
-@given(cuts=st.lists(st.integers(0, 10_000)), size=st.sampled_from([0, 100, len(LARGE)]))
+@given(data=st.data(), size=st.sampled_from([0, 100, len(LARGE)]))
 async def test_model_is_found_and_the_body_passes_whole_however_it_is_cut(
-    cuts: list[int], size: int
+    data: st.DataObject, size: int
 ) -> None:
     body = _message("model", "3", bytes(size))
-    request = _grpc(*_cut(body, cuts))
+    request = _grpc(*data.draw(cuts(body)))
     model, names = await _find(request)
     assert (model, names) == (ScannedModel("model", "3"), ("model",))
     assert await _rest(request) == body
@@ -116,15 +111,13 @@ async def test_large_body_is_read_until_it_names_a_model() -> None:
     assert (client.reads, request.content_length) == (1, None)
 
 
-@pytest.mark.parametrize("cuts", [(), (10,), (30,), (1, 18, 40)], ids=str)
+@pytest.mark.parametrize("first", [1, 10, 30, 2 * len(LARGE)])
 @pytest.mark.parametrize("size", [0, len(LARGE)], ids=["small", "large"])
-async def test_each_further_message_of_a_stream_is_checked(
-    cuts: tuple[int, ...], size: int
-) -> None:
+async def test_each_further_message_of_a_stream_is_checked(first: int, size: int) -> None:
     """Also those that come in one piece with the first, which alone tells the route."""
     seen: list[ScannedModel] = []
     body = _message("one") + _message("two", data=bytes(size)) + _message("three")
-    request = _grpc(*_cut(body, cuts), method="ModelStreamInfer")
+    request = _grpc(body[:first], body[first:], method="ModelStreamInfer")
     assert (await _find(request))[0].name == "one"
     await request.route(2**30, lambda named: seen.append(named[0]))
     assert await _rest(request) == body
@@ -167,6 +160,10 @@ def _compressed(data: bytes) -> bytes:
     return frame(len(data), is_compressed=True) + data
 
 
+GZIPPED = _compressed(gzip.compress(b"\x0a\x01m")[:-4])
+MIB, TWO_MIB = (_compressed(gzip.compress(_message(data=bytes(n * 2**20))[5:])) for n in (1, 2))
+
+
 @pytest.mark.parametrize(
     ("pieces", "encoding", "kind", "text"),
     [
@@ -175,24 +172,9 @@ def _compressed(data: bytes) -> bytes:
         ([_message(), _message()], "", ErrorKind.BAD_REQUEST, "takes one message"),
         ([b"\0\xff\xff\xff\xff"], "", ErrorKind.TOO_LARGE, "limits.max_request_bytes"),
         ([_compressed(b"abc")], "", ErrorKind.UNSUPPORTED, "identity"),
-        (
-            [_compressed(gzip.compress(b"\x0a\x01m")[:-4])],
-            "gzip",
-            ErrorKind.BAD_REQUEST,
-            "ends before its gzip data",
-        ),
-        (
-            [_compressed(gzip.compress(_message(data=bytes(2**21))[5:]))],
-            "gzip",
-            ErrorKind.TOO_LARGE,
-            "limits.max_decompression_ratio",
-        ),
-        (
-            [_compressed(gzip.compress(_message(data=bytes(2**20))[5:]))],
-            "gzip",
-            ErrorKind.TOO_LARGE,
-            "becomes larger",
-        ),
+        ([GZIPPED], "gzip", ErrorKind.BAD_REQUEST, "ends before its gzip data"),
+        ([TWO_MIB], "gzip", ErrorKind.TOO_LARGE, "limits.max_decompression_ratio"),
+        ([MIB], "gzip", ErrorKind.TOO_LARGE, "becomes larger"),
     ],
 )
 async def test_invalid_request_is_refused(
@@ -243,3 +225,106 @@ async def test_tiny_pieces_that_are_read_ahead_take_little_more_than_their_bytes
     await _find(request)
     assert sum(map(sys.getsizeof, request._ready)) < 1.1 * len(message)
     assert await _rest(request) == message
+
+
+# ------------------------------------------------------------------------------- rewritten
+
+INFER = find_method("/inference.GRPCInferenceService/ModelStreamInfer")
+LOAD = find_method("/inference.GRPCInferenceService/RepositoryModelLoad")
+GZIP = CIMultiDictProxy(CIMultiDict({"grpc-encoding": "gzip"}))
+
+
+def _rewriter(
+    budget: MemoryBudget, method: GrpcMethod = INFER, version: str = "", cap: int = 2**20
+) -> ModelRewriter:
+    limits = replace(LIMITS, max_buffered_body_bytes=cap)
+    next_slice = ConversionScheduler().next_slice
+    return ModelRewriter(method, "new", version, GZIP, limits, budget.reserve(), next_slice)
+
+
+def _feed(
+    rewriter: ModelRewriter, piece: bytes | memoryview, name_field: int
+) -> list[bytes | memoryview]:
+    return asyncio.run(rewriter.feed(piece, name_field))
+
+
+def _framed(message: bytes, is_compressed: bool = False) -> bytes:
+    sent = gzip.compress(message) if is_compressed else message
+    return frame(len(sent), is_compressed) + sent
+
+
+MESSAGES = st.lists(
+    st.tuples(
+        st.one_of(st.binary(max_size=20), st.sampled_from([0, CONVERT_CHUNK]).map(bytes)),
+        st.booleans(),
+    ),
+    max_size=4,
+)
+
+
+@given(messages=MESSAGES, data=st.data())
+def test_messages_are_the_same_wherever_the_body_is_cut(
+    messages: list[tuple[bytes, bool]], data: st.DataObject
+) -> None:
+    budget = MemoryBudget(2**30)
+    rewriter = _rewriter(budget, version="3")
+    body = b"".join(_framed(*each) for each in messages)
+    pieces = data.draw(cuts(body))
+    sent = b"".join(bytes(chunk) for piece in pieces for chunk in _feed(rewriter, piece, 1))
+    names = field(1, b"new") + field(2, b"3")
+    assert sent == b"".join(_framed(message + names) for message, _ in messages)
+    _feed(rewriter, b"", 1)
+    assert budget.total == 0
+
+
+@pytest.mark.parametrize("name_field", [1, 2])
+def test_name_goes_where_it_was_found(name_field: int) -> None:
+    message = field(name_field, b"old")
+    sent = _feed(_rewriter(MemoryBudget(0), LOAD, "3"), _framed(message), name_field)
+    assert sent == [_framed(message + field(name_field, b"new"))]
+
+
+def test_large_data_is_not_copied() -> None:
+    body = memoryview(_framed(bytes(2 * CONVERT_CHUNK)))
+    _, data, _ = _feed(_rewriter(MemoryBudget(0)), body, 1)
+    assert isinstance(data, memoryview)
+    assert data.obj is body.obj
+
+
+async def test_other_calls_have_their_turn_while_a_message_is_decompressed() -> None:
+    body = _framed(bytes(2**20), is_compressed=True)
+    rewriter = _rewriter(MemoryBudget(2**30))
+    with others() as waiting:
+        await rewriter.feed(body, 1)
+    assert waiting.turns >= 2**20 // CONVERT_CHUNK
+
+
+def test_compressed_message_is_reserved_until_it_was_sent() -> None:
+    budget = MemoryBudget(2**20)
+    rewriter = _rewriter(budget)
+    body = _framed(bytes(1000), is_compressed=True)
+    assert _feed(rewriter, body[:-1], 1) == []
+    assert _feed(rewriter, body[-1:], 1)
+    assert budget.total == 1000
+    _feed(rewriter, _framed(b""), 1)
+    assert budget.total == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (_framed(bytes(2000), is_compressed=True), ErrorKind.TOO_LARGE),
+        (frame(3, is_compressed=True) + b"abc", ErrorKind.BAD_REQUEST),
+        (frame(10, is_compressed=True) + gzip.compress(b"abc")[:10], ErrorKind.BAD_REQUEST),
+        (frame(MAX_MESSAGE), ErrorKind.TOO_LARGE),
+    ],
+    ids=["beyond the cap", "broken", "cut short", "beyond protobuf"],
+)
+def test_message_that_cannot_be_rewritten_is_refused(body: bytes, kind: ErrorKind) -> None:
+    with refused_with(kind):
+        _feed(_rewriter(MemoryBudget(2**20), cap=1999), body, 1)
+
+
+def test_overfull_gateway_refuses_a_compressed_message() -> None:
+    with refused_with(ErrorKind.OVERLOADED):
+        _feed(_rewriter(MemoryBudget(100)), _framed(bytes(101), is_compressed=True), 1)

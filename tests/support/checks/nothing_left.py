@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.app.active_config import ActiveConfig
-from gateway.app.gateway import Gateway
+from gateway.app.gateway import ActiveConfig, Gateway
 from gateway.app.standalone import StandaloneGateway
 from gateway.listener.server import HttpListener
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
@@ -87,7 +86,7 @@ def find_left(gateway: Gateway) -> dict[str, int]:
 
 def find_left_in_listener(listener: HttpListener) -> dict[str, int]:
     """Return what a listener holds of its clients, by name."""
-    records = [client.record for client in listener._active_calls.values()]
+    records = [call.record for call in listener._active_calls]
     one = f", one is {records[0].method} {records[0].target}" if records else ""
     return {
         "connections": listener.connections,

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from gateway.protocol.grpc.json_form import is_map
+from gateway.codec.grpc.document_form import is_map
 
 _TEXTS = ("", "m", "m" * 200, "é", "a/b", "trace_level")
 _NUMBERS = (0, 1, 2, 127, 128, 2**31 - 1)

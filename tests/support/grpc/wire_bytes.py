@@ -57,6 +57,13 @@ def messages() -> st.SearchStrategy[bytes]:
     return st.lists(_fields(), max_size=5).map(b"".join)
 
 
+@st.composite
+def cuts(draw: st.DrawFn, data: bytes) -> list[bytes]:
+    """Cut bytes into pieces, some of them empty."""
+    at = sorted(draw(st.lists(st.integers(0, len(data)), max_size=8)))
+    return [data[start:end] for start, end in zip([0, *at], [*at, len(data)], strict=True)]
+
+
 def has_numbers(data: bytes, numbers: Iterable[int]) -> bool:
     """Tell whether a message has one of these fields before its first error."""
     reader = WireReader(data)

@@ -33,6 +33,7 @@ class GrpcServer:
         streams: dict[str, Streaming] | None = None,
         options: Iterable[tuple[str, Any]] = (),
         credentials: grpc.ServerCredentials | None = None,
+        host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
         self.unary = {**_DEFAULTS, **(unary or {})}
@@ -47,10 +48,10 @@ class GrpcServer:
             options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), *options),
         )
         if credentials is None:
-            self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+            self.port = self._server.add_insecure_port(f"{host}:{port}")
         else:
-            self.port = self._server.add_secure_port(f"127.0.0.1:{port}", credentials)
-        self.address = f"127.0.0.1:{self.port}"
+            self.port = self._server.add_secure_port(f"{host}:{port}", credentials)
+        self.address = f"{host}:{self.port}"
         self.url = f"grpc{'s' if credentials else ''}://{self.address}"
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:

@@ -181,7 +181,6 @@ class OpenVino:
 
     name = "openvino"
     dialect = "openvino"
-    datatypes = DATATYPES
     models = MODELS
 
     def __init__(self) -> None:

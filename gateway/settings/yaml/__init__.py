@@ -1,1 +1,0 @@
-"""YAML text → values with their positions, and errors that name the line."""
