@@ -181,48 +181,6 @@ async def test_wrong_type_is_a_bad_request_that_names_the_field(
         assert response.error.startswith(field)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 2**64 - 1) | st.text(max_size=5) | st.just(1e300),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-TENSOR = st.fixed_dictionaries(
-    {"name": st.just("INPUT0") | JSON, "datatype": st.just("FP32") | JSON},
-    optional={
-        "shape": st.just([1]) | JSON,
-        "values": st.just([1]) | JSON,
-        "fill": st.just("ones") | JSON,
-        "bytes": st.just("AAAAAA==") | JSON,
-    },
-)
-DOCUMENTS = st.fixed_dictionaries(
-    {},
-    optional={
-        "model": st.just("identity_fp32") | JSON,
-        "form": st.sampled_from(list(FORMS)) | JSON,
-        "version": JSON,
-        "inputs": st.lists(TENSOR, max_size=2) | JSON,
-        "outputs": st.just(["OUTPUT0"]) | JSON,
-        "headers": st.dictionaries(st.sampled_from(["X-A", "Accept", "é"]), JSON) | JSON,
-    },
-)
-
-
-@settings(max_examples=scaled(12), phases=[Phase.generate])
-@given(st.lists(DOCUMENTS | JSON, min_size=20, max_size=40))
-def test_any_document_is_a_call_or_a_bad_request(documents: list[Any]) -> None:
-    async def send_all() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            async with DemoServer() as server, trying(Path(folder), server.url) as trial:
-                for each in documents:
-                    response = await trial.post(each)
-                    assert response.status in (200, 400), (each, response.body)
-
-    asyncio.run(send_all())
-
-
 @pytest.mark.parametrize("key", ["", "Bearer wrong", KEY, f"Bearer {CLIENT_KEY}"])
 async def test_wrong_key_is_refused(trial: Trial, key: str, call_records: list[Any]) -> None:
     response = await trial.post(wanted(), Authorization=key)
