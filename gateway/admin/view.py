@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
 
 from gateway.admin.history import History, Minute
 from gateway.admin.own_calls import OwnCallError, call_for_document
-from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import describe_journal, matching_calls, parse_filter, parse_text
 from gateway.admin.panels.models import FailedModels, Savings, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview, find_problems
@@ -29,6 +28,7 @@ _CACHE_SECONDS = 0.9
 """For this long, all operators see the same state."""
 
 Document = dict[str, Any]
+T = TypeVar("T")
 
 
 class GatewayView:
@@ -167,6 +167,18 @@ class GatewayView:
 
         status = await asyncio.to_thread(merge)
         return State(time.time(), status, self._history.now, minute)
+
+
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``; a caller that is cancelled waits for its end, too.
+
+    A thread runs on if nobody waits for it any more. So a lock around it would be free too early.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    finally:
+        await asyncio.wait([task])
 
 
 MAX_STREAMS = 32
