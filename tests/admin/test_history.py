@@ -31,7 +31,7 @@ from gateway.observe.call_record import CallLabels, CallRecord
 from gateway.observe.metric_cells import PRECISION
 from gateway.observe.metric_store import Family, MetricStore
 from gateway.observe.metric_table import Words
-from gateway.top import panels
+from gateway.top import lists, overview
 from tests.admin.site import URL, endpoint, make_settings, state_of, upstream, worker_status
 from tests.support.gateway import until
 from tests.top.documents import lines_of
@@ -485,9 +485,9 @@ def test_latency_of_two_seconds_is_shown_as_such_everywhere_with_its_window(work
     ):
         assert part in paths
     for body, least in (
-        (panels.describe_overview(documents["overview"], (200, 24)), 3),
-        (panels.describe_endpoints(documents["topology"], 0, 200), 5),
-        (panels.describe_models(documents["models"], 0, 200), 3),
+        (overview.describe_overview(documents["overview"], (200, 24)), 3),
+        (lists.describe_endpoints(documents["topology"], 0, 200), 5),
+        (lists.describe_models(documents["models"], 0, 200), 3),
     ):
         text = "\n".join(lines_of(body, 200))
         shown = sum(text.count(f"{seconds} s ") for seconds in ("1.97", "1.98", "2", "2.02"))
